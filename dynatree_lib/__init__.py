@@ -1,0 +1,62 @@
+"""Tree speculative decoding: one interface for drafters, verifiers and measurement.
+
+    import dynatree_lib as dt
+    pair = dt.load_pair("tiny")
+    ids = pair.tokenizer("def read_lines(path):", return_tensors="pt").input_ids
+    out = dt.generate(pair.target, ids, dt.FixedTree(pair.draft), max_new_tokens=200)
+    print(out.text(pair.tokenizer), dt.summarize(out))
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .decoding import Generation, Round, autoregressive, generate
+from .drafters import Chain, FixedTree, NoDraft
+from .models import ToyModel
+from .sampling import Chance, Sampling
+from .summary import Summary, summarize
+from .tree import TokenTree
+from .verifiers import Greedy, TargetWalk
+
+if TYPE_CHECKING:
+    from . import views
+    from .models.huggingface import HFModel
+    from .models.pairs import Pair, load_pair
+
+__version__ = "0.1.0"
+
+# transformers and plotly are slow to import; they are loaded when first used.
+_LAZY = {"HFModel": ".models.huggingface", "load_pair": ".models.pairs", "Pair": ".models.pairs", "views": ".views"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'dynatree_lib' has no attribute '{name}'")
+    from importlib import import_module
+
+    module = import_module(_LAZY[name], __name__)
+    return module if name == "views" else getattr(module, name)
+
+
+__all__ = [
+    "Chain",
+    "Chance",
+    "FixedTree",
+    "Generation",
+    "Greedy",
+    "HFModel",
+    "NoDraft",
+    "Pair",
+    "Round",
+    "Sampling",
+    "Summary",
+    "TargetWalk",
+    "TokenTree",
+    "ToyModel",
+    "autoregressive",
+    "generate",
+    "load_pair",
+    "summarize",
+    "views",
+]

@@ -1,0 +1,276 @@
+"""The decoding loop: draft a tree, score it with the target in one forward, keep a path, repeat.
+
+The loop is a generator that yields score requests and is sent rows, so that one driver serves one sequence and another
+could serve a batch. It knows no drafting or verification rule, measures nothing and prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from .drafters.base import Drafter, NoDraft
+from .models.base import LanguageModel, Session
+from .sampling import Chance, Rows, Sampling
+from .stopping import Stopping
+from .tree import TokenTree
+from .verifiers import Greedy, TargetWalk
+from .verifiers.base import Verdict, Verifier
+
+
+@dataclass(frozen=True)
+class Round:
+    """One iteration: the tree, what was kept of it, and the drafter's adaptation state before it.
+
+    Attributes:
+        tree: the verified tree.
+        verdict: accepted path and next token, cut where the text ended.
+        adaptation: the drafter's report on its state.
+    """
+
+    tree: TokenTree
+    verdict: Verdict
+    adaptation: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def committed(self) -> int:
+        """Tokens this iteration added to the text: the accepted path and the bonus token."""
+        return len(self.verdict.path) + 1
+
+
+@dataclass
+class DecodingState:
+    """Where a text stands: hand it to the next `generate` to go on without reading it again. Good for one use."""
+
+    target: Session
+    drafter: Drafter
+    drafting: Any
+    chance: Chance
+    last: int
+    used: bool = False
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The result of `generate`.
+
+    Attributes:
+        tokens: generated token ids, without the prompt; an EOS token that ended the text is the last one.
+        rounds: one entry per iteration.
+        finish_reason: "eos", "stop" (a stop string), "length" (max_new_tokens), "context", or "interrupted".
+        state: for continuing; None after an interruption.
+    """
+
+    tokens: list[int]
+    rounds: list[Round]
+    finish_reason: str
+    state: DecodingState | None
+
+    def text(self, tokenizer: Any) -> str:
+        """The generated text."""
+        return tokenizer.decode(self.tokens)
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """What the loop needs next: these nodes scored in one forward of the target's session."""
+
+    session: Session
+    tree: TokenTree
+    sampling: Sampling
+
+    def run(self) -> Rows:
+        """Score it."""
+        return self.session.score(self.tree.tokens, self.tree.parents, self.sampling)
+
+
+def generate(
+    target: LanguageModel,
+    prompt: Sequence[int] | np.ndarray | torch.Tensor,
+    drafter: Drafter,
+    *,
+    verifier: Verifier | None = None,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+    max_new_tokens: int = 128,
+    eos_token_ids: Sequence[int] | None = None,
+    stop_strings: Sequence[str] = (),
+    tokenizer: Any = None,
+    on_tokens: Callable[[list[int]], None] | None = None,
+    state: DecodingState | None = None,
+    commit: Literal["gather", "rebuild"] = "gather",
+) -> Generation:
+    """Decode with a drafted tree per iteration. The result has the target's own law; at temperature 0 it is its greedy text.
+
+    Args:
+        target: the model whose text this is.
+        prompt: (L,) or (1, L) token ids; with `state`, the tokens that follow the earlier text (may be empty).
+        drafter: proposes the trees.
+        verifier: the verification rule; by default `Greedy` at temperature 0 and `TargetWalk` above.
+        sampling: the target's sampling; greedy by default.
+        seed: for all random decisions.
+        max_new_tokens: token budget; never exceeded.
+        eos_token_ids: tokens that end the text; the model's own by default, () for none.
+        stop_strings: the text ends with the token that completes one of these; needs `tokenizer`.
+        tokenizer: decodes tokens for `stop_strings`; the target's own by default.
+        on_tokens: called with the new tokens of each iteration, as they are committed.
+        state: `Generation.state` of an earlier call with the same target and drafter.
+        commit: "gather" keeps the accepted rows in the cache; "rebuild" drops them and reads the accepted tokens again
+            in a second forward, as published.
+
+    Raises:
+        ValueError: before any work, for an empty prompt, a prompt that fills the context, token ids outside the
+            vocabulary, a budget below 1, a draft of another vocabulary, or a verifier that cannot serve `sampling`.
+    """
+    sampling = sampling or Sampling()
+    verifier = verifier or (Greedy() if sampling.greedy else TargetWalk())
+    verifier.check(sampling)
+    check_vocabularies(target, drafter)
+    ids = _checked_prompt(target, prompt, state, max_new_tokens)
+    eos = target.eos_token_ids if eos_token_ids is None else tuple(eos_token_ids)
+    stopping = Stopping(max_new_tokens, eos, tuple(stop_strings), tokenizer or getattr(target, "tokenizer", None))
+    state = _begin(target, drafter, ids, seed) if state is None else _resume(state, target, drafter, ids)
+    loop = _Loop(state, verifier, sampling, stopping, target.context, on_tokens, commit)
+    return _drive(loop.run())
+
+
+def autoregressive(target: LanguageModel, prompt: Sequence[int] | np.ndarray | torch.Tensor, **options) -> Generation:
+    """Plain decoding, one token per forward, through the same loop; options as for `generate`."""
+    return generate(target, prompt, NoDraft(), **options)
+
+
+def _drive(loop: Generator[ScoreRequest, Rows, Generation]) -> Generation:
+    try:
+        request = next(loop)
+        while True:
+            try:
+                rows = request.run()
+            except KeyboardInterrupt as interrupt:
+                request = loop.throw(interrupt)
+            else:
+                request = loop.send(rows)
+    except StopIteration as stop:
+        return stop.value
+
+
+@dataclass
+class _Loop:
+    state: DecodingState
+    verifier: Verifier
+    sampling: Sampling
+    stopping: Stopping
+    context: int
+    on_tokens: Callable[[list[int]], None] | None
+    commit: str
+    tokens: list[int] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+
+    def run(self) -> Generator[ScoreRequest, Rows, Generation]:
+        try:
+            while True:
+                room = self.context - self.state.target.position - 1
+                if room < 1:
+                    return self._finish("context")
+                reason = yield from self._iteration(min(room, self.stopping.room(self.tokens)) - 1)
+                if reason:
+                    return self._finish(reason)
+        except KeyboardInterrupt:
+            self.state.used = True  # the caches may stand between two iterations
+            return Generation(self.tokens, self.rounds, "interrupted", None)
+
+    def _iteration(self, room: int) -> Generator[ScoreRequest, Rows, str | None]:
+        state, drafter = self.state, self.state.drafter
+        adaptation = drafter.report(state.drafting)
+        proposal = drafter.propose(state.drafting, room)
+        tree = proposal.tree
+        rows = yield ScoreRequest(state.target, tree, self.sampling)
+        verdict = self.verifier.verify(tree, rows, proposal.laws, state.chance)
+        fresh = [*(int(token) for token in tree.tokens[list(verdict.path)]), verdict.next_token]
+        count, reason = self.stopping.cut(self.tokens, fresh)
+        verdict = Verdict(verdict.path[: count - 1], fresh[count - 1])
+        state.drafting = drafter.observe(state.drafting, proposal, rows, verdict)
+        self._commit(tree, verdict)
+        self.tokens += fresh[:count]
+        self.rounds.append(Round(tree, verdict, adaptation))
+        if self.on_tokens:
+            self.on_tokens(fresh[:count])
+        return reason
+
+    def _commit(self, tree: TokenTree, verdict: Verdict) -> None:
+        target, path = self.state.target, [0, *verdict.path]
+        if self.commit == "gather":
+            target.commit(path)
+        else:
+            target.rollback()
+            target.extend(tree.tokens[path])
+            target.flush()
+        self.state.last = verdict.next_token
+
+    def _finish(self, reason: str) -> Generation:
+        self.state.used = False
+        return Generation(self.tokens, self.rounds, reason, self.state)
+
+
+def _begin(target: LanguageModel, drafter: Drafter, ids: list[int], seed: int) -> DecodingState:
+    session = target.session()
+    session.start(ids[:-1])
+    drafting = drafter.start(ids, Chance(seed, "draft"))
+    return DecodingState(session, drafter, drafting, Chance(seed, "verify"), ids[-1], used=True)
+
+
+def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: list[int]) -> DecodingState:
+    if state.used:
+        raise ValueError("This state was already continued; use the state of the latest Generation.")
+    if state.drafter != drafter:
+        raise ValueError("This state belongs to another drafter; continue with the same one, or start from the tokens.")
+    state.used = True
+    if ids:
+        state.target.extend([state.last, *ids[:-1]])
+        state.drafting = drafter.extend(state.drafting, ids)
+        state.last = ids[-1]
+    return state
+
+
+def check_vocabularies(target: LanguageModel, drafter: Drafter) -> None:
+    """Raise ValueError unless the drafter's model numbers its tokens as the target does."""
+    draft = drafter.model
+    if draft is None:
+        return
+    known = target.vocabulary is not None and draft.vocabulary is not None
+    if (known and target.vocabulary != draft.vocabulary) or (not known and target.vocab_size != draft.vocab_size):
+        raise ValueError(
+            f"Draft '{draft.name}' ({draft.vocab_size} tokens) and target '{target.name}' ({target.vocab_size} tokens) "
+            "have different vocabularies, so drafted token ids would mean other words; use a draft with the target's "
+            "tokenizer, or distil one with `dynatree train`."
+        )
+
+
+def _checked_prompt(
+    target: LanguageModel,
+    prompt: Sequence[int] | np.ndarray | torch.Tensor,
+    state: DecodingState | None,
+    max_new_tokens: int,
+) -> list[int]:
+    array = torch.as_tensor(prompt).cpu().numpy()
+    if array.ndim == 2 and len(array) == 1:
+        array = array[0]
+    if array.ndim != 1:
+        raise ValueError(f"The prompt has shape {array.shape}; give one sequence of token ids, (L,) or (1, L).")
+    ids = [int(token) for token in array]
+    if not ids and state is None:
+        raise ValueError("The prompt is empty; give at least one token, for example the tokenizer's BOS token.")
+    if ids and not 0 <= min(ids) <= max(ids) < target.vocab_size:
+        raise ValueError(f"The prompt holds token id {max(ids)}; '{target.name}' has {target.vocab_size} tokens.")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {max_new_tokens}; ask for at least 1 token.")
+    length = len(ids) + (0 if state is None else state.target.position + 1)
+    if length >= target.context:
+        raise ValueError(
+            f"The prompt has {length} tokens and the context of '{target.name}' is {target.context}; shorten the prompt "
+            "so that there is room for new tokens."
+        )
+    return ids

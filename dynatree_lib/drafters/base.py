@@ -1,0 +1,213 @@
+"""What a drafter is, the empty drafter, and the machinery that drafters with a draft model share.
+
+A drafter object holds hyper-parameters only. What changes while decoding is in the state it returns from `start`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..models.base import LanguageModel, Session
+from ..sampling import Chance, Rows, Sampling
+from ..tree import ROOT, TokenTree
+from ..verifiers.base import Verdict
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a drafter proposes.
+
+    Attributes:
+        tree: the tree to verify; node 0 is the last committed token.
+        laws: the draft's rows by parent node, for verifiers that need the law each token was drawn from.
+    """
+
+    tree: TokenTree
+    laws: Rows | None = None
+
+
+class Drafter(ABC):
+    """Proposes a token tree each iteration."""
+
+    name: str
+    """Method name in records and plots."""
+
+    @property
+    def model(self) -> LanguageModel | None:
+        """The draft model, or None for drafters without one."""
+        return None
+
+    @classmethod
+    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
+        """Instances that the contract tests run; override to cover every switch."""
+        yield cls(draft)  # type: ignore[call-arg]
+
+    @abstractmethod
+    def start(self, prompt: Sequence[int], chance: Chance) -> Any:
+        """State for a new text of these committed tokens; `chance` is the drafting stream."""
+
+    @abstractmethod
+    def extend(self, state: Any, tokens: Sequence[int]) -> Any:
+        """State after more committed tokens that did not come from this drafter (a chat turn)."""
+
+    @abstractmethod
+    def propose(self, state: Any, room: int) -> Proposal:
+        """A tree at most `room` levels deep; deeper nodes could never be kept."""
+
+    @abstractmethod
+    def observe(self, state: Any, proposal: Proposal, rows: Rows, verdict: Verdict) -> Any:
+        """State after the verdict on a proposal; `rows` are the target's rows of its tree."""
+
+    def report(self, state: Any) -> dict[str, float]:
+        """Numbers of the state worth keeping in each Round (adaptation, pool sizes)."""
+        return {}
+
+
+@dataclass(frozen=True)
+class NoDraft(Drafter):
+    """Drafts nothing: autoregressive decoding through the same loop."""
+
+    name = "ar"
+
+    @classmethod
+    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
+        """The one instance."""
+        yield cls()
+
+    def start(self, prompt: Sequence[int], chance: Chance) -> int:
+        """The state is the last committed token."""
+        return int(prompt[-1])
+
+    def extend(self, state: int, tokens: Sequence[int]) -> int:
+        """See `Drafter.extend`."""
+        return int(tokens[-1])
+
+    def propose(self, state: int, room: int) -> Proposal:
+        """Node 0 alone."""
+        return Proposal(TokenTree.root_only(state))
+
+    def observe(self, state: int, proposal: Proposal, rows: Rows, verdict: Verdict) -> int:
+        """See `Drafter.observe`."""
+        return verdict.next_token
+
+
+@dataclass
+class DraftState:
+    """State of a drafter with a draft model.
+
+    Attributes:
+        session: the draft's session; it has read, or has queued, every committed token but `root`.
+        root: the last committed token, node 0 of the next tree.
+        chance: the drafting stream.
+        row_of: (n,) pending row of each node of the current tree, -1 for nodes the draft has not read.
+    """
+
+    session: Session
+    root: int
+    chance: Chance
+    row_of: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+class ModelDrafter(Drafter):
+    """A drafter with a draft model whose cache is kept between iterations: subclasses grow the tree level by level."""
+
+    draft: LanguageModel
+
+    @property
+    def model(self) -> LanguageModel:
+        """The draft model."""
+        return self.draft
+
+    def start(self, prompt: Sequence[int], chance: Chance) -> DraftState:
+        """See `Drafter.start`; the prompt is read by the first forward of `propose`."""
+        session = self.draft.session()
+        session.start(prompt[:-1])
+        return DraftState(session, int(prompt[-1]), chance)
+
+    def extend(self, state: DraftState, tokens: Sequence[int]) -> DraftState:
+        """See `Drafter.extend`."""
+        state.session.extend([state.root, *tokens[:-1]])
+        state.root = int(tokens[-1])
+        return state
+
+    def propose(self, state: DraftState, room: int) -> Proposal:
+        """See `Drafter.propose`; nothing is drafted where the draft's own context is exhausted."""
+        state.session.rollback()  # an interrupted iteration may have left nodes behind
+        room = min(room, self.draft.context - state.session.position - 1)
+        growth = Growth(state)
+        if room > 0:
+            self.grow(growth, room)
+        state.row_of = growth.row_of
+        return Proposal(growth.tree())
+
+    @abstractmethod
+    def grow(self, growth: Growth, room: int) -> None:
+        """Add nodes to a tree that holds node 0, at most `room` levels of them."""
+
+    def observe(self, state: DraftState, proposal: Proposal, rows: Rows, verdict: Verdict) -> DraftState:
+        """See `Drafter.observe`: keep the accepted rows in the draft's cache, queue what it has not read."""
+        path = [0, *verdict.path]
+        read = [int(row) for row in state.row_of[path] if row >= 0]
+        state.session.commit(read)
+        state.session.extend(proposal.tree.tokens[path[len(read) :]])
+        state.root = verdict.next_token
+        return state
+
+
+class Growth:
+    """A tree while it grows: node arrays, and the draft's forward over a frontier of nodes.
+
+    Attributes:
+        cumulative: (n,) float64 draft log-probability of the path to each node.
+        row_of: (n,) int64 pending row of each node in the draft's session, -1 when not read.
+    """
+
+    def __init__(self, state: DraftState) -> None:
+        self.session = state.session
+        self.tokens = np.array([state.root], np.int64)
+        self.parents = np.array([ROOT], np.int64)
+        self.logprobs = np.zeros(1)
+        self.cumulative = np.zeros(1)
+        self.row_of = np.array([-1], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def read(self, frontier: np.ndarray) -> Rows:
+        """One draft forward over the nodes in `frontier` (their parents read before); rows of these nodes."""
+        above = self.parents[frontier]
+        parents = np.where(above >= 0, self.row_of[above], ROOT)
+        self.row_of[frontier] = self.session.pending + np.arange(len(frontier))
+        return self.session.score(self.tokens[frontier], parents, Sampling())
+
+    def best(self, frontier: np.ndarray, breadth: int) -> tuple[np.ndarray, np.ndarray]:
+        """Read the frontier; the `breadth` most probable next tokens of each node.
+
+        Returns:
+            tokens (f, breadth) int64 and their log-probabilities (f, breadth) float64, most probable first.
+        """
+        logits = self.read(frontier).logits
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        top = logits.topk(min(breadth, logits.shape[-1]), -1)
+        logprobs = top.values - logits.logsumexp(-1, keepdim=True)
+        return top.indices.cpu().numpy(), logprobs.double().cpu().numpy()
+
+    def add(self, parents: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
+        """Append (k,) children; their node indices."""
+        first = len(self)
+        self.tokens = np.concatenate([self.tokens, tokens])
+        self.parents = np.concatenate([self.parents, parents])
+        self.logprobs = np.concatenate([self.logprobs, logprobs])
+        self.cumulative = np.concatenate([self.cumulative, self.cumulative[parents] + logprobs])
+        self.row_of = np.concatenate([self.row_of, np.full(len(tokens), -1)])
+        return np.arange(first, len(self))
+
+    def tree(self) -> TokenTree:
+        """The finished tree; all tokens deterministic."""
+        return TokenTree(self.tokens, self.parents, self.logprobs, np.zeros(len(self), np.uint8))

@@ -1,0 +1,112 @@
+"""`FixedTree`: the tree of the first DynaTree paper, top-B expansion with threshold pruning and a node budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ..models.base import LanguageModel
+from .base import Drafter, Growth, ModelDrafter
+
+
+@dataclass(frozen=True)
+class FixedTree(ModelDrafter):
+    """Expand every active leaf into the draft's `branching` most probable tokens (DynaTree, Algorithm 1, DRAFTTREE).
+
+    One draft forward per level. The budget is filled in breadth-first order, as in the paper.
+
+    Args:
+        draft: the draft model.
+        depth: D, levels below node 0. (The paper counts its own root as level 0, so its D allows D + 1 drafted tokens
+            on a path; `published` translates.)
+        branching: B, children per node; a tuple gives one value per level, the last repeated.
+        tau: a node whose path has a draft probability below tau is not expanded; None switches pruning off.
+        max_nodes: N_max, nodes of the tree, node 0 included.
+        root: "target": node 0 is the token the target has chosen, so level 1 branches; "draft": level 1 holds only the
+            draft's top-1 token, which the target may reject, as in the paper.
+        prune: "stop": a node below tau stays in the tree as a leaf (Algorithm 1); "remove": it is not added at all
+            (the paper's text).
+
+    Raises:
+        ValueError: for depth, branching < 1, max_nodes < 2, tau outside (0, 1), or an unknown switch.
+    """
+
+    draft: LanguageModel
+    depth: int = 5
+    branching: int | tuple[int, ...] = 2
+    tau: float | None = 0.03
+    max_nodes: int = 16
+    root: Literal["target", "draft"] = "target"
+    prune: Literal["stop", "remove"] = "stop"
+    name = "fixed-tree"
+
+    def __post_init__(self) -> None:
+        if self.depth < 1:
+            raise ValueError(f"depth is {self.depth}; a tree needs at least 1 level below node 0.")
+        if not self._branchings or min(self._branchings) < 1:
+            raise ValueError(f"branching is {self.branching}; every level needs at least 1 child per node.")
+        if self.tau is not None and not 0 < self.tau < 1:
+            raise ValueError(f"tau is {self.tau}; give a probability inside (0, 1), or None to prune nothing.")
+        if self.max_nodes < 2:
+            raise ValueError(f"max_nodes is {self.max_nodes}; the budget counts node 0, so give at least 2.")
+        if self.root not in ("target", "draft"):
+            raise ValueError(f"root is {self.root!r}; choose 'target' or 'draft'.")
+        if self.prune not in ("stop", "remove"):
+            raise ValueError(f"prune is {self.prune!r}; choose 'stop' or 'remove'.")
+
+    @classmethod
+    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
+        """Each switch, a budget that binds, a threshold that prunes."""
+        yield cls(draft)
+        yield cls(draft, depth=4, branching=3, tau=None, max_nodes=40)
+        yield cls(draft, depth=3, branching=(3, 2, 1), tau=0.1, prune="remove")
+        yield cls(draft, depth=6, branching=2, tau=0.2, max_nodes=9, root="draft")
+
+    @classmethod
+    def published(cls, draft: LanguageModel, depth: int, branching: int, tau: float, max_nodes: int) -> FixedTree:
+        """The paper's configuration: its D, B, tau and N_max, with the draft's top-1 token as the paper's root.
+
+        The paper's root is our level 1, and its budget does not count our node 0.
+        """
+        return cls(draft, depth + 1, branching, tau, max_nodes + 1, root="draft")
+
+    @property
+    def _branchings(self) -> tuple[int, ...]:
+        return self.branching if isinstance(self.branching, tuple) else (self.branching,)
+
+    def breadth(self, level: int) -> int:
+        """Children per node at `level` (1 is just below node 0)."""
+        level -= 1
+        if self.root == "draft":
+            if level == 0:
+                return 1
+            level -= 1
+        return self._branchings[min(level, len(self._branchings) - 1)]
+
+    def grow(self, growth: Growth, room: int) -> None:
+        """See `ModelDrafter.grow`."""
+        floor = -math.inf if self.tau is None else math.log(self.tau)
+        active = np.array([0])
+        for level in range(1, min(self.depth, room) + 1):
+            active = active[growth.cumulative[active] >= floor]
+            space = self.max_nodes - len(growth)
+            if not len(active) or space <= 0:
+                return
+            breadth = self.breadth(level)
+            active = active[: -(-space // breadth)]  # nodes whose children would not fit need no forward
+            tokens, logprobs = growth.best(active, breadth)
+            parents = np.repeat(active, tokens.shape[1])
+            active = self._add(growth, parents, tokens.ravel(), logprobs.ravel(), floor)
+
+    def _add(
+        self, growth: Growth, parents: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, floor: float
+    ) -> np.ndarray:
+        if self.prune == "remove":
+            keep = growth.cumulative[parents] + logprobs >= floor
+            parents, tokens, logprobs = parents[keep], tokens[keep], logprobs[keep]
+        space = self.max_nodes - len(growth)
+        return growth.add(parents[:space], tokens[:space], logprobs[:space])

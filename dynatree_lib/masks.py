@@ -1,0 +1,69 @@
+"""Tree attention masks: who may look at whom when a tree is scored in one forward (DynaTree, section 3.4).
+
+The boolean matrix here is the paper's A; `additive` turns it into what a transformers model takes. The slow literal
+loop of the definition is in tests/reference.py and in notebook 02.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from .tree import ROOT, depths_of
+
+
+def ancestor_matrix(parents: np.ndarray) -> np.ndarray:
+    """(n, n) bool: entry (i, j) is true when node j is node i or an ancestor of it.
+
+    Args:
+        parents: (n,) int64, -1 for a root; a parent comes before its children. Forests are allowed.
+    """
+    return _ancestors(np.ascontiguousarray(parents, np.int64).tobytes())
+
+
+@lru_cache(maxsize=256)  # trees of one drafter keep returning to the same few shapes
+def _ancestors(parents: bytes) -> np.ndarray:
+    above = np.frombuffer(parents, np.int64)
+    out = np.eye(len(above), dtype=bool)
+    node = np.arange(len(above))
+    while (node >= 0).any():  # one round per level, not per node
+        node = np.where(node >= 0, above[node], ROOT)
+        rows = np.flatnonzero(node >= 0)
+        out[rows, node[rows]] = True
+    out.flags.writeable = False
+    return out
+
+
+def tree_mask(parents: np.ndarray, prefix: int) -> np.ndarray:
+    """(n, prefix + n) bool, the paper's A: every node sees the whole prefix, its ancestors and itself."""
+    n = len(parents)
+    out = np.ones((n, prefix + n), bool)
+    out[:, prefix:] = ancestor_matrix(parents)
+    return out
+
+
+def depth_positions(parents: np.ndarray, position: int) -> np.ndarray:
+    """(n,) int64 position of each node: `position` for the roots, one more per level. Siblings share a position."""
+    return position + depths_of(np.asarray(parents, np.int64))
+
+
+def additive(allowed: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """(n, m) mask of `dtype` from (n, m) bool: 0 where allowed, the dtype's most negative number elsewhere.
+
+    Not -inf: a row with nothing allowed (padding) would become NaN and spread.
+    """
+    barred = torch.from_numpy(~allowed)
+    return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(barred, torch.finfo(dtype).min)
+
+
+def sliding_window(allowed: np.ndarray, row_positions: np.ndarray, key_positions: np.ndarray, window: int) -> np.ndarray:
+    """Restrict (n, m) bool `allowed` to keys less than `window` positions back, counted in depth, as a
+    sliding-window layer does for a plain sequence.
+
+    Args:
+        row_positions: (n,) positions of the scored rows.
+        key_positions: (m,) positions of the cache columns.
+    """
+    return allowed & (row_positions[:, None] - key_positions[None, :] < window)

@@ -1,0 +1,6 @@
+"""Language models as this library sees them: something that opens `Session`s which score token trees."""
+
+from .base import LanguageModel, Session
+from .toy import ToyModel
+
+__all__ = ["LanguageModel", "Session", "ToyModel"]

@@ -1,0 +1,130 @@
+"""`LanguageModel` and `Session`: one sequence read by one model, the only thing drafters and the decoding loop touch.
+
+A session separates committed rows (the text so far), queued tokens (committed, not read yet) and pending rows (scored
+tree nodes that may still be dropped). This file does that bookkeeping; the forward pass and the cache belong to
+subclasses.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..sampling import Rows, Sampling
+from ..tree import ROOT
+
+
+class LanguageModel(ABC):
+    """A causal language model.
+
+    Attributes:
+        name: for messages and records.
+        vocab_size: width of a row of logits.
+        context: most positions a sequence may have.
+        eos_token_ids: tokens that end a text.
+        vocabulary: fingerprint of the tokenizer's vocabulary, or None when unknown.
+    """
+
+    name: str
+    vocab_size: int
+    context: int
+    eos_token_ids: tuple[int, ...] = ()
+    vocabulary: str | None = None
+
+    @abstractmethod
+    def session(self) -> Session:
+        """A new, empty session."""
+
+
+class Session(ABC):
+    """One sequence read by one model.
+
+    `length` is the number of committed rows in the cache, `position` the position of the next token; they differ where
+    rows have been evicted. Queued tokens count in `position` and not in `length` until the next `score` reads them.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.length = 0
+        self.position = 0
+        self._queue: list[int] = []
+        self._parents = np.empty(0, np.int64)
+
+    @property
+    def pending(self) -> int:
+        """Number of scored rows that are neither committed nor dropped."""
+        return len(self._parents)
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """Begin a new sequence with these committed tokens. They are read by the first `score`, in the same forward."""
+        self._reset()
+        self.length, self.position = 0, 0
+        self._queue, self._parents = [], np.empty(0, np.int64)
+        self.extend(prompt)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens that the model has not read; nothing may be pending."""
+        if self.pending:
+            raise RuntimeError("extend() was called with scored nodes pending; commit() or rollback() them first.")
+        self._queue.extend(int(token) for token in tokens)
+        self.position += len(tokens)
+
+    def score(self, tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling) -> Rows:
+        """Score n nodes in one forward under the tree mask and keep them pending.
+
+        Args:
+            tokens: (n,) token ids.
+            parents: (n,) indices into all pending rows (those of earlier calls first, then these); -1 hangs a node
+                below the committed text. So a tree can be grown level by level.
+            sampling: what the returned rows' probabilities shall mean.
+
+        Returns:
+            Rows of the n nodes: the law of the token after each.
+        """
+        parents = np.concatenate([self._parents, np.asarray(parents, np.int64)])
+        if len(parents) and not (parents < np.arange(len(parents))).all():
+            raise ValueError("score() needs parents that come before their children.")
+        logits = self._read(self._queue, np.asarray(tokens, np.int64), parents)
+        self.length += len(self._queue)
+        self._queue = []
+        self._parents = parents
+        return Rows(logits, sampling, self.owner)
+
+    def flush(self) -> None:
+        """Read the queued tokens now, in a forward of their own."""
+        self.score([], [], Sampling())
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the pending rows in `path` (a chain from the committed text down, in order) and drop the others."""
+        above = ROOT
+        for node in path:
+            if self._parents[node] != above:
+                raise ValueError(f"commit() needs a path: pending row {node} hangs below {self._parents[node]}, not {above}.")
+            above = node
+        self._keep(np.asarray(path, np.int64))
+        self.length += len(path)
+        self.position += len(path)
+        self._parents = np.empty(0, np.int64)
+
+    def rollback(self) -> None:
+        """Drop all pending rows, and whatever an interrupted forward left behind."""
+        self._keep(np.empty(0, np.int64))
+        self._parents = np.empty(0, np.int64)
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """Forget the sequence."""
+
+    @abstractmethod
+    def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
+        """Read the queue as committed text, then the nodes; (n, V) logits of the nodes.
+
+        `parents` covers all pending rows, the last len(tokens) of which are new; the queue is empty if others are pending.
+        """
+
+    @abstractmethod
+    def _keep(self, rows: np.ndarray) -> None:
+        """Move these pending rows behind the committed ones and forget the other pending rows."""

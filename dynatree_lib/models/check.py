@@ -1,0 +1,75 @@
+"""Can this model score a token tree? An allow-list of architectures, and a test on the model itself.
+
+Some architectures ignore or misread a 4-D mask without an error (ALiBi models derive positions from the mask's width),
+so nothing is trusted: a small tree is scored in one forward and compared with plain forwards over each of its paths.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from ..sampling import Sampling
+from ..tree import TokenTree
+
+if TYPE_CHECKING:
+    from .huggingface import HFModel
+
+SUPPORTED = (
+    "gpt_neox", "llama", "qwen2", "qwen3", "gpt2", "opt", "mistral", "phi3", "olmo2", "falcon",
+)  # fmt: skip
+REFUSED = {
+    "mpt": "its ALiBi attention derives positions from the order of the rows, so siblings would get different positions",
+    "bloom": "its ALiBi attention derives positions from the order of the rows and does not take a 4-D mask",
+}
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
+"""Largest difference accepted, as a share of the largest absolute logit."""
+
+
+def check_architecture(model: PreTrainedModel) -> None:
+    """Raise ValueError unless trees can be scored by mask and positions in this architecture and attention kernel."""
+    config = model.config
+    kind = config.model_type
+    if kind == "falcon" and getattr(config, "alibi", False):
+        raise ValueError("This Falcon model uses ALiBi and cannot score token trees; use a rotary Falcon model.")
+    if kind in REFUSED or kind not in SUPPORTED:
+        reason = REFUSED.get(kind, "tree attention has not been verified for it")
+        raise ValueError(
+            f"A model of type '{kind}' cannot score token trees: {reason}. Supported types: {', '.join(SUPPORTED)}."
+        )
+    attention = config._attn_implementation
+    if attention not in ("sdpa", "eager"):
+        raise ValueError(
+            f"Attention implementation '{attention}' takes no tree mask; load the model with attn_implementation='sdpa'."
+        )
+
+
+@torch.inference_mode()
+def check_tree_attention(model: HFModel) -> None:
+    """Score a tree of seven nodes after a short prefix in two levels and compare with plain forwards over its paths.
+
+    Raises:
+        ValueError: if any logit differs by more than `TOLERANCE` allows for the model's dtype.
+    """
+    ids = [1 + (7 * i) % (model.vocab_size - 1) for i in range(12)]
+    prefix, tokens = ids[:5], ids[5:]
+    tree = TokenTree.build(tokens, [-1, 0, 0, 1, 1, 2, 3])
+    session = model.session()
+    session.start(prefix)
+    scored = [session.score(tree.tokens[s], tree.parents[s], Sampling()).logits for s in (slice(0, 3), slice(3, 7))]
+    found = torch.cat(scored)
+    worst = 0.0
+    for node in range(len(tree)):
+        path = tree.tokens[[0, *tree.path(node)]].tolist()
+        plain = model.model(torch.tensor([prefix + path], device=model.device), use_cache=False).logits[0, -1]
+        worst = max(worst, float((found[node] - plain).abs().max() / plain.abs().max().clamp_min(1e-6)))
+    allowed = TOLERANCE.get(model.dtype, 0.0)
+    if not np.isfinite(worst) or worst > allowed:
+        raise ValueError(
+            f"Model '{model.name}' does not score a token tree as it scores its paths (relative difference {worst:.2g}, "
+            f"allowed {allowed:.2g} in {model.dtype}), so its output would be wrong; use one of the supported types in "
+            "float32, or sdpa attention."
+        )

@@ -1,0 +1,159 @@
+"""Named target/draft pairs, and loading any two compatible Hugging Face models."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..paths import data_path
+from .huggingface import HFModel, vocabulary_fingerprint
+
+MODELS_FOLDER = "DYNATREE_MODELS"
+"""Environment variable: a folder with models as ORGANISATION/NAME, looked into before the hub."""
+
+
+@dataclass(frozen=True)
+class PairSpec:
+    """Where a named pair comes from: hub names, the paper that used it, and what to know before loading."""
+
+    target: str
+    draft: str
+    used_in: str
+    gated: bool = False
+
+
+PAIRS: dict[str, PairSpec] = {
+    "tiny": PairSpec("bundled: data/tiny/target", "bundled: data/tiny/draft", "this project, on a laptop CPU"),
+    "pythia-2.8b/70m": PairSpec("EleutherAI/pythia-2.8b", "EleutherAI/pythia-70m", "DynaTree, both versions"),
+    "llama-3.1-8b/3.2-1b": PairSpec(
+        "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct", "Traversal Verification", gated=True
+    ),
+    "llama-2-7b/68m": PairSpec(
+        "meta-llama/Llama-2-7b-chat-hf", "JackFram/llama-68m", "Traversal Verification, PTD", gated=True
+    ),
+    "qwen2.5-7b/0.5b": PairSpec("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", "PTD (its target)"),
+    "codellama-7b/68m": PairSpec("codellama/CodeLlama-7b-Instruct-hf", "JackFram/llama-68m", "PTD (its target)"),
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, its draft, and their tokenizer."""
+
+    name: str
+    target: HFModel
+    draft: HFModel
+    tokenizer: Any
+
+
+def load_pair(
+    name: str | None = None,
+    *,
+    target: str | Path | None = None,
+    draft: str | Path | None = None,
+    device_map: str | dict | None = None,
+    dtype: str | torch.dtype | None = None,
+    attn_implementation: str = "sdpa",
+) -> Pair:
+    """Load a pair by name, or any two compatible models by hub name or folder.
+
+    Args:
+        name: one of `PAIRS`; "tiny" ships with the library.
+        target: hub name or local folder of the target, instead of `name`.
+        draft: the same for the draft.
+        device_map: "cpu", "cuda", "cuda:1", ...; "auto" takes a GPU if there is one; anything else goes to transformers
+            (and needs accelerate).
+        dtype: "float32", "bfloat16", ...; by default float32 on the CPU and for "tiny", the checkpoint's own elsewhere.
+        attn_implementation: "sdpa" or "eager".
+
+    Raises:
+        ValueError: for an unknown name, a missing half, models that cannot be loaded or cannot score trees, or
+            different vocabularies.
+    """
+    if name is not None and (target or draft):
+        raise ValueError("Give either a pair's name or target= and draft=, not both.")
+    if name is None and not (target and draft):
+        raise ValueError(f"Give target= and draft=, or one of the named pairs: {', '.join(PAIRS)}.")
+    if name is not None:
+        if name not in PAIRS:
+            raise ValueError(f"There is no pair named '{name}'; choose one of {', '.join(PAIRS)}, or give target= and draft=.")
+        target, draft = _sources(name)
+    device = _device(device_map)
+    options = {"device": device, "dtype": _dtype(dtype, name, device), "attn_implementation": attn_implementation}
+    big, small = load_model(target, **options), load_model(draft, **options)
+    _check_pair(big, small)
+    return Pair(name or f"{target} + {draft}", big, small, big.tokenizer)
+
+
+def load_model(
+    source: str | Path, *, device: Any = "cpu", dtype: Any = torch.float32, attn_implementation: str = "sdpa"
+) -> HFModel:
+    """One model with its tokenizer from a hub name or folder.
+
+    Raises:
+        ValueError: if it cannot be loaded (the sentence says what would serve) or cannot score trees.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = _local_copy(source)
+    simple = isinstance(device, str) and device.split(":")[0] in ("cpu", "cuda", "mps")
+    placement = {} if simple else {"device_map": device}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, attn_implementation=attn_implementation, **placement
+        )
+    except (OSError, ImportError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"Model '{source}' could not be loaded ({first}). Without a model hub, give a local folder that holds its "
+            f"config.json, *.safetensors and tokenizer.json, or set {MODELS_FOLDER} to a folder with "
+            "ORGANISATION/NAME inside; gated models also need an access token (hf auth login). The pair 'tiny' needs neither."
+        ) from error
+    return HFModel(model.to(device) if simple else model, tokenizer)
+
+
+def _sources(name: str) -> tuple[str | Path, str | Path]:
+    if name == "tiny":
+        return data_path("tiny", "target"), data_path("tiny", "draft")
+    return PAIRS[name].target, PAIRS[name].draft
+
+
+def _local_copy(source: str | Path) -> str:
+    folder = os.environ.get(MODELS_FOLDER)
+    if folder and (Path(folder) / source / "config.json").exists():
+        return str(Path(folder) / source)
+    return str(source)
+
+
+def _device(device_map: str | dict | None) -> Any:
+    if device_map == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if isinstance(device_map, str) and device_map.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device_map is '{device_map}' but torch sees no CUDA device here; use 'cpu' or 'auto'.")
+    return device_map or "cpu"
+
+
+def _dtype(dtype: str | torch.dtype | None, name: str | None, device: Any) -> Any:
+    if dtype is None:
+        return torch.float32 if device == "cpu" or name == "tiny" else "auto"
+    if isinstance(dtype, torch.dtype) or dtype == "auto":
+        return dtype
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"dtype is '{dtype}'; use float32, bfloat16, float16, float64, or 'auto' for the checkpoint's own.")
+    return found
+
+
+def _check_pair(target: HFModel, draft: HFModel) -> None:
+    if vocabulary_fingerprint(target.tokenizer) != vocabulary_fingerprint(draft.tokenizer):
+        raise ValueError(
+            f"Target '{target.name}' and draft '{draft.name}' have different vocabularies, so drafted token ids would mean "
+            "other words; use a draft with the target's tokenizer, or distil one with `dynatree train`."
+        )
+    # Some families pad the embedding differently per size; a draft's surplus columns are never real tokens.
+    draft.vocab_size = min(draft.vocab_size, target.vocab_size)

@@ -1,0 +1,87 @@
+"""`ToyModel`: an exact table model on a tiny vocabulary, for tests, proofs by enumeration, and teaching."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from ..tree import ROOT
+from .base import LanguageModel, Session
+
+Law = Callable[[tuple[int, ...]], Sequence[float]]
+
+
+class ToyModel(LanguageModel):
+    """A language model given by a function from a context to a law.
+
+    Args:
+        law: context (all tokens so far) -> (V,) probabilities; zeros allowed.
+        vocab_size: V.
+        context: most positions.
+        eos_token_ids: tokens that end a text.
+    """
+
+    def __init__(self, law: Law, vocab_size: int, context: int = 10_000, eos_token_ids: tuple[int, ...] = ()) -> None:
+        self.law = law
+        self.name = "toy"
+        self.vocab_size = vocab_size
+        self.context = context
+        self.eos_token_ids = eos_token_ids
+
+    @classmethod
+    def random(cls, vocab_size: int = 4, seed: int = 0, order: int = 2, sharpness: float = 2.0, **kwargs) -> ToyModel:
+        """A random Markov model: the law depends on the last `order` tokens; higher sharpness is more predictable."""
+
+        def law(context: tuple[int, ...]) -> Sequence[float]:
+            recent = [token + 1 for token in context[-order:]]
+            logits = np.random.default_rng([seed, *recent]).normal(size=vocab_size) * sharpness
+            weights = np.exp(logits - logits.max())
+            return (weights / weights.sum()).tolist()
+
+        return cls(law, vocab_size, **kwargs)
+
+    def mixed(self, other: ToyModel, share: float) -> ToyModel:
+        """A draft for this model: (1 - share) of this model's law plus `share` of the other's."""
+
+        def law(context: tuple[int, ...]) -> Sequence[float]:
+            mine, its = np.asarray(self.law(context)), np.asarray(other.law(context))
+            return ((1 - share) * mine + share * its).tolist()
+
+        return ToyModel(law, self.vocab_size, self.context, self.eos_token_ids)
+
+    def session(self) -> ToySession:
+        """A new, empty session."""
+        return ToySession(self)
+
+
+class ToySession(Session):
+    """A session that looks every context up in the table, in float64."""
+
+    def __init__(self, model: ToyModel) -> None:
+        super().__init__(model.name)
+        self.model = model
+        self._reset()
+
+    def _reset(self) -> None:
+        self._text: list[int] = []
+        self._nodes: list[int] = []
+
+    def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
+        self._text += queue
+        self._nodes += tokens.tolist()
+        first = len(parents) - len(tokens)
+        laws = [self.model.law(self._context(node, parents)) for node in range(first, len(parents))]
+        return torch.tensor(laws, dtype=torch.float64).reshape(-1, self.model.vocab_size).log()
+
+    def _context(self, node: int, parents: np.ndarray) -> tuple[int, ...]:
+        path: list[int] = []
+        while node != ROOT:
+            path.append(self._nodes[node])
+            node = int(parents[node])
+        return (*self._text, *reversed(path))
+
+    def _keep(self, rows: np.ndarray) -> None:
+        self._text += [self._nodes[row] for row in rows]
+        self._nodes = []

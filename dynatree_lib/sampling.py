@@ -1,0 +1,168 @@
+"""Laws and chance: logits to probabilities, the one source of randomness, and lazy rows of logits.
+
+Verifiers ask a `Rows` for what they need of a node; softmax and filters run only there. All random decisions, in
+drafting and verifying, go through a `Chance`, so that tests can replay every outcome of the production code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen from logits.
+
+    Attributes:
+        temperature: 0 is greedy decoding (ties to the lowest token id); otherwise logits are divided by it.
+        top_k: keep the k most probable tokens (ties at the threshold stay), or None.
+        top_p: keep the smallest set of most probable tokens with at least this mass, or None.
+
+    Raises:
+        ValueError: for a negative temperature, top_k < 1 or top_p outside (0, 1].
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature is {self.temperature}; give 0 for greedy decoding or a positive number.")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}; give at least 1, or None to keep every token.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; give a mass in (0, 1], or None to keep every token.")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether decoding is deterministic."""
+        return self.temperature == 0
+
+
+def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Law of the next token for each row of logits, in float32 or the logits' dtype if that is higher.
+
+    Args:
+        logits: (..., V), any float dtype; -inf is a token that cannot occur.
+        sampling: temperature first, then top-k, then top-p, as transformers applies them.
+
+    Returns:
+        (..., V) rows that sum to 1; one-hot rows when greedy.
+
+    Raises:
+        ValueError: if a row holds NaN or nothing but -inf.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    top = logits.amax(-1)
+    if not bool(torch.isfinite(top).all()):  # max is NaN if any entry is, -inf if all are
+        raise ValueError("A row of logits holds NaN, +inf, or nothing but -inf, so it describes no law.")
+    if sampling.greedy:
+        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1)
+    logits = logits / sampling.temperature
+    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
+        kth = logits.topk(sampling.top_k, -1).values[..., -1:]
+        logits = logits.masked_fill(logits < kth, -torch.inf)
+    law = logits.softmax(-1)
+    return law if sampling.top_p is None else _nucleus(law, sampling.top_p)
+
+
+def _nucleus(law: torch.Tensor, mass: float) -> torch.Tensor:
+    values, order = law.sort(-1, descending=True, stable=True)
+    outside = values.cumsum(-1) - values >= mass
+    outside[..., 0] = False  # the most probable token always stays, whatever rounding does
+    kept = torch.zeros_like(law).scatter_(-1, order, values.masked_fill(outside, 0))
+    return kept / kept.sum(-1, keepdim=True)
+
+
+class Chance:
+    """Seeded source of every random decision; one stream for drafting, another for verifying.
+
+    Args:
+        seed: the same seed gives the same decisions on the same machine.
+        stream: name of the stream; streams of one seed are independent.
+    """
+
+    def __init__(self, seed: int = 0, stream: str = "verify") -> None:
+        digest = hashlib.sha256(f"{seed}/{stream}".encode()).digest()
+        self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+    def accept(self, probability: float) -> bool:
+        """True with this probability; never at 0, always at 1."""
+        return float(torch.rand((), generator=self._generator, dtype=torch.float64)) < probability
+
+    def draw(self, weights: torch.Tensor) -> int:
+        """An index drawn proportionally to (V,) non-negative weights; zero weights are never drawn."""
+        return self.draw_distinct(weights, 1)[0]
+
+    def draw_distinct(self, weights: torch.Tensor, count: int) -> list[int]:
+        """Up to `count` indices drawn one after another without replacement, in draw order.
+
+        An exponential race: the smallest keys e/w in key order are exactly sequential draws. Fewer come back when
+        fewer weights are positive.
+        """
+        weights = weights.detach().double().cpu()
+        noise = torch.empty_like(weights).exponential_(generator=self._generator)
+        keys = torch.where(weights > 0, noise / weights, torch.inf)
+        best = keys.topk(min(count, len(keys)), largest=False, sorted=True)
+        return [int(i) for i, key in zip(best.indices, best.values, strict=True) if key < torch.inf]
+
+
+class Rows:
+    """Lazy view of the logits of n nodes under one `Sampling`.
+
+    Args:
+        logits: (n, V) on any device. With a static buffer behind it a Rows is valid until the next `score`.
+        sampling: what the probabilities mean.
+        owner: whose logits these are, for error messages.
+    """
+
+    def __init__(self, logits: torch.Tensor, sampling: Sampling, owner: str = "model") -> None:
+        self.logits = logits
+        self.sampling = sampling
+        self.owner = owner
+        self._laws: dict[int, torch.Tensor] = {}
+
+    def __len__(self) -> int:
+        return self.logits.shape[0]
+
+    @cached_property
+    def argmax(self) -> np.ndarray:
+        """(n,) int64 greedy next token after each node; ties go to the lowest id. One device synchronisation.
+
+        Raises:
+            ValueError: if a row holds NaN; the message names the node and the model.
+        """
+        top = self.logits.max(-1)
+        values, ids = top.values.float().cpu().numpy(), top.indices.cpu().numpy()
+        if not np.isfinite(values).all():
+            raise ValueError(self._bad_row(int(np.flatnonzero(~np.isfinite(values))[0])))
+        return ids
+
+    def row(self, node: int) -> torch.Tensor:
+        """(V,) law of the next token after `node`, on the CPU.
+
+        Raises:
+            ValueError: if the logits of the node are NaN or all -inf; the message names the node and the model.
+        """
+        if node not in self._laws:
+            try:
+                self._laws[node] = probabilities(self.logits[node].cpu(), self.sampling)
+            except ValueError as error:
+                raise ValueError(self._bad_row(node)) from error
+        return self._laws[node]
+
+    def prob(self, node: int, token: int) -> float:
+        """Probability of `token` after `node`."""
+        return float(self.row(node)[token])
+
+    def _bad_row(self, node: int) -> str:
+        return (
+            f"The logits of {self.owner} at tree node {node} hold NaN, +inf, or nothing but -inf; no token can be chosen "
+            "from them. Load the model in a wider dtype (dtype='float32') or check its weights."
+        )

@@ -1,0 +1,58 @@
+"""Where a text ends inside an accepted path: EOS, a stop string, the token budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Stopping rules of one call.
+
+    Attributes:
+        max_new_tokens: token budget.
+        eos_token_ids: tokens that end the text and belong to it.
+        stop_strings: the token that completes one of these ends the text and belongs to it.
+        tokenizer: decodes tokens, needed for stop strings.
+
+    Raises:
+        ValueError: for stop strings without a tokenizer, or an empty one.
+    """
+
+    max_new_tokens: int
+    eos_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    tokenizer: Any = None
+
+    def __post_init__(self) -> None:
+        if self.stop_strings and self.tokenizer is None:
+            raise ValueError("stop_strings need a tokenizer to decode the text; pass tokenizer=.")
+        if any(not text for text in self.stop_strings):
+            raise ValueError("A stop string is empty and would end every text at once; remove it.")
+
+    def room(self, tokens: Sequence[int]) -> int:
+        """Tokens that may still be added."""
+        return self.max_new_tokens - len(tokens)
+
+    def cut(self, tokens: Sequence[int], fresh: Sequence[int]) -> tuple[int, str | None]:
+        """How many of the fresh tokens belong to the text (at least one), and why it ends there, or None.
+
+        Args:
+            tokens: generated before.
+            fresh: what this iteration would add.
+        """
+        room = self.room(tokens)
+        for count, token in enumerate(fresh[:room], start=1):
+            if token in self.eos_token_ids:
+                return count, "eos"
+            if self.stop_strings and self._stops([*tokens, *fresh[:count]]):
+                return count, "stop"
+        return (room, "length") if len(fresh) >= room else (len(fresh), None)
+
+    def _stops(self, tokens: list[int]) -> bool:
+        # A stop string that ends now lies within the last tokens, one character or more each (bytes at worst).
+        longest = max(len(text.encode()) for text in self.stop_strings)
+        tail = self.tokenizer.decode(tokens[-(longest + 4) :])
+        return any(text in tail for text in self.stop_strings)

@@ -1,0 +1,58 @@
+"""Counts of a generation that need no clock: tokens per iteration, accepted path length, acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .decoding import Generation, Round
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `summarize` counts, over one or several generations.
+
+    Attributes:
+        tokens: generated tokens.
+        iterations: target forwards that scored a tree.
+        tokens_per_iteration: tokens / iterations, the bonus token included.
+        accepted_length: mean accepted drafted tokens per iteration, the bonus token not included.
+        nodes: mean drafted nodes per iteration, node 0 not included.
+        node_acceptance: accepted drafted tokens / drafted nodes (the "Accept." of the first DynaTree paper counts
+            committed tokens instead; see the notebooks).
+        depth_acceptance: accepted drafted tokens / deepest level drafted, a path's share of its tree's depth.
+    """
+
+    tokens: int
+    iterations: int
+    tokens_per_iteration: float
+    accepted_length: float
+    nodes: float
+    node_acceptance: float
+    depth_acceptance: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens} tokens in {self.iterations} iterations: {self.tokens_per_iteration:.2f} tokens per iteration, "
+            f"{self.accepted_length:.2f} of {self.nodes:.1f} drafted nodes accepted"
+        )
+
+
+def summarize(generations: Generation | Iterable[Generation]) -> Summary:
+    """Summary of one generation or of several together."""
+    several = [generations] if isinstance(generations, Generation) else list(generations)
+    rounds: list[Round] = [one for generation in several for one in generation.rounds]
+    tokens = sum(len(generation.tokens) for generation in several)
+    accepted = sum(len(one.verdict.path) for one in rounds)
+    drafted = sum(len(one.tree) - 1 for one in rounds)
+    levels = sum(one.tree.depth for one in rounds)
+    count = max(len(rounds), 1)
+    return Summary(
+        tokens=tokens,
+        iterations=len(rounds),
+        tokens_per_iteration=tokens / count,
+        accepted_length=accepted / count,
+        nodes=drafted / count,
+        node_acceptance=accepted / max(drafted, 1),
+        depth_acceptance=accepted / max(levels, 1),
+    )

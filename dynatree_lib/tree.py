@@ -1,0 +1,139 @@
+"""`TokenTree`: a drafted token tree as a frozen struct of arrays.
+
+Everything else about a tree (depths, paths, ancestors) is derived here and cached; nothing here knows a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+ROOT = -1
+"""Parent index of node 0."""
+
+# How a node's token was drawn, the `law` field. A verifier needs it to stay lossless (Traversal Verification, section 3).
+POINT, IID, DISTINCT = 0, 1, 2
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTree:
+    """A token tree. Node 0 is the last committed token; node i > 0 is a drafted token.
+
+    Attributes:
+        tokens: (n,) int64, token id of each node.
+        parents: (n,) int64, `parents[0] == -1` and `0 <= parents[i] < i`. Siblings stand in draw order.
+        logprobs: (n,) float64, draft log-probability of each token after its path, in nats; 0 at node 0.
+        law: (n,) uint8, how each token was drawn: `POINT` (deterministic), `IID`, or `DISTINCT` (after its earlier
+            siblings, without replacement).
+
+    Raises:
+        ValueError: if the arrays do not describe such a tree.
+    """
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    logprobs: np.ndarray
+    law: np.ndarray
+
+    def __post_init__(self) -> None:
+        n = len(self.tokens)
+        if n == 0 or self.parents[0] != ROOT:
+            raise ValueError("A token tree starts with node 0, the last committed token, whose parent is -1.")
+        if not len(self.parents) == len(self.logprobs) == len(self.law) == n:
+            raise ValueError("tokens, parents, logprobs and law of a token tree must have one entry per node.")
+        if n > 1 and not (0 <= self.parents[1:].min() and (self.parents[1:] < np.arange(1, n)).all()):
+            raise ValueError("Every node of a token tree after node 0 needs a parent with a smaller index.")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def build(
+        cls,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        logprobs: Sequence[float] | None = None,
+        law: Sequence[int] | None = None,
+    ) -> TokenTree:
+        """A tree from plain sequences; log-probabilities default to 0 and laws to `POINT`."""
+        n = len(tokens)
+        return cls(
+            np.asarray(tokens, np.int64),
+            np.asarray(parents, np.int64),
+            np.zeros(n) if logprobs is None else np.asarray(logprobs, np.float64),
+            np.zeros(n, np.uint8) if law is None else np.asarray(law, np.uint8),
+        )
+
+    @classmethod
+    def root_only(cls, token: int) -> TokenTree:
+        """The tree of autoregressive decoding: node 0 and nothing drafted."""
+        return cls.build([token], [ROOT])
+
+    @classmethod
+    def from_paths(cls, token: int, paths: Iterable[Sequence[int]]) -> TokenTree:
+        """Merge token paths below node 0 = `token` into a tree: common prefixes share nodes. Used by tests and views."""
+        tokens, parents, known = [token], [ROOT], {}
+        for path in paths:
+            node = 0
+            for tok in path:
+                if (node, tok) not in known:
+                    known[node, tok] = len(tokens)
+                    tokens.append(tok)
+                    parents.append(node)
+                node = known[node, tok]
+        return cls.build(tokens, parents)
+
+    @cached_property
+    def depths(self) -> np.ndarray:
+        """(n,) int64, levels below node 0."""
+        return depths_of(self.parents)
+
+    @cached_property
+    def cumulative(self) -> np.ndarray:
+        """(n,) float64, draft log-probability of the whole path to each node, in nats."""
+        out = np.zeros(len(self))
+        for i in range(1, len(self)):
+            out[i] = out[self.parents[i]] + self.logprobs[i]
+        return out
+
+    @property
+    def depth(self) -> int:
+        """Number of levels below node 0."""
+        return int(self.depths.max())
+
+    def children(self, node: int) -> np.ndarray:
+        """Indices of the children of `node`, in draw order."""
+        return np.flatnonzero(self.parents == node)
+
+    def path(self, node: int) -> list[int]:
+        """Node indices from below node 0 down to `node`; empty for node 0."""
+        out: list[int] = []
+        while node > 0:
+            out.append(node)
+            node = int(self.parents[node])
+        return out[::-1]
+
+    def subtree(self, keep: np.ndarray) -> TokenTree:
+        """The tree of the nodes in `keep` (bool mask or ascending indices, node 0 included, closed under parents)."""
+        index = np.flatnonzero(keep) if keep.dtype == bool else keep
+        renumber = np.full(len(self) + 1, ROOT)  # last slot: parent -1 stays -1
+        renumber[index] = np.arange(len(index))
+        parents = renumber[self.parents[index]]
+        if (parents[1:] < 0).any():
+            raise ValueError("subtree() needs a set of nodes that contains the parent of each of its nodes.")
+        return TokenTree(self.tokens[index], parents, self.logprobs[index], self.law[index])
+
+
+def depths_of(parents: np.ndarray) -> np.ndarray:
+    """(n,) int64 depth of each node of a forest whose roots have parent -1 (depth 0); parents come before children."""
+    out = np.zeros(len(parents), np.int64)
+    level = parents >= 0
+    current = parents.copy()
+    while level.any():
+        out += level
+        current = np.where(level, parents[current], ROOT)
+        level = current >= 0
+    return out
