@@ -44,14 +44,18 @@ class Round:
 
 @dataclass
 class DecodingState:
-    """Where a text stands: hand it to the next `generate` to go on without reading it again. Good for one use."""
+    """Where a text stands: hand it to the next `generate` to go on without reading it again.
+
+    The next call moves it on, so it always stands at the end of the latest text; `busy` while one is being decoded, and
+    for ever after an interruption, when the caches may stand between two iterations.
+    """
 
     target: Session
     drafter: Drafter
     drafting: Any
     chance: Chance
     last: int
-    used: bool = False
+    busy: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,6 @@ class _Loop:
                 if reason:
                     return self._finish(reason)
         except KeyboardInterrupt:
-            self.state.used = True  # the caches may stand between two iterations
             return Generation(self.tokens, self.rounds, "interrupted", None)
 
     def _iteration(self, room: int) -> Generator[ScoreRequest, Rows, str | None]:
@@ -211,7 +214,7 @@ class _Loop:
         self.state.last = verdict.next_token
 
     def _finish(self, reason: str) -> Generation:
-        self.state.used = False
+        self.state.busy = False
         return Generation(self.tokens, self.rounds, reason, self.state)
 
 
@@ -219,15 +222,15 @@ def _begin(target: LanguageModel, drafter: Drafter, ids: list[int], seed: int) -
     session = target.session()
     session.start(ids[:-1])
     drafting = drafter.start(ids, Chance(seed, "draft"))
-    return DecodingState(session, drafter, drafting, Chance(seed, "verify"), ids[-1], used=True)
+    return DecodingState(session, drafter, drafting, Chance(seed, "verify"), ids[-1], busy=True)
 
 
 def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: list[int]) -> DecodingState:
-    if state.used:
-        raise ValueError("This state was already continued; use the state of the latest Generation.")
+    if state.busy:
+        raise ValueError("This state belongs to a text that is being decoded or was interrupted; start from its tokens.")
     if state.drafter != drafter:
         raise ValueError("This state belongs to another drafter; continue with the same one, or start from the tokens.")
-    state.used = True
+    state.busy = True
     if ids:
         state.target.extend([state.last, *ids[:-1]])
         state.drafting = drafter.extend(state.drafting, ids)

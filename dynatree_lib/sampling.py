@@ -73,7 +73,7 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def _nucleus(law: torch.Tensor, mass: float) -> torch.Tensor:
-    values, order = law.sort(-1, descending=True, stable=True)
+    values, order = law.sort(dim=-1, descending=True, stable=True)
     outside = values.cumsum(-1) - values >= mass
     outside[..., 0] = False  # the most probable token always stays, whatever rounding does
     kept = torch.zeros_like(law).scatter_(-1, order, values.masked_fill(outside, 0))

@@ -97,7 +97,8 @@ class FixedTree(ModelDrafter):
             if not len(active) or space <= 0:
                 return
             breadth = self.breadth(level)
-            active = active[: -(-space // breadth)]  # nodes whose children would not fit need no forward
+            if self.prune == "stop":  # then all children are added, and nodes past the budget need no forward
+                active = active[: -(-space // breadth)]
             tokens, logprobs = growth.best(active, breadth)
             parents = np.repeat(active, tokens.shape[1])
             active = self._add(growth, parents, tokens.ravel(), logprobs.ravel(), floor)

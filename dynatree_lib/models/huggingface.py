@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from typing import Any
 
@@ -43,6 +44,7 @@ class HFModel(LanguageModel):
         self.eos_token_ids = _as_tuple(getattr(model.generation_config, "eos_token_id", None) or config.eos_token_id)
         self.vocabulary = vocabulary_fingerprint(tokenizer) if tokenizer is not None else None
         self.layers = int(config.num_hidden_layers)
+        self.session_class: type[HFSession] = HFSession
         if check:
             check_tree_attention(self)
 
@@ -63,7 +65,13 @@ class HFModel(LanguageModel):
 
     def session(self) -> HFSession:
         """A new, empty session with its own cache."""
-        return HFSession(self)
+        return self.session_class(self)
+
+    def with_sessions(self, session_class: type[HFSession]) -> HFModel:
+        """The same model (weights shared) opening sessions of another class."""
+        other = copy.copy(self)
+        other.session_class = session_class
+        return other
 
     def forward(self, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: TreeCache, keep: int) -> torch.Tensor:
         """One forward of (n,) tokens; (keep, V) logits of the last `keep` rows."""
@@ -131,7 +139,7 @@ class HFSession(Session):
     def _mask_and_positions(self, base: int, queued: int, count: int, parents: np.ndarray) -> tuple[Any, np.ndarray]:
         """Mask over [committed, queued, pending] columns for the queued rows and the last `count` nodes."""
         nodes = len(parents)
-        node_positions = depth_positions(parents, self.position)
+        node_positions = self._node_positions(parents)
         keys = np.concatenate([np.arange(self.position - queued - base, self.position), node_positions])
         rows = np.concatenate([keys[base : base + queued], node_positions[nodes - count :]])
         allowed = np.zeros((queued + count, base + queued + nodes), bool)
@@ -140,6 +148,9 @@ class HFSession(Session):
         allowed[queued:, base : base + queued] = True
         allowed[queued:, base + queued :] = ancestor_matrix(parents)[nodes - count :]
         return self.model.mask(allowed, rows, keys), rows
+
+    def _node_positions(self, parents: np.ndarray) -> np.ndarray:
+        return depth_positions(parents, self.position)
 
     @torch.inference_mode()
     def _keep(self, rows: np.ndarray) -> None:

@@ -24,9 +24,10 @@ class Greedy(Verifier):
         """See `Verifier.verify`; uses only the argmax of each row."""
         choice = rows.argmax
         hits = np.flatnonzero(tree.tokens[1:] == choice[tree.parents[1:]]) + 1
-        node, path = 0, []
-        for hit in hits:  # ascending, and parents come before children: one pass follows the path
-            if tree.parents[hit] == node:
-                node = int(hit)
-                path.append(node)
-        return Verdict(tuple(path), int(choice[node]))
+        length, last = {0: 0}, 0  # nodes reached along argmax tokens; siblings may repeat a token, so keep all
+        for node in hits.tolist():
+            above = int(tree.parents[node])
+            if above in length:
+                length[node] = length[above] + 1
+                last = node if length[node] > length[last] else last
+        return Verdict(tuple(tree.path(last)), int(choice[last]))

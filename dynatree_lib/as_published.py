@@ -1,0 +1,123 @@
+"""The published DynaTree implementation's way of decoding, one switch per difference, for the ablation.
+
+Two of the five differences are choices that the core offers (`root`, `commit`). Three are faults and live here only, as
+sessions that misbehave: tree nodes without positions, a draft that reads its whole prefix again each iteration, and one
+draft forward per node over a cache that all siblings write to. (Read from the authors' public repository
+cny123222/DynaTree, spec_decode/core/tree_speculative_generator.py at commit 94fee74.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+
+from .decoding import Generation, generate
+from .drafters import FixedTree
+from .models.huggingface import HFModel, HFSession
+from .sampling import Rows, Sampling
+
+
+@dataclass(frozen=True)
+class Switches:
+    """The five differences; the defaults are this library's, `PUBLISHED` the paper's code.
+
+    Attributes:
+        root: "draft": level 1 holds only the draft's top-1 token; "target": node 0 is what the target has chosen.
+        commit: "rebuild": drop the tree and read the accepted tokens again; "gather": keep their cache rows.
+        positions: "flat": node i is scored at position L + i; "depth": at its depth below the text.
+        draft_cache: "reread": the draft reads the whole text each iteration; "kept": it keeps its accepted rows.
+        batching: "node": one draft forward per node, which also attends to every node read before it; "level".
+    """
+
+    root: Literal["target", "draft"] = "target"
+    commit: Literal["gather", "rebuild"] = "gather"
+    positions: Literal["depth", "flat"] = "depth"
+    draft_cache: Literal["kept", "reread"] = "kept"
+    batching: Literal["level", "node"] = "level"
+
+
+PUBLISHED = Switches("draft", "rebuild", "flat", "reread", "node")
+
+
+def generate_with(
+    target: HFModel, prompt: Sequence[int], tree: FixedTree, switches: Switches, **options
+) -> Generation:
+    """`generate` with some of the differences; `tree` gives depth (of the paper's kind: below its root), breadth, tau.
+
+    With root="draft" one level is added for the paper's root, so that both roots may keep equally long paths.
+    """
+    draft = tree.draft
+    assert isinstance(draft, HFModel)
+    kinds: list[type[HFSession]] = []
+    if switches.batching == "node":
+        kinds.append(NodeByNodeSession)
+    if switches.draft_cache == "reread":
+        kinds.append(RereadingSession)
+    if kinds:
+        draft = draft.with_sessions(type("PublishedDraftSession", tuple(kinds), {}))
+    if switches.positions == "flat":
+        target = target.with_sessions(FlatPositionSession)
+    depth = tree.depth + 1 if switches.root == "draft" else tree.depth
+    drafter = replace(tree, draft=draft, root=switches.root, depth=depth)
+    return generate(target, prompt, drafter, commit=switches.commit, **options)
+
+
+class FlatPositionSession(HFSession):
+    """Fault: no position ids for the tree, so a node's position is its place in the flattened tree."""
+
+    def _node_positions(self, parents: np.ndarray) -> np.ndarray:
+        return self.position + np.arange(len(parents))
+
+
+class _ReadsAgain(HFSession):
+    """Remembers its text, so that an accepted path can be read again instead of keeping its cache rows."""
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """See `Session.start`."""
+        self._text: list[int] = []
+        self._nodes: list[int] = []
+        super().start(prompt)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """See `Session.extend`."""
+        super().extend(tokens)
+        self._text += [int(token) for token in tokens]
+
+    def score(self, tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling) -> Rows:
+        """See `Session.score`."""
+        self._nodes = [*self._nodes[: self.pending], *(int(token) for token in tokens)]
+        return super().score(tokens, parents, sampling)
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Drop all nodes and queue the path's tokens."""
+        tokens = [self._nodes[row] for row in path]
+        self.rollback()
+        self.extend(tokens)
+
+
+class NodeByNodeSession(_ReadsAgain):
+    """Fault: one forward per node, each appended to one cache, so a node also sees its siblings and their children."""
+
+    @torch.inference_mode()
+    def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
+        self._prefill(np.asarray(queue, np.int64))
+        logits = []
+        for token in tokens:
+            position = np.array([self._cache.get_seq_length()])
+            logits.append(self.model.forward(np.array([token]), position, None, self._cache, keep=1))
+        return torch.cat(logits)
+
+
+class RereadingSession(_ReadsAgain):
+    """Waste: the cache is thrown away before each tree, and the whole text read again."""
+
+    def score(self, tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling) -> Rows:
+        """See `Session.score`; the first level of each tree reads the whole text."""
+        if not self.pending:
+            self._reset()
+            self._queue, self.length = list(self._text), 0
+        return super().score(tokens, parents, sampling)

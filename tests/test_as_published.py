@@ -1,0 +1,56 @@
+"""Each fault of the published code does what it is said to do, and only that."""
+
+from dataclasses import fields, replace
+
+import pytest
+from models import hf_greedy, noisy_copy, prompt, random_model
+
+from dynatree_lib import FixedTree, generate
+from dynatree_lib.as_published import PUBLISHED, Switches, generate_with
+
+TARGET = random_model("gpt_neox")
+TREE = FixedTree(noisy_copy(TARGET), depth=3, branching=2, tau=0.01, max_nodes=32)
+PROMPTS = [prompt(n) for n in (5, 40)]
+NAMES = [field.name for field in fields(Switches)]
+
+
+def texts(switches):
+    return [generate_with(TARGET, ids, TREE, switches, max_new_tokens=40).tokens for ids in PROMPTS]
+
+
+EXPECTED = [hf_greedy(TARGET, ids, 40) for ids in PROMPTS]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_missing_positions_change_the_text(name):
+    alone = replace(Switches(), **{name: getattr(PUBLISHED, name)})
+    assert (texts(alone) == EXPECTED) == (name != "positions")
+
+
+def test_as_published_is_not_exact_and_corrected_is():
+    assert texts(PUBLISHED) != EXPECTED
+    assert texts(Switches()) == EXPECTED
+
+
+def rounds(switches):
+    return [len(generate_with(TARGET, ids, TREE, switches, max_new_tokens=40).rounds) for ids in PROMPTS]
+
+
+def test_rereading_the_draft_changes_no_tree():
+    assert rounds(replace(Switches(), draft_cache="reread")) == rounds(Switches())
+
+
+def test_root_switch_alone_equals_the_core():
+    out = generate_with(TARGET, PROMPTS[0], TREE, Switches(root="draft"), max_new_tokens=40)
+    core = generate(TARGET, PROMPTS[0], replace(TREE, root="draft", depth=TREE.depth + 1), max_new_tokens=40)
+    assert [one.tree.tokens.tolist() for one in out.rounds] == [one.tree.tokens.tolist() for one in core.rounds]
+    assert all((one.tree.depths == 1).sum() <= 1 for one in out.rounds)
+
+
+def test_shared_draft_cache_misleads_the_draft():
+    """A node that also sees its siblings gets other continuations, so some tree differs."""
+    def trees(switches):
+        out = generate_with(TARGET, PROMPTS[1], TREE, switches, max_new_tokens=40)
+        return [one.tree.tokens.tolist() for one in out.rounds]
+
+    assert trees(replace(Switches(), batching="node")) != trees(Switches())

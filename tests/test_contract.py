@@ -1,0 +1,113 @@
+"""What every drafter must hold on every architecture: greedy text equal to transformers' own, exactly in float64.
+
+A new drafter joins by being listed in `DRAFTERS`.
+"""
+
+import pytest
+import reference
+import torch
+from models import CONFIGS, hf_greedy, noisy_copy, prompt, random_model, raw_model
+
+from dynatree_lib import FixedTree, Sampling, TokenTree, generate
+from dynatree_lib.drafters import DRAFTERS
+from dynatree_lib.models.huggingface import HFModel
+
+ARCHITECTURES = [kind for kind in CONFIGS if kind not in ("mpt", "bloom")]
+MAIN = ["gpt_neox", "llama", "qwen2", "gpt2"]
+CASES = [(1, 200), (2, 1), (7, 2), (64, 13), (300, 48)]
+
+
+@pytest.fixture(scope="module", params=MAIN)
+def trial(request):
+    """A target, a draft, and transformers' greedy text for every case."""
+    target = random_model(request.param)
+    return target, noisy_copy(target), [(prompt(n), hf_greedy(target, prompt(n), budget)) for n, budget in CASES]
+
+
+@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("commit", ["gather", "rebuild"])
+def test_greedy_text_is_transformers(trial, kind, commit):
+    target, draft, cases = trial
+    for drafter in kind.examples(draft):
+        for ids, expected in cases:
+            out = generate(target, ids, drafter, max_new_tokens=len(expected), commit=commit)
+            assert out.tokens == expected, (drafter, ids.shape)
+            assert out.finish_reason == "length"
+
+
+@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+def test_eos_inside_a_path(trial, kind):
+    target, draft, cases = trial
+    ids, text = cases[0]
+    for place in (0, 1, 5, 17):
+        eos = text[place]
+        expected = text[: text.index(eos) + 1]
+        assert hf_greedy(target, ids, 60, eos) == expected
+        for drafter in kind.examples(draft):
+            out = generate(target, ids, drafter, max_new_tokens=60, eos_token_ids=(eos,))
+            assert (out.tokens, out.finish_reason) == (expected, "eos")
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_tree_scores_equal_plain_forwards(kind, attention):
+    """Every node's logits from one masked forward equal a plain forward over its path; then again after a commit."""
+    target = HFModel(raw_model(kind, attention=attention), check=False)
+    close = {"rtol": 0, "atol": 1e-9 if attention == "sdpa" else 1e-4}  # eager attention rounds its softmax to float32
+    text = prompt(20)[0].tolist()
+    tree = TokenTree.from_paths(5, [[1, 2, 3], [1, 4], [6, 2], [6, 7, 8, 9]])
+    session = target.session()
+    session.start(text)
+    with torch.inference_mode():
+        found = session.score(tree.tokens, tree.parents, Sampling()).logits
+        assert torch.allclose(found, reference.paths_one_by_one(target.model, text, tree), **close)
+        session.commit([0, *tree.path(5)])
+        text += [5, *tree.tokens[tree.path(5)].tolist()]
+        found = session.score(tree.tokens, tree.parents, Sampling()).logits
+        assert torch.allclose(found, reference.paths_one_by_one(target.model, text, tree), **close)
+    assert session.length == session.position == len(text)
+
+
+def test_a_tree_grown_level_by_level_scores_the_same():
+    target = random_model("gpt_neox")
+    tree = TokenTree.from_paths(5, [[1, 2], [3, 4]])
+    whole, grown = target.session(), target.session()
+    for session in (whole, grown):
+        session.start([9, 8, 7])
+    expected = whole.score(tree.tokens, tree.parents, Sampling()).logits
+    order = [0, 1, 3, 2, 4]  # by level
+    parents = [-1, 0, 0, 1, 2]
+    rows = [grown.score(tree.tokens[order[s]], parents[s], Sampling()).logits for s in (slice(0, 1), slice(1, 3), slice(3, 5))]
+    assert torch.allclose(torch.cat(rows), expected[order], atol=1e-12)
+
+
+def test_cache_grows_beyond_its_first_capacity():
+    target = random_model("gpt_neox")
+    ids = prompt(250)
+    out = generate(target, ids, FixedTree(noisy_copy(target), depth=4, branching=3, tau=None, max_nodes=40), max_new_tokens=60)
+    assert out.tokens == hf_greedy(target, ids, 60)
+
+
+@pytest.mark.parametrize("kind", ["mpt", "bloom"])
+def test_alibi_models_are_refused_with_the_reason(kind):
+    with pytest.raises(ValueError, match="ALiBi"):
+        HFModel(raw_model(kind, attention="eager"))
+
+
+def test_unknown_architectures_and_kernels_are_refused():
+    model = raw_model("gpt_neox")
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match="flash_attention_2"):
+        HFModel(model)
+    model.config._attn_implementation = "sdpa"
+    model.config.model_type = "something_new"
+    with pytest.raises(ValueError, match="something_new.*has not been verified"):
+        HFModel(model)
+
+
+def test_the_self_check_catches_a_model_that_ignores_positions(monkeypatch):
+    from dynatree_lib.models import huggingface
+
+    monkeypatch.setattr(huggingface, "depth_positions", lambda parents, position: position + torch.arange(len(parents)).numpy())
+    with pytest.raises(ValueError, match="does not score a token tree"):
+        HFModel(raw_model("gpt_neox"))

@@ -1,0 +1,166 @@
+import numpy as np
+import pytest
+import torch
+from models import VOCABULARY, noisy_copy, prompt, random_model
+
+from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, ToyModel, autoregressive, generate, summarize
+
+TARGET = ToyModel.random(6, seed=1)
+DRAFT = TARGET.mixed(ToyModel.random(6, seed=2), 0.3)
+TREE = FixedTree(DRAFT, depth=3, branching=2, tau=None)
+PLAIN = autoregressive(TARGET, [1, 2], max_new_tokens=60).tokens
+
+
+class Letters:
+    """A tokenizer of one letter per token."""
+
+    def decode(self, tokens):
+        return "".join(chr(97 + token) for token in tokens)
+
+
+def test_budget_is_never_exceeded():
+    for budget in range(1, 20):
+        out = generate(TARGET, [1, 2], TREE, max_new_tokens=budget)
+        assert out.tokens == PLAIN[:budget]
+        assert sum(one.committed for one in out.rounds) == budget
+
+
+def test_context_limit_ends_the_text():
+    target = ToyModel(TARGET.law, 6, context=20)
+    out = generate(target, [1, 2], FixedTree(DRAFT, depth=6, tau=None), max_new_tokens=100)
+    assert (len(out.tokens), out.finish_reason) == (18, "context")
+    assert out.tokens == PLAIN[:18]
+
+
+def test_stop_string_ends_with_the_token_that_completes_it():
+    text = Letters().decode(PLAIN)
+    for start in (0, 3, 7):
+        stop = text[start : start + 2]
+        end = text.index(stop) + 2
+        out = generate(TARGET, [1, 2], TREE, max_new_tokens=60, stop_strings=[stop], tokenizer=Letters())
+        assert (Letters().decode(out.tokens), out.finish_reason) == (text[:end], "stop")
+
+
+def test_streaming_delivers_every_token_in_order():
+    chunks = []
+    out = generate(TARGET, [1, 2], TREE, max_new_tokens=30, on_tokens=chunks.append)
+    assert [token for chunk in chunks for token in chunk] == out.tokens
+    assert [len(chunk) for chunk in chunks] == [one.committed for one in out.rounds]
+
+
+def test_interrupt_in_the_callback_keeps_the_text():
+    def stop_after(chunk, seen=[]):  # noqa: B006
+        seen.append(chunk)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    out = generate(TARGET, [1, 2], TREE, max_new_tokens=60, on_tokens=stop_after)
+    assert out.finish_reason == "interrupted"
+    assert 3 <= len(out.tokens) < 60
+    assert out.tokens == PLAIN[: len(out.tokens)]
+    assert out.state is None
+
+
+def test_interrupt_inside_a_forward_keeps_the_text(monkeypatch):
+    from dynatree_lib.decoding import ScoreRequest
+
+    run, calls = ScoreRequest.run, []
+
+    def interrupted(self):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return run(self)
+
+    monkeypatch.setattr(ScoreRequest, "run", interrupted)
+    out = generate(TARGET, [1, 2], TREE, max_new_tokens=60)
+    assert (out.finish_reason, len(out.rounds)) == ("interrupted", 3)
+    assert out.tokens == PLAIN[: len(out.tokens)]
+
+
+@pytest.mark.parametrize("drafter", [NoDraft(), Chain(DRAFT, 3), TREE], ids=lambda d: d.name)
+@pytest.mark.parametrize("turn", [[], [3], [3, 4, 5]], ids=len)
+def test_continuing_equals_starting_over(drafter, turn):
+    first = generate(TARGET, [1, 2], drafter, max_new_tokens=9)
+    second = generate(TARGET, turn, drafter, max_new_tokens=12, state=first.state)
+    assert second.tokens == autoregressive(TARGET, [1, 2, *first.tokens, *turn], max_new_tokens=12).tokens
+
+
+def test_continuing_on_a_real_model_reads_nothing_twice(monkeypatch):
+    target = random_model("llama")
+    drafter = FixedTree(noisy_copy(target))
+    first = generate(target, prompt(40), drafter, max_new_tokens=20)
+    read = []
+    forward = type(target).forward
+    monkeypatch.setattr(type(target), "forward", lambda self, tokens, *rest, **more: read.append(len(tokens)) or forward(self, tokens, *rest, **more))
+    second = generate(target, [5, 6], drafter, max_new_tokens=10, state=first.state)
+    assert max(read) <= drafter.max_nodes + 4
+    whole = [*prompt(40)[0].tolist(), *first.tokens, 5, 6]
+    assert second.tokens == autoregressive(target, whole, max_new_tokens=10).tokens
+
+
+def test_a_state_serves_its_own_drafter_and_no_interrupted_text():
+    first = generate(TARGET, [1, 2], TREE, max_new_tokens=5)
+    with pytest.raises(ValueError, match="another drafter"):
+        generate(TARGET, [], Chain(DRAFT), state=first.state)
+
+    def interrupt(chunk):
+        raise KeyboardInterrupt
+
+    generate(TARGET, [], TREE, max_new_tokens=5, state=first.state, on_tokens=interrupt)
+    with pytest.raises(ValueError, match="interrupted"):
+        generate(TARGET, [], TREE, state=first.state)
+
+
+def test_same_seed_same_text_other_seed_other_text():
+    def sample(seed):
+        return generate(TARGET, [1, 2], TREE, sampling=Sampling(1.0), seed=seed, max_new_tokens=40).tokens
+
+    assert sample(0) == sample(0)
+    assert sample(0) != sample(1)
+
+
+@pytest.mark.parametrize("ids", [[1, 2], np.array([1, 2]), torch.tensor([1, 2]), torch.tensor([[1, 2]])], ids=type)
+def test_prompt_forms(ids):
+    assert generate(TARGET, ids, TREE, max_new_tokens=5).tokens == PLAIN[:5]
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "sentence"),
+    [
+        ([], {}, "prompt is empty"),
+        ([[1], [2]], {}, "one sequence"),
+        ([1, 6], {}, "token id 6"),
+        ([1, -1], {}, "token id"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ([1], {"stop_strings": ["a"]}, "tokenizer"),
+        ([1], {"stop_strings": [""], "tokenizer": Letters()}, "empty"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(ids, options, sentence):
+    class Untouched(ToyModel):
+        def session(self):
+            raise AssertionError("work was begun")
+
+    with pytest.raises(ValueError, match=sentence):
+        generate(Untouched(TARGET.law, 6), ids, TREE, **options)
+
+
+def test_prompt_that_fills_the_context_is_refused():
+    with pytest.raises(ValueError, match="20 tokens and the context of 'toy' is 20"):
+        generate(ToyModel(TARGET.law, 6, context=20), [1] * 20, TREE)
+
+
+def test_other_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="different vocabularies"):
+        generate(random_model("gpt_neox"), [1], Chain(ToyModel.random(VOCABULARY - 1)))
+
+
+def test_summary_counts():
+    out = generate(TARGET, [1, 2], TREE, max_new_tokens=30)
+    summary = summarize([out, out])
+    assert summary.tokens == 60
+    assert summary.tokens_per_iteration == pytest.approx(30 / len(out.rounds))
+    assert summary.accepted_length == pytest.approx(summary.tokens_per_iteration - 1)
+    assert summary.node_acceptance == pytest.approx(summary.accepted_length / summary.nodes)
+    assert "tokens per iteration" in str(summary)

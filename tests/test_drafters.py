@@ -1,0 +1,93 @@
+import math
+
+import numpy as np
+import pytest
+import reference
+
+from dynatree_lib import Chain, Chance, FixedTree, ToyModel
+from dynatree_lib.drafters import DRAFTERS
+
+TEXT = [1, 4, 2]
+
+
+def proposed(drafter, room=99):
+    return drafter.propose(drafter.start(TEXT, Chance()), room).tree
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_fixed_tree_is_algorithm_1(seed):
+    """Node by node against the literal transcription, over random hyper-parameters and both readings of pruning."""
+    rng = np.random.default_rng(seed)
+    draft = ToyModel.random(int(rng.integers(3, 9)), seed, sharpness=float(rng.uniform(0.5, 4)))
+    depth, branching = int(rng.integers(1, 6)), int(rng.integers(1, 4))
+    tau, max_nodes = float(rng.uniform(0.005, 0.6)), int(rng.integers(1, 40))
+    remove = bool(seed % 2)
+    nodes = reference.draft_tree(draft.law, TEXT, depth, branching, tau, max_nodes, remove)
+    drafter = FixedTree.published(draft, depth, branching, tau, max_nodes)
+    if remove:
+        from dataclasses import replace
+
+        drafter = replace(drafter, prune="remove")
+        if nodes[0][2] < math.log(tau):  # the text's rule would remove the paper's root itself; Algorithm 1 keeps it
+            nodes = []
+    tree = proposed(drafter)
+    assert tree.tokens[1:].tolist() == [token for token, _, _ in nodes]
+    assert tree.parents[1:].tolist() == [parent + 1 for _, parent, _ in nodes]
+    assert np.allclose(tree.cumulative[1:], [cumulative for _, _, cumulative in nodes])
+
+
+def test_target_root_branches_at_level_one():
+    draft = ToyModel.random(6, 3)
+    tree = proposed(FixedTree(draft, depth=1, branching=3, tau=None))
+    best = sorted(range(6), key=lambda t: -draft.law(tuple(TEXT))[t])[:3]
+    assert tree.tokens.tolist() == [TEXT[-1], *best]
+
+
+def test_branching_per_level_and_budget():
+    draft = ToyModel.random(6, 3)
+    tree = proposed(FixedTree(draft, depth=3, branching=(3, 2, 1), tau=None, max_nodes=99))
+    assert np.bincount(tree.depths).tolist() == [1, 3, 6, 6]
+    assert len(proposed(FixedTree(draft, depth=3, branching=(3, 2, 1), tau=None, max_nodes=8))) == 8
+
+
+def test_chain_is_the_drafts_greedy_text():
+    from dynatree_lib import autoregressive
+
+    draft = ToyModel.random(6, 3)
+    tree = proposed(Chain(draft, 5))
+    assert tree.tokens[1:].tolist() == autoregressive(draft, TEXT, max_new_tokens=5).tokens
+    assert tree.parents.tolist() == [-1, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_room_is_respected_and_proposals_repeat(kind, room):
+    for drafter in kind.examples(ToyModel.random(5, 1)):
+        tree = proposed(drafter, room)
+        assert tree.depth <= room
+        assert tree.tokens[0] == TEXT[-1]
+        again = proposed(drafter, room)
+        assert again.tokens.tolist() == tree.tokens.tolist()
+
+
+def test_draft_context_limits_the_tree():
+    draft = ToyModel.random(5, 1, context=5)
+    assert proposed(FixedTree(draft, depth=4, tau=None)).depth == 2
+    full = ToyModel.random(5, 1, context=3)
+    assert len(proposed(Chain(full, 4))) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [({"depth": 0}, "depth"), ({"branching": 0}, "branching"), ({"branching": ()}, "branching"), ({"tau": 0.0}, "tau"),
+     ({"tau": 1.0}, "tau"), ({"tau": -0.1}, "tau"), ({"max_nodes": 1}, "max_nodes"), ({"root": "x"}, "root"),
+     ({"prune": "x"}, "prune")],
+)  # fmt: skip
+def test_bad_fixed_trees_are_refused(options, word):
+    with pytest.raises(ValueError, match=word):
+        FixedTree(ToyModel.random(), **options)
+
+
+def test_bad_chain_is_refused():
+    with pytest.raises(ValueError, match="length is 0"):
+        Chain(ToyModel.random(), 0)

@@ -1,0 +1,101 @@
+"""Exact laws by enumeration: the production verifier under every outcome of its own randomness."""
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import reference
+import torch
+from replay import outcomes
+
+from dynatree_lib import Greedy, Sampling, TargetWalk, TokenTree, ToyModel, autoregressive, generate
+from dynatree_lib.drafters import DRAFTERS
+from dynatree_lib.sampling import Rows
+from dynatree_lib.verifiers import VERIFIERS
+
+TARGET = ToyModel.random(3, seed=1)
+DRAFT = TARGET.mixed(ToyModel.random(3, seed=2), 0.5)
+EXAMPLES = [example for kind in DRAFTERS for example in kind.examples(DRAFT)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_greedy_equals_trying_every_path(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 30))
+    parents = [-1, *(int(rng.integers(0, i)) for i in range(1, n))]
+    tree = TokenTree.build(rng.integers(0, 3, n).tolist(), parents)
+    rows = Rows(torch.tensor(rng.normal(size=(n, 3))), Sampling())
+    verdict = Greedy().verify(tree, rows, None, None)
+    path, token = reference.longest_greedy_path(tree, rows.argmax.tolist())
+    assert verdict.next_token == token
+    assert [int(tree.tokens[v]) for v in verdict.path] == [int(tree.tokens[v]) for v in path]
+
+
+def test_greedy_takes_the_lowest_id_on_ties():
+    rows = Rows(torch.tensor([[0.0, 1.0, 1.0]]), Sampling())
+    assert Greedy().verify(TokenTree.root_only(0), rows, None, None).next_token == 1
+
+
+def law_of_text(length: int, sampling: Sampling) -> dict[tuple[int, ...], float]:
+    """Probability of each continuation of the prompt (0,), straight from the table."""
+    from dynatree_lib.sampling import probabilities
+
+    law = {(): 1.0}
+    for _ in range(length):
+        longer = {}
+        for text, mass in law.items():
+            row = probabilities(torch.tensor(TARGET.law((0, *text)), dtype=torch.float64).log(), sampling)
+            longer.update({(*text, token): mass * float(p) for token, p in enumerate(row) if p > 0})
+        law = longer
+    return law
+
+
+@pytest.mark.parametrize("drafter", EXAMPLES, ids=lambda d: d.name)
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.6, top_k=2), Sampling(1.5, top_p=0.8)], ids=str)
+def test_generated_law_is_the_targets(drafter, sampling, monkeypatch):
+    import dynatree_lib.decoding as decoding
+
+    def run(chance):
+        monkeypatch.setattr(decoding, "Chance", lambda seed, stream: chance)
+        return tuple(generate(TARGET, [0], drafter, sampling=sampling, max_new_tokens=4).tokens)
+
+    found = defaultdict(float)
+    for text, probability in outcomes(run):
+        found[text] += probability
+    expected = law_of_text(4, sampling)
+    assert sum(found.values()) == pytest.approx(1, abs=1e-12)
+    assert max(abs(found[text] - expected.get(text, 0)) for text in {*found, *expected}) < 1e-12
+
+
+def test_the_enumeration_sees_a_bias(monkeypatch):
+    """A planted mistake: the bonus token drawn from the draft instead of the target."""
+    import dynatree_lib.decoding as decoding
+
+    class Biased(TargetWalk):
+        def verify(self, tree, rows, laws, chance):
+            wrong = Rows(rows.logits * 0.5, rows.sampling)
+            return super().verify(tree, wrong, laws, chance)
+
+    def run(chance):
+        monkeypatch.setattr(decoding, "Chance", lambda seed, stream: chance)
+        return tuple(
+            generate(TARGET, [0], EXAMPLES[1], verifier=Biased(), sampling=Sampling(1.0), max_new_tokens=3).tokens
+        )
+
+    found = defaultdict(float)
+    for text, probability in outcomes(run):
+        found[text] += probability
+    expected = law_of_text(3, Sampling(1.0))
+    assert max(abs(found[text] - expected.get(text, 0)) for text in expected) > 1e-3
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("drafter", EXAMPLES, ids=lambda d: d.name)
+def test_every_rule_is_greedy_at_temperature_zero(verifier, drafter):
+    plain = autoregressive(TARGET, [0, 1], max_new_tokens=30).tokens
+    assert generate(TARGET, [0, 1], drafter, verifier=verifier(), max_new_tokens=30).tokens == plain
+
+
+def test_greedy_refuses_sampling():
+    with pytest.raises(ValueError, match="TargetWalk"):
+        generate(TARGET, [0], EXAMPLES[0], verifier=Greedy(), sampling=Sampling(1.0))
