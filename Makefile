@@ -1,0 +1,65 @@
+# make setup       build .venv (once; needs only Python >= 3.11 with venv and pip)
+# make reproduce   the headline notebooks on the bundled models, then a report; ARGS=--resume goes on where it stopped
+# make test        lint, types, tests, every notebook in the smoke profile
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# Workers x threads must not exceed the cores: oversubscribed, a forward of the tiny model takes 30 times as long.
+CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+THREADS := $(shell echo $$(($(CORES) < 4 ? $(CORES) : 4)))
+WORKERS := $(shell echo $$(($(CORES) < 8 ? $(CORES) : 8)))
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup reproduce reproduce-all test unit notebooks test-slow lint lab clean
+
+help:
+	@grep -E '^# make' Makefile | cut -c3-
+	@echo 'also: make reproduce-all | test-slow | unit | notebooks | lint | lab | clean'
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@echo 'Setting up $(VENV): two to five minutes and about 2 GB the first time.'
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python >= 3.11 is needed: make setup PYTHON=/path/to/python3.11"'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	@touch $@
+
+reproduce: setup
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(BIN)/dynatree run --profile laptop --headline --report $(ARGS)
+
+reproduce-all: setup
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(BIN)/dynatree run --profile laptop --report $(ARGS)
+
+test: setup
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory notebooks
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: setup
+	$(PYTEST) -n $(WORKERS)
+
+notebooks: setup
+	DYNATREE_PROFILE=smoke PLOTLY_RENDERER=plotly_mimetype PYDEVD_DISABLE_FILE_VALIDATION=1 $(PYTEST) --nbval-lax --nbval-current-env \
+		--nbval-cell-timeout 300 --timeout 600 -n $(WORKERS) --dist loadfile notebooks/
+
+# One after the other, with all cores: these start browsers, kernels and builds, and some measure time.
+test-slow: setup
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -m slow --timeout 600
+
+lab: setup
+	$(BIN)/jupyter lab notebooks
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache outputs/notebooks
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,107 @@
+"""Executed notebooks as HTML pages that open without a network.
+
+Plotly figures are stored in the notebooks as data; a page draws them with one plotly.min.js that lies beside it.
+What the pages say comes from the notebooks; how they are linked together is `report`'s part.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+FIGURE_TYPE = "application/vnd.plotly.v1+json"
+SCRIPT = "plotly.min.js"
+
+# Code is matched first and left alone; a formula touches its dollar signs, so that prices are not formulas.
+FORMULA = re.compile(r"```.*?```|`[^`]*`|\$\$(?P<block>.+?)\$\$|\$(?P<inline>[^\s$](?:[^$`]*[^\s$`])?)\$", re.DOTALL)
+
+# nbconvert's own template loads RequireJS and MathJax from the internet: those blocks are replaced.
+TEMPLATE = """{%% extends 'lab/index.html.j2' %%}
+{%% block html_head_js %%}%s{%% endblock %%}
+{%% block jupyter_widgets %%}{%% endblock %%}
+{%% block html_head_js_mathjax %%}{%% endblock %%}
+{%% block html_head_js_mermaidjs %%}{%% endblock %%}
+"""
+
+
+def asset(name: str) -> str:
+    """A text file that lies beside this module."""
+    return resources.files("dynatree_lib.suite").joinpath(name).read_text(encoding="utf-8")
+
+
+def figure_scripts() -> str:
+    """The script tags a page needs in its head to draw figures."""
+    return f'<script src="{SCRIPT}"></script>\n<script>\n{asset("report.js")}</script>'
+
+
+def figure_html(figure_json: str) -> str:
+    """A figure as an element the script fills; `</` is escaped, since it would end the script element."""
+    safe = figure_json.replace("</", "<\\/")
+    return f'<div class="dynatree-figure"><script type="application/json">{safe}</script></div>'
+
+
+def copy_plotly(out: Path) -> None:
+    """Put plotly's script beside the pages, once for all of them."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:  # the pages then say what they miss
+        return
+    (out / SCRIPT).write_text(get_plotlyjs(), encoding="utf-8")
+
+
+def make_exporter() -> Any:
+    """An nbconvert exporter for pages without external references."""
+    try:
+        from jinja2 import DictLoader
+        from nbconvert import HTMLExporter
+    except ImportError as error:
+        raise RuntimeError("The report needs nbconvert: pip install 'dynatree-lib[notebooks]'.") from error
+    template = TEMPLATE % ("{% raw %}" + figure_scripts() + "{% endraw %}")
+    return HTMLExporter(
+        extra_loaders=[DictLoader({"dynatree.html.j2": template})],
+        template_file="dynatree.html.j2",
+    )
+
+
+def export_page(exporter: Any, notebook: Path, page: Path) -> None:
+    """Write one executed notebook as a page."""
+    import nbformat
+
+    content = nbformat.read(notebook, as_version=4)
+    content.metadata.pop("widgets", None)  # widgets are not drawn here; each has a static figure beside it
+    for cell in content.cells:
+        if cell.cell_type == "markdown":
+            cell.source = draw_formulas(cell.source)
+        for output in cell.get("outputs", []):
+            draw_output(output)
+    html, _ = exporter.from_notebook_node(content, resources={"metadata": {"name": page.stem}})
+    page.write_text(html, encoding="utf-8")
+
+
+def draw_output(output: dict[str, Any]) -> None:
+    """Turn a stored plotly figure into the element our script draws."""
+    figure = output.get("data", {}).get(FIGURE_TYPE)
+    if figure is not None:
+        output["data"] = {"text/html": figure_html(json.dumps(figure))}
+
+
+def draw_formulas(markdown: str) -> str:
+    """LaTeX formulas as MathML, which browsers draw by themselves; what cannot be converted stays as it was."""
+    try:
+        from latex2mathml.converter import convert
+    except ImportError:
+        return markdown
+
+    def drawn(match: re.Match[str]) -> str:
+        formula = match["block"] or match["inline"]
+        if not formula:
+            return match[0]
+        try:
+            return str(convert(formula, display="block" if match["block"] else "inline"))
+        except Exception:  # whatever the converter stumbles over, the reader still gets the LaTeX
+            return match[0]
+
+    return FORMULA.sub(drawn, markdown)

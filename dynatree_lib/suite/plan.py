@@ -1,0 +1,192 @@
+"""What would run: the notebooks of a folder, the parameters each one takes, and what a run is expected to cost.
+
+Everything that can be wrong with a request (an unknown parameter, a pattern that matches nothing, a notebook without
+a parameters cell) is found here, before a kernel starts. Executing is `run`'s part; whether an earlier result still
+stands is `receipts`' part.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+PROFILES = ("smoke", "laptop", "paper")
+PARAMETERS_TAG = "parameters"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one notebook is expected to cost; `None` where nobody has said."""
+
+    seconds: float | None = None
+    memory_mb: float | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """One notebook as it lies in the notebooks folder."""
+
+    name: str  # file name without .ipynb
+    path: Path
+    title: str
+    headline: bool
+    parameters: tuple[str, ...]  # names assigned in the cell tagged `parameters`
+    estimates: Mapping[str, Estimate]  # by profile
+    sha256: str  # of what would run: cell types, sources and tags
+
+
+@dataclass(frozen=True)
+class Job:
+    """One notebook with the parameters it is given in this run."""
+
+    source: Source
+    profile: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The notebook's name, without .ipynb."""
+        return self.source.name
+
+    @property
+    def estimate(self) -> Estimate:
+        """The author's estimate for this profile."""
+        return self.source.estimates.get(self.profile, Estimate())
+
+
+def project_root(start: Path | None = None) -> Path:
+    """The checkout: DYNATREE_ROOT, else the nearest parent of `start` (or of the library) with the project's files.
+
+    Where the library was installed from a wheel there is no checkout; then it is the current folder.
+    """
+    named = os.environ.get("DYNATREE_ROOT")
+    if named:
+        return Path(named)
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
+        if (folder / "pyproject.toml").is_file() and (folder / "dynatree_lib").is_dir():
+            return folder
+    return here
+
+
+def read_source(path: Path) -> Source:
+    """Read one notebook; ValueError when it is not a notebook or has not exactly one parameters cell."""
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        cells = [dict(cell) for cell in notebook["cells"]]
+        about = dict(notebook.get("metadata", {}).get("dynatree", {}))
+        estimates = {profile: Estimate(**costs) for profile, costs in about.get("estimate", {}).items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a readable notebook: {error}. Restore it from the repository.") from error
+    tagged = [cell for cell in cells if PARAMETERS_TAG in cell.get("metadata", {}).get("tags", [])]
+    if len(tagged) != 1:
+        raise ValueError(f"{path} has {len(tagged)} cells tagged '{PARAMETERS_TAG}' and must have exactly one.")
+    return Source(
+        name=path.stem,
+        path=path,
+        title=about.get("title", path.stem),
+        headline=bool(about.get("headline", False)),
+        parameters=assigned_names(cell_source(tagged[0]), path),
+        estimates=estimates,
+        sha256=source_hash(cells),
+    )
+
+
+def cell_source(cell: Mapping[str, Any]) -> str:
+    """A cell's text: the notebook format stores one string or a list of lines."""
+    source = cell.get("source", "")
+    return source if isinstance(source, str) else "".join(source)
+
+
+def assigned_names(code: str, path: Path) -> tuple[str, ...]:
+    """The names a parameters cell assigns, in order of appearance.
+
+    Read from the syntax tree: papermill's own inspection goes line by line and misses values that span lines.
+    """
+    try:
+        tree = ast.parse(code)
+    except SyntaxError as error:
+        raise ValueError(f"The parameters cell of {path} is not valid Python: {error}.") from error
+    assignments = (node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign))
+    names = (
+        node.id
+        for assignment in assignments
+        for node in ast.walk(assignment)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
+    return tuple(dict.fromkeys(names))
+
+
+def source_hash(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Hash of what would run. Outputs and counters are left out, so that opening a notebook does not outdate a run."""
+    parts = [[cell.get("cell_type"), cell_source(cell), cell.get("metadata", {}).get("tags", [])] for cell in cells]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def find_sources(folder: Path) -> list[Source]:
+    """Every notebook of a folder in running order, which is the order of the names."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no notebooks folder at {folder}; name one with --notebooks DIR.")
+    sources = [read_source(path) for path in sorted(folder.glob("*.ipynb"))]
+    if not sources:
+        raise FileNotFoundError(f"The folder {folder} holds no notebook (*.ipynb); name another with --notebooks DIR.")
+    return sources
+
+
+def select(sources: Sequence[Source], only: Iterable[str] = (), headline: bool = False) -> list[Source]:
+    """The notebooks that match any of the patterns (all, without patterns), and are headline ones if asked.
+
+    Every pattern has to match something: a misspelt one would otherwise leave a notebook out in silence.
+    """
+    patterns = [pattern.removesuffix(".ipynb") for pattern in only]
+    for pattern in patterns:
+        if not any(fnmatchcase(source.name, pattern) for source in sources):
+            names = ", ".join(source.name for source in sources)
+            raise ValueError(f"--only '{pattern}' matches no notebook. The notebooks are: {names}.")
+    chosen = [s for s in sources if not patterns or any(fnmatchcase(s.name, pattern) for pattern in patterns)]
+    if headline:
+        chosen = [source for source in chosen if source.headline]
+        if not chosen:
+            raise ValueError("None of the selected notebooks is a headline one; leave --headline out to run them.")
+    return chosen
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`name=value` as a pair; the value is read as a Python literal where it is one, and as text otherwise."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ValueError(f"-p '{text}' is not of the form name=value, for example -p seed=1.")
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if value.lower() in words:
+        return name, words[value.lower()]
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def make_jobs(sources: Sequence[Source], profile: str, overrides: Mapping[str, Any]) -> list[Job]:
+    """Give every notebook the profile and those overrides it has a parameter for.
+
+    ValueError for an unknown profile, and for an override that no selected notebook has.
+    """
+    if profile not in PROFILES:
+        raise ValueError(f"profile='{profile}' is not one of {', '.join(PROFILES)}.")
+    if "profile" in overrides:
+        raise ValueError(f"Choose the profile with --profile {overrides['profile']}, not with -p profile=...")
+    unknown = [name for name in overrides if not any(name in source.parameters for source in sources)]
+    if unknown:
+        valid = "\n".join(f"  {source.name}: {', '.join(source.parameters)}" for source in sources)
+        raise ValueError(f"No selected notebook has a parameter '{unknown[0]}'. The parameters are:\n{valid}")
+    given = {"profile": profile, **overrides}
+    return [
+        Job(source, profile, {name: value for name, value in given.items() if name in source.parameters})
+        for source in sources
+    ]

@@ -1,0 +1,45 @@
+"""Tiny notebooks for the suite's own tests."""
+
+import json
+from pathlib import Path
+
+PARAMETERS = 'import os\n\nprofile = os.environ.get("DYNATREE_PROFILE", "laptop")\nseed = 0\nsizes = {\n    "a": 1,\n}'
+RECORDS = [
+    "import os\nfrom pathlib import Path\n\nfolder = Path(os.environ['DYNATREE_OUT']) / 'records' / name",
+    "folder.mkdir(parents=True, exist_ok=True)\n(folder / 'speed.jsonl').write_text('{\"x\": 1}\\n' * (seed + 1))",
+]
+
+
+def write_notebook(folder, name, *cells, parameters=PARAMETERS, about=None, markdown="A text."):
+    """Write a notebook with a markdown cell, a parameters cell and the given code cells; returns its path."""
+    code = [parameters, *cells]
+    content = {
+        "cells": [{"cell_type": "markdown", "id": "text", "metadata": {}, "source": markdown}]
+        + [code_cell(number, source, number == 0) for number, source in enumerate(code)],
+        "metadata": {"dynatree": about or {}, "language_info": {"name": "python"}, "kernelspec": KERNEL},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    path = Path(folder) / f"{name}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1))
+    return path
+
+
+def records_notebook(folder, name, **options):
+    """A notebook that writes one record file, without loading the library."""
+    return write_notebook(folder, name, f"name = {name!r}", *RECORDS, **options)
+
+
+KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
+
+
+def code_cell(number, source, is_parameters):
+    return {
+        "cell_type": "code",
+        "id": f"cell-{number}",
+        "metadata": {"tags": ["parameters"]} if is_parameters else {},
+        "source": source.splitlines(keepends=True),
+        "outputs": [],
+        "execution_count": None,
+    }

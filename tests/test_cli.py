@@ -1,0 +1,96 @@
+"""The command line: help, lazy commands, and errors as one sentence."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from dynatree_lib import __main__ as cli
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Put a command `probe` into the table whose main raises, or returns, what it is given."""
+
+    def install(action):
+        module = SimpleNamespace(configure=lambda parser: None, main=action)
+        monkeypatch.setitem(cli.COMMANDS, "probe", ("dynatree_lib.probe", "a test's command"))
+        monkeypatch.setitem(sys.modules, "dynatree_lib.probe", module)
+
+    return install
+
+
+def raising(error):
+    def action(args):
+        raise error
+
+    return action
+
+
+def test_help_lists_every_command(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f" {name} " in text for name in cli.COMMANDS)
+
+
+def test_help_of_one_command(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["run", "--help"])
+    assert end.value.code == 0
+    assert "--dry-run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["run", "--profile", "big"]])
+def test_wrong_usage_ends_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2
+
+
+def test_the_exit_code_is_the_commands(command):
+    command(lambda args: 1)
+    assert cli.main(["probe"]) == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("depth=0 must be positive."), RuntimeError("No."), OSError("Gone.")])
+def test_errors_from_elsewhere_keep_their_type(command, capsys, monkeypatch, error):
+    monkeypatch.delenv("DYNATREE_DEBUG", raising=False)
+    command(raising(error))
+    assert cli.main(["probe"]) == 2
+    text = capsys.readouterr().err
+    assert text == f"dynatree: {type(error).__name__}: {error} (DYNATREE_DEBUG=1 shows where)\n"
+
+
+def test_errors_of_the_library_are_its_sentence(capsys, tmp_path):
+    assert cli.main(["run", "--notebooks", str(tmp_path / "none")]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("dynatree: There is no notebooks folder at ")
+    assert "Traceback" not in text
+
+
+def test_debug_shows_the_traceback(command, monkeypatch):
+    command(raising(ValueError("x")))
+    monkeypatch.setenv("DYNATREE_DEBUG", "1")
+    with pytest.raises(ValueError, match="x"):
+        cli.main(["probe"])
+
+
+def test_ctrl_c_ends_with_130(command, capsys):
+    command(raising(KeyboardInterrupt()))
+    assert cli.main(["probe"]) == 130
+
+
+def test_a_bug_is_not_hidden(command):
+    command(raising(KeyError("x")))
+    with pytest.raises(KeyError):
+        cli.main(["probe"])
+
+
+def test_help_as_a_module_loads_no_command():
+    code = "import sys, dynatree_lib.__main__ as m\ntry: m.main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print([n for n in ('transformers', 'papermill', 'plotly', 'datasets') if n in sys.modules])"
+    text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert text.splitlines()[-1] == "[]"

@@ -1,0 +1,220 @@
+"""Rules of the project itself: which way imports point, how large things may grow, what notebooks may hold."""
+
+import ast
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "dynatree_lib"
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MASK_NOTEBOOK = "02_tree_attention_masks"  # the one that teaches by defining a function
+
+# Rooms of the core, each above the rooms it may import from; rooms on one step do not import each other. A drafter is
+# told verdicts, so drafters stand above verifiers; a verifier never sees a drafter.
+ROOMS = ["paths tree stopping", "masks sampling", "models", "verifiers", "drafters", "decoding", "summary"]
+STREET = {room: step for step, rooms in enumerate(ROOMS) for room in rooms.split()}
+NOT_IN_CORE = {"plotly", "ipywidgets", "anywidget", "datasets", "papermill", "nbformat", "IPython", "pandas", "dask"}
+
+
+def modules():
+    return sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def room(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def core_modules():
+    return [path for path in modules() if room(path) in STREET]
+
+
+def imported(path):
+    """Every module name a file imports, also inside functions, relative ones made absolute."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            name = ".".join(filter(None, [base, node.module or ""]))
+            yield name
+            yield from (f"{name}.{alias.name}" for alias in node.names)
+
+
+def imported_rooms(path):
+    names = [name.split(".") for name in imported(path)]
+    here = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or p.is_dir()}
+    return {parts[1] for parts in names if parts[0] == "dynatree_lib" and len(parts) > 1 and parts[1] in here}
+
+
+def functions(paths):
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                doc = ast.get_docstring(node, clean=False)
+                lines = node.end_lineno - node.lineno + 1 - (len(doc.splitlines()) if doc else 0)
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", lines
+
+
+@pytest.mark.parametrize("path", core_modules(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_core_imports_point_one_way(path):
+    mine = room(path)
+    wrong = {r for r in imported_rooms(path) - {mine} if STREET.get(r, 99) >= STREET[mine]}
+    assert not wrong, f"{path.name} in room '{mine}' imports from {sorted(wrong)}, which is beside or above it"
+    heavy = {name.split(".")[0] for name in imported(path)} & NOT_IN_CORE
+    assert not heavy, f"{path.name} belongs to the core and imports {sorted(heavy)}"
+
+
+def test_bench_does_not_import_the_suite():
+    wrong = [path.name for path in modules() if room(path) == "bench" and "suite" in imported_rooms(path)]
+    assert not wrong
+
+
+def test_an_import_against_the_street_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    monkeypatch.setitem(globals(), "PACKAGE", tmp_path / "dynatree_lib")
+    folder = tmp_path / "dynatree_lib" / "drafters"
+    folder.mkdir(parents=True)
+    (folder.parent / "decoding.py").touch()
+    (folder.parent / "tree.py").touch()
+    (folder / "bad.py").write_text("from ..tree import TokenTree\ndef f():\n    from .. import decoding\n")
+    assert imported_rooms(folder / "bad.py") == {"tree", "decoding"}
+    with pytest.raises(AssertionError, match="imports from \\['decoding'\\]"):
+        test_core_imports_point_one_way(folder / "bad.py")
+
+
+def written_lines(paths):
+    return sum(bool(line.strip()) for path in paths for line in path.read_text(encoding="utf-8").splitlines())
+
+
+def test_sizes_stay_readable():
+    assert written_lines(modules()) < 8000
+    assert written_lines(core_modules()) < 3000
+    sizes = dict(functions(modules()))
+    assert not {name: size for name, size in sizes.items() if size > 60}
+    assert statistics.median(sizes.values()) < 12
+
+
+def tracked_files():
+    if not shutil.which("git") or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
+    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
+
+
+def test_no_file_names_a_folder_of_one_machine():
+    home = re.compile(r"(?<![A-Za-z0-9.$_}\])*])/(?:home|Users|work|farm)/[A-Za-z]")
+    text_files = {".py", ".md", ".toml", ".yml", ".yaml", ".cff", ".ipynb", ".json", ".jsonl", ".txt", ""}
+    found = []
+    for path in tracked_files():
+        if path.suffix not in text_files or path.stat().st_size > 5_000_000:
+            continue
+        text = path.read_bytes().decode("utf-8", errors="ignore")
+        # Prompts and papers' texts may speak of anybody's home; nothing may speak of this checkout.
+        if f"{ROOT}/" in text or (path.relative_to(ROOT).parts[0] != "data" and home.search(text)):
+            found.append(path.relative_to(ROOT).as_posix())
+    assert not found
+
+
+def requirement_name(line):
+    return re.split(r"[\[<>=!~; ]", line.strip())[0].lower().replace("_", "-")
+
+
+def test_constraints_pin_every_direct_dependency_within_its_range():
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
+    pins = {requirement_name(line): line.split("==")[1] for line in lines}
+    assert pins["torch"] == "2.13.0"
+    extras = project["optional-dependencies"]
+    for text in [*project["dependencies"], *extras["notebooks"], *extras["dev"]]:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(pins[requirement_name(text)]), f"{text} against constraints.txt"
+    assert {requirement_name(text) for text in project["dependencies"]} == {
+        "torch",
+        "transformers",
+        "safetensors",
+        "numpy",
+    }
+
+
+def test_versions_agree():
+    import dynatree_lib
+
+    assert f"\nversion: {dynatree_lib.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_ci_runs_the_readmes_test_command():
+    script = (ROOT / ".ci/run").read_text()
+    assert re.search(r"^make test$", script, re.MULTILINE)
+    assert re.search(r"^make test-slow$", script, re.MULTILINE)
+    readme = ROOT / "README.md"
+    if not readme.exists():
+        pytest.skip("there is no README yet")
+    assert "make test" in readme.read_text()
+    assert "make reproduce" in readme.read_text()
+
+
+def code_cells(path):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return [(cell, "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+class TestNotebook:
+    def test_is_read_by_the_runner_and_switches_profile(self, path):
+        from dynatree_lib.suite.plan import read_source
+
+        source = read_source(path)
+        assert {"profile", "pair", "device", "dtype", "seed"} <= set(source.parameters)
+        assert source.title != source.name, "metadata.dynatree needs a title"
+        assert {"smoke", "laptop", "paper"} <= set(source.estimates), "metadata.dynatree needs estimates"
+        parameters = next(text for cell, text in code_cells(path) if "parameters" in cell["metadata"].get("tags", []))
+        assert "DYNATREE_PROFILE" in parameters
+
+    def test_is_stored_without_outputs_or_widget_state(self, path):
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        assert not {"widgets", "papermill"} & set(notebook["metadata"])
+        for cell, _ in code_cells(path):
+            assert not cell["outputs"]
+            assert cell["execution_count"] is None
+            assert not {"papermill", "execution"} & set(cell["metadata"])
+
+    def test_checks_its_claims_and_keeps_logic_out(self, path):
+        texts = [text for _, text in code_cells(path)]
+        assert any("assert " in text for text in texts)
+        for text in texts:
+            assert not re.search(r"^\s*!", text, re.MULTILINE), "a !shell cell that hangs passes for success"
+            if path.stem != MASK_NOTEBOOK:
+                assert not re.search(r"^\s*(async )?(def|class) ", text, re.MULTILINE), "logic belongs to the library"
+
+
+@pytest.mark.slow
+def test_the_wheel_carries_the_data_and_runs_from_anywhere(tmp_path):
+    if not (ROOT / "README.md").exists():
+        pytest.skip("a wheel needs the README")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, timeout=300)
+    (wheel,) = tmp_path.glob("dynatree_lib-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(tmp_path / "site")
+    shipped = {path.relative_to(ROOT).as_posix() for path in tracked_files() if path.is_relative_to(ROOT / "data")}
+    assert shipped
+    assert shipped <= {name.removeprefix("dynatree_lib/") for name in names}
+    assert "dynatree_lib/suite/report.css" in names
+    code = "import sys; sys.path.insert(0, 'site'); from dynatree_lib.paths import data_path; print(data_path())"
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()).resolve() == (tmp_path / "site/dynatree_lib/data").resolve()

@@ -1,0 +1,111 @@
+"""What notebooks call: checks of their parameters, and what they hand to the report."""
+
+import json
+
+import pytest
+
+from dynatree_lib.suite.notebook import begin
+
+
+@pytest.fixture
+def out(tmp_path, monkeypatch):
+    monkeypatch.setenv("DYNATREE_OUT", str(tmp_path / "run"))
+    return tmp_path / "run"
+
+
+def summary(out):
+    return json.loads((out / "10_x.summary.json").read_text())
+
+
+def test_profile_defaults_and_sizes(out):
+    nb = begin("10_x", profile="smoke")
+    assert (nb.pair, nb.device, nb.dtype, nb.seed) == ("tiny", "cpu", "float32", 0)
+    assert nb.size(smoke=1, laptop=10, paper=100) == 1
+    assert "profile smoke, pair tiny on cpu" in repr(nb)
+    assert str(out) not in repr(nb)
+
+
+def test_without_a_run_it_writes_below_the_checkouts_outputs(monkeypatch, tmp_path):
+    monkeypatch.delenv("DYNATREE_OUT", raising=False)
+    monkeypatch.setenv("DYNATREE_ROOT", str(tmp_path))
+    nb = begin("10_x", profile="smoke")
+    assert nb.out == tmp_path / "outputs" / "notebooks" / "smoke"
+    assert nb.shown(nb.records("speed")) == "outputs/notebooks/smoke/records/10_x/speed.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"profile": "big"}, "profile='big' is not one of smoke, laptop, paper"),
+        ({"dtype": "int8"}, "dtype='int8' is not one of"),
+        ({"device": "gpu"}, "device='gpu' is not 'cpu'"),
+        ({"device": "cuda:x"}, "device='cuda:x' is not"),
+        ({"seed": -1}, "seed=-1 must be"),
+        ({"seed": "1"}, "seed='1' must be"),
+        ({"name": "../x"}, "The name '../x' must be"),
+    ],
+)
+def test_parameters_that_cannot_work(out, options, words):
+    given = {"name": "10_x", "profile": "smoke", **options}
+    with pytest.raises(ValueError, match=words):
+        begin(given.pop("name"), **given)
+
+
+def test_torch_dtypes_are_understood(out):
+    assert begin("10_x", profile="smoke", dtype="torch.bfloat16").dtype == "bfloat16"
+
+
+def test_records_start_empty_unless_kept(out):
+    nb = begin("10_x", profile="smoke")
+    nb.records("speed").write_text("{}\n")
+    assert nb.records("speed", keep=True).read_text() == "{}\n"
+    assert not nb.records("speed").exists()
+    with pytest.raises(ValueError, match="file name"):
+        nb.records("a/b")
+
+
+def test_claims_keep_their_order_and_are_replaced_by_repetition(out):
+    nb = begin("10_x", profile="smoke")
+    record = nb.records("speed")
+    nb.headline("faster", 1.5, unit="x", holds=True, record=record)
+    nb.headline("nodes", 16)
+    nb.headline("faster", 1.2, unit="x", holds=False, record=record)
+    first, second = summary(out)["claims"]
+    assert first == {
+        "claim": "faster",
+        "value": 1.2,
+        "unit": "x",
+        "holds": False,
+        "record": "records/10_x/speed.jsonl",
+    }
+    assert second["holds"] is None
+    begin("10_x", profile="smoke")
+    assert summary(out)["claims"] == []
+
+
+def test_numbers_of_numpy_become_plain(out):
+    import numpy as np
+
+    begin("10_x", profile="smoke").headline("n", np.float32(2), holds=np.bool_(True))
+    assert summary(out)["claims"][0]["value"] == 2.0
+    assert summary(out)["claims"][0]["holds"] is True
+
+
+def test_a_record_outside_the_run_is_refused(out, tmp_path):
+    with pytest.raises(ValueError, match="outside the run's folder"):
+        begin("10_x", profile="smoke").headline("n", 1, record=tmp_path / "other.jsonl")
+
+
+def test_figures_and_tables(out):
+    class Figure:
+        def to_json(self):
+            return '{"data": [], "layout": {}}'
+
+    nb = begin("10_x", profile="smoke")
+    assert nb.save_figure("speed", Figure(), "A caption", headline=True).suffix == ".json"
+    assert nb.save_figure("tree", "<svg></svg>").read_text() == "<svg></svg>"
+    nb.table("Table 1", "<table></table>")
+    figures = summary(out)["figures"]
+    assert [f["path"] for f in figures] == ["figures/10_x/speed.json", "figures/10_x/tree.html"]
+    assert [f["headline"] for f in figures] == [True, False]
+    assert summary(out)["tables"] == [{"caption": "Table 1", "html": "<table></table>"}]

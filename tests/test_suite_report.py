@@ -1,0 +1,141 @@
+"""The report: what it shows, in which order, and that it opens without a network."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from suite_notebooks import write_notebook
+
+from dynatree_lib.__main__ import main
+from dynatree_lib.suite.pages import draw_formulas, figure_html
+from dynatree_lib.suite.report import build_report, number
+
+pytest.importorskip("nbconvert")
+
+FIGURE = json.dumps({"data": [{"type": "scatter", "y": [1, 3, 2], "name": "</script>chain"}], "layout": {}})
+SUMMARY = {
+    "claims": [
+        {"claim": "Trees beat chains", "value": 1.7712, "unit": "x", "holds": True, "record": "records/10_x/a.jsonl"},
+        {"claim": "Cost <= 2.2 steps", "value": 2.31, "unit": "steps", "holds": False, "record": None},
+    ],
+    "tables": [{"caption": "Table 1 & 2", "html": "<table><tr><td>1.62x</td></tr></table>"}],
+    "figures": [
+        {"figure": "speed", "caption": "Speed", "headline": True, "path": "figures/10_x/speed.json"},
+        {"figure": "other", "caption": "Other", "headline": False, "path": "figures/10_x/other.json"},
+    ],
+}
+CELL = f"""
+import json, os
+from pathlib import Path
+from IPython.display import display
+out = Path(os.environ["DYNATREE_OUT"])
+(out / "figures/10_x").mkdir(parents=True)
+(out / "figures/10_x/speed.json").write_text({FIGURE!r})
+(out / "10_x.summary.json").write_text({json.dumps(SUMMARY)!r})
+display({{"application/vnd.plotly.v1+json": json.loads({FIGURE!r})}}, raw=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run's folder with one finished and one failed notebook."""
+    folder = tmp_path_factory.mktemp("suite")
+    write_notebook(folder / "notebooks", "10_x", CELL, about={"title": "Fixed <trees>"}, markdown="With $A_{ij}$.")
+    write_notebook(folder / "notebooks", "20_y", "assert False, 'broken & bad'")
+    main(["run", "--notebooks", str(folder / "notebooks"), "--out", str(folder / "out"), "--report"])
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def page(finished):
+    return (finished / "report.html").read_text(encoding="utf-8")
+
+
+def test_problems_come_first_then_notebooks_then_claims(page):
+    order = [page.index(text) for text in ("<h1>", ">Problems<", ">Notebooks<", 'id="10_x"', ">Environment<")]
+    assert order == sorted(order)
+    problems = page[page.index(">Problems<") : page.index(">Notebooks<")]
+    assert "broken &amp; bad" in problems
+    assert "claim does not hold: Cost &lt;= 2.2 steps" in problems
+
+
+def test_claims_tables_and_headline_figures_are_shown(page):
+    assert "1 of 2 notebooks finished; 1 of 2 claims hold" in page
+    assert "✓ holds" in page
+    assert "✗ fails" in page
+    assert "1.77 x" in page
+    assert 'href="records/10_x/a.jsonl"' in page
+    assert "Table 1 &amp; 2" in page
+    assert "<td>1.62x</td>" in page
+    assert page.count('class="dynatree-figure"') == 1
+    assert "Fixed &lt;trees&gt;" in page
+
+
+def test_nothing_is_loaded_from_elsewhere(finished):
+    assert (finished / "plotly.min.js").stat().st_size > 1_000_000
+    for path in finished.glob("*.html"):
+        loaded = re.findall(r"""<(?:script|link|img|iframe)[^>]*(?:src|href)=["']([^"']+)""", path.read_text())
+        assert set(loaded) <= {"plotly.min.js"}, f"{path.name} loads {loaded}"
+
+
+def test_links_lead_somewhere(finished, page):
+    links = re.findall(r'href="([^"#]+)"', page)
+    assert "20_y.html" in links
+    assert [link for link in links if not (finished / link).exists()] == ["records/10_x/a.jsonl"]
+
+
+def test_executed_pages_draw_figures_and_formulas(finished):
+    text = (finished / "10_x.html").read_text(encoding="utf-8")
+    assert 'class="dynatree-figure"' in text
+    assert "<\\/script>chain" in text
+    assert "<msub>" in text
+
+
+def test_a_figure_cannot_end_its_script_element():
+    assert figure_html(FIGURE).count("</script>") == 1
+
+
+def test_formulas_leave_code_and_prices_alone():
+    assert draw_formulas("costs $5 or $6, `$x$`") == "costs $5 or $6, `$x$`"
+    assert "<math" in draw_formulas("$$\\alpha$$")
+    assert draw_formulas("```\n$x$\n```") == "```\n$x$\n```"
+
+
+def test_an_altered_notebook_is_a_problem(finished, tmp_path):
+    out = shutil.copytree(finished, tmp_path / "out")
+    (out / "10_x.ipynb").write_text((out / "10_x.ipynb").read_text() + " ")
+    assert "10_x.ipynb is truncated or was altered" in build_report(out).read_text()
+    (out / "10_x.receipt.json").write_text("{")
+    assert "its receipt cannot be read" in build_report(out).read_text()
+
+
+def test_a_damaged_summary_costs_only_that_notebooks_claims(finished, tmp_path):
+    out = shutil.copytree(finished, tmp_path / "out")
+    (out / "10_x.summary.json").write_text('{"claims": [')
+    assert "10_x.summary.json is truncated or was altered" in build_report(out).read_text()
+
+
+def test_a_folder_without_receipts_is_refused(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 2
+    assert "holds no receipt" in capsys.readouterr().err
+
+
+def test_numbers_are_short():
+    values = [1.7712, 152.04, 12345.6, 16, "3/20", None, 0.00123]
+    assert [number(v) for v in values] == ["1.77", "152.0", "12,346", "16", "3/20", "", "0.00123"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["report.html", "10_x.html"])
+def test_figures_are_drawn_in_a_browser_without_network(finished, name):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not browser:
+        pytest.skip("no Chromium or Chrome is installed")
+    quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+    offline = ["--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000", "--no-sandbox", "--disable-gpu"]
+    command = [browser, "--headless=new", *quiet, *offline, "--dump-dom", (finished / name).as_uri()]
+    page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "scatterlayer" in page  # plotly's own drawing of the trace
+    assert "needs plotly.min.js" not in page.partition("<body")[2].replace("place.textContent", "")

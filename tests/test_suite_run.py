@@ -1,0 +1,232 @@
+"""Running notebooks: receipts, resuming, failures, and what survives each of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from suite_notebooks import records_notebook, write_notebook
+
+from dynatree_lib.__main__ import main
+from dynatree_lib.suite import receipts
+
+pytest.importorskip("papermill")
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """Run `dynatree run` on tmp_path/notebooks into tmp_path/out; returns exit code and what it printed."""
+
+    def call(*options):
+        code = main(["run", "--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out"), *options])
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    call.notebooks, call.out = tmp_path / "notebooks", tmp_path / "out"
+    return call
+
+
+def receipt(run, name):
+    return json.loads((run.out / f"{name}.receipt.json").read_text())
+
+
+def test_a_finished_notebook_has_a_receipt(run):
+    records_notebook(run.notebooks, "10_x", about={"title": "X", "headline": True})
+    code, text = run("--profile", "smoke", "-p", "seed=1")
+    assert code == 0, text
+    found = receipt(run, "10_x")
+    assert found["parameters"] == {"profile": "smoke", "seed": 1}
+    assert found["executed_sha256"] == receipts.sha256_file(run.out / "10_x.ipynb")
+    assert list(found["written"]) == ["records/10_x/speed.jsonl"]
+    assert len((run.out / "records/10_x/speed.jsonl").read_text().splitlines()) == 2  # the override arrived
+    assert found["seconds"] > 0
+    assert not list(run.out.glob("*.partial*"))
+    assert str(run.out) not in json.dumps(json.loads((run.out / "10_x.ipynb").read_text())["metadata"])
+
+
+def test_kernels_know_profile_folder_root_and_library(run):
+    write_notebook(
+        run.notebooks,
+        "10_x",
+        "import os, pathlib",
+        "assert profile == os.environ['DYNATREE_PROFILE'] == 'smoke'",
+        f"assert os.environ['DYNATREE_OUT'] == {str(run.out)!r}",
+        f"assert pathlib.Path(os.environ['DYNATREE_ROOT']) == pathlib.Path({str(ROOT)!r})",
+        f"import importlib.util as u\nassert u.find_spec('dynatree_lib').origin.startswith({str(ROOT)!r})",
+    )
+    before = dict(os.environ)
+    code, text = run("--profile", "smoke")
+    assert code == 0, text
+    assert dict(os.environ) == before
+
+
+def test_resume_redoes_only_what_changed(run):
+    for name in ("10_x", "20_y", "30_z"):
+        records_notebook(run.notebooks, name)
+    assert run()[0] == 0
+    first = {name: receipt(run, name)["started"] for name in ("10_x", "20_y", "30_z")}
+    write_notebook(run.notebooks, "20_y", "print('edited')")
+    (run.out / "30_z.receipt.json").write_text('{"schema": 1, "note')  # truncated
+    code, text = run("--resume")
+    assert code == 0
+    assert "10_x: kept" in text
+    assert "20_y: running again, because the notebook changed since" in text
+    assert "30_z: running again, because its receipt cannot be read: 30_z.receipt.json is truncated" in text
+    assert receipt(run, "10_x")["started"] == first["10_x"]
+    assert not (run.out / "records/20_y").exists()  # the old records do not pass for the new notebook's
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda out: (out / "records/10_x/speed.jsonl").write_text('{"x"'), "speed.jsonl is truncated or was altered"),
+        (lambda out: (out / "records/10_x/speed.jsonl").unlink(), "speed.jsonl is missing"),
+        (lambda out: (out / "10_x.ipynb").write_text("{}"), "10_x.ipynb is truncated or was altered"),
+        (lambda out: (out / "10_x.receipt.json").write_text("[]"), "holds a list where a JSON object belongs"),
+        (lambda out: (out / "10_x.receipt.json").write_text('{"schema": 0}'), "another version of the suite"),
+        (lambda out: (out / "10_x.receipt.json").write_bytes(b"\xff\xfe"), "is truncated or not JSON"),
+    ],
+)
+def test_damage_is_named_and_only_that_notebook_runs_again(run, harm, words):
+    records_notebook(run.notebooks, "10_x")
+    records_notebook(run.notebooks, "20_y")
+    run("--only", "10_x")
+    run("--only", "20_y")
+    harm(run.out)
+    code, text = run("--resume", "--dry-run")
+    assert code == 0
+    assert words in text
+    assert "1 to run" in text
+
+
+def test_resume_notices_library_data_and_parameters(run, monkeypatch):
+    records_notebook(run.notebooks, "10_x")
+    assert run()[0] == 0
+    assert "its parameters changed" in run("--resume", "--dry-run", "-p", "seed=4")[1]
+    monkeypatch.setattr(receipts, "library_sha256", lambda: "other")
+    assert "the library changed" in run("--resume", "--dry-run")[1]
+    monkeypatch.setattr(receipts, "data_sha256", lambda: "other")
+    assert "the library and the data changed" in run("--resume", "--dry-run")[1]
+
+
+def test_a_failing_notebook_does_not_stop_the_others(run):
+    write_notebook(run.notebooks, "10_x", "x = 1", "ratio = 0.9\nassert ratio > 1, f'{ratio} is too slow'")
+    write_notebook(run.notebooks, "20_y", "import os\nos._exit(3)")
+    records_notebook(run.notebooks, "30_z")
+    code, text = run()
+    assert code == 1
+    assert "10_x failed: cell In [4] `ratio = 0.9` raised AssertionError: 0.9 is too slow" in text
+    assert "20_y failed: cell In [3] `import os` ended with DeadKernelError" in text
+    assert "3 notebooks: 1 finished, 2 failed" in text
+    assert (run.out / "10_x.failed.ipynb").is_file()
+    assert not (run.out / "10_x.ipynb").exists()
+    assert not (run.out / "10_x.receipt.json").exists()
+
+
+def test_after_a_repair_the_failure_is_gone(run):
+    write_notebook(run.notebooks, "10_x", "1 / 0")
+    assert run()[0] == 1
+    write_notebook(run.notebooks, "10_x", "1 / 1")
+    assert run("--resume")[0] == 0
+    assert sorted(path.name for path in run.out.iterdir()) == ["10_x.ipynb", "10_x.receipt.json", "run.json"]
+
+
+def test_records_of_an_unfinished_attempt_stay_for_the_same_job_only(run):
+    records_notebook(run.notebooks, "10_x")
+    path = run.notebooks / "10_x.ipynb"
+    notebook = json.loads(path.read_text())
+    notebook["cells"][-1]["source"] = (
+        "(folder).mkdir(parents=True, exist_ok=True)\nspeed = folder / 'speed.jsonl'\nold = speed.exists()\n"
+        "speed.write_text('{}')\nassert old, 'first attempt'"
+    )
+    path.write_text(json.dumps(notebook))
+    assert run()[0] == 1
+    assert run()[0] == 1  # without --resume a run starts from nothing
+    assert run("--resume", "-p", "seed=3")[0] == 1  # another job
+    assert run("--resume", "-p", "seed=3")[0] == 0
+
+
+def test_bad_requests_run_nothing(run):
+    records_notebook(run.notebooks, "10_x")
+    for options, words in [
+        (["-p", "sede=1"], "No selected notebook has a parameter 'sede'"),
+        (["--only", "11_*"], "--only '11_*' matches no notebook"),
+        (["-p", "seed"], "name=value"),
+    ]:
+        code, text = run(*options)
+        assert code == 2
+        assert words in text
+        assert not run.out.exists()
+
+
+def test_dry_run_shows_estimates_and_writes_nothing(run):
+    cost = {"laptop": {"seconds": 240, "memory_mb": 1500}}
+    write_notebook(run.notebooks, "10_x", about={"estimate": cost})
+    write_notebook(run.notebooks, "20_y")
+    code, text = run("--dry-run")
+    assert code == 0
+    assert not run.out.exists()
+    assert "4 min" in text
+    assert "1.5 GB" in text
+    assert "unknown" in text
+    assert "2 to run, at least 4 min in all, at most 1.5 GB at a time." in text
+
+
+def test_an_earlier_receipt_is_the_better_estimate(run):
+    records_notebook(run.notebooks, "10_x", about={"estimate": {"laptop": {"seconds": 7200}}})
+    assert "2.0 h" in run("--dry-run")[1]
+    run()
+    assert "2.0 h" not in run("--dry-run")[1]
+
+
+def test_resume_without_a_folder_takes_the_newest_of_the_profile(tmp_path):
+    from dynatree_lib.suite.run import default_out
+
+    for name in ("laptop-20250101-000000", "laptop-20260101-000000", "paper-20270101-000000"):
+        (tmp_path / "outputs" / name).mkdir(parents=True)
+        (tmp_path / "outputs" / name / "run.json").write_text("{}")
+    assert default_out(tmp_path, "laptop", resume=True).name == "laptop-20260101-000000"
+    assert default_out(tmp_path, "smoke", resume=True).name.startswith("smoke-2")
+    assert not default_out(tmp_path, "laptop", resume=False).exists()
+
+
+def test_peak_memory_is_in_the_receipt(run):
+    write_notebook(run.notebooks, "10_x", "import time\nblock = bytearray(150_000_000)\ntime.sleep(0.7)")
+    run()
+    assert 150 < receipt(run, "10_x")["memory_mb"] < 600
+
+
+@pytest.mark.slow
+def test_ctrl_c_marks_the_running_notebook_and_keeps_the_finished(run):
+    records_notebook(run.notebooks, "10_x")
+    write_notebook(run.notebooks, "20_y", "import time\ntime.sleep(300)")
+    records_notebook(run.notebooks, "30_z")
+    command = [sys.executable, "-m", "dynatree_lib", "run", "--notebooks", str(run.notebooks), "--out", str(run.out)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as runner:
+        wait_for(lambda: (run.out / "20_y.partial.ipynb").exists())
+        time.sleep(1)
+        runner.send_signal(signal.SIGINT)
+        text, _ = runner.communicate(timeout=60)
+    assert runner.returncode == 130
+    assert "1 finished, 1 interrupted, 1 not started" in text
+    assert receipt(run, "10_x")
+    assert (run.out / "20_y.interrupted.ipynb").is_file()
+    assert not (run.out / "30_z.ipynb").exists()
+    write_notebook(run.notebooks, "20_y", "1")
+    assert main(["run", "--notebooks", str(run.notebooks), "--out", str(run.out), "--resume"]) == 0
+    assert not (run.out / "20_y.interrupted.ipynb").exists()
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the notebook did not start in time"
+        time.sleep(0.1)
