@@ -1,10 +1,10 @@
 """Tree speculative decoding: one interface for drafters, verifiers and measurement.
 
-    import dynatree_lib as dt
-    pair = dt.load_pair("tiny")
-    ids = pair.tokenizer("def read_lines(path):", return_tensors="pt").input_ids
-    out = dt.generate(pair.target, ids, dt.FixedTree(pair.draft), max_new_tokens=200)
-    print(out.text(pair.tokenizer), dt.summarize(out))
+import dynatree_lib as dt
+pair = dt.load_pair("tiny")
+ids = pair.tokenizer("def read_lines(path):", return_tensors="pt").input_ids
+out = dt.generate(pair.target, ids, dt.FixedTree(pair.draft), max_new_tokens=200)
+print(out.text(pair.tokenizer), dt.summarize(out))
 """
 
 from __future__ import annotations

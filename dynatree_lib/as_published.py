@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ PUBLISHED = Switches("draft", "rebuild", "flat", "reread", "node")
 
 
 def generate_with(
-    target: HFModel, prompt: Sequence[int], tree: FixedTree, switches: Switches, **options
+    target: HFModel, prompt: Sequence[int], tree: FixedTree, switches: Switches, **options: Any
 ) -> Generation:
     """`generate` with some of the differences; `tree` gives depth (of the paper's kind: below its root), breadth, tau.
 
@@ -87,7 +87,9 @@ class _ReadsAgain(HFSession):
         super().extend(tokens)
         self._text += [int(token) for token in tokens]
 
-    def score(self, tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling) -> Rows:
+    def score(
+        self, tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling
+    ) -> Rows:
         """See `Session.score`."""
         self._nodes = [*self._nodes[: self.pending], *(int(token) for token in tokens)]
         return super().score(tokens, parents, sampling)
@@ -115,7 +117,9 @@ class NodeByNodeSession(_ReadsAgain):
 class RereadingSession(_ReadsAgain):
     """Waste: the cache is thrown away before each tree, and the whole text read again."""
 
-    def score(self, tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling) -> Rows:
+    def score(
+        self, tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling
+    ) -> Rows:
         """See `Session.score`; the first level of each tree reads the whole text."""
         if not self.pending:
             self._reset()

@@ -108,7 +108,9 @@ def generate(
     state: DecodingState | None = None,
     commit: Literal["gather", "rebuild"] = "gather",
 ) -> Generation:
-    """Decode with a drafted tree per iteration. The result has the target's own law; at temperature 0 it is its greedy text.
+    """Decode with a drafted tree per iteration.
+
+    The result has the target's own law; at temperature 0 it is the target's greedy text.
 
     Args:
         target: the model whose text this is.
@@ -142,7 +144,9 @@ def generate(
     return _drive(loop.run())
 
 
-def autoregressive(target: LanguageModel, prompt: Sequence[int] | np.ndarray | torch.Tensor, **options) -> Generation:
+def autoregressive(
+    target: LanguageModel, prompt: Sequence[int] | np.ndarray | torch.Tensor, **options: Any
+) -> Generation:
     """Plain decoding, one token per forward, through the same loop; options as for `generate`."""
     return generate(target, prompt, NoDraft(), **options)
 
@@ -209,7 +213,7 @@ class _Loop:
             target.commit(path)
         else:
             target.rollback()
-            target.extend(tree.tokens[path])
+            target.extend(tree.tokens[path].tolist())
             target.flush()
         self.state.last = verdict.next_token
 
@@ -227,7 +231,9 @@ def _begin(target: LanguageModel, drafter: Drafter, ids: list[int], seed: int) -
 
 def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: list[int]) -> DecodingState:
     if state.busy:
-        raise ValueError("This state belongs to a text that is being decoded or was interrupted; start from its tokens.")
+        raise ValueError(
+            "This state belongs to a text that is being decoded or was interrupted; start from its tokens."
+        )
     if state.drafter != drafter:
         raise ValueError("This state belongs to another drafter; continue with the same one, or start from the tokens.")
     state.busy = True
@@ -273,7 +279,7 @@ def _checked_prompt(
     length = len(ids) + (0 if state is None else state.target.position + 1)
     if length >= target.context:
         raise ValueError(
-            f"The prompt has {length} tokens and the context of '{target.name}' is {target.context}; shorten the prompt "
-            "so that there is room for new tokens."
+            f"The prompt has {length} tokens and the context of '{target.name}' is {target.context}; shorten the "
+            "prompt so that there is room for new tokens."
         )
     return ids

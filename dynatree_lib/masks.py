@@ -58,7 +58,9 @@ def additive(allowed: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(barred, torch.finfo(dtype).min)
 
 
-def sliding_window(allowed: np.ndarray, row_positions: np.ndarray, key_positions: np.ndarray, window: int) -> np.ndarray:
+def sliding_window(
+    allowed: np.ndarray, row_positions: np.ndarray, key_positions: np.ndarray, window: int
+) -> np.ndarray:
     """Restrict (n, m) bool `allowed` to keys less than `window` positions back, counted in depth, as a
     sliding-window layer does for a plain sequence.
 

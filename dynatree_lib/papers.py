@@ -129,8 +129,15 @@ def _difference(stored: Row) -> Difference:
     if "same_as" in stored:  # both drafts of one paper; the numbers of sections and figures differ
         paper = stored["same_as"].rpartition("-")[0]
         entry = next(other for other in _load(paper)["differences"] if other["id"] == stored["same_as"])
-    return Difference(entry["id"], tuple(stored["concerns"]), entry["where"], entry["what"], tuple(entry["evidence"]),
-                      entry["kind"], entry["weight"])
+    return Difference(
+        entry["id"],
+        tuple(stored["concerns"]),
+        entry["where"],
+        entry["what"],
+        tuple(entry["evidence"]),
+        entry["kind"],
+        entry["weight"],
+    )
 
 
 @functools.cache
@@ -138,10 +145,16 @@ def published(paper: str) -> Paper:
     """The published facts of one of `PAPERS`. Raises PaperError for another name."""
     data = _load(paper)
     return Paper(
-        key=data["key"], title=data["title"], short_title=data["short_title"], setup=MappingProxyType(data["setup"]),
-        method_names=MappingProxyType(data["method_names"]), symbols=MappingProxyType(data["symbols"]),
-        authors_code=data["authors_code"], tables=_tables(data["tables"], "Table"),
-        figures=_tables(data["figures"], "Figure"), logs=_tables(data["logs"], "log"),
+        key=data["key"],
+        title=data["title"],
+        short_title=data["short_title"],
+        setup=MappingProxyType(data["setup"]),
+        method_names=MappingProxyType(data["method_names"]),
+        symbols=MappingProxyType(data["symbols"]),
+        authors_code=data["authors_code"],
+        tables=_tables(data["tables"], "Table"),
+        figures=_tables(data["figures"], "Figure"),
+        logs=_tables(data["logs"], "log"),
         differences=tuple(_difference(entry) for entry in data["differences"]),
     )
 
@@ -152,9 +165,13 @@ def known_differences(paper: str, where: str | None = None) -> list[Difference]:
 
 
 def paper_beside_measured(
-    published_rows: Iterable[Mapping[str, Any]], measured_rows: Iterable[Mapping[str, Any]],
-    on: str | Sequence[str] = "method", *, columns: Sequence[str] | None = None,
-    published_setup: str = "", measured_setup: str = "",
+    published_rows: Iterable[Mapping[str, Any]],
+    measured_rows: Iterable[Mapping[str, Any]],
+    on: str | Sequence[str] = "method",
+    *,
+    columns: Sequence[str] | None = None,
+    published_setup: str = "",
+    measured_setup: str = "",
 ) -> list[Row]:
     """Line up published and measured rows whose `on` columns agree.
 

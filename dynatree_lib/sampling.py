@@ -163,6 +163,6 @@ class Rows:
 
     def _bad_row(self, node: int) -> str:
         return (
-            f"The logits of {self.owner} at tree node {node} hold NaN, +inf, or nothing but -inf; no token can be chosen "
-            "from them. Load the model in a wider dtype (dtype='float32') or check its weights."
+            f"The logits of {self.owner} at tree node {node} hold NaN, +inf, or nothing but -inf; no token can be "
+            "chosen from them. Load the model in a wider dtype (dtype='float32') or check its weights."
         )

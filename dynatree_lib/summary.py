@@ -33,8 +33,8 @@ class Summary:
 
     def __str__(self) -> str:
         return (
-            f"{self.tokens} tokens in {self.iterations} iterations: {self.tokens_per_iteration:.2f} tokens per iteration, "
-            f"{self.accepted_length:.2f} of {self.nodes:.1f} drafted nodes accepted"
+            f"{self.tokens} tokens in {self.iterations} iterations: {self.tokens_per_iteration:.2f} tokens per "
+            f"iteration, {self.accepted_length:.2f} of {self.nodes:.1f} drafted nodes accepted"
         )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 ROOT = -1
 """Parent index of node 0."""
 
-# How a node's token was drawn, the `law` field. A verifier needs it to stay lossless (Traversal Verification, section 3).
+# How a node's token was drawn, the `law` field; verifiers of sampled trees need it to stay lossless.
 POINT, IID, DISTINCT = 0, 1, 2
 
 
@@ -44,7 +44,7 @@ class TokenTree:
             raise ValueError("A token tree starts with node 0, the last committed token, whose parent is -1.")
         if not len(self.parents) == len(self.logprobs) == len(self.law) == n:
             raise ValueError("tokens, parents, logprobs and law of a token tree must have one entry per node.")
-        if n > 1 and not (0 <= self.parents[1:].min() and (self.parents[1:] < np.arange(1, n)).all()):
+        if n > 1 and not (self.parents[1:].min() >= 0 and (self.parents[1:] < np.arange(1, n)).all()):
             raise ValueError("Every node of a token tree after node 0 needs a parent with a smaller index.")
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class TokenTree:
 
     @classmethod
     def from_paths(cls, token: int, paths: Iterable[Sequence[int]]) -> TokenTree:
-        """Merge token paths below node 0 = `token` into a tree: common prefixes share nodes. Used by tests and views."""
+        """Merge token paths below node 0 = `token` into a tree: common prefixes share nodes."""
         tokens, parents, known = [token], [ROOT], {}
         for path in paths:
             node = 0

@@ -185,16 +185,26 @@ _SPEC_BENCH = DataSet("spec_bench", ("question.jsonl",), "", _spec_bench, bundle
 _SPEC_BENCH_BUNDLED = ("chat", "translation", "summarization", "qa", "math", "rag")
 DATA_SETS: dict[str, DataSet] = {
     "wikitext-2": DataSet(
-        "wikitext-2-raw", ("wiki.{split}.raw", *_PARQUET), "Salesforce/wikitext", _wikitext, "wikitext-2-raw-v1",
-        bundled_task="encyclopedia", max_characters=800, splits=_SPLITS,
+        "wikitext-2-raw",
+        ("wiki.{split}.raw", *_PARQUET),
+        "Salesforce/wikitext",
+        _wikitext,
+        "wikitext-2-raw-v1",
+        bundled_task="encyclopedia",
+        max_characters=800,
+        splits=_SPLITS,
     ),
     "pg-19": DataSet(
-        "pg19", ("*.txt", *_PARQUET), "emozilla/pg19", _pg19,
-        hub_files="data/{split}-*", bundled_task="novel", max_characters=1000, splits=_SPLITS,
+        "pg19",
+        ("*.txt", *_PARQUET),
+        "emozilla/pg19",
+        _pg19,
+        hub_files="data/{split}-*",
+        bundled_task="novel",
+        max_characters=1000,
+        splits=_SPLITS,
     ),
-    "gsm8k": DataSet(
-        "gsm8k", _PARQUET, "openai/gsm8k", _gsm8k, "main", bundled_task="math", splits=("test", "train")
-    ),
+    "gsm8k": DataSet("gsm8k", _PARQUET, "openai/gsm8k", _gsm8k, "main", bundled_task="math", splits=("test", "train")),
     "humaneval": DataSet(
         "human_eval", ("HumanEval.jsonl", *_PARQUET), "openai/openai_humaneval", _humaneval, bundled_task="code"
     ),
@@ -202,8 +212,12 @@ DATA_SETS: dict[str, DataSet] = {
         "mbpp", ("mbpp.jsonl", *_PARQUET), "google-research-datasets/mbpp", _mbpp, "full", bundled_task="code"
     ),
     "mt-bench": DataSet(
-        "spec_bench", ("question.jsonl", "train-*.parquet", "*/train-*.parquet"), "HuggingFaceH4/mt_bench_prompts",
-        _mt_bench, hub_split="train", bundled_task="chat",
+        "spec_bench",
+        ("question.jsonl", "train-*.parquet", "*/train-*.parquet"),
+        "HuggingFaceH4/mt_bench_prompts",
+        _mt_bench,
+        hub_split="train",
+        bundled_task="chat",
     ),
     "spec-bench": _SPEC_BENCH,
     **{
@@ -216,9 +230,17 @@ WORKLOADS = (*DATA_SETS, *SUBSETS, "bundled", *(f"bundled/{task}" for task in BU
 
 
 def load_workload(
-    name: str, *, limit: int | None = None, sample: int | None = None, seed: int = 0,
-    source: str | os.PathLike[str] = "auto", split: str = "test", max_characters: int | None = None,
-    max_tokens: int | None = None, tokenizer: Any = None, books: Sequence[str | int] | None = None,
+    name: str,
+    *,
+    limit: int | None = None,
+    sample: int | None = None,
+    seed: int = 0,
+    source: str | os.PathLike[str] = "auto",
+    split: str = "test",
+    max_characters: int | None = None,
+    max_tokens: int | None = None,
+    tokenizer: Any = None,
+    books: Sequence[str | int] | None = None,
     passages_per_book: int = 20,
 ) -> Workload:
     """Load one of `WORKLOADS`.
@@ -235,8 +257,13 @@ def load_workload(
     """
     if name not in WORKLOADS:
         raise ValueError(f"There is no workload {name!r}; the workloads are {', '.join(WORKLOADS)}.")
-    _check_counts(limit=limit, sample=sample, max_characters=max_characters, max_tokens=max_tokens,
-                  passages_per_book=passages_per_book)
+    _check_counts(
+        limit=limit,
+        sample=sample,
+        max_characters=max_characters,
+        max_tokens=max_tokens,
+        passages_per_book=passages_per_book,
+    )
     if max_tokens is not None and tokenizer is None:
         raise ValueError(f"max_tokens={max_tokens} needs tokenizer=: a prompt has tokens only under a tokenizer.")
     base, subset = SUBSETS.get(name, (name, None))
@@ -273,7 +300,11 @@ def _check_counts(**counts: int | None) -> None:
 
 
 def _select(
-    prompts: list[Prompt], sample: int | None, seed: int, max_characters: int | None, max_tokens: int | None,
+    prompts: list[Prompt],
+    sample: int | None,
+    seed: int,
+    max_characters: int | None,
+    max_tokens: int | None,
     tokenizer: Any,
 ) -> tuple[list[Prompt], list[str]]:
     """Leave out what is too long, then draw the random subset; the notes say both."""
@@ -310,14 +341,15 @@ def _bundled(name: str) -> tuple[str, str, list[Prompt]]:
     if not name.startswith("bundled"):
         name = "bundled" if name == "spec-bench" else f"bundled/{DATA_SETS[name].bundled_task}"
     tasks = BUNDLED_TASKS if name == "bundled" else (name.partition("/")[2],)
-    prompts = [Prompt(row["id"], row["task"], tuple(row.get("turns") or (row["text"],)))
-               for task in tasks for row in _read_jsonl(data_path("prompts", f"{task}.jsonl"))]
+    prompts = [
+        Prompt(row["id"], row["task"], tuple(row.get("turns") or (row["text"],)))
+        for task in tasks
+        for row in _read_jsonl(data_path("prompts", f"{task}.jsonl"))
+    ]
     return name, "written for this project, held out from training", prompts
 
 
-def _rows(
-    name: str, data_set: DataSet, split: str, source: str | os.PathLike[str]
-) -> tuple[Iterator[Row], str]:
+def _rows(name: str, data_set: DataSet, split: str, source: str | os.PathLike[str]) -> tuple[Iterator[Row], str]:
     """The data set's rows, and where they came from."""
     if source == "auto":
         source = os.environ.get(FOLDER_VARIABLE) or "hub"

@@ -31,7 +31,7 @@ def ancestors_or_self(parents: Sequence[int], node: int) -> set[int]:
 
 
 def longest_greedy_path(tree: TokenTree, argmax: Sequence[int]) -> tuple[list[int], int]:
-    """SELECTCOMMIT by trying every node: the deepest one whose whole path is the target's argmax, then the bonus token."""
+    """SELECTCOMMIT by trying every node: the deepest whose whole path is the target's argmax, then the bonus token."""
     best: list[int] = []
     for node in range(1, len(tree)):
         path = tree.path(node)
@@ -62,7 +62,7 @@ def draft_tree(
     """DRAFTTREE of DynaTree's Algorithm 1, line by line; nodes as (token, parent, path log-probability).
 
     Node 0 is the paper's root u_0, the draft's top-1 token after the text, with its own log-probability; D, B, tau and
-    N_max as in the paper. `remove` is the reading of section 3.3: a leaf below tau is pruned instead of kept unexpanded.
+    N_max as in the paper. `remove` is the reading of section 3.3: a leaf below tau is pruned, not kept unexpanded.
     """
 
     def top(path: list[int], count: int) -> list[tuple[int, float]]:

@@ -49,6 +49,7 @@ def test_root_switch_alone_equals_the_core():
 
 def test_shared_draft_cache_misleads_the_draft():
     """A node that also sees its siblings gets other continuations, so some tree differs."""
+
     def trees(switches):
         out = generate_with(TARGET, PROMPTS[1], TREE, switches, max_new_tokens=40)
         return [one.tree.tokens.tolist() for one in out.rounds]

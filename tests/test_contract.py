@@ -77,14 +77,19 @@ def test_a_tree_grown_level_by_level_scores_the_same():
     expected = whole.score(tree.tokens, tree.parents, Sampling()).logits
     order = [0, 1, 3, 2, 4]  # by level
     parents = [-1, 0, 0, 1, 2]
-    rows = [grown.score(tree.tokens[order[s]], parents[s], Sampling()).logits for s in (slice(0, 1), slice(1, 3), slice(3, 5))]
+    rows = [
+        grown.score(tree.tokens[order[s]], parents[s], Sampling()).logits
+        for s in (slice(0, 1), slice(1, 3), slice(3, 5))
+    ]
     assert torch.allclose(torch.cat(rows), expected[order], atol=1e-12)
 
 
 def test_cache_grows_beyond_its_first_capacity():
     target = random_model("gpt_neox")
     ids = prompt(250)
-    out = generate(target, ids, FixedTree(noisy_copy(target), depth=4, branching=3, tau=None, max_nodes=40), max_new_tokens=60)
+    out = generate(
+        target, ids, FixedTree(noisy_copy(target), depth=4, branching=3, tau=None, max_nodes=40), max_new_tokens=60
+    )
     assert out.tokens == hf_greedy(target, ids, 60)
 
 
@@ -108,6 +113,8 @@ def test_unknown_architectures_and_kernels_are_refused():
 def test_the_self_check_catches_a_model_that_ignores_positions(monkeypatch):
     from dynatree_lib.models import huggingface
 
-    monkeypatch.setattr(huggingface, "depth_positions", lambda parents, position: position + torch.arange(len(parents)).numpy())
+    monkeypatch.setattr(
+        huggingface, "depth_positions", lambda parents, position: position + torch.arange(len(parents)).numpy()
+    )
     with pytest.raises(ValueError, match="does not score a token tree"):
         HFModel(raw_model("gpt_neox"))

@@ -92,7 +92,11 @@ def test_continuing_on_a_real_model_reads_nothing_twice(monkeypatch):
     first = generate(target, prompt(40), drafter, max_new_tokens=20)
     read = []
     forward = type(target).forward
-    monkeypatch.setattr(type(target), "forward", lambda self, tokens, *rest, **more: read.append(len(tokens)) or forward(self, tokens, *rest, **more))
+    monkeypatch.setattr(
+        type(target),
+        "forward",
+        lambda self, tokens, *rest, **more: read.append(len(tokens)) or forward(self, tokens, *rest, **more),
+    )
     second = generate(target, [5, 6], drafter, max_new_tokens=10, state=first.state)
     assert max(read) <= drafter.max_nodes + 4
     whole = [*prompt(40)[0].tolist(), *first.tokens, 5, 6]

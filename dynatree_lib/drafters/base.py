@@ -155,7 +155,7 @@ class ModelDrafter(Drafter):
         path = [0, *verdict.path]
         read = [int(row) for row in state.row_of[path] if row >= 0]
         state.session.commit(read)
-        state.session.extend(proposal.tree.tokens[path[len(read) :]])
+        state.session.extend(proposal.tree.tokens[path[len(read) :]].tolist())
         state.root = verdict.next_token
         return state
 

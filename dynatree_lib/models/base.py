@@ -72,7 +72,9 @@ class Session(ABC):
         self._queue.extend(int(token) for token in tokens)
         self.position += len(tokens)
 
-    def score(self, tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling) -> Rows:
+    def score(
+        self, tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling
+    ) -> Rows:
         """Score n nodes in one forward under the tree mask and keep them pending.
 
         Args:
@@ -102,7 +104,9 @@ class Session(ABC):
         above = ROOT
         for node in path:
             if self._parents[node] != above:
-                raise ValueError(f"commit() needs a path: pending row {node} hangs below {self._parents[node]}, not {above}.")
+                raise ValueError(
+                    f"commit() needs a path: pending row {node} hangs below {self._parents[node]}, not {above}."
+                )
             above = node
         self._keep(np.asarray(path, np.int64))
         self.length += len(path)
@@ -122,7 +126,7 @@ class Session(ABC):
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
         """Read the queue as committed text, then the nodes; (n, V) logits of the nodes.
 
-        `parents` covers all pending rows, the last len(tokens) of which are new; the queue is empty if others are pending.
+        `parents` covers all pending rows; the last len(tokens) of them are new. The queue is then empty.
         """
 
     @abstractmethod

@@ -22,7 +22,7 @@ SUPPORTED = (
     "gpt_neox", "llama", "qwen2", "qwen3", "gpt2", "opt", "mistral", "phi3", "olmo2", "falcon",
 )  # fmt: skip
 REFUSED = {
-    "mpt": "its ALiBi attention derives positions from the order of the rows, so siblings would get different positions",
+    "mpt": "its ALiBi attention derives positions from the order of the rows, so siblings would differ in position",
     "bloom": "its ALiBi attention derives positions from the order of the rows and does not take a 4-D mask",
 }
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
@@ -30,7 +30,7 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 0.03, torc
 
 
 def check_architecture(model: PreTrainedModel) -> None:
-    """Raise ValueError unless trees can be scored by mask and positions in this architecture and attention kernel."""
+    """Raise ValueError unless this architecture and attention kernel can score trees by mask and positions."""
     config = model.config
     kind = config.model_type
     if kind == "falcon" and getattr(config, "alibi", False):
@@ -43,7 +43,7 @@ def check_architecture(model: PreTrainedModel) -> None:
     attention = config._attn_implementation
     if attention not in ("sdpa", "eager"):
         raise ValueError(
-            f"Attention implementation '{attention}' takes no tree mask; load the model with attn_implementation='sdpa'."
+            f"Attention implementation '{attention}' takes no tree mask; load with attn_implementation='sdpa'."
         )
 
 
@@ -69,7 +69,6 @@ def check_tree_attention(model: HFModel) -> None:
     allowed = TOLERANCE.get(model.dtype, 0.0)
     if not np.isfinite(worst) or worst > allowed:
         raise ValueError(
-            f"Model '{model.name}' does not score a token tree as it scores its paths (relative difference {worst:.2g}, "
-            f"allowed {allowed:.2g} in {model.dtype}), so its output would be wrong; use one of the supported types in "
-            "float32, or sdpa attention."
+            f"Model '{model.name}' does not score a token tree as it scores its paths (off by {worst:.2g} of the largest, "
+            f"allowed {allowed:.2g}, {model.dtype}), so its output would be wrong; use a supported type in float32."
         )

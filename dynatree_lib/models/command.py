@@ -19,10 +19,9 @@ def main(args: argparse.Namespace) -> int:
     if args.check:
         pair = load_pair(args.check, device_map=args.device, dtype=args.dtype)
         for role, model in (("target", pair.target), ("draft", pair.draft)):
-            print(
-                f"{role}: {model.model.config.model_type}, {model.parameters / 1e6:.2f} M parameters, {model.layers} layers, "
-                f"vocabulary {model.vocab_size}, context {model.context}, {str(model.dtype).removeprefix('torch.')}"
-            )
+            kind, dtype = model.model.config.model_type, str(model.dtype).removeprefix("torch.")
+            print(f"{role}: {kind}, {model.parameters / 1e6:.2f} M parameters, {model.layers} layers, {dtype}")
+            print(f"{'':6}  vocabulary {model.vocab_size}, context {model.context}")
         print("tree attention: checked on both models")
         return 0
     for name, spec in PAIRS.items():

@@ -73,7 +73,9 @@ class HFModel(LanguageModel):
         other.session_class = session_class
         return other
 
-    def forward(self, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: TreeCache, keep: int) -> torch.Tensor:
+    def forward(
+        self, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: TreeCache, keep: int
+    ) -> torch.Tensor:
         """One forward of (n,) tokens; (keep, V) logits of the last `keep` rows."""
         device = self.device
         output = self.model(

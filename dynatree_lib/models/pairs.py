@@ -76,23 +76,31 @@ def load_pair(
     """
     if name is not None and (target or draft):
         raise ValueError("Give either a pair's name or target= and draft=, not both.")
-    if name is None and not (target and draft):
-        raise ValueError(f"Give target= and draft=, or one of the named pairs: {', '.join(PAIRS)}.")
     if name is not None:
         if name not in PAIRS:
-            raise ValueError(f"There is no pair named '{name}'; choose one of {', '.join(PAIRS)}, or give target= and draft=.")
+            raise ValueError(
+                f"There is no pair named '{name}'; choose one of {', '.join(PAIRS)}, or give target= and draft=."
+            )
         target, draft = _sources(name)
+    if not target or not draft:
+        raise ValueError(f"Give both target= and draft=, or one of the named pairs: {', '.join(PAIRS)}.")
     device = _device(device_map)
     options = {"device": device, "dtype": _dtype(dtype, name, device), "attn_implementation": attn_implementation}
-    big, small = load_model(target, **options), load_model(draft, **options)
+    big = load_model(target, **options)
+    small = load_model(draft, **options, tokenizer=None if _has_tokenizer(draft) else big.tokenizer)
     _check_pair(big, small)
     return Pair(name or f"{target} + {draft}", big, small, big.tokenizer)
 
 
 def load_model(
-    source: str | Path, *, device: Any = "cpu", dtype: Any = torch.float32, attn_implementation: str = "sdpa"
+    source: str | Path,
+    *,
+    device: Any = "cpu",
+    dtype: Any = torch.float32,
+    attn_implementation: str = "sdpa",
+    tokenizer: Any = None,
 ) -> HFModel:
-    """One model with its tokenizer from a hub name or folder.
+    """One model from a hub name or folder, with its own tokenizer unless one is given.
 
     Raises:
         ValueError: if it cannot be loaded (the sentence says what would serve) or cannot score trees.
@@ -103,7 +111,7 @@ def load_model(
     simple = isinstance(device, str) and device.split(":")[0] in ("cpu", "cuda", "mps")
     placement = {} if simple else {"device_map": device}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, attn_implementation=attn_implementation, **placement
         )
@@ -112,7 +120,7 @@ def load_model(
         raise ValueError(
             f"Model '{source}' could not be loaded ({first}). Without a model hub, give a local folder that holds its "
             f"config.json, *.safetensors and tokenizer.json, or set {MODELS_FOLDER} to a folder with "
-            "ORGANISATION/NAME inside; gated models also need an access token (hf auth login). The pair 'tiny' needs neither."
+            "ORGANISATION/NAME inside; gated models also need an access token (hf auth login). The pair 'tiny' ships."
         ) from error
     return HFModel(model.to(device) if simple else model, tokenizer)
 
@@ -121,6 +129,12 @@ def _sources(name: str) -> tuple[str | Path, str | Path]:
     if name == "tiny":
         return data_path("tiny", "target"), data_path("tiny", "draft")
     return PAIRS[name].target, PAIRS[name].draft
+
+
+def _has_tokenizer(source: str | Path) -> bool:
+    # A distilled draft's folder holds weights only: it has its target's tokenizer.
+    folder = Path(_local_copy(source))
+    return not folder.is_dir() or any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
 
 
 def _local_copy(source: str | Path) -> str:
@@ -145,15 +159,17 @@ def _dtype(dtype: str | torch.dtype | None, name: str | None, device: Any) -> An
         return dtype
     found = getattr(torch, dtype, None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise ValueError(f"dtype is '{dtype}'; use float32, bfloat16, float16, float64, or 'auto' for the checkpoint's own.")
+        raise ValueError(
+            f"dtype is '{dtype}'; use float32, bfloat16, float16, float64, or 'auto' for the checkpoint's own."
+        )
     return found
 
 
 def _check_pair(target: HFModel, draft: HFModel) -> None:
     if vocabulary_fingerprint(target.tokenizer) != vocabulary_fingerprint(draft.tokenizer):
         raise ValueError(
-            f"Target '{target.name}' and draft '{draft.name}' have different vocabularies, so drafted token ids would mean "
-            "other words; use a draft with the target's tokenizer, or distil one with `dynatree train`."
+            f"Target '{target.name}' and draft '{draft.name}' have different vocabularies, so drafted token ids would "
+            "mean other words; use a draft with the target's tokenizer, or distil one with `dynatree train`."
         )
     # Some families pad the embedding differently per size; a draft's surplus columns are never real tokens.
     draft.vocab_size = min(draft.vocab_size, target.vocab_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +32,9 @@ class ToyModel(LanguageModel):
         self.eos_token_ids = eos_token_ids
 
     @classmethod
-    def random(cls, vocab_size: int = 4, seed: int = 0, order: int = 2, sharpness: float = 2.0, **kwargs) -> ToyModel:
+    def random(
+        cls, vocab_size: int = 4, seed: int = 0, order: int = 2, sharpness: float = 2.0, **kwargs: Any
+    ) -> ToyModel:
         """A random Markov model: the law depends on the last `order` tokens; higher sharpness is more predictable."""
 
         def law(context: tuple[int, ...]) -> Sequence[float]:

@@ -15,7 +15,7 @@ from .greedy import Greedy
 
 
 class TargetWalk(Verifier):
-    """Draw y from the target's law at the current node; walk to the child that holds y, or stop with y as bonus token."""
+    """Draw y from the target's law at the current node; walk to the child with y, or stop with y as bonus token."""
 
     def check(self, sampling: Sampling) -> None:
         """Every sampling is served."""
@@ -24,7 +24,8 @@ class TargetWalk(Verifier):
         """See `Verifier.verify`; draws once per kept node, and once more."""
         if rows.sampling.greedy:
             return Greedy().verify(tree, rows, laws, chance)
-        node, path = 0, []
+        node = 0
+        path: list[int] = []
         while True:
             token = chance.draw(rows.row(node))
             step = np.flatnonzero((tree.parents == node) & (tree.tokens == token))
