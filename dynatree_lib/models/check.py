@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig
 
 from ..sampling import Sampling
 from ..tree import TokenTree
@@ -29,9 +29,8 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 0.03, torc
 """Largest difference accepted, as a share of the largest absolute logit."""
 
 
-def check_architecture(model: PreTrainedModel) -> None:
+def check_architecture(config: PretrainedConfig) -> None:
     """Raise ValueError unless this architecture and attention kernel can score trees by mask and positions."""
-    config = model.config
     kind = config.model_type
     if kind == "falcon" and getattr(config, "alibi", False):
         raise ValueError("This Falcon model uses ALiBi and cannot score token trees; use a rotary Falcon model.")
@@ -40,7 +39,7 @@ def check_architecture(model: PreTrainedModel) -> None:
         raise ValueError(
             f"A model of type '{kind}' cannot score token trees: {reason}. Supported types: {', '.join(SUPPORTED)}."
         )
-    attention = config._attn_implementation
+    attention = getattr(config, "_attn_implementation", None) or "sdpa"
     if attention not in ("sdpa", "eager"):
         raise ValueError(
             f"Attention implementation '{attention}' takes no tree mask; load with attn_implementation='sdpa'."
@@ -69,6 +68,6 @@ def check_tree_attention(model: HFModel) -> None:
     allowed = TOLERANCE.get(model.dtype, 0.0)
     if not np.isfinite(worst) or worst > allowed:
         raise ValueError(
-            f"Model '{model.name}' does not score a token tree as it scores its paths (off by {worst:.2g} of the largest, "
-            f"allowed {allowed:.2g}, {model.dtype}), so its output would be wrong; use a supported type in float32."
+            f"Model '{model.name}' does not score a token tree as it scores its paths (off by {worst:.2g} of the "
+            f"largest, allowed {allowed:.2g}, {model.dtype}), so its output would be wrong; use float32."
         )

@@ -34,7 +34,7 @@ class HFModel(LanguageModel):
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, *, check: bool = True
     ) -> None:
-        check_architecture(model)
+        check_architecture(model.config)
         self.model = model.eval()
         self.tokenizer = tokenizer
         config = model.config

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..paths import data_path
+from .check import check_architecture
 from .huggingface import HFModel, vocabulary_fingerprint
 
 MODELS_FOLDER = "DYNATREE_MODELS"
@@ -76,6 +77,8 @@ def load_pair(
     """
     if name is not None and (target or draft):
         raise ValueError("Give either a pair's name or target= and draft=, not both.")
+    device = _device(device_map)
+    options = {"device": device, "dtype": _dtype(dtype, name, device), "attn_implementation": attn_implementation}
     if name is not None:
         if name not in PAIRS:
             raise ValueError(
@@ -84,8 +87,6 @@ def load_pair(
         target, draft = _sources(name)
     if not target or not draft:
         raise ValueError(f"Give both target= and draft=, or one of the named pairs: {', '.join(PAIRS)}.")
-    device = _device(device_map)
-    options = {"device": device, "dtype": _dtype(dtype, name, device), "attn_implementation": attn_implementation}
     big = load_model(target, **options)
     small = load_model(draft, **options, tokenizer=None if _has_tokenizer(draft) else big.tokenizer)
     _check_pair(big, small)
@@ -105,24 +106,28 @@ def load_model(
     Raises:
         ValueError: if it cannot be loaded (the sentence says what would serve) or cannot score trees.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     source = _local_copy(source)
     simple = isinstance(device, str) and device.split(":")[0] in ("cpu", "cuda", "mps")
     placement = {} if simple else {"device_map": device}
+    check_architecture(_from_pretrained("AutoConfig", source))  # before gigabytes of weights are read
+    tokenizer = tokenizer or _from_pretrained("AutoTokenizer", source)
+    kernels = {"dtype": dtype, "attn_implementation": attn_implementation}
+    model = _from_pretrained("AutoModelForCausalLM", source, **kernels, **placement)
+    return HFModel(model.to(device) if simple else model, tokenizer)
+
+
+def _from_pretrained(kind: str, source: str, **options: Any) -> Any:
+    import transformers
+
     try:
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation=attn_implementation, **placement
-        )
-    except (OSError, ImportError) as error:
+        return getattr(transformers, kind).from_pretrained(source, **options)
+    except (OSError, ImportError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(
             f"Model '{source}' could not be loaded ({first}). Without a model hub, give a local folder that holds its "
             f"config.json, *.safetensors and tokenizer.json, or set {MODELS_FOLDER} to a folder with "
             "ORGANISATION/NAME inside; gated models also need an access token (hf auth login). The pair 'tiny' ships."
         ) from error
-    return HFModel(model.to(device) if simple else model, tokenizer)
 
 
 def _sources(name: str) -> tuple[str | Path, str | Path]:
