@@ -9,7 +9,7 @@ cny123222/DynaTree, spec_decode/core/tree_speculative_generator.py at commit 94f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -43,15 +43,17 @@ class Switches:
 PUBLISHED = Switches("draft", "rebuild", "flat", "reread", "node")
 
 
-def generate_with(
-    target: HFModel, prompt: Sequence[int], tree: FixedTree, switches: Switches, **options: Any
-) -> Generation:
-    """`generate` with some of the differences; `tree` gives depth (of the paper's kind: below its root), breadth, tau.
+def arrange(
+    target: HFModel, tree: FixedTree, switches: Switches
+) -> tuple[HFModel, FixedTree, Literal["gather", "rebuild"]]:
+    """Target, drafter and `commit` that together decode with these switches.
 
-    With root="draft" one level is added for the paper's root, so that both roots may keep equally long paths.
+    `tree.depth` is the paper's D: levels below its root. With root="draft" one level is added for that root; with
+    root="target" too, so that both may keep equally long paths.
     """
     draft = tree.draft
-    assert isinstance(draft, HFModel)
+    if not isinstance(draft, HFModel):
+        raise TypeError("The published implementation's faults need transformers models; this tree's draft is not one.")
     kinds: list[type[HFSession]] = []
     if switches.batching == "node":
         kinds.append(NodeByNodeSession)
@@ -61,9 +63,31 @@ def generate_with(
         draft = draft.with_sessions(type("PublishedDraftSession", tuple(kinds), {}))
     if switches.positions == "flat":
         target = target.with_sessions(FlatPositionSession)
-    depth = tree.depth + 1 if switches.root == "draft" else tree.depth
-    drafter = replace(tree, draft=draft, root=switches.root, depth=depth)
-    return generate(target, prompt, drafter, commit=switches.commit, **options)
+    return target, replace(tree, draft=draft, root=switches.root, depth=tree.depth + 1), switches.commit
+
+
+def generate_with(
+    target: HFModel, prompt: Sequence[int], tree: FixedTree, switches: Switches, **options: Any
+) -> Generation:
+    """`generate` with some of the differences; see `arrange`."""
+    target, drafter, commit = arrange(target, tree, switches)
+    return generate(target, prompt, drafter, commit=commit, **options)
+
+
+def corrections() -> list[tuple[str, Switches]]:
+    """From the published code to this library's, one more difference corrected at each step."""
+    steps, now = [("as published", PUBLISHED)], PUBLISHED
+    for name in ("positions", "batching", "draft_cache", "root", "commit"):
+        now = replace(now, **{name: getattr(Switches(), name)})
+        steps.append((f"+ {name.replace('_', ' ')}", now))
+    return steps
+
+
+def single_faults() -> list[tuple[str, Switches]]:
+    """This library's way with one of the published differences put back at a time."""
+    names = [field.name for field in fields(Switches)]
+    back = [(f"only {name.replace('_', ' ')}", {name: getattr(PUBLISHED, name)}) for name in names]
+    return [("corrected", Switches()), *((label, replace(Switches(), **change)) for label, change in back)]
 
 
 class FlatPositionSession(HFSession):

@@ -1,12 +1,13 @@
 """Each fault of the published code does what it is said to do, and only that."""
 
+import itertools
 from dataclasses import fields, replace
 
 import pytest
 from models import hf_greedy, noisy_copy, prompt, random_model
 
 from dynatree_lib import FixedTree, generate
-from dynatree_lib.as_published import PUBLISHED, Switches, generate_with
+from dynatree_lib.as_published import PUBLISHED, Switches, corrections, generate_with, single_faults
 
 TARGET = random_model("gpt_neox")
 TREE = FixedTree(noisy_copy(TARGET), depth=3, branching=2, tau=0.01, max_nodes=32)
@@ -27,6 +28,16 @@ def test_only_missing_positions_change_the_text(name):
     assert (texts(alone) == EXPECTED) == (name != "positions")
 
 
+def test_corrections_lead_from_the_published_code_to_ours():
+    steps = [switches for _, switches in corrections()]
+    assert (steps[0], steps[-1]) == (PUBLISHED, Switches())
+    changed = [sum(getattr(a, name) != getattr(b, name) for name in NAMES) for a, b in itertools.pairwise(steps)]
+    assert changed == [1] * 5
+    assert [sum(getattr(one, name) != getattr(Switches(), name) for name in NAMES) for _, one in single_faults()] == [
+        0, 1, 1, 1, 1, 1,
+    ]  # fmt: skip
+
+
 def test_as_published_is_not_exact_and_corrected_is():
     assert texts(PUBLISHED) != EXPECTED
     assert texts(Switches()) == EXPECTED
@@ -42,7 +53,7 @@ def test_rereading_the_draft_changes_no_tree():
 
 def test_root_switch_alone_equals_the_core():
     out = generate_with(TARGET, PROMPTS[0], TREE, Switches(root="draft"), max_new_tokens=40)
-    core = generate(TARGET, PROMPTS[0], replace(TREE, root="draft", depth=TREE.depth + 1), max_new_tokens=40)
+    core = generate(TARGET, PROMPTS[0], replace(TREE, root="draft", depth=4), max_new_tokens=40)
     assert [one.tree.tokens.tolist() for one in out.rounds] == [one.tree.tokens.tolist() for one in core.rounds]
     assert all((one.tree.depths == 1).sum() <= 1 for one in out.rounds)
 

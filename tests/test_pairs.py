@@ -44,6 +44,12 @@ def test_two_folders_make_a_pair(checkpoints):
     assert len(out.tokens) == 8
 
 
+def test_a_folder_with_both_is_a_pair(checkpoints, tmp_path):
+    for part in ("target", "draft"):
+        shutil.copytree(checkpoints / "org" / part, tmp_path / part)
+    assert load_pair(str(tmp_path)).draft.vocab_size == 97
+
+
 def test_a_draft_without_tokenizer_has_its_targets(checkpoints):
     pair = load_pair(target=checkpoints / "org/target", draft=checkpoints / "org/bare")
     assert pair.draft.tokenizer is pair.target.tokenizer

@@ -63,7 +63,7 @@ def load_pair(
     """Load a pair by name, or any two compatible models by hub name or folder.
 
     Args:
-        name: one of `PAIRS`; "tiny" ships with the library.
+        name: one of `PAIRS` ("tiny" ships with the library), or a folder with target/ and draft/ inside.
         target: hub name or local folder of the target, instead of `name`.
         draft: the same for the draft.
         device_map: "cpu", "cuda", "cuda:1", ...; "auto" takes a GPU if there is one; anything else goes to transformers
@@ -80,10 +80,6 @@ def load_pair(
     device = _device(device_map)
     options = {"device": device, "dtype": _dtype(dtype, name, device), "attn_implementation": attn_implementation}
     if name is not None:
-        if name not in PAIRS:
-            raise ValueError(
-                f"There is no pair named '{name}'; choose one of {', '.join(PAIRS)}, or give target= and draft=."
-            )
         target, draft = _sources(name)
     if not target or not draft:
         raise ValueError(f"Give both target= and draft=, or one of the named pairs: {', '.join(PAIRS)}.")
@@ -133,7 +129,15 @@ def _from_pretrained(kind: str, source: str, **options: Any) -> Any:
 def _sources(name: str) -> tuple[str | Path, str | Path]:
     if name == "tiny":
         return data_path("tiny", "target"), data_path("tiny", "draft")
-    return PAIRS[name].target, PAIRS[name].draft
+    if name in PAIRS:
+        return PAIRS[name].target, PAIRS[name].draft
+    folder = Path(name)
+    if (folder / "target").is_dir() and (folder / "draft").is_dir():
+        return folder / "target", folder / "draft"
+    raise ValueError(
+        f"There is no pair named '{name}', nor a folder of that name with target/ and draft/ inside, as "
+        f"`dynatree train` writes; choose one of {', '.join(PAIRS)}, or give target= and draft=."
+    )
 
 
 def _has_tokenizer(source: str | Path) -> bool:

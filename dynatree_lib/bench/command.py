@@ -1,0 +1,231 @@
+"""`dynatree bench`: measure methods on a pair and a workload, print a table, write JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..models.pairs import Pair
+    from ..workloads import Workload
+    from .metrics import MethodSummary
+    from .protocol import Results
+
+DEFAULT_METHODS = "hf-generate,hf-assisted,ar,chain,fixed-tree"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `dynatree bench`."""
+    what = parser.add_argument_group("what is measured")
+    what.add_argument("--pair", help="a named pair (see `dynatree pairs`); 'tiny' by default")
+    what.add_argument("--target", help="hub name or folder of a target, with --draft, instead of --pair")
+    what.add_argument("--draft", help="hub name or folder of its draft")
+    what.add_argument(
+        "--methods", default=DEFAULT_METHODS, metavar="LIST",
+        help="methods with options, e.g. hf-generate,chain:length=6,fixed-tree:depth=6,branching=3,tau=0.03 "
+        "(default: %(default)s); --methods help lists them",
+    )  # fmt: skip
+    what.add_argument("--workload", default="bundled", help="name of the workload (default: the bundled prompts)")
+    what.add_argument("--task", help="only this task of the workload, e.g. code with the bundled prompts")
+    what.add_argument("--data", metavar="DIR", help="local folder of the data set, instead of the hub")
+    what.add_argument("--limit", type=int, help="at most this many prompts, the first of each task in turn")
+    how = parser.add_argument_group("how")
+    how.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    how.add_argument("--temperature", type=float, default=0.0, help="0 is greedy decoding (default)")
+    how.add_argument("--seed", type=int, default=0)
+    how.add_argument("--repeats", type=int, default=1, help="timed runs per method and prompt")
+    how.add_argument("--warmup", type=int, default=1, help="untimed runs per method")
+    how.add_argument("--stop-at-eos", action="store_true", help="end texts at EOS; by default all run to the budget")
+    how.add_argument(
+        "--trace", type=int, nargs="?", const=3, default=0, metavar="PROMPTS",
+        help="split the time into draft, verify and host, in extra runs on the first prompts (3)",
+    )  # fmt: skip
+    how.add_argument("--device", help="cpu, cuda, cuda:1, auto (default: cpu)")
+    how.add_argument("--dtype", help="float32, bfloat16, float16, float64 (default: float32 on the CPU)")
+    how.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")
+    out = parser.add_argument_group("where it goes")
+    out.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
+    out.add_argument("--records", type=Path, metavar="FILE", help="write one JSON line per run as it is done")
+    out.add_argument("--resume", action="store_true", help="skip the runs that --records has already")
+    out.add_argument("--overwrite", action="store_true", help="replace an existing --records file")
+
+
+def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -> int:
+    """Run the benchmark and write the table to `out` (standard output); 1 if a method failed on some prompt."""
+    out = out or sys.stdout.write
+    if args.methods == "help":
+        out(method_list())
+        return 0
+    results = _measured(args)
+    if args.json:
+        from .records import write_atomically
+
+        write_atomically(args.json, json.dumps(results.to_json(), indent=1, ensure_ascii=False) + "\n")
+    out(report(results))
+    return 1 if results.records.failures else 0
+
+
+def _measured(args: argparse.Namespace) -> Results:
+    from ..sampling import Sampling
+    from .methods import variants
+    from .protocol import run_benchmark
+    from .records import check_writable
+
+    methods = variants(args.methods)  # everything that can be checked is checked before models are loaded
+    sampling = Sampling(temperature=args.temperature)
+    for path in filter(None, (args.json, args.records)):
+        check_writable(path)
+    if args.resume and not args.records:
+        raise ValueError("--resume needs --records FILE, the file to go on with.")
+    if args.threads is not None:
+        _set_threads(args.threads)
+    pair = _pair(args)
+    workload = _workload(args, pair)
+    return run_benchmark(
+        pair, methods, workload.prompts,
+        max_new_tokens=args.max_new_tokens, sampling=sampling, seed=args.seed, warmup=args.warmup, repeats=args.repeats,
+        ignore_eos=not args.stop_at_eos, trace=args.trace, records=args.records,
+        existing="resume" if args.resume else "replace" if args.overwrite else "refuse",
+        progress=_progress, source=workload.source,
+    )  # fmt: skip
+
+
+def _set_threads(count: int) -> None:
+    import torch
+
+    if count < 1:
+        raise ValueError(f"--threads is {count}; give at least 1.")
+    torch.set_num_threads(count)
+
+
+def _pair(args: argparse.Namespace) -> Pair:
+    from ..models.pairs import load_pair
+
+    if args.pair is None and args.target is None and args.draft is None:
+        args.pair = "tiny"
+    return load_pair(args.pair, target=args.target, draft=args.draft, device_map=args.device, dtype=args.dtype)
+
+
+def _workload(args: argparse.Namespace, pair: Pair) -> Workload:
+    from ..workloads import load_workload
+
+    if args.max_new_tokens < 1:
+        raise ValueError(f"--max-new-tokens is {args.max_new_tokens}; ask for at least 1 token.")
+    room = pair.target.context - args.max_new_tokens
+    if room < 1:
+        raise ValueError(
+            f"--max-new-tokens is {args.max_new_tokens} and the context of '{pair.name}' is {pair.target.context}; "
+            "ask for fewer tokens."
+        )
+    name = f"{args.workload}/{args.task}" if args.task else args.workload
+    return load_workload(
+        name, limit=args.limit, seed=args.seed, source=args.data or "auto", max_tokens=room, tokenizer=pair.tokenizer
+    )
+
+
+def _progress(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+# -------------------------------------------------------------------------------------------------------------- texts
+def method_list() -> str:
+    """Every method with its options and their defaults."""
+    from .methods import METHODS
+
+    lines = []
+    for name, method in METHODS.items():
+        options = ", ".join(f"{key}={_option(value)}" for key, value in method.defaults.items())
+        lossy = "" if method.lossless else "  [lossy]"
+        lines.append(f"{name:18} {options or 'no options'}{lossy}")
+    return "\n".join(lines) + "\n"
+
+
+def _option(value: object) -> str:
+    if isinstance(value, tuple):
+        return "/".join(map(str, value))
+    return "none" if value is None else str(value)
+
+
+def report(results: Results) -> str:
+    """The table with what it rests on."""
+    setup, environment = results.records.header.setup, results.records.header.environment
+    summaries = results.summaries()
+    gpu = environment["gpu"]
+    where = gpu["name"] if gpu and setup["target"]["device"] == "cuda" else environment["cpu"] or "unknown CPU"
+    lines = [
+        f"{setup['pair']} in {setup['dtype']} on {where}, {environment['threads']} threads; "
+        f"{setup['max_new_tokens']} new tokens, {setup['eos_rule']}.",
+        setup["workload"],
+        "",
+        *table([_HEADINGS, *(_row(one) for one in summaries)]),
+        "",
+        *_remarks(results, summaries),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_HEADINGS = (
+    "method", "tokens/s [95 %]", "x hf-generate [95 %]", "tokens/iter", "nodes", "iteration cost", "TTFT ms",
+    "identical",
+)  # fmt: skip
+
+
+def _row(one: MethodSummary) -> tuple[str, ...]:
+    return (
+        one.label + ("" if one.lossless else " (lossy)"),
+        _with_interval(one.tokens_per_second, one.tokens_per_second_interval, 1),
+        _with_interval(one.speedup_hf_generate, one.speedup_hf_generate_interval, 2),
+        f"{one.tokens_per_iteration:.2f}",
+        _number(one.nodes_per_iteration, 1),
+        _number(one.iteration_cost, 2),
+        f"{1000 * one.ttft:.1f}",
+        one.identical or "-",
+    )
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _with_interval(value: float | None, interval: tuple[float, float] | None, digits: int) -> str:
+    if value is None or interval is None:
+        return "-"
+    return f"{value:.{digits}f} [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of aligned columns, the first to the left, a rule below the headings."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
+                  for column, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]  # fmt: skip
+    return [lines[0], "-" * len(lines[0]), *lines[1:]]
+
+
+def _remarks(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
+    setup = results.records.header.setup
+    lines = [
+        "tokens/s: all tokens over all seconds; intervals: bootstrap over prompts.",
+        "Iteration cost: seconds per iteration in units of one greedy step of hf-generate.",
+    ]
+    if setup["reference"] and any(one.identical for one in summaries):
+        lines.append(f"Identical: texts that equal those of {setup['reference']}, token for token.")
+    for one in summaries:
+        if one.divergences and one.lossless:
+            lines.append(f"{one.label}: {len(one.divergences)} divergent runs, {one.near_ties} of them near-ties "
+                         f"(top-2 margin below {setup['near_tie_margin']:g}).")  # fmt: skip
+        if one.split:
+            shares = ", ".join(f"{part} {one.split[part]:.0%}" for part in ("draft", "verify", "host"))
+            lines.append(f"{one.label}: {shares} of the time (traced runs).")
+        if one.counters:
+            counts = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in one.counters.items())
+            lines.append(f"{one.label}: {counts}.")
+    lines += [f"{one.method} failed on {one.prompt}: {one.error}" for one in results.records.failures.values()]
+    return [*lines, *results.records.notes]

@@ -1,0 +1,157 @@
+"""Where a number was measured: versions, machine, commit, models. No host or user names, no absolute paths."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from ..models.huggingface import HFModel
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_PACKAGES = ("torch", "transformers", "numpy", "safetensors")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Everything about this machine and this code that may change a time."""
+    from .. import __version__
+
+    return {
+        "library": __version__,
+        "commit": git_commit(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in _PACKAGES},
+        "os": f"{platform.system()} {platform.release().split('-')[0]} {platform.machine()}",
+        "cpu": cpu_name(),
+        "cores": available_cores(),
+        "threads": torch.get_num_threads(),
+        "gpu": describe_gpu(),
+    }
+
+
+def available_cores() -> int:
+    """CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_name() -> str | None:
+    """The processor's model name, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or None
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else None
+
+
+def describe_gpu() -> dict[str, Any] | None:
+    """Name, memory, CUDA and driver of the first GPU that torch sees, or None."""
+    if not torch.cuda.is_available():
+        return None
+    facts = torch.cuda.get_device_properties(0)
+    return {"name": facts.name, "memory_bytes": facts.total_memory, "cuda": torch.version.cuda, "driver": _driver()}
+
+
+def _driver() -> str | None:
+    return _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+
+
+@cache
+def git_commit() -> str | None:
+    """Commit of the checkout this package runs from, `+dirty` if tracked files differ; None outside a checkout."""
+    root = _output(["git", "-C", str(_PACKAGE), "rev-parse", "--show-toplevel"])
+    if root is None or Path(root).resolve() != _PACKAGE.parent:  # an installed package may lie inside another project
+        return None
+    commit = _output(["git", "-C", root, "rev-parse", "HEAD"])
+    changed = _output(["git", "-C", root, "status", "--porcelain", "--untracked-files=no"])
+    return f"{commit}+dirty" if commit and changed else commit
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def describe_model(model: HFModel) -> dict[str, Any]:
+    """A model as a record needs it: shape, dtype, attention, sizes, and hashes of its files where they are local."""
+    return {
+        "name": public_name(model.name),
+        "type": model.model.config.model_type,
+        "parameters": model.parameters,
+        "layers": model.layers,
+        "vocabulary": model.vocab_size,
+        "context": model.context,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "attention": model.model.config._attn_implementation,
+        "device": str(model.device.type),
+        "weight_bytes": weight_bytes(model),
+        "cache_bytes_per_row": cache_bytes_per_row(model),
+        "files": file_hashes(model.name),
+    }
+
+
+def public_name(name: str) -> str:
+    """A model's name without the path to its folder: hub names stay, folders keep their last two parts."""
+    return "/".join(Path(name).parts[-2:]) if Path(name).is_absolute() or Path(name).exists() else name
+
+
+def public_text(text: str) -> str:
+    """Text without the folders of this machine, for error messages that go into records."""
+    for folder in sorted({str(Path.cwd()), str(Path.home()), sys.prefix}, key=len, reverse=True):
+        if len(folder) > 1:
+            text = text.replace(folder, "...")
+    return text
+
+
+def file_hashes(folder: str) -> dict[str, str]:
+    """SHA-256 of config.json and the weights in a local model folder; empty for a hub model."""
+    place = Path(folder)
+    files = sorted([*place.glob("config.json"), *place.glob("*.safetensors")]) if place.is_dir() else []
+    return {file.name: sha256_of(file) for file in files}
+
+
+def sha256_of(file: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def weight_bytes(model: HFModel) -> int:
+    """Bytes of a model's weights and buffers, tied ones counted once."""
+    return sum(tensor.nbytes for tensor in (*model.model.parameters(), *model.model.buffers()))
+
+
+@torch.inference_mode()
+def cache_bytes_per_row(model: HFModel) -> int:
+    """Bytes of keys and values one token takes in the cache, read off a cache that holds one."""
+    cache_of_one = model.model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True).past_key_values
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache_of_one.layers)
+
+
+def peak_rss_bytes() -> int | None:
+    """Largest resident size of this process so far, in bytes; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,79 @@
+"""Sets of methods to measure together: hyper-parameter grids, and the steps from the published code to this library's.
+
+What is measured how belongs to `protocol`; here are only the lists of variants, and their results as rows for figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import product
+from typing import Any
+
+from ..as_published import Switches, arrange
+from ..drafters import FixedTree
+from ..models.pairs import Pair
+from .methods import Variant, custom, variant
+from .protocol import Results
+from .runner import DrafterRunner, Instrument, Runner
+
+
+def grid(method: str, fixed: Mapping[str, Any] | None = None, **axes: Sequence[Any]) -> list[Variant]:
+    """One variant per combination of the axes' values, labelled by them.
+
+    Args:
+        method: name of the method.
+        fixed: options that all share.
+        axes: option name -> values.
+    """
+    out = []
+    for values in product(*axes.values()):
+        point = dict(zip(axes, values, strict=True))
+        label = ",".join(f"{name}={text(value)}" for name, value in point.items())
+        options = ",".join(f"{name}={text(value)}" for name, value in {**(fixed or {}), **point}.items())
+        out.append(variant(f"{method}:{options}", label))
+    return out
+
+
+def text(value: Any) -> str:
+    """An option's value as `--methods` spells it: (3, 2, 1) as 3/2/1, None as none."""
+    return "/".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else str(value)
+
+
+def labelled(method: str, options: Mapping[str, Mapping[str, Any]]) -> list[Variant]:
+    """Variants of one method under labels of their own: label -> options."""
+    return [
+        variant(f"{method}:{','.join(f'{name}={text(value)}' for name, value in mine.items())}", label)
+        for label, mine in options.items()
+    ]
+
+
+def rows(results: Results, labels: Iterable[str] | None = None) -> list[dict[str, Any]]:
+    """One flat dictionary per method: its summary and its options, for tables and figures.
+
+    `method` is the label; `name` the method's name. Without `labels` all methods, in the order of the run.
+    """
+    chosen = None if labels is None else set(labels)
+    out = []
+    for one in results.summaries():
+        if chosen is None or one.label in chosen:
+            out.append({**one.options, **asdict(one), "method": one.label, "name": one.method})
+    return out
+
+
+def fastest(candidates: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The row with the highest speed-up over `hf-generate`."""
+    return max(candidates, key=lambda row: row["speedup_hf_generate"])
+
+
+def switched(steps: Iterable[tuple[str, Switches]], **tree: Any) -> list[Variant]:
+    """Variants of the fixed tree under the published code's differences; `tree` holds the options of `FixedTree`."""
+    return [_switched(label, switches, tree) for label, switches in steps]
+
+
+def _switched(label: str, switches: Switches, options: Mapping[str, Any]) -> Variant:
+    def make(pair: Pair, instrument: Instrument) -> Runner:
+        target, drafter, commit = arrange(pair.target, FixedTree(pair.draft, **options), switches)
+        return DrafterRunner(target, drafter, {"commit": commit})
+
+    return custom(label, make, name="fixed-tree", lossless=switches.positions == "depth", traced=False)

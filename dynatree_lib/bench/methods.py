@@ -1,0 +1,149 @@
+"""The table of methods: name -> its options and how to run it on a pair. A new drafter is one line here.
+
+Options of a method are the fields of its dataclass: a drafter's hyper-parameters, or a baseline's settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..drafters import Chain, FixedTree, NoDraft
+from ..drafters.base import Drafter
+from ..models.pairs import Pair
+from .baselines import HFAssisted, HFGenerate, HFPromptLookup, StreamingLLM
+from .options import convert, option_defaults, option_types, parse_spec, split_specs
+from .runner import DrafterRunner, Instrument, Runner, untouched
+
+Build = Callable[[dict[str, Any], Pair, Instrument], Runner]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method the benchmark knows.
+
+    Attributes:
+        types: option name -> type.
+        defaults: option name -> value where none is given.
+        check: raises ValueError for option values it cannot run with; needs no model.
+        build: (options, pair, instrument) -> runner.
+        lossless: whether its greedy text is the target's own.
+        draft: whether it uses the pair's draft model.
+        traced: whether its time can be split into drafting, verifying and the rest.
+    """
+
+    types: dict[str, Any]
+    defaults: dict[str, Any]
+    check: Callable[[dict[str, Any]], Any]
+    build: Build
+    lossless: bool = True
+    draft: bool = True
+    traced: bool = True
+
+
+def drafted(drafter: type[Drafter], *, draft: bool = True) -> Method:
+    """A method of this library's loop: a drafter class whose fields are the options, plus `commit` of `generate`."""
+    common = {"commit": "gather"}
+
+    def make(options: dict[str, Any], model: Any) -> Drafter:
+        own = {name: value for name, value in options.items() if name not in common}
+        return drafter(model, **own) if draft else drafter(**own)  # type: ignore[call-arg]
+
+    def build(options: dict[str, Any], pair: Pair, instrument: Instrument) -> Runner:
+        model = instrument(pair.draft, "draft") if draft else None
+        loop = {name: options[name] for name in common}
+        return DrafterRunner(instrument(pair.target, "target"), make(options, model), loop)
+
+    return Method(
+        {**option_types(drafter, ("draft",)), "commit": Literal["gather", "rebuild"]},
+        {**option_defaults(drafter, ("draft",)), **common},
+        lambda options: make(options, None),  # a drafter checks its hyper-parameters when made, without its model
+        build,
+        draft=draft,
+    )
+
+
+def baseline(settings: Any, **facts: bool) -> Method:
+    """A method with a settings dataclass that has `runner(pair, instrument)`."""
+
+    def build(options: dict[str, Any], pair: Pair, instrument: Instrument) -> Runner:
+        made: Runner = settings(**options).runner(pair, instrument)
+        return made
+
+    check: Callable[[dict[str, Any]], Any] = lambda options: settings(**options)  # noqa: E731
+    return Method(option_types(settings), option_defaults(settings), check, build, **facts)
+
+
+METHODS: dict[str, Method] = {
+    "hf-generate": baseline(HFGenerate, draft=False, traced=False),
+    "hf-assisted": baseline(HFAssisted, traced=False),
+    "hf-prompt-lookup": baseline(HFPromptLookup, draft=False, traced=False),
+    "ar": drafted(NoDraft, draft=False),
+    "streaming-llm": baseline(StreamingLLM, lossless=False),
+    "chain": drafted(Chain),
+    "fixed-tree": drafted(FixedTree),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of a benchmark: a method with options, under a label of its own.
+
+    Attributes:
+        label: what tables call it; unique in a run.
+        name: the method's name.
+        method: the table's entry, or one made for this run.
+        options: all options, defaults filled in.
+    """
+
+    label: str
+    name: str
+    method: Method
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def runner(self, pair: Pair, instrument: Instrument = untouched) -> Runner:
+        """The method, ready to run on this pair."""
+        return self.method.build(self.options, pair, instrument)
+
+
+def custom(label: str, make: Callable[[Pair, Instrument], Runner], *, name: str = "", **facts: bool) -> Variant:
+    """A method that is not in the table (an ablation of a notebook, a fake of a test)."""
+    method = Method({}, {}, lambda options: None, lambda options, pair, instrument: make(pair, instrument), **facts)
+    return Variant(label, name or label, method)
+
+
+def variant(spec: str, label: str | None = None) -> Variant:
+    """One method from text such as `"fixed-tree:depth=6,branching=3,tau=0.03"`.
+
+    Raises:
+        ValueError: for an unknown method or option, or a value it cannot run with.
+    """
+    name, given = parse_spec(spec)
+    if name not in METHODS:
+        raise ValueError(f"There is no method '{name}'; choose from {', '.join(METHODS)}.")
+    method = METHODS[name]
+    for key in given:
+        if key not in method.types:
+            known = f"its options are {', '.join(method.types)}" if method.types else "it has no options"
+            raise ValueError(f"Method '{name}' has no option '{key}'; {known}.")
+    options = {**method.defaults, **{key: convert(key, value, method.types[key]) for key, value in given.items()}}
+    method.check(options)
+    return Variant(label or spec, name, method, options)
+
+
+def variants(methods: str | Sequence[str | Variant]) -> list[Variant]:
+    """The methods of a run from `--methods` text, or from specs and ready variants.
+
+    Raises:
+        ValueError: for none at all, the same label twice, or what `variant` refuses.
+    """
+    specs: Sequence[str | Variant] = split_specs(methods) if isinstance(methods, str) else methods
+    out = [spec if isinstance(spec, Variant) else variant(spec) for spec in specs]
+    labels = [one.label for one in out]
+    if not out:
+        raise ValueError(f"No method was given; choose from {', '.join(METHODS)}.")
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(f"Method '{label}' is given twice; every row needs a label of its own.")
+    return out

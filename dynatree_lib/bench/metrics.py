@@ -1,0 +1,265 @@
+"""From records to the numbers of a table: speed with bootstrap intervals, acceptance, latency, memory, equality.
+
+Pure functions of records; nothing is measured here. Intervals are 95 % percentile bootstrap intervals over prompts,
+because prompts, not runs, are what another benchmark would draw anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .records import Divergence, Header, Records, Run, Split
+
+RESAMPLES = 2000
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    """One method of one benchmark. Times in seconds, memory in bytes; None where a method does not show a quantity.
+
+    Attributes:
+        method, label, options, lossless: which method, as configured.
+        prompts, runs, failures: how many were measured, and how many runs raised.
+        tokens: generated in all runs.
+        iterations: target forwards that decided tokens, in all runs.
+        tokens_per_second: all tokens / all seconds, so that it agrees with the speedups, with its interval.
+        tokens_per_second_mean: mean over prompts of each prompt's tokens per second, with its interval;
+            tokens_per_second_std: the standard deviation of the same.
+        speedup_hf_generate: tokens_per_second over that of `hf-generate` on the same prompts (with equal token counts:
+            the ratio of total times), with its paired interval. speedup_ar: the same over `ar`.
+        ttft: time to the first token, mean over runs. tpot: time per token after the first, pooled.
+        seconds_per_iteration: between the first emission and the last, pooled.
+        iteration_cost: seconds_per_iteration in units of `hf-generate`'s tpot, one greedy step.
+        tokens_per_iteration, committed_path_length: committed tokens per iteration, the bonus token included.
+        accepted_path_length: accepted drafted tokens per iteration, the bonus token not included.
+        nodes_per_iteration: drafted nodes, node 0 not counted.
+        acceptance: accepted drafted tokens / drafted nodes.
+        acceptance_published: committed tokens / drafted nodes, what DynaTree's first paper prints as "Accept.".
+        repeated_4grams: share of a text's 4-grams that occurred in it before, mean over prompts.
+        identical: prompts whose text equals the reference's, "n/N"; None when sampling or without a reference.
+        near_ties: divergent runs where the target's top-2 margin is below the limit.
+        divergences: every run that left the reference's text.
+        weight_bytes: of the models the method uses. cache_bytes: keys and values of the target at the fullest moment
+            (and of the draft, taken as equally long), computed from rows and shapes; buffers may be larger.
+        peak_device_bytes: most that was allocated on the GPU in any run, both models included.
+        split: shares of draft, verify and host in traced runs, and seconds per iteration there.
+        counters: further counts, summed.
+    """
+
+    method: str
+    label: str
+    options: dict[str, Any]
+    lossless: bool
+    prompts: int
+    runs: int
+    failures: int
+    tokens: int
+    iterations: int
+    tokens_per_second: float
+    tokens_per_second_interval: Interval
+    tokens_per_second_mean: float
+    tokens_per_second_mean_interval: Interval
+    tokens_per_second_std: float
+    speedup_hf_generate: float | None
+    speedup_hf_generate_interval: Interval | None
+    speedup_ar: float | None
+    speedup_ar_interval: Interval | None
+    ttft: float
+    tpot: float | None
+    seconds_per_iteration: float | None
+    iteration_cost: float | None
+    tokens_per_iteration: float
+    committed_path_length: float
+    accepted_path_length: float | None
+    nodes_per_iteration: float | None
+    acceptance: float | None
+    acceptance_published: float | None
+    repeated_4grams: float | None
+    identical: str | None
+    near_ties: int
+    divergences: list[dict[str, Any]]
+    weight_bytes: int
+    cache_bytes: int
+    peak_device_bytes: int | None
+    split: dict[str, float] | None
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+def summarize_records(records: Records, seed: int = 0) -> list[MethodSummary]:
+    """A summary for every method that has at least one run, in the order of the run."""
+    by_label = {entry["label"]: _of(records.runs.values(), entry["label"]) for entry in records.header.setup["methods"]}
+    return [
+        _summary(entry, by_label, records, seed)
+        for entry in records.header.setup["methods"]
+        if by_label[entry["label"]]
+    ]
+
+
+def _of(runs: Iterable[Run], label: str) -> list[Run]:
+    return [run for run in runs if run.method == label]
+
+
+def _summary(entry: dict[str, Any], by_label: dict[str, list[Run]], records: Records, seed: int) -> MethodSummary:
+    label, runs = entry["label"], by_label[entry["label"]]
+    header = records.header
+    hf, ar = (by_label.get(reference_label(header, name) or "", []) for name in ("hf-generate", "ar"))
+    divergences = [one for one in records.divergences.values() if one.method == label]
+    step = seconds_per(hf, lambda run: len(run.tokens)) if hf else None
+    iteration = seconds_per(runs, lambda run: run.iterations)
+    tokens, iterations = sum(len(run.tokens) for run in runs), sum(run.iterations for run in runs)
+    return MethodSummary(
+        method=entry["name"], label=label, options=entry["options"], lossless=entry["lossless"],
+        prompts=len({run.prompt for run in runs}), runs=len(runs),
+        failures=sum(one.method == label for one in records.failures.values()),
+        tokens=tokens, iterations=iterations,
+        **throughput(runs, seed),
+        **speedup_fields("speedup_hf_generate", runs, hf, seed), **speedup_fields("speedup_ar", runs, ar, seed),
+        ttft=float(np.mean([run.emissions[0][0] for run in runs])),
+        tpot=seconds_per(runs, lambda run: len(run.tokens)),
+        seconds_per_iteration=iteration,
+        iteration_cost=iteration / step if iteration and step else None,
+        tokens_per_iteration=tokens / iterations, committed_path_length=tokens / iterations,
+        **acceptance(runs),
+        repeated_4grams=mean_repetition(runs),
+        identical=equality(runs, by_label.get(header.setup["reference"] or "", []), divergences, header),
+        near_ties=sum(one.near_tie for one in divergences),
+        divergences=[asdict(one) for one in divergences],
+        **memory(runs, entry, header),
+        split=mean_split([one for one in records.splits.values() if one.method == label]),
+        counters=dict(sum((Counter(run.counters) for run in runs), Counter())),
+    )  # fmt: skip
+
+
+def reference_label(header: Header, name: str) -> str | None:
+    """Label of the first method of this name in the run, or None."""
+    labels = [entry["label"] for entry in header.setup["methods"] if entry["name"] == name]
+    return labels[0] if labels else None
+
+
+# ------------------------------------------------------------------------------------------------------------- speed
+def by_prompt(runs: Sequence[Run]) -> dict[str, tuple[int, float]]:
+    """Prompt id -> (tokens, seconds), summed over repeats."""
+    out: dict[str, tuple[int, float]] = {}
+    for run in runs:
+        tokens, seconds = out.get(run.prompt, (0, 0.0))
+        out[run.prompt] = tokens + len(run.tokens), seconds + run.seconds
+    return out
+
+
+def bootstrap(rows: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], seed: int = 0) -> Interval:
+    """95 % percentile interval of a statistic when the rows are drawn anew with replacement.
+
+    Args:
+        rows: (n, k), one row per prompt. A single row gives an interval of width zero: there is nothing to draw from.
+        statistic: (m, n, k) resampled rows -> (m,) values.
+        seed: same seed, same interval.
+    """
+    chosen = np.random.default_rng(seed).integers(0, len(rows), (RESAMPLES, len(rows)))
+    low, high = np.quantile(statistic(rows[chosen]), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def throughput(runs: Sequence[Run], seed: int = 0) -> dict[str, Any]:
+    """Tokens per second over all prompts, and its mean and standard deviation over prompts, with intervals."""
+    rows = np.array(list(by_prompt(runs).values()), float)
+    speeds = rows[:, :1] / rows[:, 1:]
+    return {
+        "tokens_per_second": float(rows[:, 0].sum() / rows[:, 1].sum()),
+        "tokens_per_second_interval": bootstrap(
+            rows, lambda drawn: np.divide(*np.moveaxis(drawn.sum(-2), -1, 0)), seed
+        ),
+        "tokens_per_second_mean": float(speeds.mean()),
+        "tokens_per_second_mean_interval": bootstrap(speeds, lambda drawn: drawn[..., 0].mean(-1), seed),
+        "tokens_per_second_std": float(speeds.std(ddof=1)) if len(speeds) > 1 else 0.0,
+    }
+
+
+def speedup(runs: Sequence[Run], reference: Sequence[Run], seed: int = 0) -> tuple[float, Interval] | None:
+    """Tokens per second over the reference's on the prompts both have, with its paired bootstrap interval."""
+    mine, its = by_prompt(runs), by_prompt(reference)
+    rows = np.array([[*mine[prompt], *its[prompt]] for prompt in mine if prompt in its], float)
+    if not len(rows):
+        return None
+
+    def ratio(drawn: np.ndarray) -> np.ndarray:
+        tokens, seconds, other_tokens, other_seconds = np.moveaxis(drawn.sum(-2), -1, 0)
+        return (tokens / seconds) / (other_tokens / other_seconds)
+
+    return float(ratio(rows[None])[0]), bootstrap(rows, ratio, seed)
+
+
+def speedup_fields(name: str, runs: Sequence[Run], reference: Sequence[Run], seed: int) -> dict[str, Any]:
+    """`speedup` as the two fields of a summary."""
+    value, interval = speedup(runs, reference, seed) or (None, None)
+    return {name: value, f"{name}_interval": interval}
+
+
+def seconds_per(runs: Sequence[Run], count: Callable[[Run], int]) -> float | None:
+    """Seconds between the first emission and the last, per counted thing after the first; None if there is but one."""
+    things = sum(count(run) - 1 for run in runs)
+    seconds = sum(run.emissions[-1][0] - run.emissions[0][0] for run in runs)
+    return seconds / things if things else None
+
+
+# -------------------------------------------------------------------------------------------------------- acceptance
+def acceptance(runs: Sequence[Run]) -> dict[str, Any]:
+    """Path length, nodes and acceptance under both definitions; None where trees are not shown or empty."""
+    names = ("accepted_path_length", "nodes_per_iteration", "acceptance", "acceptance_published")
+    if any(run.nodes is None or run.accepted is None for run in runs):
+        return dict.fromkeys(names)
+    iterations = sum(run.iterations for run in runs)
+    nodes = sum(sum(run.nodes or ()) for run in runs)
+    accepted = sum(sum(run.accepted or ()) for run in runs)
+    committed = sum(len(run.tokens) for run in runs)
+    shares = (accepted / nodes, committed / nodes) if nodes else (None, None)
+    return dict(zip(names, (accepted / iterations, nodes / iterations, *shares), strict=True))
+
+
+def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> float | None:
+    """Share of the n-grams of a text that occurred in it before; None for a text shorter than n."""
+    grams = [tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else None
+
+
+def mean_repetition(runs: Sequence[Run]) -> float | None:
+    """Mean share of repeated 4-grams over runs."""
+    shares = [share for share in (repeated_ngrams(run.tokens) for run in runs) if share is not None]
+    return float(np.mean(shares)) if shares else None
+
+
+def equality(
+    runs: Sequence[Run], reference: Sequence[Run], divergences: Sequence[Divergence], header: Header
+) -> str | None:
+    """ "n/N": of the N prompts that the reference has too, those whose text was the reference's in every repeat."""
+    if not reference or header.setup["sampling"]["temperature"] > 0:
+        return None
+    both = {run.prompt for run in runs} & {run.prompt for run in reference}
+    return f"{len(both - {one.prompt for one in divergences})}/{len(both)}"
+
+
+# ----------------------------------------------------------------------------------------------------- memory, split
+def memory(runs: Sequence[Run], entry: dict[str, Any], header: Header) -> dict[str, Any]:
+    """Computed bytes of weights and cache of the models the method uses, and the measured peak on a GPU."""
+    models = [header.setup["target"], *([header.setup["draft"]] if entry["draft"] else [])]
+    rows = max(run.cache_rows for run in runs)
+    peaks = [run.peak_device_bytes for run in runs if run.peak_device_bytes is not None]
+    return {
+        "weight_bytes": sum(model["weight_bytes"] for model in models),
+        "cache_bytes": rows * sum(model["cache_bytes_per_row"] for model in models),
+        "peak_device_bytes": max(peaks, default=None),
+    }
+
+
+def mean_split(splits: Sequence[Split]) -> dict[str, float] | None:
+    """Pooled shares of draft, verify and host, and seconds per iteration of the traced runs."""
+    seconds = sum(one.seconds for one in splits)
+    if not seconds:
+        return None
+    shares = {part: sum(getattr(one, part) for one in splits) / seconds for part in ("draft", "verify", "host")}
+    return {**shares, "seconds_per_iteration": seconds / sum(one.iterations for one in splits)}

@@ -1,0 +1,422 @@
+"""The protocol: every method on the same prompts in one run, interleaved, timed alone, recorded at once.
+
+Prompt by prompt all methods run one after another, and the order rotates from prompt to prompt, so that no method
+always goes first and a slow minute of the machine hits all of them. Timed runs are untraced; where time goes is asked
+in separate traced runs. What the times amount to is left to `metrics`, how lines are stored to `records`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ..decoding import Round
+from ..models.huggingface import HFModel
+from ..models.pairs import Pair
+from ..sampling import Sampling
+from .environment import describe_environment, describe_model, peak_rss_bytes, public_name, public_text
+from .methods import Variant, variants
+from .metrics import MethodSummary, reference_label, summarize_records
+from .prompts import BenchPrompt, prepare_prompts
+from .records import Divergence, Failure, Header, Key, Line, Records, Run, Split, Writer, check_writable, read_records
+from .runner import Completed, Runner
+from .trace import Trace
+
+NEAR_TIE = 1e-4
+"""Top-2 margin of the target's logits below which a divergence is rounding (float32)."""
+WARMUP_TOKENS = 32
+"""Most tokens of an untimed run."""
+
+Existing = Literal["refuse", "resume", "replace", "reuse"]
+
+
+@dataclass
+class Results:
+    """What a benchmark found: its records, and how to read them.
+
+    Attributes:
+        records: header and lines; `read_results` gives the same from a file.
+    """
+
+    records: Records
+
+    def summaries(self, seed: int = 0) -> list[MethodSummary]:
+        """One summary per method; the seed is that of the bootstrap."""
+        return summarize_records(self.records, seed)
+
+    def summary(self, label: str) -> MethodSummary:
+        """The summary of one method; ValueError if it has no run."""
+        found = {one.label: one for one in self.summaries()}
+        if label not in found:
+            raise ValueError(f"There is no run of '{label}'; methods with runs: {', '.join(found) or 'none'}.")
+        return found[label]
+
+    def to_json(self) -> dict[str, Any]:
+        """Environment, setup, one object per method, failures and notes; ready for `json.dump`."""
+        records = self.records
+        return {
+            "environment": records.header.environment,
+            "setup": records.header.setup,
+            "started": records.header.started,
+            "methods": [asdict(one) for one in self.summaries()],
+            "errors": [asdict(one) for one in records.failures.values()],
+            "notes": records.notes,
+            "process_peak_rss_bytes": max((run.peak_rss_bytes or 0 for run in records.runs.values()), default=0),
+        }
+
+
+def read_results(path: str | Path) -> Results:
+    """Results from a records file; errors as for `records.read_records`."""
+    return Results(read_records(path))
+
+
+def run_benchmark(
+    pair: Pair,
+    methods: str | Sequence[str | Variant],
+    prompts: Sequence[Any],
+    *,
+    max_new_tokens: int = 128,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+    warmup: int = 1,
+    repeats: int = 1,
+    ignore_eos: bool = True,
+    trace: int = 0,
+    records: str | Path | None = None,
+    existing: Existing = "refuse",
+    progress: Callable[[str], None] | None = None,
+    profile: str | None = None,
+    source: str = "prompts given by the caller",
+    clock: Callable[[], float] = time.perf_counter,
+) -> Results:
+    """Measure methods against each other on one pair.
+
+    Args:
+        pair: target and draft.
+        methods: `"ar,chain:length=6"`, or specs and `Variant`s.
+        prompts: objects with `id`, `text`, `sha256` (of a `Workload`), plain texts, or `BenchPrompt`s.
+        max_new_tokens: budget of every run.
+        sampling: greedy by default; otherwise texts are not compared.
+        seed: of sampling; run r uses seed + r. Greedy runs draw nothing.
+        warmup: untimed runs per method, on the first prompts, of at most `WARMUP_TOKENS` tokens.
+        repeats: timed runs per method and prompt.
+        ignore_eos: run every method to the budget, so that all generate equally much; otherwise the target's EOS ends
+            a text.
+        trace: number of first prompts on which a further, traced run splits the time of the methods that allow it.
+        records: file that gets a line per run as soon as it is done.
+        existing: what to do if that file exists: "refuse", "resume" (skip what is in it; header must match),
+            "replace", or "reuse" (resume where the header matches, replace otherwise: what a notebook wants).
+        progress: called with a line of text per run.
+        profile: name of the profile, for the record.
+        source: sentence on where the prompts come from, for the record.
+        clock: seconds.
+
+    Raises:
+        ValueError: before any work, for unknown methods or options, no prompts, prompts that with the budget do not fit
+            the context, a file that cannot be written, or one of another setup.
+    """
+    run = _Benchmark(
+        pair, variants(methods), prepare_prompts(pair, prompts, max_new_tokens), sampling or Sampling(),
+        max_new_tokens, seed, warmup, repeats, ignore_eos, trace, profile, source, clock, progress or _silent,
+    )  # fmt: skip
+    run.check()
+    path = None if records is None else check_writable(Path(records))
+    run.open(path, existing)
+    try:
+        with _known_objects_frozen():
+            run.measure()
+    finally:
+        run.close()
+    return Results(run.records)
+
+
+def _silent(line: str) -> None:
+    """No progress is wanted."""
+
+
+def _ignore(tokens: list[int]) -> None:
+    """An untimed run's tokens."""
+
+
+@dataclass
+class _Benchmark:
+    pair: Pair
+    methods: list[Variant]
+    prompts: list[BenchPrompt]
+    sampling: Sampling
+    budget: int
+    seed: int
+    warmup: int
+    repeats: int
+    ignore_eos: bool
+    trace: int
+    profile: str | None
+    source: str
+    clock: Callable[[], float]
+    progress: Callable[[str], None]
+    runners: dict[str, Runner] = field(default_factory=dict)
+    writer: Writer | None = None
+
+    def check(self) -> None:
+        for name, value, least in (("repeats", self.repeats, 1), ("warmup", self.warmup, 0), ("trace", self.trace, 0)):
+            if value < least:
+                raise ValueError(f"{name} is {value}; give at least {least}.")
+        self.runners = {one.label: one.runner(self.pair) for one in self.methods}
+        self.device = self.pair.target.device
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        return () if self.ignore_eos else self.pair.target.eos_token_ids
+
+    # ------------------------------------------------------------------------------------------------------- records
+    def open(self, path: Path | None, existing: Existing) -> None:
+        header = Header(describe_environment(), self._setup(), datetime.now(UTC).isoformat(timespec="seconds"))
+        self.records = Records(header)
+        if path is None:
+            return
+        if path.exists() and existing == "refuse":
+            raise ValueError(
+                f"{path} exists; resume it (existing='resume', --resume), replace it (existing='replace', "
+                "--overwrite), or give another file."
+            )
+        if path.exists() and existing in ("resume", "reuse"):
+            try:
+                self.records = _resumable(path, header)
+            except ValueError as error:
+                if existing == "resume":
+                    raise
+                self.progress(f"Measuring from the start: {error}")
+            for note in self.records.notes:
+                self.progress(note)
+        self.writer = Writer(path, self.records)
+
+    def close(self) -> None:
+        if self.writer:
+            self.writer.close()
+
+    def _record(self, line: Line) -> None:
+        self.records.add(line)
+        if self.writer:
+            self.writer.write(line)
+
+    def _setup(self) -> dict[str, Any]:
+        entries = [
+            {"label": one.label, "name": one.name, "options": _plain(one.options), "lossless": one.method.lossless,
+             "draft": one.method.draft}
+            for one in self.methods
+        ]  # fmt: skip
+        setup = {
+            "pair": " + ".join(public_name(part) for part in self.pair.name.split(" + ")),
+            "target": describe_model(self.pair.target),
+            "draft": describe_model(self.pair.draft),
+            "dtype": str(self.pair.target.dtype).removeprefix("torch."),
+            "methods": entries,
+            "workload": self.source,
+            "prompts": [{"id": one.id, "sha256": one.sha256, "tokens": len(one.ids)} for one in self.prompts],
+            "max_new_tokens": self.budget,
+            "ignore_eos": self.ignore_eos,
+            "eos_rule": "EOS is an ordinary token: every run goes to the budget"
+            if self.ignore_eos
+            else "a text ends at the target's EOS or at the budget",
+            "sampling": asdict(self.sampling),
+            "seed": self.seed,
+            "warmup": self.warmup,
+            "warmup_tokens": min(WARMUP_TOKENS, self.budget),
+            "repeats": self.repeats,
+            "traced_prompts": self.trace,
+            "order": "interleaved prompt by prompt, first method rotated",
+            "near_tie_margin": NEAR_TIE,
+            "profile": self.profile,
+        }
+        names = Header({}, {"methods": entries})
+        setup["reference"] = reference_label(names, "hf-generate") or reference_label(names, "ar")
+        return setup
+
+    # --------------------------------------------------------------------------------------------------- the protocol
+    def measure(self) -> None:
+        todo = [item for item in self._schedule() if self._key(*item) not in self.records.runs]
+        self._warm_up({one.label for one, _, _ in todo})
+        for number, (one, prompt, repeat) in enumerate(todo, 1):
+            line = self._attempt(one, prompt, repeat)
+            self._record(line)
+            self.progress(f"[{number}/{len(todo)}] {one.label} on {prompt.id}: {_told(line)}")
+        self._compare()
+        self._trace()
+
+    def _schedule(self) -> Iterator[tuple[Variant, BenchPrompt, int]]:
+        for number, prompt in enumerate(self.prompts):
+            for repeat in range(self.repeats):
+                first = (number + repeat) % len(self.methods)
+                for one in [*self.methods[first:], *self.methods[:first]]:
+                    yield one, prompt, repeat
+
+    def _key(self, one: Variant, prompt: BenchPrompt, repeat: int) -> Key:
+        return one.label, prompt.id, repeat
+
+    def _warm_up(self, labels: set[str]) -> None:
+        for number in range(self.warmup):
+            prompt = self.prompts[number % len(self.prompts)]
+            for one in self.methods:
+                if one.label in labels:
+                    self.progress(f"warm-up: {one.label} on {prompt.id}")
+                    with contextlib.suppress(Exception):  # the timed run will meet the error again and record it
+                        self._call(self.runners[one.label], prompt, 0, min(WARMUP_TOKENS, self.budget), _ignore)
+
+    def _attempt(self, one: Variant, prompt: BenchPrompt, repeat: int) -> Run | Failure:
+        try:
+            return self._timed(one, prompt, repeat)
+        except Exception as error:  # whatever one method does, the others are still measured
+            text = public_text(f"{type(error).__name__}: {error}")
+            return Failure(one.label, prompt.id, repeat, text)
+
+    def _timed(self, one: Variant, prompt: BenchPrompt, repeat: int) -> Run:
+        emissions: list[list[float]] = []
+        with _quiet_machine(self.device):
+            start = self.clock()
+            done = self._call(
+                self.runners[one.label], prompt, repeat, self.budget,
+                lambda tokens: emissions.append([self.clock() - start, len(tokens)]),
+            )  # fmt: skip
+            _synchronize(self.device)
+            seconds = self.clock() - start
+        return Run(
+            one.label, prompt.id, repeat, seconds, done.tokens, emissions, done.iterations, done.finish_reason,
+            **_shapes(done.rounds), counters=done.counters, cache_rows=done.cache_rows,
+            peak_device_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
+            peak_rss_bytes=peak_rss_bytes(),
+        )  # fmt: skip
+
+    def _call(
+        self, runner: Runner, prompt: BenchPrompt, repeat: int, budget: int, on_tokens: Callable[[list[int]], None]
+    ) -> Completed:
+        return runner(
+            prompt.ids,
+            max_new_tokens=budget,
+            eos_token_ids=self.eos,
+            on_tokens=on_tokens,
+            sampling=self.sampling,
+            seed=self.seed + repeat,
+        )
+
+    # -------------------------------------------------------------------------------------------------- after the runs
+    def _compare(self) -> None:
+        """Compare every greedy text with the reference's."""
+        reference = self.records.header.setup["reference"]
+        if reference is None or not self.sampling.greedy:
+            return
+        prompts = {one.id: one for one in self.prompts}
+        for key, run in self.records.runs.items():
+            expected = self.records.runs.get((reference, run.prompt, 0))
+            if expected is not None and run.tokens != expected.tokens and key not in self.records.divergences:
+                self._record(divergence(self.pair.target, prompts[run.prompt].ids, expected, run))
+
+    def _trace(self) -> None:
+        for number, prompt in enumerate(self.prompts[: self.trace]):
+            for one in self.methods:
+                if one.method.traced and (one.label, prompt.id, 0) not in self.records.splits:
+                    self.progress(f"traced run: {one.label} on {prompt.id}")
+                    try:
+                        self._record(self._split(one, prompt, keep_events=number == 0))
+                    except Exception as error:  # the timed runs stand, and the note says why there is no split
+                        text = public_text(f"{type(error).__name__}: {error}")
+                        self.records.notes.append(f"The traced run of {one.label} on {prompt.id} failed: {text}")
+
+    def _split(self, one: Variant, prompt: BenchPrompt, keep_events: bool) -> Split:
+        trace = Trace(self.clock, lambda: _synchronize(self.device))
+        runner = one.runner(self.pair, trace.instrument)
+        with _quiet_machine(self.device):
+            trace.begin()
+            done = self._call(runner, prompt, 0, self.budget, trace.on_tokens)
+            seconds = trace.now()
+        draft, verify = trace.total("draft"), trace.total("target")
+        events = trace.events if keep_events else []
+        return Split(
+            one.label, prompt.id, seconds, draft, verify, seconds - draft - verify, done.iterations, list(events)
+        )
+
+
+def _resumable(path: Path, header: Header) -> Records:
+    records = read_records(path)
+    differences = records.header.differences(header)
+    if differences:
+        raise ValueError(
+            f"{path} was measured under another setup and cannot be resumed; it differs in {'; '.join(differences)}. "
+            "Give another file, or replace it (existing='replace', --overwrite)."
+        )
+    return records
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+
+
+def _shapes(rounds: list[Round] | None) -> dict[str, list[int] | None]:
+    if rounds is None:
+        return {"nodes": None, "accepted": None, "depths": None}
+    return {
+        "nodes": [len(one.tree) - 1 for one in rounds],
+        "accepted": [len(one.verdict.path) for one in rounds],
+        "depths": [one.tree.depth for one in rounds],
+    }
+
+
+def _told(line: Run | Failure) -> str:
+    if isinstance(line, Failure):
+        return f"failed ({line.error})"
+    return f"{len(line.tokens)} tokens in {line.seconds:.2f} s, {len(line.tokens) / line.seconds:.1f} tokens/s"
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+@contextlib.contextmanager
+def _known_objects_frozen() -> Iterator[None]:
+    """Take what lives already out of garbage collection, so that collecting between runs looks at new objects only."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextlib.contextmanager
+def _quiet_machine(device: torch.device) -> Iterator[None]:
+    """Collect garbage now and not while a clock runs; device idle, its memory peak reset."""
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    _synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@torch.inference_mode()
+def divergence(target: HFModel, prompt_ids: Sequence[int], expected: Run, run: Run) -> Divergence:
+    """Where a run leaves the reference's text, and the target's top-2 margin there, from one forward."""
+    pairs = zip(expected.tokens, run.tokens, strict=False)
+    shorter = min(len(expected.tokens), len(run.tokens))
+    index = next((place for place, (one, other) in enumerate(pairs) if one != other), shorter)
+    ids = torch.tensor([[*prompt_ids, *expected.tokens[:index]]], device=target.device)
+    logits = target.model(ids, use_cache=False, logits_to_keep=1).logits[0, -1, : target.vocab_size]
+    best, second = logits.double().topk(2).values.tolist()
+    margin = best - second
+    at = [run.tokens[index] if index < len(run.tokens) else None for run in (expected, run)]
+    return Divergence(run.method, run.prompt, run.repeat, index, at[0], at[1], margin, margin < NEAR_TIE)

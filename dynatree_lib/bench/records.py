@@ -1,0 +1,336 @@
+"""Records of a benchmark: JSON lines, a header first, then one line per run, each written as soon as it is known.
+
+A reader trusts nothing: every line is checked, a broken one is left out with a sentence, so that only its run is
+repeated. What the numbers mean belongs to `metrics`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+FORMAT = 1
+"""Version of the line format; a reader refuses others."""
+
+Key = tuple[str, str, int]
+"""(method label, prompt id, repeat)."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What all runs of a file share.
+
+    Attributes:
+        environment: versions, machine, commit (`environment.describe_environment`).
+        setup: pair, methods, prompts, budget, sampling, EOS rule, seeds, protocol.
+        started: UTC time, not part of the comparison on resuming.
+    """
+
+    kind: ClassVar[str] = "header"
+    environment: dict[str, Any]
+    setup: dict[str, Any]
+    started: str = ""
+
+    def differences(self, other: Header) -> list[str]:
+        """Names of the entries that differ, such as "environment.threads (2, now 1)"."""
+        out = []
+        for part in ("environment", "setup"):
+            mine, its = getattr(self, part), getattr(other, part)
+            for name in dict.fromkeys([*mine, *its]):
+                if mine.get(name) != its.get(name):
+                    out.append(f"{part}.{name} ({_short(mine.get(name))}, now {_short(its.get(name))})")
+        return out
+
+
+@dataclass(frozen=True)
+class Run:
+    """One timed run.
+
+    Attributes:
+        method: label.
+        prompt: prompt id.
+        repeat: 0, 1, ...
+        seconds: from before the call until it returned and the device was idle.
+        tokens: generated ids.
+        emissions: [seconds since the start, number of tokens] for each chunk the host received.
+        iterations: target forwards that decided tokens.
+        finish_reason: why the text ended.
+        nodes: drafted nodes of each iteration, node 0 not counted; None where the method does not show them.
+        accepted: accepted drafted tokens of each iteration.
+        depths: deepest drafted level of each iteration.
+        counters: further counts, such as evictions.
+        cache_rows: rows the target's cache holds at most, drafted nodes included.
+        peak_device_bytes: most bytes allocated on the GPU during the run, weights included; None on a CPU.
+        peak_rss_bytes: largest resident size of the process so far.
+    """
+
+    kind: ClassVar[str] = "run"
+    method: str
+    prompt: str
+    repeat: int
+    seconds: float
+    tokens: list[int]
+    emissions: list[list[float]]
+    iterations: int
+    finish_reason: str
+    nodes: list[int] | None = None
+    accepted: list[int] | None = None
+    depths: list[int] | None = None
+    counters: dict[str, int] = field(default_factory=dict)
+    cache_rows: int = 0
+    peak_device_bytes: int | None = None
+    peak_rss_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.seconds > 0 and self.tokens and self.iterations > 0 and self.emissions):
+            raise ValueError("a run needs a positive time, at least one token, one iteration and one emission")
+        if sum(int(count) for _, count in self.emissions) != len(self.tokens):
+            raise ValueError("the emissions of a run do not add up to its tokens")
+
+    @property
+    def key(self) -> Key:
+        """What identifies the run in its file."""
+        return self.method, self.prompt, self.repeat
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that raised; a resumed benchmark tries it again."""
+
+    kind: ClassVar[str] = "error"
+    method: str
+    prompt: str
+    repeat: int
+    error: str
+
+    @property
+    def key(self) -> Key:
+        """What identifies the run in its file."""
+        return self.method, self.prompt, self.repeat
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a method's text leaves the reference's.
+
+    Attributes:
+        index: first generated token that differs, or the length of the shorter text.
+        expected: the reference's token there, None past its end.
+        found: the method's.
+        margin: target's logit of its most probable token minus that of the second, after the common prefix.
+        near_tie: whether the margin is below the run's limit, so that rounding alone decides.
+    """
+
+    kind: ClassVar[str] = "divergence"
+    method: str
+    prompt: str
+    repeat: int
+    index: int
+    expected: int | None
+    found: int | None
+    margin: float
+    near_tie: bool
+
+    @property
+    def key(self) -> Key:
+        """What identifies the run in its file."""
+        return self.method, self.prompt, self.repeat
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where the time of one traced run went; not a throughput measurement, because tracing synchronises.
+
+    Attributes:
+        seconds: the whole run.
+        draft: seconds in forwards of the draft.
+        verify: seconds in forwards of the target.
+        host: the rest.
+        iterations: of the traced run.
+        events: [role, start, end, rows] of every forward and ["commit", t, t, tokens] at the end of every iteration,
+            in seconds since the start; empty where only the sums were kept.
+    """
+
+    kind: ClassVar[str] = "split"
+    method: str
+    prompt: str
+    seconds: float
+    draft: float
+    verify: float
+    host: float
+    iterations: int
+    events: list[list[Any]] = field(default_factory=list)
+
+    @property
+    def key(self) -> Key:
+        """What identifies the run in its file."""
+        return self.method, self.prompt, 0
+
+
+Line = Run | Failure | Divergence | Split
+_KINDS: dict[str, type[Line]] = {one.kind: one for one in (Run, Failure, Divergence, Split)}
+
+
+@dataclass
+class Records:
+    """A file's content. The latest line of a run wins.
+
+    Attributes:
+        header: what all runs share.
+        runs, failures, divergences, splits: by (method label, prompt id, repeat).
+        notes: full sentences about lines that were left out.
+    """
+
+    header: Header
+    runs: dict[Key, Run] = field(default_factory=dict)
+    failures: dict[Key, Failure] = field(default_factory=dict)
+    divergences: dict[Key, Divergence] = field(default_factory=dict)
+    splits: dict[Key, Split] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, line: Line) -> None:
+        """Take a line in; a run that succeeded replaces its earlier failure."""
+        places: dict[str, dict] = {
+            "run": self.runs, "error": self.failures, "divergence": self.divergences, "split": self.splits,
+        }  # fmt: skip
+        places[line.kind][line.key] = line
+        if isinstance(line, Run):
+            self.failures.pop(line.key, None)
+
+    def lines(self) -> Iterator[Line]:
+        """Every line but the header."""
+        for place in (self.runs, self.failures, self.divergences, self.splits):
+            yield from place.values()
+
+
+def dumps(line: Header | Line) -> str:
+    """One line of JSON with its newline."""
+    body = {"kind": line.kind, **dataclasses.asdict(line)}
+    if isinstance(line, Header):
+        body = {"kind": line.kind, "format": FORMAT, **dataclasses.asdict(line)}
+    return json.dumps(body, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+class Writer:
+    """Appends lines to a file, each on disk before the next run begins.
+
+    Args:
+        path: the file; its folder must exist.
+        records: what the file shall hold at first (a header, or what could be read of an earlier file).
+    """
+
+    def __init__(self, path: Path, records: Records) -> None:
+        write_atomically(path, dumps(records.header) + "".join(map(dumps, records.lines())))
+        self._stream = path.open("a", encoding="utf-8")
+
+    def write(self, line: Line) -> None:
+        """Append one line."""
+        self._stream.write(dumps(line))
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file in one step: a reader sees the old content or the new, never half of it."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def check_writable(path: Path) -> Path:
+    """The path, if a file can be written there.
+
+    Raises:
+        ValueError: if its folder is missing or may not be written to, or it is a folder.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give the name of a file to write.")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path} cannot be written because the folder {path.parent} does not exist; make it first.")
+    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise ValueError(f"{path} cannot be written: permission denied; choose another place.")
+    return path
+
+
+def read_records(path: str | os.PathLike[str]) -> Records:
+    """Read a benchmark's file.
+
+    Raises:
+        ValueError: if the file is missing or its first line is no header of this format. Other broken lines are left
+            out and named in `notes`.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"There is no records file {path}; `dynatree bench --records {path}` writes one.")
+    first, *rest = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    records = Records(_header(path, first))
+    while rest and not rest[-1]:
+        rest.pop()
+    for number, text in enumerate(rest, 2):
+        try:
+            records.add(_parse(text))
+        except ValueError as error:
+            last = number == len(rest) + 1
+            reason = "is cut off, as after a crash" if last and text[-1:] != "}" else f"is not a record ({error})"
+            records.notes.append(f"Line {number} of {path.name} {reason}; it is left out and counts as not done.")
+    return records
+
+
+def _header(path: Path, text: str) -> Header:
+    try:
+        body = json.loads(text)
+        found = body.get("format") if body.get("kind") == Header.kind else None
+        header = Header(body["environment"], body["setup"], str(body.get("started", "")))
+        sound = isinstance(header.environment, dict) and isinstance(header.setup, dict)
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} does not begin with the header of a benchmark; it is no records file.") from error
+    if found != FORMAT or not sound:
+        raise ValueError(f"{path} has records of format {found} and this version reads format {FORMAT}; measure again.")
+    return header
+
+
+_CHECKS: dict[str, Any] = {
+    "str": lambda value: isinstance(value, str),
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "bool": lambda value: isinstance(value, bool),
+    "None": lambda value: value is None,
+    "list[int]": lambda value: isinstance(value, list) and all(type(item) is int for item in value),
+    "list[list[float]]": lambda value: isinstance(value, list) and all(_pair(item) for item in value),
+    "list[list[Any]]": lambda value: isinstance(value, list) and all(isinstance(item, list) for item in value),
+    "dict[str, int]": lambda value: isinstance(value, dict) and all(type(item) is int for item in value.values()),
+}
+
+
+def _pair(item: Any) -> bool:
+    return isinstance(item, list) and len(item) == 2 and all(isinstance(one, int | float) for one in item)
+
+
+def _parse(text: str) -> Line:
+    body = json.loads(text)
+    if not isinstance(body, dict) or body.get("kind") not in _KINDS:
+        raise ValueError("no known kind of line")
+    kind = _KINDS[body.pop("kind")]
+    fields = {one.name: str(one.type) for one in dataclasses.fields(kind)}
+    missing = dataclasses.MISSING
+    required = {one.name for one in dataclasses.fields(kind) if one.default is one.default_factory is missing}
+    if not required <= set(body) <= set(fields):
+        raise ValueError("fields are missing or unknown")
+    for name, value in body.items():
+        if not any(_CHECKS[option](value) for option in fields[name].split(" | ")):
+            raise ValueError(f"{name} is not of type {fields[name]}")
+    return kind(**body)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,122 @@
+"""What running a method means to the protocol: a request, a `Runner` that serves it, what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..decoding import Round, generate
+from ..drafters.base import Drafter
+from ..models.base import LanguageModel
+from ..sampling import Sampling
+
+OnTokens = Callable[[list[int]], None]
+Instrument = Callable[[LanguageModel, str], LanguageModel]
+"""Wraps a model ("target" or "draft") before a method uses it: how a traced run gets at the sessions."""
+
+
+def untouched(model: LanguageModel, role: str) -> LanguageModel:
+    """The instrument of a timed run: none."""
+    return model
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What one run produced.
+
+    Attributes:
+        tokens: generated ids, cut at the budget and after the first EOS.
+        iterations: target forwards that decided tokens.
+        rounds: one per iteration, or None where the method does not show its trees (Hugging Face's).
+        finish_reason: "eos", "length", "context", "stop".
+        cache_rows: rows of the target's cache at its fullest, drafted nodes included.
+        counters: further counts of the method, such as evictions.
+    """
+
+    tokens: list[int]
+    iterations: int
+    rounds: list[Round] | None
+    finish_reason: str
+    cache_rows: int
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+class Runner(Protocol):
+    """Runs a method on one prompt."""
+
+    def __call__(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        eos_token_ids: tuple[int, ...],
+        on_tokens: OnTokens,
+        sampling: Sampling,
+        seed: int,
+    ) -> Completed:
+        """Decode at most `max_new_tokens`; `on_tokens` gets new ids as soon as the host has them."""
+        ...
+
+
+@dataclass(frozen=True)
+class DrafterRunner:
+    """Runs this library's loop with a drafter.
+
+    Attributes:
+        target: the model whose text it is.
+        drafter: proposes the trees.
+        options: further keyword arguments of `generate`.
+        cache_limit: committed rows the target's cache keeps, or None for all.
+        count: session of the target after the run to counters of the method.
+    """
+
+    target: LanguageModel
+    drafter: Drafter
+    options: dict[str, Any] = field(default_factory=dict)
+    cache_limit: int | None = None
+    count: Callable[[Any], dict[str, int]] | None = None
+
+    def __call__(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        eos_token_ids: tuple[int, ...],
+        on_tokens: OnTokens,
+        sampling: Sampling,
+        seed: int,
+    ) -> Completed:
+        """See `Runner`."""
+        out = generate(
+            self.target,
+            prompt_ids,
+            self.drafter,
+            sampling=sampling,
+            seed=seed,
+            max_new_tokens=max_new_tokens,
+            eos_token_ids=eos_token_ids,
+            on_tokens=on_tokens,
+            **self.options,
+        )
+        if out.state is None:  # generate() swallows Ctrl-C to save the text; a benchmark must stop
+            raise KeyboardInterrupt
+        counters = self.count(out.state.target) if self.count else {}
+        rows = fullest(len(prompt_ids), out.rounds, self.cache_limit)
+        return Completed(out.tokens, len(out.rounds), out.rounds, out.finish_reason, rows, counters)
+
+
+def fullest(prompt: int, rounds: Sequence[Round], limit: int | None = None) -> int:
+    """Rows of the target's cache at its fullest: what is committed before an iteration, and that iteration's tree.
+
+    Args:
+        prompt: tokens of the prompt; they are read whole, whatever the limit.
+        rounds: of one text.
+        limit: committed rows the cache keeps between iterations, or None for all.
+    """
+    most, committed = 0, prompt - 1
+    for one in rounds:
+        most = max(most, committed + len(one.tree))
+        committed += one.committed
+        committed = committed if limit is None else min(committed, limit)
+    return most

@@ -1,0 +1,113 @@
+"""`dynatree bench` from models in a folder to a table and a JSON file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from dynatree_lib.__main__ import main
+from dynatree_lib.bench.command import method_list, table
+from tests.models import VOCABULARY, noisy_copy, random_model
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A random pair and a tokenizer of one token per character, saved as a user would have them."""
+    place = tmp_path_factory.mktemp("pair")
+    letters = {chr(32 + index): index for index in range(VOCABULARY - 2)} | {
+        "[UNK]": VOCABULARY - 2,
+        "\n": VOCABULARY - 1,
+    }
+    tokenizer = Tokenizer(models.WordLevel(letters, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    target = random_model("gpt_neox")
+    for name, model in (("target", target), ("draft", noisy_copy(target))):
+        model.model.save_pretrained(place / name)
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(place / name)
+    return ["--target", str(place / "target"), "--draft", str(place / "draft"), "--dtype", "float64"]
+
+
+METHODS = "ar,hf-generate,hf-assisted,chain,fixed-tree:depth=3,branching=2,streaming-llm:cache=24"
+
+
+def test_it_prints_a_table_and_writes_the_json(folders, tmp_path, capsys):
+    file = tmp_path / "out.json"
+    records = tmp_path / "records.jsonl"
+    status = main([
+        "bench", *folders, "--methods", METHODS, "--limit", "2", "--max-new-tokens", "12", "--json", str(file),
+        "--records", str(records), "--trace", "1", "--threads", "1",
+    ])  # fmt: skip
+    shown = capsys.readouterr()
+    assert status == 0
+    lines = shown.out.splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("method"))
+    assert [line.split()[0] for line in lines[start + 2 : start + 8]] == [
+        "ar", "hf-generate", "hf-assisted", "chain", "fixed-tree:depth=3,branching=2", "streaming-llm:cache=24",
+    ]  # fmt: skip
+    assert len({len(line) for line in lines[start : start + 8]}) == 1
+    assert "(lossy)" in lines[start + 7]
+    assert "bundled" in lines[1]
+    assert "[12/12]" in shown.err
+
+    found = json.loads(file.read_text())
+    assert set(found) >= {"environment", "setup", "methods"}
+    by_name = {one["method"]: one for one in found["methods"]}
+    assert list(by_name) == ["ar", "hf-generate", "hf-assisted", "chain", "fixed-tree", "streaming-llm"]
+    for name in ("ar", "hf-generate", "hf-assisted", "chain", "fixed-tree"):
+        low, high = by_name[name]["tokens_per_second_interval"]
+        assert 0 < low <= by_name[name]["tokens_per_second"] <= high
+        assert by_name[name]["identical"] == "2/2"
+        assert by_name[name]["tokens_per_iteration"] >= 1
+    assert by_name["fixed-tree"]["options"]["depth"] == 3
+    assert found["setup"]["target"]["files"]["model.safetensors"]
+    assert str(tmp_path.parent) not in file.read_text() + records.read_text()
+
+    again = main(["bench", *folders, "--methods", METHODS, "--limit", "2", "--max-new-tokens", "12", "--records",
+                  str(records), "--resume", "--trace", "1", "--threads", "1"])  # fmt: skip
+    assert again == 0
+    assert "[1/" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--methods", "magic"], "There is no method 'magic'"),
+        (["--pair", "unknown"], "There is no pair named 'unknown'"),
+        (["--json", "no/such/folder/x.json"], "cannot be written because the folder"),
+        (["--temperature", "-1"], "temperature is -1.0"),
+        (["--resume"], "--resume needs --records"),
+        (["--threads", "0"], "--threads is 0"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_any_model_is_loaded(options, sentence, capsys, monkeypatch):
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
+    assert main(["bench", *options]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--max-new-tokens", "0"], "--max-new-tokens is 0"),
+        (["--max-new-tokens", "600"], "the context of"),
+        (["--limit", "0"], "limit is 0"),
+        (["--workload", "nothing"], "There is no workload 'nothing'"),
+        (["--methods", "streaming-llm:cache=4096"], "give a smaller one"),
+    ],
+)
+def test_what_only_the_models_can_tell(folders, options, sentence, capsys):
+    assert main(["bench", *folders, *options]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_the_list_of_methods(capsys):
+    assert main(["bench", "--methods", "help"]) == 0
+    assert capsys.readouterr().out == method_list()
+    assert "fixed-tree" in method_list()
+
+
+def test_columns_are_aligned():
+    assert table([("a", "x"), ("long", "1.5")]) == ["a       x", "---------", "long  1.5"]

@@ -1,0 +1,66 @@
+"""The table of methods, and options as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynatree_lib.bench.methods import METHODS, variant, variants
+from dynatree_lib.bench.options import split_specs
+
+
+def test_commas_separate_methods_and_options():
+    text = "ar, chain:length=6,fixed-tree:depth=6,branching=3/2,tau=none,hf-generate,fixed-tree:max_nodes=24"
+    assert split_specs(text) == [
+        "ar", "chain:length=6", "fixed-tree:depth=6,branching=3/2,tau=none", "hf-generate", "fixed-tree:max_nodes=24",
+    ]  # fmt: skip
+    assert [one.name for one in variants(text)] == ["ar", "chain", "fixed-tree", "hf-generate", "fixed-tree"]
+    assert [one.label for one in variants("chain:length=2,chain:length=4")] == ["chain:length=2", "chain:length=4"]
+
+
+def test_options_are_typed_and_filled_in():
+    found = variant("fixed-tree:depth=6,branching=3/2/1,tau=none,prune=remove,commit=rebuild").options
+    assert found == {
+        "depth": 6, "branching": (3, 2, 1), "tau": None, "max_nodes": 16, "root": "target", "prune": "remove",
+        "commit": "rebuild",
+    }  # fmt: skip
+    assert variant("fixed-tree:branching=3,tau=0.1").options["branching"] == 3
+    assert variant("hf-assisted:confidence=0").options["confidence"] == 0
+    assert variant("chain:length=3", label="short").label == "short"
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("tree", "There is no method 'tree'; choose from hf-generate, hf-assisted"),
+        ("chain:lenght=6", "Method 'chain' has no option 'lenght'; its options are length, commit."),
+        ("hf-generate:x=1", "Method 'hf-generate' has no option 'x'; it has no options."),
+        ("chain:length=six", "Option length='six' is not a whole number."),
+        ("fixed-tree:branching=3/x", "is not a whole number or values separated by '/' such as 3/2/1."),
+        ("fixed-tree:tau=low", "is not a number or none."),
+        ("fixed-tree:root=top", "is not one of target, draft."),
+        ("chain:length", "is not an option; write NAME=VALUE"),
+        ("chain:length=", "is not an option; write NAME=VALUE"),
+        ("chain:length=1,length=2", "Option 'length' is given twice"),
+        ("chain:length=0", "length is 0; a chain drafts at least 1 token"),
+        ("fixed-tree:tau=1.5", "tau is 1.5; give a probability inside"),
+        ("hf-assisted:num_assistant_tokens=0", "draft at least 1 token"),
+        ("hf-prompt-lookup:num_tokens=0", "both need to be at least 1"),
+        ("hf-assisted:confidence=1", "give a probability in"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_a_sentence(spec, sentence):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the sentence is compared below
+        variant(spec)
+    assert sentence in str(caught.value)
+
+
+def test_a_run_needs_methods_and_labels_of_their_own():
+    with pytest.raises(ValueError, match="No method was given"):
+        variants("")
+    with pytest.raises(ValueError, match="'ar' is given twice"):
+        variants("ar,ar")
+
+
+def test_every_method_has_a_default_for_each_option():
+    for method in METHODS.values():
+        assert set(method.types) == set(method.defaults)

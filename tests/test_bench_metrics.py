@@ -1,0 +1,149 @@
+"""Metrics on series small enough to be computed by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dynatree_lib.bench.metrics import (
+    acceptance,
+    bootstrap,
+    by_prompt,
+    mean_split,
+    repeated_ngrams,
+    seconds_per,
+    speedup,
+    summarize_records,
+    throughput,
+)
+from dynatree_lib.bench.records import Divergence, Failure, Header, Records, Run, Split
+
+MODEL = {"weight_bytes": 1000, "cache_bytes_per_row": 10}
+SETUP = {
+    "target": MODEL,
+    "draft": {"weight_bytes": 100, "cache_bytes_per_row": 1},
+    "reference": "hf-generate",
+    "sampling": {"temperature": 0.0},
+    "methods": [
+        {"label": "hf-generate", "name": "hf-generate", "options": {}, "lossless": True, "draft": False},
+        {"label": "chain:length=2", "name": "chain", "options": {"length": 2}, "lossless": True, "draft": True},
+        {"label": "ar", "name": "ar", "options": {}, "lossless": True, "draft": False},
+    ],
+}
+
+
+def run(method="chain:length=2", prompt="a", repeat=0, seconds=1.0, tokens=(1, 2, 3, 4), chunks=(3, 1), **more) -> Run:
+    """A run whose emissions come at 0.2 s, then at equal steps until `seconds`."""
+    times = np.linspace(0.2, seconds, len(chunks)) if len(chunks) > 1 else [0.2]
+    emissions = [[float(time), count] for time, count in zip(times, chunks, strict=True)]
+    return Run(method, prompt, repeat, seconds, list(tokens), emissions, len(chunks), "length", **more)
+
+
+def greedy(prompt="a", seconds=2.0, **more) -> Run:
+    return run("hf-generate", prompt, seconds=seconds, chunks=(1, 1, 1, 1), **more)
+
+
+def test_throughput_over_prompts():
+    runs = [run(prompt="a", seconds=1.0), run(prompt="b", seconds=2.0), run(prompt="b", repeat=1, seconds=2.0)]
+    assert by_prompt(runs) == {"a": (4, 1.0), "b": (8, 4.0)}
+    found = throughput(runs)
+    assert found["tokens_per_second"] == pytest.approx(12 / 5)
+    assert found["tokens_per_second_mean"] == pytest.approx((4 + 2) / 2)
+    assert found["tokens_per_second_std"] == pytest.approx(np.std([4, 2], ddof=1))
+    low, high = found["tokens_per_second_interval"]
+    assert 2 <= low <= 12 / 5 <= high <= 4
+
+
+def test_one_prompt_gives_an_interval_of_width_zero():
+    found = throughput([run()])
+    assert found["tokens_per_second_interval"] == (4.0, 4.0)
+    assert found["tokens_per_second_std"] == 0
+
+
+def test_speedup_pairs_prompts_and_is_the_ratio_of_total_times():
+    mine = [run(prompt="a", seconds=1.0), run(prompt="b", seconds=1.0), run(prompt="only mine", seconds=50.0)]
+    reference = [greedy("a", 2.0), greedy("b", 4.0), greedy("only its", 70.0)]
+    value, (low, high) = speedup(mine, reference)
+    assert value == pytest.approx(6 / 2)
+    assert (low, high) == pytest.approx((2, 4))
+    assert speedup(mine[2:], reference) is None
+
+
+def test_a_method_is_exactly_as_fast_as_itself():
+    runs = [greedy(name, seconds) for name, seconds in (("a", 1.0), ("b", 3.0), ("c", 2.5))]
+    assert speedup(runs, runs) == (1.0, (1.0, 1.0))
+
+
+def test_bootstrap_is_seeded_and_covers_the_mean():
+    def mean(drawn):
+        return drawn[..., 0].mean(-1)
+
+    rng = np.random.default_rng(0)
+    covered = 0
+    for seed in range(400):
+        low, high = bootstrap(rng.normal(3.0, 1.0, (30, 1)), mean, seed)
+        covered += low <= 3.0 <= high
+    assert 0.90 <= covered / 400 <= 0.98  # 95 %, less the known undercoverage of percentile intervals at 30 prompts
+    sample = rng.normal(size=(10, 1))
+    assert bootstrap(sample, mean, 1) == bootstrap(sample, mean, 1) != bootstrap(sample, mean, 2)
+
+
+def test_seconds_per_token_and_per_iteration():
+    runs = [run(seconds=1.0), run(seconds=1.8)]  # emissions 0.2..1.0 and 0.2..1.8
+    assert seconds_per(runs, lambda one: len(one.tokens)) == pytest.approx((0.8 + 1.6) / 6)
+    assert seconds_per(runs, lambda one: one.iterations) == pytest.approx((0.8 + 1.6) / 2)
+    assert seconds_per([run(tokens=(1,), chunks=(1,))], lambda one: one.iterations) is None
+
+
+def test_acceptance_under_both_definitions():
+    runs = [run(nodes=[2, 2], accepted=[2, 0], depths=[2, 2])]
+    assert acceptance(runs) == {
+        "accepted_path_length": 1.0,
+        "nodes_per_iteration": 2.0,
+        "acceptance": 0.5,
+        "acceptance_published": 1.0,  # 4 committed tokens over 4 drafted nodes: the bonus tokens count
+    }
+    nothing_drafted = acceptance([run(nodes=[0, 0], accepted=[0, 0], depths=[0, 0])])
+    assert nothing_drafted["acceptance"] is nothing_drafted["acceptance_published"] is None
+    assert acceptance([run()])["nodes_per_iteration"] is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "share"), [([1, 2, 3], None), ([1, 2, 3, 4], 0.0), ([1] * 8, 0.8), ([1, 2, 3, 4, 5, 1, 2, 3, 4], 1 / 6)]
+)
+def test_repeated_4grams(tokens, share):
+    assert repeated_ngrams(tokens) == (share if share is None else pytest.approx(share))
+
+
+def _records() -> Records:
+    records = Records(Header({}, SETUP))
+    for prompt in ("a", "b"):
+        records.add(greedy(prompt, seconds=2.0, cache_rows=7))
+        records.add(run(prompt=prompt, seconds=1.0, nodes=[2, 2], accepted=[2, 0], depths=[2, 2], cache_rows=9))
+    records.add(Divergence("chain:length=2", "b", 0, 3, 4, 5, 2e-5, True))
+    records.add(Split("chain:length=2", "a", 2.0, 0.5, 1.0, 0.5, 4))
+    records.add(Failure("ar", "a", 0, "RuntimeError: no"))
+    return records
+
+
+def test_a_summary_has_it_all():
+    hf, chain = summarize_records(_records())  # `ar` only failed: no numbers
+    assert (hf.identical, chain.identical) == ("2/2", "1/2")
+    assert chain.near_ties == 1
+    assert chain.speedup_hf_generate == pytest.approx(2.0)
+    assert chain.speedup_ar is None
+    assert hf.tpot == pytest.approx(0.6)
+    assert chain.iteration_cost == pytest.approx(0.8 / 0.6)
+    assert chain.tokens_per_iteration == chain.committed_path_length == 2.0
+    assert (hf.weight_bytes, hf.cache_bytes) == (1000, 70)
+    assert (chain.weight_bytes, chain.cache_bytes) == (1100, 99)
+    assert chain.split == pytest.approx({"draft": 0.25, "verify": 0.5, "host": 0.25, "seconds_per_iteration": 0.5})
+    assert chain.ttft == pytest.approx(0.2)
+    assert mean_split([]) is None
+
+
+def test_sampled_texts_are_not_compared():
+    records = _records()
+    records.header.setup["sampling"] = {"temperature": 1.0}
+    assert [one.identical for one in summarize_records(records)] == [None, None]
+    records.header.setup["sampling"] = {"temperature": 0.0}

@@ -1,0 +1,250 @@
+"""The protocol with fake methods and a fake clock, and once with real ones."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from dynatree_lib.bench.methods import custom
+from dynatree_lib.bench.prompts import BenchPrompt
+from dynatree_lib.bench.protocol import NEAR_TIE, read_results, run_benchmark
+from dynatree_lib.bench.runner import Completed
+from dynatree_lib.models.pairs import Pair
+from dynatree_lib.sampling import Sampling
+from tests.models import hf_greedy, noisy_copy, prompt, random_model
+
+PROMPTS = [BenchPrompt.from_ids(name, prompt(5, seed)[0].tolist()) for seed, name in enumerate("abc")]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    target = random_model("gpt_neox")
+    return Pair("random", target, noisy_copy(target), None)
+
+
+@dataclass
+class Fake:
+    """Writes 1, 2, 3, ... in chunks of two, one second apart; fails where told."""
+
+    label: str
+    time: list[float]
+    log: list[tuple]
+    fails: set = field(default_factory=set)
+    tokens: tuple = (1, 2, 3, 4)
+
+    def __call__(self, prompt_ids, *, max_new_tokens, eos_token_ids, on_tokens, sampling, seed):
+        name = next(one.id for one in PROMPTS if one.ids == tuple(prompt_ids))
+        self.log.append((self.label, name, max_new_tokens, eos_token_ids, seed, gc.isenabled()))
+        if name in self.fails:
+            raise RuntimeError("no luck")
+        for start in range(0, len(self.tokens), 2):
+            self.time[0] += 1.0
+            on_tokens(list(self.tokens[start : start + 2]))
+        return Completed(list(self.tokens), 2, None, "length", 9)
+
+    def method(self, **facts):
+        return custom(self.label, lambda pair, instrument: self, traced=False, **facts)
+
+
+@pytest.fixture
+def world():
+    return [0.0], []
+
+
+def bench(pair, fakes, world, **options):
+    return run_benchmark(
+        pair, [one.method() for one in fakes], PROMPTS, max_new_tokens=4, clock=lambda: world[0][0], **options
+    )
+
+
+def test_methods_are_interleaved_and_the_first_one_rotates(pair, world):
+    fakes = [Fake(name, *world) for name in ("x", "y", "z")]
+    bench(pair, fakes, world, warmup=0)
+    assert [(label, name) for label, name, *_ in world[1]] == [
+        ("x", "a"), ("y", "a"), ("z", "a"), ("y", "b"), ("z", "b"), ("x", "b"), ("z", "c"), ("x", "c"), ("y", "c"),
+    ]  # fmt: skip
+
+
+def test_repeats_rotate_too_and_have_seeds_of_their_own(pair, world):
+    fakes = [Fake(name, *world) for name in ("x", "y")]
+    results = bench(pair, fakes, world, warmup=0, repeats=2, seed=10, sampling=Sampling(1.0))
+    order = [(label, name, seed) for label, name, _, _, seed, _ in world[1]]
+    assert order[:5] == [("x", "a", 10), ("y", "a", 10), ("y", "a", 11), ("x", "a", 11), ("y", "b", 10)]
+    assert len(results.records.runs) == 12
+
+
+def test_warm_up_is_not_recorded_and_times_are_the_clocks(pair, world):
+    results = bench(pair, [Fake("x", *world)], world, warmup=2)
+    assert [name for _, name, *_ in world[1]] == ["a", "b", "a", "b", "c"]
+    runs = list(results.records.runs.values())
+    assert [run.prompt for run in runs] == ["a", "b", "c"]
+    assert all((run.seconds, run.emissions) == (2.0, [[1.0, 2], [2.0, 2]]) for run in runs)
+    assert results.summary("x").tokens_per_second == 2.0
+
+
+def test_nothing_collects_garbage_while_the_clock_runs(pair, world):
+    bench(pair, [Fake("x", *world)], world, warmup=0)
+    assert not any(collecting for *_, collecting in world[1])
+    assert gc.isenabled()
+
+
+def test_an_exception_leaves_an_error_and_no_numbers(pair, world):
+    fakes = [Fake("good", *world), Fake("bad", *world, fails={"b"})]
+    results = bench(pair, fakes, world, warmup=1)
+    assert [key for key in results.records.runs if key[0] == "bad"] == [("bad", "a", 0), ("bad", "c", 0)]
+    failure = results.records.failures["bad", "b", 0]
+    assert failure.error == "RuntimeError: no luck"
+    assert results.summary("bad").failures == 1
+    assert len([key for key in results.records.runs if key[0] == "good"]) == 3
+    assert results.to_json()["errors"][0]["prompt"] == "b"
+
+
+def test_resuming_does_only_what_is_missing(pair, world, tmp_path):
+    path = tmp_path / "records.jsonl"
+    fakes = [Fake("x", *world), Fake("y", *world, fails={"b"})]
+    bench(pair, fakes, world, warmup=0, records=path)
+    lines = path.read_text().splitlines()
+    assert len(lines) == 1 + 6
+    assert json.loads(lines[0])["setup"]["prompts"][0]["sha256"] == PROMPTS[0].sha256
+    path.write_text("\n".join(lines[:-2]) + "\n" + lines[-1][:30])  # one line lost, one cut off: both of prompt c
+    world[1].clear()
+    said: list[str] = []
+    again = [Fake("x", *world), Fake("y", *world)]
+    results = bench(pair, again, world, warmup=0, records=path, existing="resume", progress=said.append)
+    assert {(label, name) for label, name, *_ in world[1]} == {("y", "b"), ("x", "c"), ("y", "c")}
+    assert "is cut off, as after a crash" in said[0]
+    assert read_results(path).records.runs == results.records.runs
+    assert len(results.records.runs) == 6
+    assert results.records.failures == {}
+    world[1].clear()
+    bench(pair, again, world, warmup=0, records=path, existing="resume")
+    assert world[1] == []
+
+
+def test_an_interrupted_benchmark_keeps_what_is_finished(pair, world, tmp_path):
+    path = tmp_path / "records.jsonl"
+    counter = itertools.count()
+
+    def stop(line: str) -> None:
+        if next(counter) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench(pair, [Fake("x", *world)], world, warmup=0, records=path, progress=stop)
+    assert len(read_results(path).records.runs) == 3
+
+
+def test_an_existing_file_is_not_lost_by_accident(pair, world, tmp_path):
+    path = tmp_path / "records.jsonl"
+    bench(pair, [Fake("x", *world)], world, records=path)
+    with pytest.raises(ValueError, match="exists; resume it"):
+        bench(pair, [Fake("x", *world)], world, records=path)
+    with pytest.raises(ValueError, match=r"cannot be resumed; it differs in setup.seed \(0, now 1\)"):
+        bench(pair, [Fake("x", *world)], world, records=path, existing="resume", seed=1)
+    bench(pair, [Fake("z", *world)], world, records=path, existing="replace")
+    assert {label for label, *_ in read_results(path).records.runs} == {"z"}
+    for label, calls in (("z", 0), ("y", 4), ("y", 0)):  # the same setup is kept, another one replaces it
+        world[1].clear()
+        bench(pair, [Fake(label, *world)], world, records=path, existing="reuse")
+        assert len(world[1]) == calls
+    path.write_text("broken\n")
+    bench(pair, [Fake("y", *world)], world, records=path, existing="reuse")
+    assert len(read_results(path).records.runs) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"repeats": 0}, "repeats is 0"),
+        ({"warmup": -1}, "warmup is -1"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_new_tokens": 600}, "exceeds the context of 600"),
+        ({"prompts": []}, "There are no prompts"),
+        ({"prompts": [PROMPTS[0], PROMPTS[0]]}, "Two prompts have the id 'a'"),
+        ({"prompts": ["text"]}, "has no tokenizer"),
+        ({"methods": "streaming-llm:cache=9000"}, "give a smaller one"),
+        ({"records": "no/such/folder/x.jsonl"}, "does not exist"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(pair, options, sentence):
+    def progress(line: str) -> None:
+        raise AssertionError("work was begun")
+
+    given = {"methods": "ar", "prompts": PROMPTS, "progress": progress, **options}
+    with pytest.raises(ValueError, match=sentence):
+        run_benchmark(pair, given.pop("methods"), given.pop("prompts"), **given)
+
+
+# ----------------------------------------------------------------------------------------------------- real methods
+def test_real_methods_end_to_end(pair, tmp_path):
+    results = run_benchmark(
+        pair, "hf-generate,ar,streaming-llm:cache=16,chain,fixed-tree", PROMPTS, max_new_tokens=24, trace=2,
+        records=tmp_path / "r.jsonl",
+    )  # fmt: skip
+    summaries = {one.label: one for one in results.summaries()}
+    for label in ("hf-generate", "ar", "chain", "fixed-tree"):
+        assert summaries[label].identical == "3/3"
+        assert summaries[label].divergences == []
+    streaming = summaries["streaming-llm:cache=16"]
+    assert not streaming.lossless
+    assert streaming.counters["evictions"] > 0
+    assert summaries["fixed-tree"].tokens_per_iteration > 1
+    assert summaries["chain"].nodes_per_iteration <= 4
+    for label in ("ar", "chain", "fixed-tree"):
+        split = summaries[label].split
+        assert split["draft"] + split["verify"] + split["host"] == pytest.approx(1)
+    assert summaries["ar"].split["draft"] == 0
+    assert summaries["chain"].split["draft"] > 0
+    assert summaries["hf-generate"].split is None
+    assert read_results(tmp_path / "r.jsonl").to_json()["methods"] == results.to_json()["methods"]
+
+
+def test_a_traced_run_shows_the_events_of_each_iteration(pair):
+    results = run_benchmark(pair, "chain:length=3", PROMPTS, max_new_tokens=8, trace=1)
+    split = results.records.splits["chain:length=3", "a", 0]
+    run = results.records.runs["chain:length=3", "a", 0]
+    roles = [role for role, *_ in split.events]
+    assert roles[:5] == ["draft", "draft", "draft", "target", "commit"]
+    assert roles.count("commit") == roles.count("target") == run.iterations == split.iterations
+    assert [rows for role, _, _, rows in split.events if role == "target"] == [nodes + 1 for nodes in run.nodes]
+    assert all(start <= end for _, start, end, _ in split.events)
+
+
+def test_a_divergence_has_its_place_and_margin(pair):
+    def wrong(pair, instrument):
+        def runner(prompt_ids, *, max_new_tokens, eos_token_ids, on_tokens, sampling, seed):
+            tokens = hf_greedy(pair.target, torch.tensor([list(prompt_ids)]), max_new_tokens)
+            tokens[5] = (tokens[5] + 1) % 97
+            on_tokens(tokens)
+            return Completed(tokens, 1, None, "length", 9)
+
+        return runner
+
+    results = run_benchmark(pair, ["ar", custom("wrong", wrong)], PROMPTS[:2], max_new_tokens=12)
+    summary = results.summary("wrong")
+    assert summary.identical == "0/2"
+    for one, start in zip(summary.divergences, PROMPTS, strict=False):
+        text = results.records.runs["ar", start.id, 0].tokens
+        assert one["index"] == 5
+        assert (one["expected"], one["found"]) == (text[5], (text[5] + 1) % 97)
+        logits = pair.target.model(torch.tensor([[*start.ids, *text[:5]]])).logits[0, -1].detach().topk(2).values
+        assert one["margin"] == pytest.approx(float(logits[0] - logits[1]))
+        assert one["near_tie"] == (one["margin"] < NEAR_TIE)
+
+
+def test_eos_ends_texts_only_when_asked(pair, world):
+    bench(pair, [Fake("x", *world)], world, warmup=0)
+    assert {eos for _, _, _, eos, *_ in world[1]} == {()}
+    world[1].clear()
+    pair.target.eos_token_ids = (7,)
+    try:
+        results = bench(pair, [Fake("x", *world)], world, warmup=0, ignore_eos=False)
+    finally:
+        pair.target.eos_token_ids = ()
+    assert {eos for _, _, _, eos, *_ in world[1]} == {(7,)}
+    assert results.records.header.setup["eos_rule"] == "a text ends at the target's EOS or at the budget"

@@ -1,0 +1,146 @@
+"""Records survive a crash, and a broken line costs one run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dynatree_lib.bench.environment import describe_environment, public_name, public_text
+from dynatree_lib.bench.records import (
+    Divergence,
+    Failure,
+    Header,
+    Records,
+    Run,
+    Split,
+    Writer,
+    check_writable,
+    dumps,
+    read_records,
+    write_atomically,
+)
+
+HEADER = Header({"threads": 2}, {"seed": 0, "methods": []}, "2026-01-01T00:00:00+00:00")
+LINES = [
+    Run("ar", "a", 0, 0.5, [1, 2], [[0.1, 1], [0.5, 1]], 2, "length", [0, 0], [0, 0], [0, 0], {"evictions": 1}, 3),
+    Run("ar", "a", 1, 0.25, [1, 2], [[0.25, 2]], 1, "eos"),
+    Failure("chain", "a", 0, "ValueError: no"),
+    Divergence("ar", "a", 1, 2, 5, None, 0.25, False),
+    Split("ar", "a", 1.0, 0.0, 0.75, 0.25, 2, [["target", 0.0, 0.75, 1], ["commit", 1.0, 1.0, 2]]),
+]
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "records.jsonl"
+    writer = Writer(file, Records(HEADER))
+    for line in LINES:
+        writer.write(line)
+    writer.close()
+    return file
+
+
+def test_round_trip(path):
+    records = read_records(path)
+    assert records.header == HEADER
+    assert list(records.lines()) == sorted(
+        LINES, key=lambda line: ["run", "error", "divergence", "split"].index(line.kind)
+    )
+    assert records.notes == []
+
+
+def test_every_line_is_on_disk_before_the_next(tmp_path):
+    writer = Writer(tmp_path / "records.jsonl", Records(HEADER))
+    writer.write(LINES[0])
+    assert list(read_records(tmp_path / "records.jsonl").runs) == [("ar", "a", 0)]
+    writer.close()
+
+
+def test_a_cut_off_last_line_is_dropped_with_a_sentence(path):
+    path.write_text(path.read_text()[:-20])
+    records = read_records(path)
+    assert len(records.splits) == 0
+    assert len(records.runs) == 2
+    assert records.notes == [
+        "Line 6 of records.jsonl is cut off, as after a crash; it is left out and counts as not done."
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: body | {"kind": "walk"},
+        lambda body: body | {"seconds": "fast"},
+        lambda body: body | {"seconds": -1.0},
+        lambda body: body | {"tokens": [1, "x"]},
+        lambda body: body | {"tokens": [1, 2, 3]},
+        lambda body: body | {"unheard": 1},
+        lambda body: {key: value for key, value in body.items() if key != "iterations"},
+        lambda body: [],
+    ],
+)
+def test_a_corrupt_line_costs_its_run_only(path, change):
+    lines = path.read_text().splitlines()
+    lines[1] = json.dumps(change(json.loads(lines[1])))
+    path.write_text("\n".join(lines) + "\n")
+    records = read_records(path)
+    assert list(records.runs) == [("ar", "a", 1)]
+    assert len(records.divergences) == len(records.splits) == len(records.failures) == 1
+    assert len(records.notes) == 1
+    assert records.notes[0].startswith("Line 2 of records.jsonl is not a record")
+
+
+def test_a_run_replaces_its_failure():
+    records = Records(HEADER)
+    records.add(Failure("ar", "a", 0, "no"))
+    records.add(LINES[0])
+    assert records.failures == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}\n", "[1]\n", "no json\n", dumps(LINES[0]), '{"kind": "header", "format": 1}\n']
+)
+def test_a_file_without_a_header_is_no_records_file(tmp_path, text):
+    (tmp_path / "x.jsonl").write_text(text)
+    with pytest.raises(ValueError, match="is no records file"):
+        read_records(tmp_path / "x.jsonl")
+
+
+def test_a_later_format_is_refused(tmp_path):
+    (tmp_path / "x.jsonl").write_text(dumps(HEADER).replace('"format": 1', '"format": 99'))
+    with pytest.raises(ValueError, match="format 99 and this version reads format 1"):
+        read_records(tmp_path / "x.jsonl")
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(ValueError, match="There is no records file"):
+        read_records(tmp_path / "none.jsonl")
+
+
+def test_headers_say_what_differs():
+    other = Header({"threads": 1}, {"seed": 0, "methods": []}, "another time")
+    assert HEADER.differences(other) == ["environment.threads (2, now 1)"]
+    assert HEADER.differences(HEADER) == []
+
+
+def test_writing_is_atomic_and_checked(tmp_path):
+    write_atomically(tmp_path / "x.json", "old")
+    write_atomically(tmp_path / "x.json", "new")
+    assert [file.name for file in tmp_path.iterdir()] == ["x.json"]
+    with pytest.raises(ValueError, match="is a folder"):
+        check_writable(tmp_path)
+    with pytest.raises(ValueError, match="does not exist"):
+        check_writable(tmp_path / "missing" / "x.json")
+
+
+def test_the_environment_names_no_person_and_no_place(tmp_path, monkeypatch):
+    environment = describe_environment()
+    assert environment["torch"]
+    assert environment["threads"] >= 1
+    json.dumps(environment)
+    (tmp_path / "pair" / "target").mkdir(parents=True)
+    assert public_name(str(tmp_path / "pair" / "target")) == "pair/target"
+    assert public_name("EleutherAI/pythia-70m") == "EleutherAI/pythia-70m"
+    monkeypatch.chdir(tmp_path)
+    assert public_text(f"OSError: {tmp_path}/weights") == "OSError: .../weights"
