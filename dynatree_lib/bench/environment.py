@@ -29,7 +29,7 @@ def describe_environment() -> dict[str, Any]:
         "library": __version__,
         "commit": git_commit(),
         "python": platform.python_version(),
-        **{name: _version(name) for name in _PACKAGES},
+        **{name: package_version(name) for name in _PACKAGES},
         "os": f"{platform.system()} {platform.release().split('-')[0]} {platform.machine()}",
         "cpu": cpu_name(),
         "cores": available_cores(),
@@ -84,7 +84,8 @@ def _output(command: list[str]) -> str | None:
     return done.stdout.strip()
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """Installed version of a package, or None."""
     try:
         return version(package)
     except PackageNotFoundError:

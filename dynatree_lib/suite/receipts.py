@@ -12,16 +12,15 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from dynatree_lib import __version__
+from dynatree_lib.bench.environment import available_cores, cpu_name, git_commit, package_version
 from dynatree_lib.paths import data_path
 from dynatree_lib.suite.plan import Job
 
@@ -170,7 +169,7 @@ def data_sha256() -> str:
     return sha256_files(folder, (path for path in folder.rglob("*") if path.is_file()))
 
 
-def write_receipt(files: Files, job: Job, basis: Fingerprint, cost: Mapping[str, Any], root: Path) -> None:
+def write_receipt(files: Files, job: Job, basis: Fingerprint, cost: Mapping[str, Any]) -> None:
     """Write the receipt of a finished notebook: what it depended on, what it wrote, what it cost."""
     content = {
         "schema": SCHEMA,
@@ -179,7 +178,7 @@ def write_receipt(files: Files, job: Job, basis: Fingerprint, cost: Mapping[str,
         "headline": job.source.headline,
         **asdict(basis),
         "library_version": __version__,
-        "commit": commit(root),
+        "commit": git_commit(),
         **cost,
         "executed_sha256": sha256_file(files.executed),
         "written": {path.relative_to(files.out).as_posix(): sha256_file(path) for path in files.written()},
@@ -215,45 +214,16 @@ def damage(files: Files, receipt: Mapping[str, Any]) -> str | None:
     return None
 
 
-def version(package: str) -> str | None:
-    """The installed version of a package, or None."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def commit(root: Path) -> str | None:
-    """The checkout's commit, with `+changes` when the tree differs from it; None outside a repository."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", os.fspath(root), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
 def environment() -> dict[str, Any]:
-    """Where a run took place, without loading the packages it names."""
+    """Where a run took place."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "processor": cpu_name() or "unknown",
+        "cores": available_cores(),
         "threads": os.environ.get("OMP_NUM_THREADS"),
-        "packages": {name: found for name in PACKAGES if (found := version(name))},
+        "packages": {name: found for name in PACKAGES if (found := package_version(name))},
     }
-
-
-def processor() -> str:
-    """The processor's name as the system gives it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"
 
 
 def now() -> str:

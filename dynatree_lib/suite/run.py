@@ -20,6 +20,7 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Any
 
+from dynatree_lib.bench.environment import git_commit
 from dynatree_lib.suite.plan import (
     PROFILES,
     Estimate,
@@ -34,7 +35,6 @@ from dynatree_lib.suite.plan import (
 from dynatree_lib.suite.receipts import (
     Files,
     Fingerprint,
-    commit,
     environment,
     fingerprint,
     now,
@@ -115,7 +115,7 @@ class Outcome:
 
 def run_jobs(jobs: Sequence[Job], out: Path, root: Path, *, resume: bool, say: Say, progress: bool = False) -> int:
     """Run jobs in order into `out`; returns the exit code. Ctrl-C ends the run and keeps what is finished."""
-    write_run_file(out, jobs, root)
+    write_run_file(out, jobs)
     outcomes: list[Outcome] = []
     for number, job in enumerate(jobs, 1):
         say_numbered = partial(say_with, say, f"[{number}/{len(jobs)}] ")
@@ -175,7 +175,7 @@ def execute(job: Job, files: Files, basis: Fingerprint, root: Path, progress: bo
     }
     if outcome.status == "finished":
         files.partial.replace(files.executed)
-        write_receipt(files, job, basis, cost, root)
+        write_receipt(files, job, basis, cost)
     else:
         keep_failure(outcome, job, files, basis, cost)
     return outcome, costs(cost["seconds"], cost["memory_mb"])
@@ -319,7 +319,7 @@ def keep_failure(outcome: Outcome, job: Job, files: Files, basis: Fingerprint, c
     write_json(files.failure, content)
 
 
-def write_run_file(out: Path, jobs: Sequence[Job], root: Path) -> None:
+def write_run_file(out: Path, jobs: Sequence[Job]) -> None:
     """Note what this folder is about; a later run into the same folder adds its notebooks."""
     path = out / RUN_FILE
     try:
@@ -329,7 +329,7 @@ def write_run_file(out: Path, jobs: Sequence[Job], root: Path) -> None:
     content = {
         "profile": jobs[0].profile,
         "started": now(),
-        "commit": commit(root),
+        "commit": git_commit(),
         "environment": environment(),
         "notebooks": sorted({*known, *(job.name for job in jobs)}),
     }

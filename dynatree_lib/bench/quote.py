@@ -1,0 +1,80 @@
+"""Benchmark results as a Markdown table for a README: `python -m dynatree_lib.bench.quote README.md` fills it in.
+
+The table stands between `<!-- table: FILE -->` and `<!-- end of table -->`, FILE being the JSON of `dynatree bench`; a
+test compares the two, so that the text cannot drift from the record.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+COLUMNS = (
+    "method",
+    "tokens/s",
+    "x `hf-generate`",
+    "x `ar`",
+    "tokens per iteration",
+    "iteration cost",
+    "identical texts",
+)
+
+
+def quote(results: Mapping[str, Any], name: str) -> str:
+    """Markdown for the JSON object of `dynatree bench`; `name` is the file it came from."""
+    setup, environment = results["setup"], results["environment"]
+    lines = ["", "| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * (len(COLUMNS) - 1) + "|"]
+    lines += ["| " + " | ".join(_cells(one)) + " |" for one in results["methods"]]
+    tokens = setup["max_new_tokens"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"One interleaved run, greedy, {len(setup['prompts'])} prompts x {tokens} tokens, {setup['dtype']}, "
+            f"{environment['cpu']}, {environment['threads']} threads. {setup['workload']}",
+            "Iteration cost: time of an iteration in greedy steps of `hf-generate`. Brackets: 95 % bootstrap",
+            f"interval over prompts. Record: [{name}]({name}).",
+            "",
+            "",
+        ]
+    )
+
+
+def _cells(one: Mapping[str, Any]) -> list[str]:
+    cost = one["iteration_cost"]
+    return [
+        f"`{one['label']}`",
+        f"{one['tokens_per_second']:.0f}",
+        _ratio(one["speedup_hf_generate"], one["speedup_hf_generate_interval"]),
+        _ratio(one["speedup_ar"], one["speedup_ar_interval"]),
+        f"{one['tokens_per_iteration']:.2f}",
+        "" if cost is None else f"{cost:.2f}",
+        one["identical"] or "",
+    ]
+
+
+def _ratio(value: float | None, interval: tuple[float, float] | None) -> str:
+    if value is None or interval is None:
+        return ""
+    return f"{value:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+
+
+def fill(readme: Path) -> None:
+    """Rewrite every quoted table of a Markdown file from its record; record paths are relative to that file."""
+    text = readme.read_text(encoding="utf-8")
+
+    def replaced(match: re.Match[str]) -> str:
+        name = match.group(1)
+        results = json.loads((readme.parent / name).read_text(encoding="utf-8"))
+        return f"<!-- table: {name} -->\n{quote(results, name)}<!-- end of table -->"
+
+    pattern = r"<!-- table: (\S+) -->\n.*?<!-- end of table -->"
+    readme.write_text(re.sub(pattern, replaced, text, flags=re.S), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    fill(Path(sys.argv[1]))
