@@ -22,12 +22,18 @@ from .verifiers import Greedy, TargetWalk
 if TYPE_CHECKING:
     from . import views
     from .models.huggingface import HFModel
-    from .models.pairs import Pair, load_pair
+    from .models.pairs import Pair, load_pair, make_pair
 
 __version__ = "0.1.0"
 
 # transformers and plotly are slow to import; they are loaded when first used.
-_LAZY = {"HFModel": ".models.huggingface", "load_pair": ".models.pairs", "Pair": ".models.pairs", "views": ".views"}
+_LAZY = {
+    "HFModel": ".models.huggingface",
+    "load_pair": ".models.pairs",
+    "make_pair": ".models.pairs",
+    "Pair": ".models.pairs",
+    "views": ".views",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -57,6 +63,7 @@ __all__ = [
     "autoregressive",
     "generate",
     "load_pair",
+    "make_pair",
     "summarize",
     "views",
 ]

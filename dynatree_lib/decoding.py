@@ -7,7 +7,7 @@ could serve a batch. It knows no drafting or verification rule, measures nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +20,9 @@ from .stopping import Stopping
 from .tree import TokenTree
 from .verifiers import Greedy, TargetWalk
 from .verifiers.base import Verdict, Verifier
+
+TAIL = 64
+"""Tokens before a text that stop strings may begin in."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +49,17 @@ class Round:
 class DecodingState:
     """Where a text stands: hand it to the next `generate` to go on without reading it again.
 
-    The next call moves it on, so it always stands at the end of the latest text; `busy` while one is being decoded, and
-    for ever after an interruption, when the caches may stand between two iterations.
+    Good for one use, because the caches move on: continue from the latest Generation. `spent` says that it was used.
     """
 
+    model: LanguageModel
     target: Session
     drafter: Drafter
     drafting: Any
     chance: Chance
     last: int
-    busy: bool = False
+    tail: list[int]
+    spent: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Generation:
         tokens: generated token ids, without the prompt; an EOS token that ended the text is the last one.
         rounds: one entry per iteration.
         finish_reason: "eos", "stop" (a stop string), "length" (max_new_tokens), "context", or "interrupted".
-        state: for continuing; None after an interruption.
+        state: for continuing, with both models' caches inside; None after an interruption or with `keep_state=False`.
     """
 
     tokens: list[int]
@@ -101,12 +105,13 @@ def generate(
     sampling: Sampling | None = None,
     seed: int = 0,
     max_new_tokens: int = 128,
-    eos_token_ids: Sequence[int] | None = None,
-    stop_strings: Sequence[str] = (),
+    eos_token_ids: int | Sequence[int] | None = None,
+    stop_strings: str | Sequence[str] = (),
     tokenizer: Any = None,
     on_tokens: Callable[[list[int]], None] | None = None,
     state: DecodingState | None = None,
     commit: Literal["gather", "rebuild"] = "gather",
+    keep_state: bool = True,
 ) -> Generation:
     """Decode with a drafted tree per iteration.
 
@@ -118,7 +123,7 @@ def generate(
         drafter: proposes the trees.
         verifier: the verification rule; by default `Greedy` at temperature 0 and `TargetWalk` above.
         sampling: the target's sampling; greedy by default.
-        seed: for all random decisions.
+        seed: for all random decisions; a continued text keeps its own.
         max_new_tokens: token budget; never exceeded.
         eos_token_ids: tokens that end the text; the model's own by default, () for none.
         stop_strings: the text ends with the token that completes one of these; needs `tokenizer`.
@@ -127,20 +132,30 @@ def generate(
         state: `Generation.state` of an earlier call with the same target and drafter.
         commit: "gather" keeps the accepted rows in the cache; "rebuild" drops them and reads the accepted tokens again
             in a second forward, as published.
+        keep_state: whether `Generation.state` keeps the caches; False frees their memory.
+
+    Ctrl-C ends the text, and not the caller's loop: look at `finish_reason`. Logits processors of a checkpoint's
+    generation config (a repetition penalty, say) are not applied.
 
     Raises:
         ValueError: before any work, for an empty prompt, a prompt that fills the context, token ids outside the
             vocabulary, a budget below 1, a draft of another vocabulary, or a verifier that cannot serve `sampling`.
     """
+    if not isinstance(target, LanguageModel):
+        raise TypeError(
+            f"The target is a {type(target).__name__}; wrap a transformers model as HFModel(model, tokenizer)."
+        )
+    if commit not in ("gather", "rebuild"):
+        raise ValueError(f"commit is {commit!r}; choose 'gather' or 'rebuild'.")
     sampling = sampling or Sampling()
     verifier = verifier or (Greedy() if sampling.greedy else TargetWalk())
     verifier.check(sampling)
     check_vocabularies(target, drafter)
     ids = _checked_prompt(target, prompt, state, max_new_tokens)
-    eos = target.eos_token_ids if eos_token_ids is None else tuple(eos_token_ids)
-    stopping = Stopping(max_new_tokens, eos, tuple(stop_strings), tokenizer or getattr(target, "tokenizer", None))
+    eos = target.eos_token_ids if eos_token_ids is None else _tuple(eos_token_ids)
+    stopping = Stopping(max_new_tokens, eos, _tuple(stop_strings), tokenizer or getattr(target, "tokenizer", None))
     state = _begin(target, drafter, ids, seed) if state is None else _resume(state, target, drafter, ids)
-    loop = _Loop(state, verifier, sampling, stopping, target.context, on_tokens, commit)
+    loop = _Loop(state, verifier, sampling, stopping, target.context, on_tokens, commit, keep_state)
     return _drive(loop.run())
 
 
@@ -174,6 +189,7 @@ class _Loop:
     context: int
     on_tokens: Callable[[list[int]], None] | None
     commit: str
+    keep_state: bool
     tokens: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
 
@@ -197,7 +213,7 @@ class _Loop:
         rows = yield ScoreRequest(state.target, tree, self.sampling)
         verdict = self.verifier.verify(tree, rows, proposal.laws, state.chance)
         fresh = [*(int(token) for token in tree.tokens[list(verdict.path)]), verdict.next_token]
-        count, reason = self.stopping.cut(self.tokens, fresh)
+        count, reason = self.stopping.cut(self.tokens, fresh, state.tail)
         verdict = Verdict(verdict.path[: count - 1], fresh[count - 1])
         state.drafting = drafter.observe(state.drafting, proposal, rows, verdict)
         self._commit(tree, verdict)
@@ -218,30 +234,36 @@ class _Loop:
         self.state.last = verdict.next_token
 
     def _finish(self, reason: str) -> Generation:
-        self.state.busy = False
-        return Generation(self.tokens, self.rounds, reason, self.state)
+        self.state.tail = [*self.state.tail, *self.tokens][-TAIL:]
+        return Generation(self.tokens, self.rounds, reason, self.state if self.keep_state else None)
 
 
 def _begin(target: LanguageModel, drafter: Drafter, ids: list[int], seed: int) -> DecodingState:
     session = target.session()
     session.start(ids[:-1])
     drafting = drafter.start(ids, Chance(seed, "draft"))
-    return DecodingState(session, drafter, drafting, Chance(seed, "verify"), ids[-1], busy=True)
+    return DecodingState(target, session, drafter, drafting, Chance(seed, "verify"), ids[-1], ids[-TAIL:])
 
 
 def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: list[int]) -> DecodingState:
-    if state.busy:
+    if state.spent:
         raise ValueError(
-            "This state belongs to a text that is being decoded or was interrupted; start from its tokens."
+            "This state was already continued, or its text interrupted; use the latest Generation's state."
         )
-    if state.drafter != drafter:
-        raise ValueError("This state belongs to another drafter; continue with the same one, or start from the tokens.")
-    state.busy = True
+    if state.model is not target or state.drafter != drafter:
+        raise ValueError("This state belongs to another target or drafter; continue with the same, or from the tokens.")
+    state.spent = True
+    state = replace(state, spent=False)
     if ids:
         state.target.extend([state.last, *ids[:-1]])
         state.drafting = drafter.extend(state.drafting, ids)
         state.last = ids[-1]
+        state.tail = [*state.tail, *ids][-TAIL:]
     return state
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, int | str) else tuple(value)
 
 
 def check_vocabularies(target: LanguageModel, drafter: Drafter) -> None:
@@ -250,7 +272,13 @@ def check_vocabularies(target: LanguageModel, drafter: Drafter) -> None:
     if draft is None:
         return
     known = target.vocabulary is not None and draft.vocabulary is not None
-    if (known and target.vocabulary != draft.vocabulary) or (not known and target.vocab_size != draft.vocab_size):
+    same = target.vocabulary == draft.vocabulary if known else target.vocab_size == draft.vocab_size
+    if same and draft.vocab_size > target.vocab_size:
+        raise ValueError(
+            f"Draft '{draft.name}' has {draft.vocab_size} logits and target '{target.name}' {target.vocab_size}; make "
+            "them a pair with make_pair(target, draft), which cuts the surplus columns."
+        )
+    if not same:
         raise ValueError(
             f"Draft '{draft.name}' ({draft.vocab_size} tokens) and target '{target.name}' ({target.vocab_size} tokens) "
             "have different vocabularies, so drafted token ids would mean other words; use a draft with the target's "
@@ -264,7 +292,11 @@ def _checked_prompt(
     state: DecodingState | None,
     max_new_tokens: int,
 ) -> list[int]:
-    array = torch.as_tensor(prompt).cpu().numpy()
+    array = torch.as_tensor(prompt, device="cpu").numpy()
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(
+            f"The prompt holds {array.dtype} numbers; give integer token ids, as a tokenizer returns them."
+        )
     if array.ndim == 2 and len(array) == 1:
         array = array[0]
     if array.ndim != 1:
@@ -272,10 +304,13 @@ def _checked_prompt(
     ids = [int(token) for token in array]
     if not ids and state is None:
         raise ValueError("The prompt is empty; give at least one token, for example the tokenizer's BOS token.")
-    if ids and not 0 <= min(ids) <= max(ids) < target.vocab_size:
-        raise ValueError(f"The prompt holds token id {max(ids)}; '{target.name}' has {target.vocab_size} tokens.")
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {max_new_tokens}; ask for at least 1 token.")
+    outside = [token for token in ids if not 0 <= token < target.vocab_size]
+    if outside:
+        raise ValueError(
+            f"The prompt holds token id {outside[0]}; '{target.name}' has tokens 0 to {target.vocab_size - 1}."
+        )
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {max_new_tokens}; ask for a whole number of at least 1 token.")
     length = len(ids) + (0 if state is None else state.target.position + 1)
     if length >= target.context:
         raise ValueError(

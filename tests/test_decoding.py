@@ -34,11 +34,38 @@ def test_context_limit_ends_the_text():
 
 def test_stop_string_ends_with_the_token_that_completes_it():
     text = Letters().decode(PLAIN)
-    for start in (0, 3, 7):
-        stop = text[start : start + 2]
-        end = text.index(stop) + 2
+    for start, length in ((0, 2), (3, 2), (7, 2), (2, 6), (9, 11)):
+        stop = text[start : start + length]
+        end = text.index(stop) + length
         out = generate(TARGET, [1, 2], TREE, max_new_tokens=60, stop_strings=[stop], tokenizer=Letters())
         assert (Letters().decode(out.tokens), out.finish_reason) == (text[:end], "stop")
+
+
+def test_stop_string_may_begin_in_the_prompt_or_an_earlier_part():
+    text = Letters().decode([1, 2, *PLAIN])
+    stop = text[1:4]  # begins with the prompt's last token
+    out = generate(TARGET, [1, 2], TREE, max_new_tokens=60, stop_strings=stop, tokenizer=Letters())
+    assert (len(out.tokens), out.finish_reason) == (2, "stop")
+    stop = Letters().decode(PLAIN[3:9])
+    first = generate(TARGET, [1, 2], TREE, max_new_tokens=6)
+    rest = generate(TARGET, [], TREE, stop_strings=stop, tokenizer=Letters(), state=first.state)
+    assert first.tokens + rest.tokens == PLAIN[:9]
+
+
+def test_stop_string_over_characters_of_several_bytes():
+    class Bytes:
+        """One byte per token, as byte-level tokenizers fall back to."""
+
+        def decode(self, tokens):
+            return bytes(tokens).decode("utf-8", errors="replace")
+
+    from dynatree_lib.stopping import Stopping
+
+    data = list("naïve — ünïcödé end".encode())
+    stopping = Stopping(999, stop_strings=("ïcödé",), tokenizer=Bytes())
+    count, reason = stopping.cut(data[:3], data[3:])
+    assert reason == "stop"
+    assert bytes(data[: 3 + count]).decode() == "naïve — ünïcödé"
 
 
 def test_streaming_delivers_every_token_in_order():
@@ -103,17 +130,68 @@ def test_continuing_on_a_real_model_reads_nothing_twice(monkeypatch):
     assert second.tokens == autoregressive(target, whole, max_new_tokens=10).tokens
 
 
-def test_a_state_serves_its_own_drafter_and_no_interrupted_text():
+def test_a_state_serves_its_own_models_once():
     first = generate(TARGET, [1, 2], TREE, max_new_tokens=5)
-    with pytest.raises(ValueError, match="another drafter"):
+    with pytest.raises(ValueError, match="another target or drafter"):
         generate(TARGET, [], Chain(DRAFT), state=first.state)
-
-    def interrupt(chunk):
-        raise KeyboardInterrupt
-
-    generate(TARGET, [], TREE, max_new_tokens=5, state=first.state, on_tokens=interrupt)
-    with pytest.raises(ValueError, match="interrupted"):
+    with pytest.raises(ValueError, match="another target or drafter"):
+        generate(ToyModel.random(6, seed=1), [], TREE, state=first.state)
+    second = generate(TARGET, [], TREE, max_new_tokens=5, state=first.state)
+    with pytest.raises(ValueError, match="already continued"):
         generate(TARGET, [], TREE, state=first.state)
+    third = generate(TARGET, [], TREE, max_new_tokens=5, state=second.state)
+    assert first.tokens + second.tokens + third.tokens == PLAIN[:15]
+    assert generate(TARGET, [1, 2], TREE, max_new_tokens=5, keep_state=False).state is None
+
+
+@pytest.mark.parametrize("ending", ["eos", "stop", "context"])
+def test_continuing_after_every_ending(ending):
+    target = ToyModel(TARGET.law, 6, context=30 if ending == "context" else 10_000)
+    eos = PLAIN[6]
+    options = {
+        "eos": {"eos_token_ids": eos},
+        "stop": {"stop_strings": Letters().decode(PLAIN[5:7]), "tokenizer": Letters()},
+        "context": {},
+    }[ending]
+    first = generate(target, [1, 2], TREE, max_new_tokens=60, **options)
+    assert first.finish_reason == ending
+    if ending == "context":
+        with pytest.raises(ValueError, match="context"):
+            generate(target, [3], TREE, state=first.state)
+        return
+    second = generate(target, [3], TREE, max_new_tokens=12, state=first.state)
+    assert second.tokens == autoregressive(target, [1, 2, *first.tokens, 3], max_new_tokens=12).tokens
+
+
+@pytest.mark.parametrize("drafter", [Chain(TARGET, 4), FixedTree(TARGET, depth=4, branching=2, tau=None, max_nodes=40)])
+def test_a_perfect_draft_is_always_right(drafter):
+    """The target as its own draft: 50 tokens take exactly 10 rounds, before and after a chat turn.
+
+    Greedy text hides a draft whose cache or root is corrupted; the number of rounds does not.
+    """
+    first = generate(TARGET, [1, 2], drafter, max_new_tokens=50)
+    second = generate(TARGET, [3, 4], drafter, max_new_tokens=50, state=first.state)
+    assert (len(first.rounds), len(second.rounds)) == (10, 10)
+
+
+def test_a_perfect_draft_on_a_real_model_reads_every_token_once(monkeypatch):
+    """Rows the draft reads: each committed token once, and no more than that (its cache is kept between trees)."""
+    target = random_model("llama")
+    read = []
+    forward = type(target).forward
+
+    def counted(self, tokens, *rest, **more):
+        read.append(len(tokens))
+        return forward(self, tokens, *rest, **more)
+
+    out = generate(target, prompt(40), Chain(target, 4), max_new_tokens=50)
+    assert len(out.rounds) == 10
+    monkeypatch.setattr(type(target), "forward", counted)
+    again = generate(target, prompt(40), Chain(target, 4), max_new_tokens=50)
+    assert again.tokens == out.tokens
+    # Target: the prompt, then 5 nodes a round, the accepted root among them. Draft: the prompt, then the last accepted
+    # token and the root together, then one token for each further level.
+    assert sum(read) == (39 + 10 * 5) + (39 + 10 * 4 + 9)
 
 
 def test_same_seed_same_text_other_seed_other_text():
@@ -135,7 +213,10 @@ def test_prompt_forms(ids):
         ([], {}, "prompt is empty"),
         ([[1], [2]], {}, "one sequence"),
         ([1, 6], {}, "token id 6"),
-        ([1, -1], {}, "token id"),
+        ([1, -1], {}, "token id -1"),
+        ([1.5, 2.0], {}, "integer token ids"),
+        ([1], {"commit": "gahter"}, "gahter"),
+        ([1], {"max_new_tokens": 5.5}, "max_new_tokens is 5.5"),
         ([1], {"max_new_tokens": 0}, "max_new_tokens is 0"),
         ([1], {"stop_strings": ["a"]}, "tokenizer"),
         ([1], {"stop_strings": [""], "tokenizer": Letters()}, "empty"),
@@ -153,6 +234,14 @@ def test_bad_input_is_refused_before_any_work(ids, options, sentence):
 def test_prompt_that_fills_the_context_is_refused():
     with pytest.raises(ValueError, match="20 tokens and the context of 'toy' is 20"):
         generate(ToyModel(TARGET.law, 6, context=20), [1] * 20, TREE)
+
+
+def test_models_that_are_not_wrapped_are_named():
+    raw = random_model("gpt_neox").model
+    with pytest.raises(TypeError, match="HFModel"):
+        generate(raw, [1], NoDraft())
+    with pytest.raises(TypeError, match="HFModel"):
+        generate(random_model("gpt_neox"), [1], Chain(random_model("gpt_neox").tokenizer))
 
 
 def test_other_vocabulary_is_refused():

@@ -18,7 +18,7 @@ def proposed(drafter, room=99):
 def test_fixed_tree_is_algorithm_1(seed):
     """Node by node against the literal transcription, over random hyper-parameters and both readings of pruning."""
     rng = np.random.default_rng(seed)
-    draft = ToyModel.random(int(rng.integers(3, 9)), seed, sharpness=float(rng.uniform(0.5, 4)))
+    draft = ToyModel.random(int(rng.integers(5, 10)), seed, sharpness=float(rng.uniform(0.5, 4)))
     depth, branching = int(rng.integers(1, 6)), int(rng.integers(1, 4))
     tau, max_nodes = float(rng.uniform(0.005, 0.6)), int(rng.integers(1, 40))
     remove = bool(seed % 2)

@@ -10,9 +10,47 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from dynatree_lib import Chain, generate, load_pair
+from dynatree_lib import Chain, FixedTree, HFModel, autoregressive, generate, load_pair, make_pair
 from dynatree_lib.models import pairs
 from dynatree_lib.models.pairs import MODELS_FOLDER, PAIRS
+
+
+def in_memory(width: int, words: int = 97) -> HFModel:
+    """A model whose embeddings are wider than its vocabulary, as some families pad them."""
+    made = random_model("gpt_neox", seed=width).model
+    model = type(made)(type(made.config)(**{**made.config.to_dict(), "vocab_size": width})).double()
+    return HFModel(model, tokenizer(words))
+
+
+@pytest.mark.parametrize("widths", [(97, 128), (128, 97)])
+def test_models_in_memory_with_padded_embeddings(widths):
+    target, draft = map(in_memory, widths)
+    pair = make_pair(target, draft)
+    plain = autoregressive(pair.target, prompt(9), max_new_tokens=40, eos_token_ids=()).tokens
+    for drafter in (Chain(pair.draft), FixedTree(pair.draft, tau=None)):
+        assert generate(pair.target, prompt(9), drafter, max_new_tokens=40, eos_token_ids=()).tokens == plain
+
+
+def test_a_token_the_draft_lacks_is_harmless():
+    target = in_memory(128)
+    with torch.no_grad():  # this target likes padded ids
+        target.model.get_output_embeddings().weight[97:] *= 30
+    draft = make_pair(target, in_memory(97)).draft
+    plain = autoregressive(target, prompt(9), max_new_tokens=40, eos_token_ids=()).tokens
+    assert max(plain) >= 97
+    assert generate(target, prompt(9), Chain(draft), max_new_tokens=40, eos_token_ids=()).tokens == plain
+
+
+def test_a_wider_draft_outside_a_pair_is_refused():
+    with pytest.raises(ValueError, match="make_pair"):
+        generate(in_memory(97), prompt(5), Chain(in_memory(128)))
+
+
+def test_a_draft_with_a_part_of_the_vocabulary_serves():
+    pair = make_pair(in_memory(97), in_memory(97, words=90))
+    assert pair.draft.vocabulary == pair.target.vocabulary
+    with pytest.raises(ValueError, match="different vocabularies"):
+        make_pair(in_memory(97, words=90), in_memory(97))
 
 
 def tokenizer(words: int, prefix: str = "w") -> PreTrainedTokenizerFast:

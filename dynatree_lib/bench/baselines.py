@@ -151,6 +151,7 @@ class _HFRunner:
             if self.draft is not None:
                 stack.enter_context(_lent(self.draft.model, GenerationConfig(**common, **(self.assistant or {}))))
                 extra["assistant_model"] = self.draft.model
+            stack.enter_context(torch.inference_mode())  # as this library's forwards run; less than no_grad
             stack.enter_context(_own_chance(self.target.device, sampling, seed))
             # Without a mask transformers would take prompt tokens equal to the padding id for padding.
             out = self.target.model.generate(ids, attention_mask=torch.ones_like(ids), streamer=relay, **extra)

@@ -236,11 +236,12 @@ def mean_repetition(runs: Sequence[Run]) -> float | None:
 def equality(
     runs: Sequence[Run], reference: Sequence[Run], divergences: Sequence[Divergence], header: Header
 ) -> str | None:
-    """ "n/N": of the N prompts that the reference has too, those whose text was the reference's in every repeat."""
+    """ "n/N": of the reference's N prompts, those whose text was the same in every repeat (a failed run is not)."""
     if not reference or header.setup["sampling"]["temperature"] > 0:
         return None
-    both = {run.prompt for run in runs} & {run.prompt for run in reference}
-    return f"{len(both - {one.prompt for one in divergences})}/{len(both)}"
+    wanted = {run.prompt for run in reference}
+    same = wanted & {run.prompt for run in runs} - {one.prompt for one in divergences}
+    return f"{len(same)}/{len(wanted)}"
 
 
 # ----------------------------------------------------------------------------------------------------- memory, split

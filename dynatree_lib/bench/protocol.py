@@ -417,6 +417,7 @@ def divergence(target: HFModel, prompt_ids: Sequence[int], expected: Run, run: R
     ids = torch.tensor([[*prompt_ids, *expected.tokens[:index]]], device=target.device)
     logits = target.model(ids, use_cache=False, logits_to_keep=1).logits[0, -1, : target.vocab_size]
     best, second = logits.double().topk(2).values.tolist()
-    margin = best - second
     at = [run.tokens[index] if index < len(run.tokens) else None for run in (expected, run)]
-    return Divergence(run.method, run.prompt, run.repeat, index, at[0], at[1], margin, margin < NEAR_TIE)
+    behind = [torch.inf if token is None else best - float(logits[token]) for token in at]
+    near = max(behind) < NEAR_TIE  # both texts chose a token that is practically the best
+    return Divergence(run.method, run.prompt, run.repeat, index, at[0], at[1], best - second, near)

@@ -126,13 +126,15 @@ class ModelDrafter(Drafter):
 
     def start(self, prompt: Sequence[int], chance: Chance) -> DraftState:
         """See `Drafter.start`; the prompt is read by the first forward of `propose`."""
+        if not isinstance(self.draft, LanguageModel):
+            raise TypeError(f"The draft is a {type(self.draft).__name__}; wrap a transformers model as HFModel(model).")
         session = self.draft.session()
-        session.start(prompt[:-1])
+        session.start(self._known(prompt[:-1]))
         return DraftState(session, int(prompt[-1]), chance)
 
     def extend(self, state: DraftState, tokens: Sequence[int]) -> DraftState:
         """See `Drafter.extend`."""
-        state.session.extend([state.root, *tokens[:-1]])
+        state.session.extend(self._known([state.root, *tokens[:-1]]))
         state.root = int(tokens[-1])
         return state
 
@@ -140,11 +142,16 @@ class ModelDrafter(Drafter):
         """See `Drafter.propose`; nothing is drafted where the draft's own context is exhausted."""
         state.session.rollback()  # an interrupted iteration may have left nodes behind
         room = min(room, self.draft.context - state.session.position - 1)
-        growth = Growth(state)
+        growth = Growth(state, self.draft.vocab_size - 1)
         if room > 0:
             self.grow(growth, room)
         state.row_of = growth.row_of
         return Proposal(growth.tree())
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        # A target with padded embeddings may emit an id that the draft has no row for. Reading another token in its
+        # place can cost acceptance and nothing else.
+        return [min(int(token), self.draft.vocab_size - 1) for token in tokens]
 
     @abstractmethod
     def grow(self, growth: Growth, room: int) -> None:
@@ -155,7 +162,7 @@ class ModelDrafter(Drafter):
         path = [0, *verdict.path]
         read = [int(row) for row in state.row_of[path] if row >= 0]
         state.session.commit(read)
-        state.session.extend(proposal.tree.tokens[path[len(read) :]].tolist())
+        state.session.extend(self._known(proposal.tree.tokens[path[len(read) :]].tolist()))
         state.root = verdict.next_token
         return state
 
@@ -166,10 +173,12 @@ class Growth:
     Attributes:
         cumulative: (n,) float64 draft log-probability of the path to each node.
         row_of: (n,) int64 pending row of each node in the draft's session, -1 when not read.
+        highest: largest token id the draft knows.
     """
 
-    def __init__(self, state: DraftState) -> None:
+    def __init__(self, state: DraftState, highest: int) -> None:
         self.session = state.session
+        self.highest = highest
         self.tokens = np.array([state.root], np.int64)
         self.parents = np.array([ROOT], np.int64)
         self.logprobs = np.zeros(1)
@@ -184,7 +193,8 @@ class Growth:
         above = self.parents[frontier]
         parents = np.where(above >= 0, self.row_of[above], ROOT)
         self.row_of[frontier] = self.session.pending + np.arange(len(frontier))
-        return self.session.score(self.tokens[frontier], parents, Sampling())
+        tokens = np.minimum(self.tokens[frontier], self.highest)
+        return self.session.score(tokens, parents, Sampling())
 
     def best(self, frontier: np.ndarray, breadth: int) -> tuple[np.ndarray, np.ndarray]:
         """Read the frontier; the `breadth` most probable next tokens of each node.

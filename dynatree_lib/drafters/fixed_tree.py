@@ -37,7 +37,7 @@ class FixedTree(ModelDrafter):
 
     draft: LanguageModel
     depth: int = 5
-    branching: int | tuple[int, ...] = 2
+    branching: int | tuple[int, ...] | list[int] = 2
     tau: float | None = 0.03
     max_nodes: int = 16
     root: Literal["target", "draft"] = "target"
@@ -45,6 +45,8 @@ class FixedTree(ModelDrafter):
     name = "fixed-tree"
 
     def __post_init__(self) -> None:
+        if isinstance(self.branching, list):
+            object.__setattr__(self, "branching", tuple(self.branching))
         if self.depth < 1:
             raise ValueError(f"depth is {self.depth}; a tree needs at least 1 level below node 0.")
         if not self._branchings or min(self._branchings) < 1:
@@ -76,7 +78,7 @@ class FixedTree(ModelDrafter):
 
     @property
     def _branchings(self) -> tuple[int, ...]:
-        return self.branching if isinstance(self.branching, tuple) else (self.branching,)
+        return (self.branching,) if isinstance(self.branching, int) else tuple(self.branching)
 
     def breadth(self, level: int) -> int:
         """Children per node at `level` (1 is just below node 0)."""

@@ -23,6 +23,7 @@ class TreeLayer(DynamicLayer):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate the buffers in the shape and dtype of the first states."""
         self.dtype, self.device = key_states.dtype, key_states.device
+        self.capacity += key_states.shape[2]  # room for the prompt, and as much again as usual
         self.keys = key_states.new_empty((*key_states.shape[:2], self.capacity, key_states.shape[3]))
         self.values = value_states.new_empty((*value_states.shape[:2], self.capacity, value_states.shape[3]))
         self.is_initialized = True

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 SUPPORTED = (
     "gpt_neox", "llama", "qwen2", "qwen3", "gpt2", "opt", "mistral", "phi3", "olmo2", "falcon",
 )  # fmt: skip
+STEADY_FREQUENCIES = ("default", "linear", "proportional", "llama3", "yarn")
+"""Rotary variants whose angles depend on the position alone. The others (dynamic, longrope) change the angles of
+all rows with the longest position in a forward, so drafted nodes would change the logits of the text before them."""
 REFUSED = {
     "mpt": "its ALiBi attention derives positions from the order of the rows, so siblings would differ in position",
     "bloom": "its ALiBi attention derives positions from the order of the rows and does not take a 4-D mask",
@@ -38,6 +41,13 @@ def check_architecture(config: PretrainedConfig) -> None:
         reason = REFUSED.get(kind, "tree attention has not been verified for it")
         raise ValueError(
             f"A model of type '{kind}' cannot score token trees: {reason}. Supported types: {', '.join(SUPPORTED)}."
+        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    scaling = rope.get("rope_type", "default") if isinstance(rope, dict) else "default"
+    if scaling not in STEADY_FREQUENCIES:
+        raise ValueError(
+            f"The rotary scaling '{scaling}' of this {kind} model depends on the longest position in a forward, so "
+            f"drafted nodes would change the text's own logits; supported: {', '.join(STEADY_FREQUENCIES)}."
         )
     attention = getattr(config, "_attn_implementation", None) or "sdpa"
     if attention not in ("sdpa", "eager"):

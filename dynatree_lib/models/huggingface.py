@@ -41,7 +41,8 @@ class HFModel(LanguageModel):
         self.name = config.name_or_path or config.model_type
         self.vocab_size = int(config.vocab_size)
         self.context = int(config.max_position_embeddings)
-        self.eos_token_ids = _as_tuple(getattr(model.generation_config, "eos_token_id", None) or config.eos_token_id)
+        ends = getattr(model.generation_config, "eos_token_id", None)
+        self.eos_token_ids = _as_tuple(getattr(config, "eos_token_id", None) if ends is None else ends)
         self.vocabulary = vocabulary_fingerprint(tokenizer) if tokenizer is not None else None
         self.layers = int(config.num_hidden_layers)
         self.session_class: type[HFSession] = HFSession
@@ -71,6 +72,15 @@ class HFModel(LanguageModel):
         """The same model (weights shared) opening sessions of another class."""
         other = copy.copy(self)
         other.session_class = session_class
+        return other
+
+    def narrowed(self, width: int) -> HFModel:
+        """The same model (weights shared) whose rows of logits end after `width` tokens.
+
+        Some families pad their embeddings differently per size; the surplus columns are no tokens.
+        """
+        other = copy.copy(self)
+        other.vocab_size = min(self.vocab_size, width)
         return other
 
     def forward(
@@ -149,6 +159,8 @@ class HFSession(Session):
         allowed[:queued, base : base + queued] = np.tri(queued, dtype=bool)
         allowed[queued:, base : base + queued] = True
         allowed[queued:, base + queued :] = ancestor_matrix(parents)[nodes - count :]
+        if len(rows) == 1 and allowed.all():
+            return None, rows  # one row that sees everything needs no mask, and attention is faster without
         return self.model.mask(allowed, rows, keys), rows
 
     def _node_positions(self, parents: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import torch
 
 from ..paths import data_path
 from .check import check_architecture
-from .huggingface import HFModel, vocabulary_fingerprint
+from .huggingface import HFModel
 
 MODELS_FOLDER = "DYNATREE_MODELS"
 """Environment variable: a folder with models as ORGANISATION/NAME, looked into before the hub."""
@@ -85,8 +85,29 @@ def load_pair(
         raise ValueError(f"Give both target= and draft=, or one of the named pairs: {', '.join(PAIRS)}.")
     big = load_model(target, **options)
     small = load_model(draft, **options, tokenizer=None if _has_tokenizer(draft) else big.tokenizer)
-    _check_pair(big, small)
-    return Pair(name or f"{target} + {draft}", big, small, big.tokenizer)
+    return make_pair(big, small, name or f"{target} + {draft}")
+
+
+def make_pair(target: HFModel, draft: HFModel, name: str | None = None) -> Pair:
+    """A pair of two models at hand, after the checks that `load_pair` makes.
+
+    Raises:
+        ValueError: if the draft numbers its tokens otherwise than the target.
+    """
+    if target.tokenizer is None or draft.tokenizer is None:
+        if target.vocab_size != draft.vocab_size:
+            raise ValueError(
+                f"Target '{target.name}' has {target.vocab_size} tokens and draft '{draft.name}' {draft.vocab_size}; "
+                "give both their tokenizers, HFModel(model, tokenizer), so that their vocabularies can be compared."
+            )
+    elif not draft.tokenizer.get_vocab().items() <= target.tokenizer.get_vocab().items():
+        raise ValueError(
+            f"Target '{target.name}' and draft '{draft.name}' have different vocabularies, so drafted token ids would "
+            "mean other words; use a draft with the target's tokenizer, or distil one with `dynatree train`."
+        )
+    draft = draft.narrowed(target.vocab_size)
+    draft.vocabulary = target.vocabulary  # every token the draft has is the target's, under the same number
+    return Pair(name or f"{target.name} + {draft.name}", target, draft, target.tokenizer)
 
 
 def load_model(
@@ -172,13 +193,3 @@ def _dtype(dtype: str | torch.dtype | None, name: str | None, device: Any) -> An
             f"dtype is '{dtype}'; use float32, bfloat16, float16, float64, or 'auto' for the checkpoint's own."
         )
     return found
-
-
-def _check_pair(target: HFModel, draft: HFModel) -> None:
-    if vocabulary_fingerprint(target.tokenizer) != vocabulary_fingerprint(draft.tokenizer):
-        raise ValueError(
-            f"Target '{target.name}' and draft '{draft.name}' have different vocabularies, so drafted token ids would "
-            "mean other words; use a draft with the target's tokenizer, or distil one with `dynatree train`."
-        )
-    # Some families pad the embedding differently per size; a draft's surplus columns are never real tokens.
-    draft.vocab_size = min(draft.vocab_size, target.vocab_size)

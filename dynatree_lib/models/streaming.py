@@ -15,10 +15,8 @@ import torch
 
 from .base import LanguageModel
 from .cache import TreeLayer
+from .check import STEADY_FREQUENCIES
 from .huggingface import HFModel, HFSession
-
-STEADY_FREQUENCIES = ("default", "linear", "llama3", "yarn")
-"""Rotary variants whose angles depend on the position alone; the others also change with the length of the text."""
 
 
 class StreamingModel(LanguageModel):

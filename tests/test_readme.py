@@ -1,0 +1,25 @@
+"""The README quotes records: its tables must say what the records in the repository say."""
+
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+QUOTED = re.findall(r"<!-- table: (\S+) -->\n(.*?)<!-- end of table -->", README, flags=re.S)
+
+
+def test_the_readme_quotes_a_record():
+    assert QUOTED
+
+
+def test_every_quoted_table_is_its_records():
+    from dynatree_lib.bench.quote import quote
+
+    for name, text in QUOTED:
+        assert text == quote(json.loads((ROOT / name).read_text(encoding="utf-8")), name)
+
+
+def test_linked_files_exist():
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / link).exists(), link

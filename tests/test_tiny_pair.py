@@ -1,0 +1,77 @@
+"""The bundled pair: what its card says, and greedy equality in the dtype it is used in."""
+
+import json
+
+import pytest
+import torch
+from models import hf_greedy
+
+from dynatree_lib import generate, load_pair
+from dynatree_lib.bench.environment import sha256_of
+from dynatree_lib.drafters import DRAFTERS
+from dynatree_lib.paths import data_path
+from dynatree_lib.workloads import load_workload
+
+NEAR_TIE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return load_pair("tiny")
+
+
+@pytest.fixture(scope="module")
+def cases(pair):
+    """(ids, transformers' greedy text) from 1 to 300 prompt tokens and 1 to 200 new ones."""
+    code, novel = (load_workload(f"bundled/{task}", source="bundled").prompts for task in ("code", "novel"))
+    text = pair.tokenizer("\n".join(prompt.text for prompt in (*code, *novel))).input_ids
+    sizes = [(1, 40), (2, 1), (23, 200), (120, 7), (300, 60)]
+    prompts = [torch.tensor([text[500 * i : 500 * i + size]]) for i, (size, _) in enumerate(sizes)]
+    return [(ids, hf_greedy(pair.target, ids, budget)) for ids, (_, budget) in zip(prompts, sizes, strict=True)]
+
+
+def margin(model, ids, tokens) -> float:
+    """Top-2 margin of the target's logits after the prompt and these tokens."""
+    text = torch.tensor([[*ids[0].tolist(), *tokens]])
+    with torch.inference_mode():
+        best = model.model(text, use_cache=False).logits[0, -1].topk(2).values
+    return float(best[0] - best[1])
+
+
+@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+def test_greedy_text_is_transformers_in_float32(pair, cases, kind):
+    """Identical, or the first difference is a near-tie; near-ties must stay rare."""
+    ties = 0
+    for drafter in kind.examples(pair.draft):
+        for ids, expected in cases:
+            found = generate(pair.target, ids, drafter, max_new_tokens=len(expected), eos_token_ids=()).tokens
+            assert len(found) == len(expected)
+            if found != expected:
+                first = next(i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b)
+                assert margin(pair.target, ids, expected[:first]) < NEAR_TIE
+                ties += 1
+    assert ties <= 1
+
+
+def test_the_pair_is_as_small_as_promised(pair):
+    assert pair.target.parameters + pair.draft.parameters <= 11e6
+    assert pair.target.context >= 2560
+    assert pair.draft.context >= 2560
+    assert pair.target.dtype == torch.float32
+    weights = [data_path("tiny", role, "model.safetensors") for role in ("target", "draft")]
+    assert sum(path.stat().st_size for path in weights) <= 24e6
+
+
+def test_the_card_names_these_weights_and_its_texts():
+    card = json.loads(data_path("tiny", "card.json").read_text(encoding="utf-8"))
+    text = json.dumps(card)
+    for role in ("target", "draft"):
+        assert sha256_of(data_path("tiny", role, "model.safetensors")) in text
+    for part in ("code", "wikitext-2", "pg19", "gsm8k"):
+        assert part in text
+    assert card["acceptance"]
+
+
+def test_tokenizer_round_trips(pair):
+    for prompt in load_workload("bundled", source="bundled").prompts:
+        assert pair.tokenizer.decode(pair.tokenizer(prompt.text).input_ids) == prompt.text
