@@ -6,7 +6,6 @@ because prompts, not runs, are what another benchmark would draw anew.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -132,7 +131,7 @@ def _summary(entry: dict[str, Any], by_label: dict[str, list[Run]], records: Rec
         divergences=[asdict(one) for one in divergences],
         **memory(runs, entry, header),
         split=mean_split([one for one in records.splits.values() if one.method == label]),
-        counters=dict(sum((Counter(run.counters) for run in runs), Counter())),
+        counters={name: sum(run.counters[name] for run in runs) for name in runs[0].counters},
     )  # fmt: skip
 
 
