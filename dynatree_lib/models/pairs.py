@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,11 +135,27 @@ def load_model(
     return HFModel(model.to(device) if simple else model, tokenizer)
 
 
+@contextlib.contextmanager
+def _quiet(local: bool) -> Iterator[None]:
+    """No progress bar for files at hand; a download keeps it."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    if local:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if local and shown:
+            logging.enable_progress_bar()
+
+
 def _from_pretrained(kind: str, source: str, **options: Any) -> Any:
     import transformers
 
     try:
-        return getattr(transformers, kind).from_pretrained(source, **options)
+        with _quiet(Path(source).is_dir()):
+            return getattr(transformers, kind).from_pretrained(source, **options)
     except (OSError, ImportError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(
