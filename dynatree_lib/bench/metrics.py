@@ -41,6 +41,7 @@ class MethodSummary:
         acceptance: accepted drafted tokens / drafted nodes.
         acceptance_published: committed tokens / drafted nodes, what DynaTree's first paper prints as "Accept.".
         repeated_4grams: share of a text's 4-grams that occurred in it before, mean over prompts.
+        after_eos: share of the tokens that stand after a text's first EOS (0 unless EOS is ignored).
         identical: prompts whose text equals the reference's, "n/N"; None when sampling or without a reference.
         near_ties: divergent runs where the target's top-2 margin is below the limit.
         divergences: every run that left the reference's text.
@@ -80,6 +81,7 @@ class MethodSummary:
     acceptance: float | None
     acceptance_published: float | None
     repeated_4grams: float | None
+    after_eos: float
     identical: str | None
     near_ties: int
     divergences: list[dict[str, Any]]
@@ -126,6 +128,7 @@ def _summary(entry: dict[str, Any], by_label: dict[str, list[Run]], records: Rec
         tokens_per_iteration=tokens / iterations, committed_path_length=tokens / iterations,
         **acceptance(runs),
         repeated_4grams=mean_repetition(runs),
+        after_eos=share_after_eos(runs, header.setup.get("eos_token_ids", ())),
         identical=equality(runs, by_label.get(header.setup["reference"] or "", []), divergences, header),
         near_ties=sum(one.near_tie for one in divergences),
         divergences=[asdict(one) for one in divergences],
@@ -230,6 +233,12 @@ def mean_repetition(runs: Sequence[Run]) -> float | None:
     """Mean share of repeated 4-grams over runs."""
     shares = [share for share in (repeated_ngrams(run.tokens) for run in runs) if share is not None]
     return float(np.mean(shares)) if shares else None
+
+
+def share_after_eos(runs: Sequence[Run], eos: Sequence[int]) -> float:
+    """Share of all tokens that stand after the first EOS of their text."""
+    ends = [next((i for i, token in enumerate(run.tokens, 1) if token in eos), len(run.tokens)) for run in runs]
+    return 1 - sum(ends) / sum(len(run.tokens) for run in runs)
 
 
 def equality(

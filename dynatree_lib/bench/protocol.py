@@ -223,6 +223,8 @@ class _Benchmark:
             "prompts": [{"id": one.id, "sha256": one.sha256, "tokens": len(one.ids)} for one in self.prompts],
             "max_new_tokens": self.budget,
             "ignore_eos": self.ignore_eos,
+            "eos_token_ids": list(self.pair.target.eos_token_ids),
+            "turns": "the first of each prompt",
             "eos_rule": "EOS is an ordinary token: every run goes to the budget"
             if self.ignore_eos
             else "a text ends at the target's EOS or at the budget",
