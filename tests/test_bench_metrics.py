@@ -12,6 +12,7 @@ from dynatree_lib.bench.metrics import (
     mean_split,
     repeated_ngrams,
     seconds_per,
+    share_after_eos,
     speedup,
     summarize_records,
     throughput,
@@ -147,3 +148,9 @@ def test_sampled_texts_are_not_compared():
     records.header.setup["sampling"] = {"temperature": 1.0}
     assert [one.identical for one in summarize_records(records)] == [None, None]
     records.header.setup["sampling"] = {"temperature": 0.0}
+
+
+def test_share_after_eos_counts_what_stands_behind_the_first():
+    runs = [run(tokens=(1, 9, 3, 9)), run(tokens=(1, 2, 3, 4))]
+    assert share_after_eos(runs, [9]) == pytest.approx(2 / 8)
+    assert share_after_eos(runs, []) == 0
