@@ -34,7 +34,7 @@ def measure_acceptance(pair: Pair, prompts: Sequence[Prompt], source: str) -> di
         source: sentence on where the prompts come from.
     """
     drafters = {"chain of 4": Chain(pair.draft, 4), "fixed tree": FixedTree(pair.draft)}
-    out: dict[str, Any] = {"prompts": f"{len(prompts)}: {source}", "new tokens each": NEW_TOKENS}
+    out: dict[str, Any] = {"prompts": source, "new tokens each": NEW_TOKENS}
     for name, sampling in (("greedy", Sampling()), ("sampled, temperature 1", Sampling(1.0))):
         texts = {kind: _decode(pair, drafter, prompts, sampling) for kind, drafter in drafters.items()}
         out[name] = {f"tokens per iteration, {kind}": _rate(list(runs)) for kind, runs in texts.items()}

@@ -1,0 +1,173 @@
+"""The two losses: next-token cross-entropy for the target, KL(target || draft) for the draft; and text on policy.
+
+The draft learns from the target's whole next-token law at every position, on corpus text and on text the target wrote
+itself: what a drafter meets in use is the target's own text, loops and errors included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dynatree_lib.training.optimize import Log, Runtime
+from dynatree_lib.training.recipe import ModelRecipe, OnPolicy, Phase, Recipe
+from dynatree_lib.training.tokens import Windows
+
+ON_POLICY = "on-policy"
+
+
+def build_model(recipe: ModelRecipe, vocab_size: int, seed: int, end: int = 0) -> Any:
+    """A freshly initialised GPTNeoXForCausalLM in float32; `end` is the id of bos, eos and pad.
+
+    Output projections start at zero, so that every layer starts as the identity.
+    """
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    shape = dict(recipe.shape)
+    rotary = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": shape.pop("rotary_pct")}
+    config = GPTNeoXConfig(
+        vocab_size=vocab_size,
+        rope_parameters=rotary,
+        use_parallel_residual=True,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+        **shape,
+    )
+    torch.manual_seed(seed)
+    model = GPTNeoXForCausalLM(config).float()
+    for layer in model.gpt_neox.layers:
+        nn.init.zeros_(layer.attention.dense.weight)
+        nn.init.zeros_(layer.mlp.dense_4h_to_h.weight)
+    return model
+
+
+def inherit_embeddings(draft: Any, target: Any) -> None:
+    """Start a narrower draft's token table at the target's principal components, at the draft's own scale.
+
+    Half of a small draft's weights are its token table; this hands over what the target already knows of the tokens.
+    """
+    table = target.get_input_embeddings().weight.detach().float()
+    own = draft.get_input_embeddings().weight
+    width = min(own.shape[1], table.shape[1])
+    directions = torch.linalg.svd(table - table.mean(0), full_matrices=False)[2][:width]
+    projected = table @ directions.T
+    with torch.no_grad():
+        own[:, :width].copy_(projected * (own.std() / projected.std()))
+
+
+def target_loss(model: Any, runtime: Runtime) -> Callable[[Tensor], Tensor]:
+    """Mean cross-entropy in nats of ids[:, 1:] given what stands before; ids int64 (batch, length + 1)."""
+
+    def loss(ids: Tensor) -> Tensor:
+        with runtime.precision():
+            logits = model.lm_head(model.gpt_neox(input_ids=ids[:, :-1], use_cache=False).last_hidden_state)
+        return functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+
+    return loss
+
+
+def draft_loss(draft: Any, target: Any, runtime: Runtime) -> Callable[[Tensor], Tensor]:
+    """Mean KL(target || draft) in nats over all positions of ids, int64 (batch, length), at temperature 1."""
+
+    def loss(ids: Tensor) -> Tensor:
+        with runtime.precision():
+            with torch.no_grad():
+                wanted = target.lm_head(target.gpt_neox(input_ids=ids, use_cache=False).last_hidden_state)
+            given = draft.lm_head(draft.gpt_neox(input_ids=ids, use_cache=False).last_hidden_state)
+        wanted, given = wanted.float().log_softmax(-1), given.float().log_softmax(-1)
+        return (wanted.exp() * (wanted - given)).sum(-1).mean()
+
+    return loss
+
+
+class CorpusBatches:
+    """Windows of training text, and of the target's own text when `own` (rows, width) is given, as torch batches."""
+
+    def __init__(
+        self,
+        tokens: Mapping[str, np.ndarray],
+        weights: Mapping[str, float],
+        length: int,
+        seed: tuple[int, ...],
+        own: np.ndarray | None = None,
+        share: float = 0.0,
+    ):
+        parts, law = dict(tokens), {name: weights[name] for name in tokens}
+        if own is not None and share > 0:
+            parts[ON_POLICY] = own.reshape(-1)
+            law[ON_POLICY] = share / (1 - share) * sum(law.values())
+        self.windows = Windows(parts, law, length, seed, aligned=frozenset({ON_POLICY}))
+
+    def skip(self, batches: int, count: int) -> None:
+        """Forget the next `batches` batches of `count` windows."""
+        self.windows.skip(batches, count)
+
+    def batch(self, count: int) -> Tensor:
+        """The next `count` windows, int64 (count, length)."""
+        return torch.from_numpy(self.windows.batch(count))
+
+
+def target_batches(tokens: Mapping[str, np.ndarray], recipe: Recipe) -> Callable[[int, Phase], CorpusBatches]:
+    """Opens the target's text for a phase; one token more than the phase's length, the last label."""
+    return lambda index, phase: CorpusBatches(tokens, recipe.parts, phase.length + 1, (recipe.seed, 0, index))
+
+
+def draft_batches(
+    tokens: Mapping[str, np.ndarray], own: np.ndarray, recipe: Recipe
+) -> Callable[[int, Phase], CorpusBatches]:
+    """Opens the draft's text for a phase: the mixture, and the recipe's share of the target's own text."""
+    share = recipe.on_policy.share
+    return lambda index, phase: CorpusBatches(tokens, recipe.parts, phase.length, (recipe.seed, 1, index), own, share)
+
+
+def continue_text(model: Any, prefixes: Tensor, temperatures: Tensor, width: int, random: torch.Generator) -> Tensor:
+    """Continue prefixes (n, p) to rows (n, width) with a KV cache; temperatures (n,), 0 for greedy."""
+    from transformers import DynamicCache
+
+    rows, cache, fresh = prefixes, DynamicCache(), prefixes
+    cold, heat = temperatures <= 0, temperatures.clamp_min(1e-6)[:, None]
+    while rows.shape[1] < width:
+        out = model(input_ids=fresh, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        logits = out.logits[:, -1].float()
+        sampled = torch.multinomial((logits / heat).softmax(-1), 1, generator=random)[:, 0]
+        fresh = torch.where(cold, logits.argmax(-1), sampled)[:, None]
+        rows = torch.cat([rows, fresh], dim=1)
+    return rows
+
+
+@torch.no_grad()
+def write_on_policy(
+    target: Any, tokens: Mapping[str, np.ndarray], recipe: Recipe, runtime: Runtime, log: Log
+) -> np.ndarray:
+    """About `on_policy.tokens` tokens of the target's own text, int32 (rows, longest prefix + continuation).
+
+    The target runs in bfloat16 here when the run uses autocast: the text only has to be typical of it.
+    """
+    plan: OnPolicy = recipe.on_policy
+    width = plan.prefix[1] + plan.continuation
+    source = CorpusBatches(tokens, recipe.parts, plan.prefix[1], (recipe.seed, 2))
+    random = torch.Generator(runtime.device).manual_seed(recipe.seed)
+    lengths = np.random.default_rng([recipe.seed, 3])
+    temperatures = torch.tensor(
+        [plan.temperatures[i % len(plan.temperatures)] for i in range(plan.batch)], device=runtime.device
+    )
+    kept = next(target.parameters()).dtype
+    target.eval().set_attn_implementation("sdpa")
+    rows: list[np.ndarray] = []
+    try:
+        target.to(torch.bfloat16 if runtime.autocast else kept)
+        while len(rows) * plan.batch * plan.continuation < plan.tokens:
+            prefixes = runtime.place(source.batch(plan.batch))[
+                :, : int(lengths.integers(plan.prefix[0], plan.prefix[1] + 1))
+            ]
+            rows.append(continue_text(target, prefixes, temperatures, width, random).cpu().numpy().astype(np.int32))
+            log(f"on-policy text: {len(rows) * plan.batch * plan.continuation:,} of {plan.tokens:,} tokens")
+    finally:
+        target.to(kept)
+    return np.concatenate(rows)

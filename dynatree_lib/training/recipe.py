@@ -1,0 +1,180 @@
+"""Recipes: everything that decides the weights of a pair, in one JSON file.
+
+A recipe names shapes, text parts with their sampling weights, learning rates and numbers of *steps*; it never names a
+machine, a folder or a number of minutes. What only decides how fast the same steps run (device, compiling, attention
+kernel) is left to the command line.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dynatree_lib.paths import data_path
+
+SHAPE_KEYS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "rotary_pct",
+    "tie_word_embeddings",
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """`steps` optimizer steps on `batch` sequences of `length` predicted tokens, `micro_batch` of them per forward."""
+
+    steps: int
+    length: int
+    batch: int
+    micro_batch: int
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """Shape and optimization of one model.
+
+    `learning_rate` is Muon's, for the hidden matrices (scaled so that its updates have AdamW's root mean square);
+    `embedding_learning_rate` is AdamW's, for embeddings, norms and biases. Both rise over `warmup` steps, stay, and
+    fall linearly to zero over the last `decay` of all steps (a fraction).
+    """
+
+    shape: dict[str, Any]
+    learning_rate: float
+    embedding_learning_rate: float
+    weight_decay: float
+    warmup: int
+    decay: float
+    phases: tuple[Phase, ...]
+
+    @property
+    def steps(self) -> int:
+        """All optimizer steps."""
+        return sum(phase.steps for phase in self.phases)
+
+    @property
+    def tokens(self) -> int:
+        """All predicted tokens."""
+        return sum(phase.steps * phase.length * phase.batch for phase in self.phases)
+
+    def rescaled(self, factor: float) -> ModelRecipe:
+        """The same recipe with every phase's steps multiplied by `factor` (at least one step each)."""
+        phases = tuple(replace(phase, steps=max(1, round(phase.steps * factor))) for phase in self.phases)
+        return replace(self, phases=phases, warmup=max(1, round(self.warmup * min(1.0, factor))))
+
+
+@dataclass(frozen=True)
+class OnPolicy:
+    """Text the target writes itself for the draft to learn from.
+
+    `tokens` in all (continuations only), `batch` sequences at a time, each continuing a prefix of `prefix` (shortest,
+    longest) tokens of training text by `continuation` tokens; `temperatures` are dealt out in turn, 0 is greedy.
+    A fraction `share` of each draft batch is this text.
+    """
+
+    tokens: int
+    batch: int
+    prefix: tuple[int, int]
+    continuation: int
+    temperatures: tuple[float, ...]
+    share: float
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A whole pair: tokenizer, mixture, target, draft. See the module docstring for what belongs here."""
+
+    name: str
+    about: str
+    seed: int
+    vocab_size: int
+    model_vocab_size: int
+    tokenizer_bytes: int
+    parts: dict[str, float]
+    target: ModelRecipe
+    draft: ModelRecipe
+    on_policy: OnPolicy
+
+    def rescaled(self, target: float, draft: float) -> Recipe:
+        """The same recipe with the steps of both models multiplied, as `ModelRecipe.rescaled`."""
+        return replace(self, target=self.target.rescaled(target), draft=self.draft.rescaled(draft))
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain lists, dicts and numbers; `from_json` reads them back."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+def _build(kind: type[T], values: dict[str, Any], where: str) -> T:
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    unknown, missing = sorted(set(values) - names), sorted(names - set(values))
+    if unknown or missing:
+        raise ValueError(
+            f"The recipe's {where} has unknown keys {unknown} and lacks {missing}; it takes exactly {sorted(names)}."
+        )
+    return kind(**values)
+
+
+def _model(values: dict[str, Any], where: str) -> ModelRecipe:
+    phases = tuple(_build(Phase, phase, f"{where}.phases") for phase in values.get("phases", ()))
+    model = _build(ModelRecipe, {**values, "phases": phases}, where)
+    missing = [key for key in SHAPE_KEYS if key not in model.shape]
+    if missing or not phases:
+        raise ValueError(
+            f"The recipe's {where} lacks the shape entries {missing} or has no phases; give all of {SHAPE_KEYS}."
+        )
+    if any(min(phase.steps, phase.length, phase.batch, phase.micro_batch) < 1 for phase in phases):
+        raise ValueError(f"The recipe's {where} has a phase with a number below 1: {phases}.")
+    longest = max(phase.length for phase in phases)
+    if longest > model.shape["max_position_embeddings"]:
+        raise ValueError(
+            f"The recipe's {where} trains on {longest} positions but its shape has only "
+            f"{model.shape['max_position_embeddings']}: raise max_position_embeddings."
+        )
+    if any(phase.batch % phase.micro_batch for phase in phases):
+        raise ValueError(f"The recipe's {where} has a batch that is no multiple of its micro_batch.")
+    return model
+
+
+def from_json(values: dict[str, Any]) -> Recipe:
+    """Check and build a recipe. Raises ValueError naming the entry that is unknown, missing or out of range."""
+    policy = dict(values.get("on_policy", {}))
+    for key in ("prefix", "temperatures"):
+        policy[key] = tuple(policy.get(key, ()))
+    built = {
+        "target": _model(values.get("target", {}), "target"),
+        "draft": _model(values.get("draft", {}), "draft"),
+        "on_policy": _build(OnPolicy, policy, "on_policy"),
+    }
+    recipe = _build(Recipe, {**values, **built}, "top level")
+    if not recipe.parts or min(recipe.parts.values()) <= 0:
+        raise ValueError(f"The recipe's parts are {recipe.parts}; every part needs a weight above 0.")
+    if recipe.model_vocab_size < recipe.vocab_size:
+        raise ValueError(
+            f"model_vocab_size {recipe.model_vocab_size} is below the tokenizer's vocab_size "
+            f"{recipe.vocab_size}: raise it."
+        )
+    if not 0 <= recipe.on_policy.share < 1:
+        raise ValueError(f"on_policy.share is {recipe.on_policy.share}; it is a fraction of each batch within [0, 1).")
+    return recipe
+
+
+def load_recipe(name: str) -> Recipe:
+    """Load a recipe by the name of a file in data/recipes or by path.
+
+    Raises ValueError (with the names there are) when neither exists or the file does not hold a recipe.
+    """
+    folder = data_path("recipes")
+    path = Path(name) if name.endswith(".json") else folder / f"{name}.json"
+    if not path.is_file():
+        known = sorted(entry.stem for entry in folder.glob("*.json"))
+        raise ValueError(
+            f"There is no recipe '{name}'. Known recipes: {', '.join(known)}; or give the path of a .json file."
+        )
+    return from_json(json.loads(path.read_text(encoding="utf-8")))
