@@ -24,6 +24,10 @@ CONFIGS: dict[str, tuple[str, dict]] = {
     "llama": ("LlamaConfig", _GROUPED),
     "qwen2": ("Qwen2Config", _GROUPED),
     "gpt2": ("GPT2Config", {"vocab_size": VOCABULARY, "n_layer": 3, "n_head": 4, "n_positions": CONTEXT, "n_embd": 32}),
+    "gpt_neox-serial": (
+        "GPTNeoXConfig",
+        {**_SMALL, "use_parallel_residual": False, "attention_bias": False, "rotary_pct": 1.0, "hidden_act": "relu"},
+    ),
     "qwen2-window": ("Qwen2Config", {**_GROUPED, **_WINDOW}),
     "mistral-window": ("MistralConfig", {**_GROUPED, "sliding_window": 8}),
     "qwen3": ("Qwen3Config", _GROUPED),

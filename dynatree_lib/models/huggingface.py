@@ -14,6 +14,7 @@ from ..masks import additive, ancestor_matrix, depth_positions, sliding_window
 from .base import LanguageModel, Session
 from .cache import TreeCache
 from .check import check_architecture, check_tree_attention
+from .lean import LeanGPTNeoX
 
 LONGEST_JOINT_PREFILL = 256
 """Queued tokens up to this many are read in one forward with the tree; more are read before it, without a mask."""
@@ -25,6 +26,7 @@ class HFModel(LanguageModel):
     Args:
         model: a `PreTrainedModel` of a supported architecture, with sdpa or eager attention; it is put in eval mode.
         tokenizer: its tokenizer, or None.
+        lean: use the lean forward where the architecture has one (`models/lean.py`).
         check: score a small tree both ways once and refuse the model if the logits differ.
 
     Raises:
@@ -32,7 +34,12 @@ class HFModel(LanguageModel):
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, *, check: bool = True
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        check: bool = True,
+        lean: bool = True,
     ) -> None:
         check_architecture(model.config)
         self.model = model.eval()
@@ -46,6 +53,7 @@ class HFModel(LanguageModel):
         self.vocabulary = vocabulary_fingerprint(tokenizer) if tokenizer is not None else None
         self.layers = int(config.num_hidden_layers)
         self.session_class: type[HFSession] = HFSession
+        self.lean = LeanGPTNeoX.of(model) if lean else None
         if check:
             check_tree_attention(self)
 
@@ -88,9 +96,12 @@ class HFModel(LanguageModel):
     ) -> torch.Tensor:
         """One forward of (n,) tokens; (keep, V) logits of the last `keep` rows."""
         device = self.device
+        ids, places = torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device)
+        if self.lean is not None and (mask is not None or len(tokens) == 1):
+            return self.lean(ids, places, mask, cache, keep)[:, : self.vocab_size]
         output = self.model(
-            input_ids=torch.from_numpy(tokens).to(device)[None],
-            position_ids=torch.from_numpy(positions).to(device)[None],
+            input_ids=ids[None],
+            position_ids=places[None],
             attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
