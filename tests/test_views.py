@@ -1,0 +1,270 @@
+"""Figures have what they claim to show, keep their colours, and need nothing from the internet."""
+
+import json
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+pytest.importorskip("plotly")
+
+import dynatree_lib as dt
+from dynatree_lib import views
+from dynatree_lib.decoding import Round
+from dynatree_lib.verifiers.base import Verdict
+from dynatree_lib.views import theme
+from dynatree_lib.views.rounds import error_bars
+from dynatree_lib.views.tokens import label, pieces
+
+
+class Letters:
+    """A tokenizer of single characters; tokens 90 and 91 are the two bytes of one character."""
+
+    def decode(self, tokens):
+        text = "".join({90: "<", 91: "é"}.get(int(t), chr(97 + int(t) % 26)) for t in tokens)
+        return text.replace("<é", "é").replace("<", "�")
+
+
+@pytest.fixture
+def round_():
+    # 0 -> (1, 2); 1 -> (3, 4); 2 -> 5; 3 -> 6
+    tree = dt.TokenTree.build(
+        [10, 11, 12, 13, 14, 15, 16],
+        [-1, 0, 0, 1, 1, 2, 3],
+        np.log([1, 0.6, 0.3, 0.5, 0.2, 0.9, 0.1]),
+    )
+    return Round(tree, Verdict((1, 3), 17))
+
+
+@pytest.fixture
+def generation():
+    target = dt.ToyModel.random(12, seed=1)
+    draft = target.mixed(dt.ToyModel.random(12, seed=2), 0.4)
+    return dt.generate(target, [1, 2], dt.FixedTree(draft, max_nodes=12), max_new_tokens=40)
+
+
+SWEEP = [{"D": d, "B": b, "speed": 1 + d / b, "interval": [d / b, 2 + d / b]} for d in (3, 4) for b in (2, 3)]
+BARS = [{"method": m, "speed": s, "interval": [s - 0.1, s + 0.2]} for m, s in (("ar", 1.0), ("fixed-tree", 1.8))]
+COST = [{"model": m, "rows": r, "milliseconds": a + r} for m, a in (("target", 9), ("draft", 2)) for r in (1, 4)]
+
+
+def every_figure(round_, generation):
+    nodes = views.node_rows(generation.rounds)
+    return {
+        "draft_tree": views.draft_tree(round_, Letters()),
+        "tree_mask": views.tree_mask(round_.tree, 3, Letters()),
+        "positions": views.positions(round_.tree, 3, Letters()),
+        "timeline": views.timeline(generation.rounds),
+        "acceptance_by_depth": views.acceptance_by_depth(generation.rounds),
+        "calibration": views.calibration(views.calibration_rows(nodes)),
+        "bars": views.bars_with_intervals(BARS, "speed", "interval", published={"fixed-tree": 1.62}),
+        "sweep": views.sweep_lines(SWEEP, "D", "speed", "B", SWEEP, interval="interval", reference=1),
+        "heatmap": views.heatmap(SWEEP, "D", "B", "speed", SWEEP),
+        "scatter": views.scatter(SWEEP, "D", "speed", "B"),
+        "distribution": views.distribution(SWEEP, "D", "speed", SWEEP),
+        "stacked": views.stacked_bars([{"method": "chain", "draft": 1, "verify": 2}], ["draft", "verify"]),
+        "cost": views.cost_curve(COST),
+    }
+
+
+def points(trace):
+    values = next(value for value in (trace.z, trace.y) if value is not None) if "z" in trace else trace.y
+    return [v for v in np.ravel(np.array(values, dtype=object)) if v is not None]
+
+
+def test_every_figure_is_offline_titled_and_not_empty(round_, generation):
+    for name, figure in every_figure(round_, generation).items():
+        assert any(points(trace) for trace in figure.data), name
+        assert figure.layout.template.layout.font.size >= 12, name
+        exported = figure.to_html(full_html=False, include_plotlyjs=False)
+        assert not re.search(r"https?://|src=", exported), name
+        assert json.loads(figure.to_json())["data"], name
+        sizes = [
+            float(size) for size in re.findall(r'"size":(\d+(?:\.\d+)?)', figure.layout.to_plotly_json().__str__())
+        ]
+        assert all(size >= 12 for size in sizes), name
+
+
+def test_draft_tree_draws_every_node_in_its_role(round_):
+    figure = views.draft_tree(round_, Letters())
+    assert len(figure.layout.annotations) == len(round_.tree) + 1  # the nodes and the bonus token
+    counts = {trace.name: len(trace.x) for trace in figure.data if trace.mode == "markers"}
+    assert counts == {
+        "node 0: last committed token": 1,
+        "accepted by the target": 2,
+        "bonus: the target's own next token": 1,
+        "rejected": 4,
+    }
+    bonus = next(trace for trace in figure.data if "bonus" in trace.name and trace.mode == "markers")
+    assert bonus.x[0] > 3  # one level below the last accepted node, which is at level 2
+    assert "17" in bonus.text[0]
+    assert "0.3000" in " ".join(figure.data[-3].text)  # path probability 0.6 x 0.5 on an accepted node
+    assert "3 tokens committed" in figure.layout.title.text
+
+
+def test_draft_tree_keeps_boxes_apart(round_):
+    places = {(note.x, note.y) for note in views.draft_tree(round_).layout.annotations}
+    assert len(places) == len(round_.tree) + 1
+    for level in range(4):
+        heights = sorted(y for x, y in places if x == level)
+        assert all(b - a >= 1 for a, b in pairwise(heights))
+
+
+def test_draft_tree_without_a_verdict_marks_what_tau_would_prune(round_):
+    figure = views.draft_tree(round_.tree, tau=0.2)
+    counts = {trace.name: len(trace.x) for trace in figure.data if trace.mode == "markers"}
+    assert counts["path probability below tau"] == 2  # 0.6 x 0.2 and 0.6 x 0.5 x 0.1
+    assert counts["drafted"] == 4
+    assert not any("bonus" in name or "rejected" in name for name in counts)
+
+
+def test_draft_tree_marks_the_drafted_token_that_ended_the_text(round_):
+    cut = Round(round_.tree, Verdict((1,), 13))  # node 3, a child of node 1, holds token 13
+    figure = views.draft_tree(cut)
+    assert len(figure.layout.annotations) == len(round_.tree)  # no further box
+    assert [len(trace.x) for trace in figure.data if "last token" in trace.name] == [1]
+
+
+def test_draft_tree_of_node_0_alone_is_a_figure():
+    assert len(views.draft_tree(dt.TokenTree.root_only(5)).layout.annotations) == 1
+
+
+def test_labels_show_spaces_and_cannot_be_markup(round_):
+    class Markup:
+        def decode(self, tokens):
+            return " <b>$x$\n"
+
+    assert label(1, Markup()) == "␣<b>$x$⏎"
+    assert label(1, Markup(), longest=4) == "␣<b…"
+    assert label(1) == "1"
+    Markup.decode = lambda self, tokens: "\n" + 7 * " "
+    assert label(1, Markup()) == "⏎␣×7"
+    Markup.decode = lambda self, tokens: "<b>$x$"
+    text = views.draft_tree(round_, Markup()).layout.annotations[0].text
+    assert "&lt;b&gt;" in text
+    assert "$" not in text
+
+
+def test_tree_mask_shows_the_masks_own_ones(round_):
+    figure = views.tree_mask(round_.tree, 9)
+    kinds = np.array(figure.data[0].z)
+    shown = kinds.shape[1] - len(round_.tree)
+    assert (kinds[:, :shown] == 2).all()
+    allowed = dt.masks.tree_mask(round_.tree.parents, 9)[:, 9 - shown :]
+    assert ((kinds >= 2) == allowed).all()
+    assert kinds[1, shown + 2] == 1  # a sibling is not seen, and the picture says why
+
+
+def test_positions_compare_depth_with_row(round_):
+    by_depth, by_row = views.positions(round_.tree, 5).data
+    assert list(by_depth.y) == [5, 6, 6, 7, 7, 7, 8]
+    assert list(by_row.y) == [5, 6, 7, 8, 9, 10, 11]
+
+
+def test_text_rounds_shows_the_whole_text_and_one_bonus_per_iteration(generation):
+    html = views.text_rounds(generation, Letters(), prompt="<prompt>")
+    body = html.partition("pre-wrap")[2]
+    assert re.sub(r"<[^>]*>", "", body.partition(">")[2]) == "&lt;prompt&gt;" + Letters().decode(generation.tokens)
+    assert body.count("bonus token") == len(generation.rounds)
+    assert html._repr_html_() == html
+    assert html.endswith("</pre></div>")  # white space survives a re-parsing exporter
+    assert not re.search(r"https?://|src=", html)
+
+
+def test_pieces_put_split_characters_together():
+    assert pieces([0, 90, 91, 1], Letters()) == ["a", "", "é", "b"]
+    assert "".join(pieces([90], Letters())) == "�"
+
+
+def test_timeline_counts_every_token(generation):
+    accepted, bonus, depth = views.timeline(generation.rounds).data
+    assert sum(accepted.y) + sum(bonus.y) == len(generation.tokens)
+    assert len(depth.y) == len(generation.rounds)
+
+
+def test_rows_agree_with_the_summary(generation):
+    summary, nodes = dt.summarize(generation), views.node_rows(generation.rounds)
+    accepted = sum(row["accepted"] for row in nodes)
+    assert len(nodes) == round(summary.nodes * summary.iterations)
+    assert accepted == round(summary.accepted_length * summary.iterations)
+    assert sum(row["accepted"] for row in views.depth_rows(generation.rounds)) == accepted
+    assert sum(row["accepted"] for row in views.rank_rows(nodes)) == accepted
+    assert sum(row["accepted"] for row in views.calibration_rows(nodes)) == accepted
+    assert all(row["reached"] for row in nodes if row["accepted"])
+    json.dumps(nodes)
+
+
+def test_depth_rows_count_only_rounds_that_came_so_far(round_):
+    short = Round(round_.tree, Verdict((), 3))
+    rows = {row["depth"]: (row["reached"], row["accepted"]) for row in views.depth_rows([round_, short])}
+    assert rows == {1: (2, 1), 2: (1, 1), 3: (1, 0)}
+
+
+def test_rank_rows_look_at_decided_nodes_only(round_):
+    rows = {row["rank"]: (row["reached"], row["accepted"]) for row in views.rank_rows(views.node_rows([round_]))}
+    assert rows == {0: (3, 2), 1: (2, 0)}  # nodes 1, 3, 6 and 2, 4; node 5 hangs below a rejected node
+
+
+def test_wilson_interval():
+    low, high = views.wilson(5, 10)
+    assert (round(low, 3), round(high, 3)) == (0.237, 0.763)
+    assert views.wilson(0, 4)[0] == 0
+    assert views.wilson(4, 4)[1] == 1
+
+
+def test_a_method_has_the_same_colour_in_every_figure():
+    assert len(set(theme.METHOD_COLORS.values())) == len(theme.METHOD_COLORS) == 15
+    color = theme.METHOD_COLORS["fixed-tree"]
+    rows = [
+        {"method": m, "n": n, "speed": n, "rows": n, "milliseconds": n} for m in ("chain", "fixed-tree") for n in (1, 2)
+    ]
+    assert views.sweep_lines(rows, "n", "speed", "method").data[1].line.color == color
+    assert views.scatter(rows, "n", "speed", "method").data[1].marker.color == color
+    assert views.cost_curve(rows, series="method").data[1].line.color == color
+    assert views.bars_with_intervals(BARS, "speed").data[0].marker.color[1] == color
+    assert views.bars_with_intervals(BARS[::-1], "speed").data[0].marker.color[0] == color
+
+
+def test_a_variant_of_a_method_has_its_colour_and_other_labels_a_neutral_one():
+    assert theme.bar_color("fixed-tree (paper)") == theme.METHOD_COLORS["fixed-tree"]
+    assert theme.bar_color("root from the target") == theme.OTHER
+    assert theme.OTHER not in theme.METHOD_COLORS.values()
+
+
+def test_swept_values_stand_on_the_axis():
+    rows = [{"tau": tau, "speed": 1 + tau} for tau in (0.01, 0.03, 0.1)]
+    assert views.sweep_lines(rows, "tau", "speed", log_x=True).layout.xaxis.ticktext == ("0.01", "0.03", "0.1")
+    assert views.sweep_lines(SWEEP, "D", "speed", "B").layout.xaxis.tickvals == (3, 4)
+    assert views.sweep_lines(rows, "tau", "speed").layout.xaxis.tickvals is None
+
+
+def test_bars_put_published_values_beside_their_own_row():
+    figure = views.bars_with_intervals(BARS, "speed", "interval", published={"fixed-tree": 1.62}, reference=1)
+    measured, published = figure.data
+    assert list(measured.y) == list(published.y) == ["ar", "fixed-tree"]
+    assert list(published.x) == [None, 1.62]
+    assert measured.error_x.array == pytest.approx((0.2, 0.2))
+    assert len(figure.layout.shapes) == 1
+    assert len(views.bars_with_intervals(BARS, "speed").data) == 1
+
+
+def test_sweep_lines_pair_each_series_with_its_published_line():
+    figure = views.sweep_lines(SWEEP, "D", "speed", "B", SWEEP[:2])
+    assert [trace.name for trace in figure.data] == ["B = 2", "B = 3", "B = 2 (published)", "B = 3 (published)"]
+    assert figure.data[0].line.color == figure.data[2].line.color != figure.data[1].line.color
+    assert figure.data[2].line.dash == "dash"
+    assert list(figure.data[0].x) == [3, 4]
+
+
+def test_rows_without_a_value_are_left_out():
+    rows = [*SWEEP, {"D": 9, "B": 2, "speed": None}]
+    assert list(views.sweep_lines(rows, "D", "speed", "B").data[0].x) == [3, 4]
+    assert views.heatmap(rows, "D", "B", "speed").data[0].z[0][-1] is None
+    assert error_bars([None, 1.0], [None, [0.5, 2.0]])["array"] == [0.0, 1.0]
+
+
+def test_heatmap_orders_its_axes():
+    heat = views.heatmap(SWEEP[::-1], "D", "B", "speed").data[0]
+    assert (list(heat.x), list(heat.y)) == (["3", "4"], ["2", "3"])
+    assert np.allclose(np.array(heat.z, float), [[2.5, 3], [2, 1 + 4 / 3]])
