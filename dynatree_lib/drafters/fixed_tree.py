@@ -48,7 +48,7 @@ class FixedTree(ModelDrafter):
     name = "fixed-tree"
 
     def __post_init__(self) -> None:
-        if isinstance(self.branching, list):
+        if not isinstance(self.branching, int):  # a list will do
             object.__setattr__(self, "branching", tuple(self.branching))
         if self.depth < 1:
             raise ValueError(f"depth is {self.depth}; a tree needs at least 1 level below node 0.")
