@@ -5,7 +5,7 @@ from dynatree_lib.as_published import corrections
 from dynatree_lib.bench import grids
 from dynatree_lib.bench.acceptance import measure_acceptance
 from dynatree_lib.bench.prompts import BenchPrompt
-from dynatree_lib.bench.protocol import run_benchmark
+from dynatree_lib.bench.protocol import read_results, run_benchmark
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.workloads import Prompt
 
@@ -37,6 +37,18 @@ def test_rows_carry_options_and_figures():
         ("small", "fixed-tree", 1), ("deep", "fixed-tree", 4),
     ]  # fmt: skip
     assert grids.fastest(rows)["speedup_hf_generate"] == max(row["speedup_hf_generate"] for row in rows)
+
+
+def test_a_shape_survives_the_way_from_a_record_back_to_options(tmp_path):
+    """Records hold lists; options are tuples. A tuned tree must be runnable again."""
+    record = tmp_path / "shapes.jsonl"
+    variants = grids.grid("fixed-tree", depth=(3,), branching=((2, 2, 1),), tau=(None,), max_nodes=(9,))
+    run_benchmark(PAIR, ["hf-generate", *variants], PROMPTS, max_new_tokens=8, records=record)
+    row = grids.rows(read_results(record), [variants[0].label])[0]
+    options = {name: row[name] for name in ("depth", "branching", "tau", "max_nodes")}
+    assert options == {"depth": 3, "branching": (2, 2, 1), "tau": None, "max_nodes": 9}
+    assert grids.labelled("fixed-tree", {"tuned": options})[0].options == variants[0].options
+    assert grids.text([2, 2, 1]) == grids.text((2, 2, 1)) == "2/2/1"
 
 
 def test_corrections_run_under_the_protocol_and_say_which_are_lossless():

@@ -62,7 +62,7 @@ def test_problems_come_first_then_notebooks_then_claims(page):
 
 
 def test_claims_tables_and_headline_figures_are_shown(page):
-    assert "1 of 2 notebooks finished; 1 of 2 claims hold" in page
+    assert "1 of 2 notebooks finished; 1 of 2 claims checked hold" in page
     assert "✓ holds" in page
     assert "✗ fails" in page
     assert "1.77 x" in page

@@ -37,7 +37,7 @@ def grid(method: str, fixed: Mapping[str, Any] | None = None, **axes: Sequence[A
 
 def text(value: Any) -> str:
     """An option's value as `--methods` spells it: (3, 2, 1) as 3/2/1, None as none."""
-    return "/".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else str(value)
+    return "/".join(map(str, value)) if isinstance(value, tuple | list) else "none" if value is None else str(value)
 
 
 def labelled(method: str, options: Mapping[str, Mapping[str, Any]]) -> list[Variant]:
@@ -57,7 +57,8 @@ def rows(results: Results, labels: Iterable[str] | None = None) -> list[dict[str
     out = []
     for one in results.summaries():
         if chosen is None or one.label in chosen:
-            out.append({**one.options, **asdict(one), "method": one.label, "name": one.method})
+            options = {name: tuple(v) if isinstance(v, list) else v for name, v in one.options.items()}
+            out.append({**options, **asdict(one), "method": one.label, "name": one.method})
     return out
 
 

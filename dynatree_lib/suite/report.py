@@ -139,7 +139,7 @@ def verdict_html(entries: Sequence[Entry], about: Mapping[str, Any]) -> str:
     judged = [claim for entry in entries for claim in entry.claims if claim.get("holds") is not None]
     held = sum(bool(claim["holds"]) for claim in judged)
     fine = finished == len(entries) and held == len(judged)
-    claims = f"; {held} of {len(judged)} claims hold" if judged else ""
+    claims = f"; {held} of {len(judged)} claims checked hold" if judged else ""
     facts = [f"{key} {about[key]}" for key in ("profile", "started") if about.get(key)]
     if about.get("commit"):
         commit, changes, _ = about["commit"].partition("+")

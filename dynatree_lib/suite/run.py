@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -276,9 +277,18 @@ def describe_failure(error: Exception, left: Path) -> str:
     from papermill.exceptions import PapermillExecutionError
 
     if isinstance(error, PapermillExecutionError):
-        return f"{cell_words(error.exec_count, error.source)} raised {error.ename}: {shorten(error.evalue)}"
+        where = cell_words(error.exec_count, failing_line(error.traceback) or error.source)
+        return f"{where} raised {error.ename}: {shorten(error.evalue)}"
     place = last_started_cell(left)
     return f"{place + ' ended with ' if place else ''}{type(error).__name__}: {shorten(str(error))}"
+
+
+def failing_line(traceback: Iterable[str]) -> str:
+    """The cell's line that a kernel's coloured traceback points at, or an empty text."""
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(traceback)).splitlines():
+        if found := re.match(r"-+> ?\d+ (.*)", line):
+            return found.group(1).strip()
+    return ""
 
 
 def last_started_cell(left: Path) -> str:
@@ -349,7 +359,7 @@ def summary(outcomes: Sequence[Outcome], planned: int, out: Path) -> str:
     lines += [f"  {o.name} {o.status}: {o.problem}" for o in outcomes if o.problem]
     lines += [f"Results: {out}"]
     if counts["failed"] or counts["interrupted"]:
-        lines += ["What is finished stays: add --resume with this --out to run only the rest."]
+        lines += [f"What is finished stays; run only the rest with the same command and --resume --out {out}."]
     return "\n".join(lines)
 
 
