@@ -33,7 +33,7 @@ def measure_acceptance(pair: Pair, prompts: Sequence[Prompt], source: str) -> di
         prompts: held out from their training.
         source: sentence on where the prompts come from.
     """
-    drafters = {"chain of 4": Chain(pair.draft, 4), "fixed tree": FixedTree(pair.draft)}
+    drafters = {"chain of 4": Chain(pair.draft, 4), "tree of depth 8": FixedTree(pair.draft, depth=8)}
     out: dict[str, Any] = {"prompts": source, "new tokens each": NEW_TOKENS}
     for name, sampling in (("greedy", Sampling()), ("sampled, temperature 1", Sampling(1.0))):
         texts = {kind: _decode(pair, drafter, prompts, sampling) for kind, drafter in drafters.items()}

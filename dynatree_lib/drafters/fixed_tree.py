@@ -39,7 +39,7 @@ class FixedTree(ModelDrafter):
     """
 
     draft: LanguageModel
-    depth: int = 8
+    depth: int = 9
     branching: int | tuple[int, ...] = (2, 1)
     tau: float | None = 0.03
     max_nodes: int = 16
