@@ -41,7 +41,7 @@ def test_a_finished_notebook_has_a_receipt(run):
     assert code == 0, text
     found = receipt(run, "10_x")
     assert found["parameters"] == {"profile": "smoke", "seed": 1}
-    assert found["executed_sha256"] == receipts.sha256_file(run.out / "10_x.ipynb")
+    assert found["executed_sha256"] == receipts.sha256_of(run.out / "10_x.ipynb")
     assert list(found["written"]) == ["records/10_x/speed.jsonl"]
     assert len((run.out / "records/10_x/speed.jsonl").read_text().splitlines()) == 2  # the override arrived
     assert found["seconds"] > 0

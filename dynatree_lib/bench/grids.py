@@ -26,13 +26,8 @@ def grid(method: str, fixed: Mapping[str, Any] | None = None, **axes: Sequence[A
         fixed: options that all share.
         axes: option name -> values.
     """
-    out = []
-    for values in product(*axes.values()):
-        point = dict(zip(axes, values, strict=True))
-        label = ",".join(f"{name}={text(value)}" for name, value in point.items())
-        options = ",".join(f"{name}={text(value)}" for name, value in {**(fixed or {}), **point}.items())
-        out.append(variant(f"{method}:{options}", label))
-    return out
+    points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    return labelled(method, {_spelled(point): {**(fixed or {}), **point} for point in points})
 
 
 def text(value: Any) -> str:
@@ -42,10 +37,11 @@ def text(value: Any) -> str:
 
 def labelled(method: str, options: Mapping[str, Mapping[str, Any]]) -> list[Variant]:
     """Variants of one method under labels of their own: label -> options."""
-    return [
-        variant(f"{method}:{','.join(f'{name}={text(value)}' for name, value in mine.items())}", label)
-        for label, mine in options.items()
-    ]
+    return [variant(f"{method}:{_spelled(mine)}", label) for label, mine in options.items()]
+
+
+def _spelled(options: Mapping[str, Any]) -> str:
+    return ",".join(f"{name}={text(value)}" for name, value in options.items())
 
 
 def rows(results: Results, labels: Iterable[str] | None = None) -> list[dict[str, Any]]:

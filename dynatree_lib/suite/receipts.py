@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dynatree_lib import __version__
-from dynatree_lib.bench.environment import available_cores, cpu_name, git_commit, package_version
+from dynatree_lib.bench.environment import available_cores, cpu_name, git_commit, package_version, sha256_of
 from dynatree_lib.paths import data_path
 from dynatree_lib.suite.plan import Job
 
@@ -141,17 +141,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def sha256_files(folder: Path, paths: Iterable[Path]) -> str:
     """One SHA-256 over names and contents."""
     digest = hashlib.sha256()
     for path in sorted(paths):
-        digest.update(f"{path.relative_to(folder).as_posix()}:{sha256_file(path)}\n".encode())
+        digest.update(f"{path.relative_to(folder).as_posix()}:{sha256_of(path)}\n".encode())
     return digest.hexdigest()
 
 
@@ -180,8 +174,8 @@ def write_receipt(files: Files, job: Job, basis: Fingerprint, cost: Mapping[str,
         "library_version": __version__,
         "commit": git_commit(),
         **cost,
-        "executed_sha256": sha256_file(files.executed),
-        "written": {path.relative_to(files.out).as_posix(): sha256_file(path) for path in files.written()},
+        "executed_sha256": sha256_of(files.executed),
+        "written": {path.relative_to(files.out).as_posix(): sha256_of(path) for path in files.written()},
     }
     write_json(files.receipt, content)
 
@@ -209,7 +203,7 @@ def damage(files: Files, receipt: Mapping[str, Any]) -> str | None:
         path = files.out / relative
         if not path.is_file():
             return f"{relative} is missing"
-        if sha256_file(path) != sha256:
+        if sha256_of(path) != sha256:
             return f"{relative} is truncated or was altered since"
     return None
 
