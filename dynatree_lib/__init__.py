@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .decoding import Generation, Round, autoregressive, generate
-from .drafters import Chain, FixedTree, NoDraft
+from .drafters import AdaptiveTree, BestFirstTree, Chain, FixedTree, NoDraft
 from .models import ToyModel
 from .sampling import Chance, Sampling
 from .summary import Summary, summarize
@@ -46,6 +46,8 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "AdaptiveTree",
+    "BestFirstTree",
     "Chain",
     "Chance",
     "FixedTree",

@@ -110,6 +110,7 @@ def generate(
     tokenizer: Any = None,
     on_tokens: Callable[[list[int]], None] | None = None,
     state: DecodingState | None = None,
+    warm: DecodingState | None = None,
     commit: Literal["gather", "rebuild"] = "gather",
     keep_state: bool = True,
 ) -> Generation:
@@ -129,7 +130,9 @@ def generate(
         stop_strings: the text ends with the token that completes one of these; needs `tokenizer`.
         tokenizer: decodes tokens for `stop_strings`; the target's own by default.
         on_tokens: called with the new tokens of each iteration, as they are committed.
-        state: `Generation.state` of an earlier call with the same target and drafter.
+        state: `Generation.state` of an earlier call with the same target and drafter, whose text goes on.
+        warm: `Generation.state` of an earlier text with the same drafter: a new text begins, with what the drafter
+            learnt in that one (`Drafter.inherit`).
         commit: "gather" keeps the accepted rows in the cache; "rebuild" drops them and reads the accepted tokens again
             in a second forward, as published.
         keep_state: whether `Generation.state` keeps the caches; False frees their memory.
@@ -154,7 +157,8 @@ def generate(
     ids = _checked_prompt(target, prompt, state, max_new_tokens)
     eos = target.eos_token_ids if eos_token_ids is None else _tuple(eos_token_ids)
     stopping = Stopping(max_new_tokens, eos, _tuple(stop_strings), tokenizer or getattr(target, "tokenizer", None))
-    state = _begin(target, drafter, ids, seed) if state is None else _resume(state, target, drafter, ids)
+    check_warm(warm, state, drafter)
+    state = _begin(target, drafter, ids, seed, warm) if state is None else _resume(state, target, drafter, ids)
     loop = _Loop(state, verifier, sampling, stopping, target.context, on_tokens, commit, keep_state)
     return _drive(loop.run())
 
@@ -238,10 +242,14 @@ class _Loop:
         return Generation(self.tokens, self.rounds, reason, self.state if self.keep_state else None)
 
 
-def _begin(target: LanguageModel, drafter: Drafter, ids: list[int], seed: int) -> DecodingState:
+def _begin(
+    target: LanguageModel, drafter: Drafter, ids: list[int], seed: int, warm: DecodingState | None
+) -> DecodingState:
     session = target.session()
     session.start(ids[:-1])
     drafting = drafter.start(ids, Chance(seed, "draft"))
+    if warm is not None:
+        drafting = drafter.inherit(drafting, warm.drafting)
     return DecodingState(target, session, drafter, drafting, Chance(seed, "verify"), ids[-1], ids[-TAIL:])
 
 
@@ -260,6 +268,14 @@ def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: 
         state.last = ids[-1]
         state.tail = [*state.tail, *ids][-TAIL:]
     return state
+
+
+def check_warm(warm: DecodingState | None, state: DecodingState | None, drafter: Drafter) -> None:
+    """Raise ValueError where there is nothing to begin, or nothing this drafter could have learnt."""
+    if warm is not None and state is not None:
+        raise ValueError("Both state and warm were given; state goes on with a text, warm begins another one.")
+    if warm is not None and warm.drafter != drafter:
+        raise ValueError("The warm state belongs to another drafter; give a state of the same one, or none.")
 
 
 def _tuple(value: Any) -> tuple[Any, ...]:

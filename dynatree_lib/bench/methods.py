@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..drafters import Chain, FixedTree, NoDraft
+from ..drafters import AdaptiveTree, BestFirstTree, Chain, FixedTree, NoDraft
 from ..drafters.base import Drafter
 from ..models.pairs import Pair
 from .baselines import HFAssisted, HFGenerate, HFPromptLookup, StreamingLLM
@@ -43,8 +43,14 @@ class Method:
 
 
 def drafted(drafter: type[Drafter], *, draft: bool = True) -> Method:
-    """A method of this library's loop: a drafter class whose fields are the options, plus `commit` of `generate`."""
-    common = {"commit": "gather"}
+    """A method of this library's loop: a drafter class whose fields are the options, and some of the loop's.
+
+    `commit` is that of `generate`. Where the drafter learns anything, with `carry` a text begins with what it learnt in
+    the text before.
+    """
+    learns = drafter.inherit is not Drafter.inherit
+    types = {"commit": Literal["gather", "rebuild"], **({"carry": bool} if learns else {})}
+    common = {"commit": "gather", **({"carry": False} if learns else {})}
 
     def make(options: dict[str, Any], model: Any) -> Drafter:
         own = {name: value for name, value in options.items() if name not in common}
@@ -52,11 +58,11 @@ def drafted(drafter: type[Drafter], *, draft: bool = True) -> Method:
 
     def build(options: dict[str, Any], pair: Pair, instrument: Instrument) -> Runner:
         model = instrument(pair.draft, "draft") if draft else None
-        loop = {name: options[name] for name in common}
-        return DrafterRunner(instrument(pair.target, "target"), make(options, model), loop)
+        target, loop = instrument(pair.target, "target"), {"commit": options["commit"]}
+        return DrafterRunner(target, make(options, model), loop, carry=options.get("carry", False))
 
     return Method(
-        {**option_types(drafter, ("draft",)), "commit": Literal["gather", "rebuild"]},
+        {**option_types(drafter, ("draft",)), **types},
         {**option_defaults(drafter, ("draft",)), **common},
         lambda options: make(options, None),  # a drafter checks its hyper-parameters when made, without its model
         build,
@@ -83,6 +89,8 @@ METHODS: dict[str, Method] = {
     "streaming-llm": baseline(StreamingLLM, lossless=False),
     "chain": drafted(Chain),
     "fixed-tree": drafted(FixedTree),
+    "adaptive-tree": drafted(AdaptiveTree),
+    "best-first-tree": drafted(BestFirstTree),
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..decoding import Round, generate
+from ..decoding import DecodingState, Round, generate
 from ..drafters.base import Drafter
 from ..models.base import LanguageModel
 from ..sampling import Sampling
@@ -59,7 +59,7 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class DrafterRunner:
     """Runs this library's loop with a drafter.
 
@@ -69,6 +69,7 @@ class DrafterRunner:
         options: further keyword arguments of `generate`.
         cache_limit: committed rows the target's cache keeps, or None for all.
         count: session of the target after the run to counters of the method.
+        carry: whether each text begins with what the drafter learnt in the text before.
     """
 
     target: LanguageModel
@@ -76,6 +77,8 @@ class DrafterRunner:
     options: dict[str, Any] = field(default_factory=dict)
     cache_limit: int | None = None
     count: Callable[[Any], dict[str, int]] | None = None
+    carry: bool = False
+    before: DecodingState | None = field(default=None, init=False)
 
     def __call__(
         self,
@@ -97,8 +100,10 @@ class DrafterRunner:
             max_new_tokens=max_new_tokens,
             eos_token_ids=eos_token_ids,
             on_tokens=on_tokens,
+            warm=self.before,
             **self.options,
         )
+        self.before = out.state if self.carry else None
         if out.state is None:  # generate() swallows Ctrl-C to save the text; a benchmark must stop
             raise KeyboardInterrupt
         counters = self.count(out.state.target) if self.count else {}

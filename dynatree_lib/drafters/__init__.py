@@ -1,10 +1,22 @@
 """Drafters propose a token tree; one file per idea. To add one: a file, and a line in `DRAFTERS`."""
 
+from .adaptive_tree import AdaptiveTree
 from .base import Drafter, ModelDrafter, NoDraft, Proposal
+from .best_first_tree import BestFirstTree
 from .chain import Chain
 from .fixed_tree import FixedTree
 
-DRAFTERS: tuple[type[Drafter], ...] = (NoDraft, Chain, FixedTree)
+DRAFTERS: tuple[type[Drafter], ...] = (NoDraft, Chain, FixedTree, AdaptiveTree, BestFirstTree)
 """Every drafter; the contract tests run over all of them."""
 
-__all__ = ["DRAFTERS", "Chain", "Drafter", "FixedTree", "ModelDrafter", "NoDraft", "Proposal"]
+__all__ = [
+    "DRAFTERS",
+    "AdaptiveTree",
+    "BestFirstTree",
+    "Chain",
+    "Drafter",
+    "FixedTree",
+    "ModelDrafter",
+    "NoDraft",
+    "Proposal",
+]

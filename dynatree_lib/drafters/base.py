@@ -64,6 +64,10 @@ class Drafter(ABC):
     def observe(self, state: Any, proposal: Proposal, rows: Rows, verdict: Verdict) -> Any:
         """State after the verdict on a proposal; `rows` are the target's rows of its tree."""
 
+    def inherit(self, state: Any, earlier: Any) -> Any:
+        """A new text's state with what this drafter learnt in an earlier text, whose state is left as it is."""
+        return state
+
     def report(self, state: Any) -> dict[str, float]:
         """Numbers of the state worth keeping in each Round (adaptation, pool sizes)."""
         return {}
@@ -171,12 +175,14 @@ class Growth:
     """A tree while it grows: node arrays, and the draft's forward over a frontier of nodes.
 
     Attributes:
+        state: the state it grows for.
         cumulative: (n,) float64 draft log-probability of the path to each node.
         row_of: (n,) int64 pending row of each node in the draft's session, -1 when not read.
         highest: largest token id the draft knows.
     """
 
     def __init__(self, state: DraftState, highest: int) -> None:
+        self.state = state
         self.session = state.session
         self.highest = highest
         self.tokens = np.array([state.root], np.int64)
@@ -200,13 +206,17 @@ class Growth:
         """Read the frontier; the `breadth` most probable next tokens of each node.
 
         Returns:
-            tokens (f, breadth) int64 and their log-probabilities (f, breadth) float64, most probable first.
+            tokens (f, breadth) int64 and their log-probabilities (f, breadth) float64, most probable first, equally
+            probable ones by token id.
         """
         logits = self.read(frontier).logits
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        top = logits.topk(min(breadth, logits.shape[-1]), -1)
-        logprobs = top.values - logits.logsumexp(-1, keepdim=True)
-        return top.indices.cpu().numpy(), logprobs.double().cpu().numpy()
+        breadth = min(breadth, logits.shape[-1])
+        values, tokens = logits.topk(min(breadth + 1, logits.shape[-1]), -1)  # one more, to see a tie at the edge
+        logprobs = (values - logits.logsumexp(-1, keepdim=True)).double().cpu().numpy()
+        if (logprobs[:, 1:] == logprobs[:, :-1]).any():  # topk leaves the order of equal values open
+            tokens = logits.sort(stable=True, dim=-1, descending=True).indices
+        return tokens[:, :breadth].cpu().numpy(), logprobs[:, :breadth]
 
     def add(self, parents: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
         """Append (k,) children; their node indices."""
@@ -217,6 +227,14 @@ class Growth:
         self.cumulative = np.concatenate([self.cumulative, self.cumulative[parents] + logprobs])
         self.row_of = np.concatenate([self.row_of, np.full(len(tokens), -1)])
         return np.arange(first, len(self))
+
+    def keep(self, nodes: np.ndarray) -> None:
+        """Forget all other nodes; `nodes` are ascending indices, closed under parents, node 0 among them."""
+        renumber = np.full(len(self) + 1, ROOT)  # last slot: parent -1 stays -1
+        renumber[nodes] = np.arange(len(nodes))
+        self.tokens, self.logprobs = self.tokens[nodes], self.logprobs[nodes]
+        self.parents, self.row_of = renumber[self.parents[nodes]], self.row_of[nodes]
+        self.cumulative = self.cumulative[nodes]
 
     def tree(self) -> TokenTree:
         """The finished tree; all tokens deterministic."""

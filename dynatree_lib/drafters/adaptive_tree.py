@@ -1,0 +1,269 @@
+"""`AdaptiveTree`: confidence-aware breadth and depth with history adaptation, the tree of DynaTree adaptive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from ..models.base import LanguageModel
+from ..sampling import Chance, Rows
+from ..verifiers.base import Verdict
+from .base import Drafter, DraftState, Growth, ModelDrafter, Proposal
+from .history import Controller, History
+
+
+@dataclass
+class AdaptiveState(DraftState):
+    """A draft state and what history adaptation has made of D_0 and tau_h.
+
+    Attributes:
+        history: the values in use and their past.
+    """
+
+    history: History = field(default_factory=lambda: History(0, 0, 0))
+
+
+@dataclass(frozen=True)
+class AdaptiveTree(ModelDrafter):
+    """DRAFTTREE of DynaTree adaptive (section 3.3, Algorithm 1), one draft forward per level.
+
+    A node u at level d, with path probability p(u) under the draft, is expanded iff d < D_max, p(u) >= rho_stop,
+    p(u) >= tau, and d < D_0 or p(u) > rho_deep. It gets B_min children where the draft is confident (its best next
+    token has a probability of at least tau_h), B_max where that is below tau_l, and B_mid between. The budget is filled
+    breadth first. Levels count from node 0, which is what the authors' code counts (`published`).
+
+    Args:
+        draft: the draft model.
+        min_branching: B_min.
+        mid_branching: B_mid.
+        max_branching: B_max.
+        tau_high: tau_h.
+        tau_low: tau_l.
+        base_depth: D_0.
+        max_depth: D_max.
+        rho_stop: a path less probable than this is not expanded.
+        rho_deep: a path has to be more probable than this to be expanded from level D_0 on.
+        tau: pruning threshold on the path probability; None switches it off. It acts only above rho_stop.
+        max_nodes: N_max, nodes of the tree, node 0 included.
+        breadth: "confidence", or None: every node gets B_mid children.
+        depth: "confidence", or None: all nodes above level D_0 are expanded, as far as tau lets them.
+        history: what D_0 and tau_h follow (`history.Controller`): "iteration" (default), "drafted" (the paper's
+            statistic), "text" (the authors' code), or None.
+        window: W of history adaptation.
+        target_acceptance: a*.
+        depth_gain: eta_D, levels per unit of acceptance.
+        confidence_gain: eta_h.
+        deep: ">" expands beyond D_0 only above rho_deep, ">=" at it too (the earlier draft of the paper).
+        root: "target": level 1 branches; "draft": it holds the draft's top-1 token alone, as in the paper.
+        prune: "stop": a node below tau stays as a leaf (Algorithm 1); "remove": it is not added (section 3.3).
+
+    Raises:
+        ValueError: unless 1 <= B_min <= B_mid <= B_max, 0 < tau_l < tau_h < 1, 1 <= D_0 < D_max,
+            0 < rho_stop < rho_deep < 1, tau inside (0, 1), N_max >= 2, W >= 1, a* inside (0, 1), gains >= 0.
+    """
+
+    draft: LanguageModel
+    min_branching: int = 1
+    mid_branching: int = 2
+    max_branching: int = 3
+    tau_high: float = 0.9
+    tau_low: float = 0.4
+    base_depth: int = 5
+    max_depth: int = 8
+    rho_stop: float = 0.1
+    rho_deep: float = 0.5
+    tau: float | None = 0.05
+    max_nodes: int = 256
+    breadth: Literal["confidence"] | None = "confidence"
+    depth: Literal["confidence"] | None = "confidence"
+    history: Literal["iteration", "drafted", "text"] | None = "iteration"
+    window: int = 10
+    target_acceptance: float = 0.7
+    depth_gain: float = 0.5
+    confidence_gain: float = 0.05
+    deep: Literal[">", ">="] = ">"
+    root: Literal["target", "draft"] = "target"
+    prune: Literal["stop", "remove"] = "stop"
+    name = "adaptive-tree"
+
+    def __post_init__(self) -> None:
+        for broken, rule in self._rules():
+            if broken:
+                raise ValueError(rule)
+
+    def _rules(self) -> Iterator[tuple[bool, str]]:
+        b_min, b_mid, b_max = self.min_branching, self.mid_branching, self.max_branching
+        yield (
+            not 1 <= b_min <= b_mid <= b_max,
+            (
+                f"The branching bounds are B_min={b_min}, B_mid={b_mid}, B_max={b_max}; the rule is "
+                "1 <= B_min <= B_mid <= B_max (min_branching, mid_branching, max_branching)."
+            ),
+        )
+        yield (
+            not 0 < self.tau_low < self.tau_high < 1,
+            (
+                f"The confidence thresholds are tau_l={self.tau_low} and tau_h={self.tau_high}; the rule is "
+                "0 < tau_l < tau_h < 1 (tau_low, tau_high)."
+            ),
+        )
+        yield (
+            not 0 < self.rho_stop < self.rho_deep < 1,
+            (
+                f"The depth thresholds are rho_stop={self.rho_stop} and rho_deep={self.rho_deep}; the rule is "
+                "0 < rho_stop < rho_deep < 1."
+            ),
+        )
+        yield (
+            not 1 <= self.base_depth < self.max_depth,
+            (
+                f"The depths are D_0={self.base_depth} and D_max={self.max_depth}; the rule is 1 <= D_0 < D_max "
+                "(base_depth, max_depth)."
+            ),
+        )
+        yield (
+            self.tau is not None and not 0 < self.tau < 1,
+            (f"tau is {self.tau}; give a probability inside (0, 1), or None to prune nothing."),
+        )
+        yield self.max_nodes < 2, f"max_nodes is {self.max_nodes}; the budget counts node 0, so give at least 2."
+        yield self.window < 1, f"The history window W is {self.window}; the rule is W >= 1 (window)."
+        yield (
+            not 0 < self.target_acceptance < 1,
+            (f"The target acceptance a* is {self.target_acceptance}; the rule is 0 < a* < 1 (target_acceptance)."),
+        )
+        gains = self.depth_gain, self.confidence_gain
+        yield min(gains) < 0, f"The gains eta_D, eta_h are {gains}; the rule is that none is negative."
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            yield value not in choices, f"{name} is {value!r}; choose from {', '.join(map(repr, choices))}."
+
+    @classmethod
+    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
+        """Each switch, thresholds that act at random models' low confidence, a budget that binds."""
+        flat: dict[str, Any] = {"tau_high": 0.3, "tau_low": 0.1, "rho_stop": 0.001, "rho_deep": 0.01, "tau": None}
+        yield cls(draft)
+        yield cls(draft, **flat, base_depth=2, max_depth=6, max_nodes=30, history=None)
+        yield cls(draft, **{**flat, "tau": 0.02}, history="drafted", prune="remove", max_nodes=40)
+        yield cls(draft, **flat, breadth=None, history="text", root="draft", max_nodes=12)
+        yield cls(draft, **flat, depth=None, base_depth=3, max_nodes=25, deep=">=")
+
+    @classmethod
+    def published(cls, draft: LanguageModel, max_nodes: int = 256, **changes: Any) -> AdaptiveTree:
+        """The paper's configuration: the draft's top-1 token as root, its N_max without our node 0, history per text.
+
+        Defaults of this class are the paper's hyper-parameters (WikiText-2; D_max = 9 on PG-19) where it states them
+        and its authors' code's otherwise; `changes` are further fields.
+        """
+        return cls(draft, **{"max_nodes": max_nodes + 1, "root": "draft", "history": "text", **changes})
+
+    # ------------------------------------------------------------------------------------------------------ the state
+    @property
+    def controller(self) -> Controller:
+        """The rule of history adaptation."""
+        return Controller(
+            self.history or "iteration", self.window, self.target_acceptance, self.depth_gain, self.confidence_gain,
+            self.base_depth, self.max_depth, self.tau_low, self.rho_stop,
+        )  # fmt: skip
+
+    def start(self, prompt: Sequence[int], chance: Chance) -> AdaptiveState:
+        """See `Drafter.start`; D_0, tau_h and rho_deep begin at the values given."""
+        state = super().start(prompt, chance)
+        history = History(self.base_depth, self.tau_high, self.rho_deep)
+        return AdaptiveState(state.session, state.root, state.chance, history=history)
+
+    def extend(self, state: DraftState, tokens: Sequence[int]) -> DraftState:
+        """See `Drafter.extend`; another turn is another text to the history."""
+        assert isinstance(state, AdaptiveState)
+        state.history = self.controller.after_text(state.history)
+        return super().extend(state, tokens)
+
+    def inherit(self, state: AdaptiveState, earlier: AdaptiveState) -> AdaptiveState:
+        """See `Drafter.inherit`: the new text begins with the adapted values of the earlier one."""
+        state.history = self.controller.after_text(earlier.history)
+        return state
+
+    def observe(self, state: DraftState, proposal: Proposal, rows: Rows, verdict: Verdict) -> DraftState:
+        """See `Drafter.observe`."""
+        assert isinstance(state, AdaptiveState)
+        if self.history:
+            committed, drafted = len(verdict.path) + 1, len(proposal.tree) - 1
+            state.history = self.controller.after_iteration(state.history, committed, drafted)
+        return super().observe(state, proposal, rows, verdict)
+
+    def report(self, state: AdaptiveState) -> dict[str, float]:
+        """D_0 and tau_h in use, and the mean acceptance they follow (NaN before the first)."""
+        now = state.history
+        return {
+            "base_depth": now.base_depth,
+            "tau_high": now.tau_high,
+            "rho_deep": now.rho_deep,
+            "acceptance": now.acceptance,
+        }
+
+    # ------------------------------------------------------------------------------------------------------- the tree
+    def grow(self, growth: Growth, room: int) -> None:
+        """See `ModelDrafter.grow`."""
+        assert isinstance(growth.state, AdaptiveState)
+        now = growth.state.history
+        active = np.array([0])
+        for level in range(min(self.max_depth, room)):
+            active = active[self._expandable(growth.cumulative[active], level, now)]
+            space = self.max_nodes - len(growth)
+            if not len(active) or space <= 0:
+                return
+            if self.prune == "stop":  # then every child is added, and nodes past the budget need no forward
+                active = active[: -(-space // self._least(level))]
+            tokens, logprobs = growth.best(active, self._most(level))
+            chosen = np.arange(tokens.shape[1]) < self._breadths(logprobs[:, 0], level, now)[:, None]
+            if self.prune == "remove":
+                chosen &= growth.cumulative[active][:, None] + logprobs >= self._floor
+            rows, ranks = (index[:space] for index in np.nonzero(chosen))
+            active = growth.add(active[rows], tokens[rows, ranks], logprobs[rows, ranks])
+
+    @property
+    def _floor(self) -> float:
+        return -math.inf if self.tau is None else math.log(self.tau)
+
+    def _expandable(self, cumulative: np.ndarray, level: int, now: History) -> np.ndarray:
+        """(f,) bool: the depth gate and the pruning threshold for nodes at `level`."""
+        alive = cumulative >= self._floor
+        if self.depth is None:
+            return alive & (level < int(now.base_depth))
+        alive &= cumulative >= math.log(self.rho_stop)
+        if level >= int(now.base_depth):
+            deep = math.log(now.rho_deep)
+            alive &= cumulative > deep if self.deep == ">" else cumulative >= deep
+        return alive
+
+    def _breadths(self, confidence: np.ndarray, level: int, now: History) -> np.ndarray:
+        """(f,) int: B(u) from the log-probability of each node's most probable next token."""
+        if self.root == "draft" and level == 0:
+            return np.ones(len(confidence), np.int64)
+        if self.breadth is None:
+            return np.full(len(confidence), self.mid_branching)
+        low, high = confidence < math.log(self.tau_low), confidence >= math.log(now.tau_high)
+        return np.where(high, self.min_branching, np.where(low, self.max_branching, self.mid_branching))
+
+    def _least(self, level: int) -> int:
+        if self.root == "draft" and level == 0:
+            return 1
+        return self.mid_branching if self.breadth is None else self.min_branching
+
+    def _most(self, level: int) -> int:
+        if self.root == "draft" and level == 0:
+            return 1
+        return self.mid_branching if self.breadth is None else self.max_branching
+
+
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "breadth": ("confidence", None),
+    "depth": ("confidence", None),
+    "history": ("iteration", "drafted", "text", None),
+    "deep": (">", ">="),
+    "root": ("target", "draft"),
+    "prune": ("stop", "remove"),
+}
