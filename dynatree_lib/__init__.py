@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .decoding import Generation, Round, autoregressive, generate
-from .drafters import AdaptiveTree, BestFirstTree, Chain, FixedTree, NoDraft
+from .drafters import AdaptiveTree, BestFirstTree, Chain, CostAwareTree, FixedTree, NoDraft
 from .models import ToyModel
 from .sampling import Chance, Sampling
 from .summary import Summary, summarize
@@ -50,6 +50,7 @@ __all__ = [
     "BestFirstTree",
     "Chain",
     "Chance",
+    "CostAwareTree",
     "FixedTree",
     "Generation",
     "Greedy",

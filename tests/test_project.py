@@ -22,7 +22,7 @@ MASK_NOTEBOOK = "02_tree_attention_masks"  # the one that teaches by defining a 
 
 # Rooms of the core, each above the rooms it may import from; rooms on one step do not import each other. A drafter is
 # told verdicts, so drafters stand above verifiers; a verifier never sees a drafter.
-ROOMS = ["paths tree stopping", "masks sampling", "models", "verifiers", "drafters", "decoding", "summary"]
+ROOMS = ["paths tree stopping costs", "masks sampling", "models", "verifiers", "drafters", "decoding", "summary"]
 STREET = {room: step for step, rooms in enumerate(ROOMS) for room in rooms.split()}
 NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 NOT_IN_CORE = {"plotly", "ipywidgets", "anywidget", "datasets", "papermill", "nbformat", "IPython", "pandas", "dask"}

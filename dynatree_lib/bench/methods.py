@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..drafters import AdaptiveTree, BestFirstTree, Chain, FixedTree, NoDraft
+from ..drafters import AdaptiveTree, BestFirstTree, Chain, CostAwareTree, FixedTree, NoDraft
 from ..drafters.base import Drafter
 from ..models.pairs import Pair
 from .baselines import HFAssisted, HFGenerate, HFPromptLookup, StreamingLLM
@@ -91,6 +91,7 @@ METHODS: dict[str, Method] = {
     "fixed-tree": drafted(FixedTree),
     "adaptive-tree": drafted(AdaptiveTree),
     "best-first-tree": drafted(BestFirstTree),
+    "cost-aware-tree": drafted(CostAwareTree),
 }
 
 

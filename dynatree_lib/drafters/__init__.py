@@ -4,9 +4,10 @@ from .adaptive_tree import AdaptiveTree
 from .base import Drafter, ModelDrafter, NoDraft, Proposal
 from .best_first_tree import BestFirstTree
 from .chain import Chain
+from .cost_aware_tree import CostAwareTree
 from .fixed_tree import FixedTree
 
-DRAFTERS: tuple[type[Drafter], ...] = (NoDraft, Chain, FixedTree, AdaptiveTree, BestFirstTree)
+DRAFTERS: tuple[type[Drafter], ...] = (NoDraft, Chain, FixedTree, AdaptiveTree, BestFirstTree, CostAwareTree)
 """Every drafter; the contract tests run over all of them."""
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "AdaptiveTree",
     "BestFirstTree",
     "Chain",
+    "CostAwareTree",
     "Drafter",
     "FixedTree",
     "ModelDrafter",

@@ -202,6 +202,11 @@ class Growth:
         tokens = np.minimum(self.tokens[frontier], self.highest)
         return self.session.score(tokens, parents, Sampling())
 
+    def logits(self, frontier: np.ndarray) -> torch.Tensor:
+        """Read the frontier; its (f, V) logits in float32 or float64."""
+        logits = self.read(frontier).logits
+        return logits if logits.dtype == torch.float64 else logits.float()
+
     def best(self, frontier: np.ndarray, breadth: int) -> tuple[np.ndarray, np.ndarray]:
         """Read the frontier; the `breadth` most probable next tokens of each node.
 
@@ -209,14 +214,8 @@ class Growth:
             tokens (f, breadth) int64 and their log-probabilities (f, breadth) float64, most probable first, equally
             probable ones by token id.
         """
-        logits = self.read(frontier).logits
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        breadth = min(breadth, logits.shape[-1])
-        values, tokens = logits.topk(min(breadth + 1, logits.shape[-1]), -1)  # one more, to see a tie at the edge
-        logprobs = (values - logits.logsumexp(-1, keepdim=True)).double().cpu().numpy()
-        if (logprobs[:, 1:] == logprobs[:, :-1]).any():  # topk leaves the order of equal values open
-            tokens = logits.sort(stable=True, dim=-1, descending=True).indices
-        return tokens[:, :breadth].cpu().numpy(), logprobs[:, :breadth]
+        tokens, logprobs, _ = most_probable(self.logits(frontier), breadth)
+        return tokens, logprobs
 
     def add(self, parents: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
         """Append (k,) children; their node indices."""
@@ -239,3 +238,27 @@ class Growth:
     def tree(self) -> TokenTree:
         """The finished tree; all tokens deterministic."""
         return TokenTree(self.tokens, self.parents, self.logprobs, np.zeros(len(self), np.uint8))
+
+
+def most_probable(
+    logits: torch.Tensor, breadth: int, sharpness: float = 1.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The `breadth` most probable tokens of each of (f, V) rows.
+
+    Returns:
+        tokens (f, breadth) int64, most probable first, equally probable ones by token id; their log-probabilities
+        (f, breadth) float64; and those under the law raised to `sharpness` and normalised again.
+    """
+    breadth = min(breadth, logits.shape[-1])
+    values, tokens = logits.topk(min(breadth + 1, logits.shape[-1]), -1)  # one more, to see a tie at the edge
+    logprobs = _log_share(values, logits, 1.0)
+    if (logprobs[:, 1:] == logprobs[:, :-1]).any():  # topk leaves the order of equal values open
+        tokens = logits.sort(stable=True, dim=-1, descending=True).indices
+    sharp = logprobs if sharpness == 1 else _log_share(values, logits, sharpness)
+    return tokens[:, :breadth].cpu().numpy(), logprobs[:, :breadth], sharp[:, :breadth]
+
+
+def _log_share(values: torch.Tensor, logits: torch.Tensor, sharpness: float) -> np.ndarray:
+    values, logits = (values, logits) if sharpness == 1 else (sharpness * values, sharpness * logits)
+    shares: np.ndarray = (values - logits.logsumexp(-1, keepdim=True)).double().cpu().numpy()
+    return shares

@@ -58,8 +58,13 @@ class BestFirstTree(ModelDrafter):
             tokens, logprobs = growth.best(frontier, self.branching)
             before = len(growth)
             growth.add(np.repeat(frontier, tokens.shape[1]), tokens.ravel(), logprobs.ravel())
-            kept = np.sort(np.argsort(-growth.cumulative, kind="stable")[: self.max_nodes])
+            kept = highest(growth.cumulative, self.max_nodes)
             growth.keep(kept)
             frontier = np.flatnonzero(kept >= before)
             if not len(frontier):
                 return
+
+
+def highest(values: np.ndarray, count: int) -> np.ndarray:
+    """Ascending indices of the `count` highest values; of equal ones the first."""
+    return np.sort(np.argsort(-values, kind="stable")[:count])

@@ -1,0 +1,188 @@
+"""`CostAwareTree`: nodes and levels of each iteration chosen by what they gain and what they cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ..costs import CostCurve
+from ..models.base import LanguageModel
+from ..sampling import Chance, Rows
+from ..verifiers.base import Verdict
+from .base import Drafter, DraftState, Growth, ModelDrafter, Proposal, most_probable
+from .best_first_tree import highest
+
+WEIGHT = 50.0
+"""Greedy steps for which the rate given counts against the rate of the text itself."""
+SHARPNESS = (0.5, 8.0)
+"""Limits of the learnt sharpness."""
+
+
+@dataclass
+class CostAwareState(DraftState):
+    """A draft state and what was learnt about the text.
+
+    Attributes:
+        sharpness: exponent on the draft's probabilities, after its updates.
+        committed: tokens, and `spent`: predicted cost in greedy steps, so far; their ratio is the rate in use.
+        expected: accepted tokens that the draft promised for the current tree.
+        drafting: predicted cost of drafting the current tree.
+    """
+
+    sharpness: float = 1.0
+    committed: float = 0.0
+    spent: float = 0.0
+    expected: float = 0.0
+    drafting: float = 0.0
+
+
+@dataclass(frozen=True)
+class CostAwareTree(ModelDrafter):
+    """The tree that commits the most tokens per second, by the draft's word and a measured cost curve.
+
+    Let a(u) be the estimated probability that node u is accepted, and r the tokens committed per unit of cost so far.
+    A row is worth having if it gains more tokens than its time would have brought anyway: a(u) > r * its price. A
+    further level is drafted if its nodes can be expected to gain more than r * (its forward + their rows). That is the
+    rule of the largest long-run rate (renewal reward), where best-first trees of a fixed size maximise the tokens of
+    an iteration whatever it costs.
+
+    a(u) is the product along the path of the draft's probabilities raised to `sharpness` and normalised: a greedy
+    target takes the draft's first choice more often than the draft's probability says. The sharpness follows the text:
+    it grows when more tokens are accepted than promised, and falls when fewer are. No clock is read: the same text
+    gives the same trees.
+
+    Args:
+        draft: the draft model.
+        verify_cost: cost of the target's forward over 1, 2, 4, ... rows, the host's share included, in greedy steps
+            of the target; `dynatree tune` measures it.
+        draft_cost: cost of one level of drafting 1, 2, 4, ... nodes, in the same unit.
+        rate: tokens per greedy step to begin with; the text's own takes over.
+        sharpness: exponent to begin with.
+        learning: how fast the sharpness follows the text; 0 keeps it.
+        child: probability that a node has an accepted child if it is accepted itself, assumed before it is read.
+        branching: most children of a node.
+        depth: most levels below node 0.
+        max_nodes: most nodes, node 0 included.
+
+    Raises:
+        ValueError: for costs that are no curve, a rate, sharpness <= 0, learning < 0, child outside (0, 1],
+            branching or depth < 1, max_nodes < 2.
+    """
+
+    draft: LanguageModel
+    verify_cost: tuple[float, ...] = (1.0, 1.05, 1.1, 1.2, 1.4, 1.8, 2.6)
+    draft_cost: tuple[float, ...] = (0.11, 0.12, 0.13, 0.15, 0.2)
+    rate: float = 2.0
+    sharpness: float = 2.0
+    learning: float = 0.03
+    child: float = 0.85
+    branching: int = 4
+    depth: int = 16
+    max_nodes: int = 64
+    name = "cost-aware-tree"
+
+    def __post_init__(self) -> None:
+        for name in ("verify_cost", "draft_cost"):  # a list will do
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+            CostCurve(getattr(self, name))
+        for name in ("rate", "sharpness"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; give a positive number.")
+        if self.learning < 0:
+            raise ValueError(f"learning is {self.learning}; give 0 to keep the sharpness, or a small positive number.")
+        if not 0 < self.child <= 1:
+            raise ValueError(f"child is {self.child}; give a probability inside (0, 1].")
+        if min(self.branching, self.depth) < 1:
+            raise ValueError(f"branching is {self.branching} and depth {self.depth}; both must be at least 1.")
+        if self.max_nodes < 2:
+            raise ValueError(f"max_nodes is {self.max_nodes}; the budget counts node 0, so give at least 2.")
+
+    @classmethod
+    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
+        """The default, rows that cost nothing, rows and levels that cost much, no learning."""
+        yield cls(draft)
+        yield cls(draft, verify_cost=(1.0, 1.0, 1.0), draft_cost=(0.001, 0.001), depth=4, max_nodes=40)
+        yield cls(draft, verify_cost=(1.0, 1.4, 2.2), draft_cost=(0.2, 0.3), learning=0.0)
+
+    # ------------------------------------------------------------------------------------------------------ the state
+    @cached_property
+    def verifying(self) -> CostCurve:
+        """The target's cost by rows."""
+        return CostCurve(self.verify_cost)
+
+    @cached_property
+    def reading(self) -> CostCurve:
+        """The draft's cost by rows of a level."""
+        return CostCurve(self.draft_cost)
+
+    def start(self, prompt: Sequence[int], chance: Chance) -> CostAwareState:
+        """See `Drafter.start`."""
+        state = super().start(prompt, chance)
+        return CostAwareState(
+            state.session, state.root, state.chance,
+            sharpness=self.sharpness, committed=WEIGHT * self.rate, spent=WEIGHT,
+        )  # fmt: skip
+
+    def inherit(self, state: CostAwareState, earlier: CostAwareState) -> CostAwareState:
+        """See `Drafter.inherit`: sharpness and rate go on, the rate with no more weight than a given one."""
+        state.sharpness = earlier.sharpness
+        state.committed = WEIGHT * earlier.committed / earlier.spent
+        return state
+
+    def observe(self, state: DraftState, proposal: Proposal, rows: Rows, verdict: Verdict) -> DraftState:
+        """See `Drafter.observe`."""
+        assert isinstance(state, CostAwareState)
+        state.committed += len(verdict.path) + 1
+        state.spent += state.drafting + float(self.verifying.at(len(proposal.tree)))
+        surprise = len(verdict.path) - state.expected
+        state.sharpness = float(np.clip(state.sharpness * math.exp(self.learning * surprise), *SHARPNESS))
+        return super().observe(state, proposal, rows, verdict)
+
+    def report(self, state: CostAwareState) -> dict[str, float]:
+        """Sharpness and rate in use."""
+        return {"sharpness": state.sharpness, "rate": state.committed / state.spent}
+
+    # ------------------------------------------------------------------------------------------------------- the tree
+    def grow(self, growth: Growth, room: int) -> None:
+        """See `ModelDrafter.grow`."""
+        state = growth.state
+        assert isinstance(state, CostAwareState)
+        rate = state.committed / state.spent
+        estimate = np.ones(1)  # a(u)
+        state.drafting = 0.0
+        frontier = np.array([0])
+        for _ in range(min(self.depth, room)):
+            frontier = self._worth_reading(frontier, estimate[frontier], rate, len(growth))
+            if not len(frontier):
+                break
+            tokens, logprobs, shares = most_probable(growth.logits(frontier), self.branching, state.sharpness)
+            state.drafting += float(self.reading.at(len(frontier)))
+            chances = estimate[frontier][:, None] * np.exp(shares)
+            rows, ranks = np.nonzero(chances > rate * self.verifying.price(len(growth)))
+            before = len(growth)
+            growth.add(frontier[rows], tokens[rows, ranks], logprobs[rows, ranks])
+            estimate = np.concatenate([estimate, chances[rows, ranks]])
+            kept = highest(estimate, self.max_nodes)
+            growth.keep(kept)
+            estimate, frontier = estimate[kept], np.flatnonzero(kept >= before)
+        chosen = self._worth_verifying(estimate, rate)
+        growth.keep(chosen)
+        state.expected = float(estimate[chosen].sum()) - 1
+
+    def _worth_reading(self, frontier: np.ndarray, estimate: np.ndarray, rate: float, nodes: int) -> np.ndarray:
+        """The nodes whose best child can be expected to pay for its row and their own; none if not for the forward."""
+        order = np.argsort(-estimate, kind="stable")
+        count = np.arange(len(order) + 1)
+        gain = np.concatenate([[0.0], np.cumsum(estimate[order])]) * self.child
+        cost = count * self.verifying.price(nodes) + np.where(count, self.reading.at(np.maximum(count, 1)), 0.0)
+        return np.sort(frontier[order[: int(np.argmax(gain - rate * cost))]])
+
+    def _worth_verifying(self, estimate: np.ndarray, rate: float) -> np.ndarray:
+        """Ascending indices of the most probable nodes, as many as pay; with a node its parent, which is no less so."""
+        gain = np.cumsum(-np.sort(-estimate))
+        net = gain - rate * self.verifying.at(np.arange(1, len(gain) + 1))
+        return highest(estimate, int(np.argmax(net)) + 1)
