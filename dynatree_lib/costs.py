@@ -50,13 +50,13 @@ class CostCurve:
         """Cost of a forward of so many rows (at least 1); float64, the shape of `rows`."""
         knots, costs = self._hull
         count = np.asarray(rows, float)
-        cost: np.ndarray = np.interp(count, knots, costs) + np.maximum(count - knots[-1], 0) * self._slopes[-1]
-        return cost
+        return np.asarray(np.interp(count, knots, costs) + np.maximum(count - knots[-1], 0) * self._slopes[-1])
 
     def price(self, rows: int) -> float:
         """Cost of one row more."""
         knots, _ = self._hull
-        return float(self._slopes[min(np.searchsorted(knots, rows, "right") - 1, len(self._slopes) - 1)])
+        piece = int(np.searchsorted(knots, rows, "right")) - 1
+        return float(self._slopes[min(piece, len(self._slopes) - 1)])
 
 
 def lower_hull(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:

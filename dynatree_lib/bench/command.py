@@ -224,8 +224,8 @@ def _remarks(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
         if one.split:
             shares = ", ".join(f"{part} {one.split[part]:.0%}" for part in ("draft", "verify", "host"))
             lines.append(f"{one.label}: {shares} of the time (traced runs).")
-        if one.counters:
-            counts = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in one.counters.items())
-            lines.append(f"{one.label}: {counts}.")
+        counts = [f"{name.replace('_', ' ')} {n}" for name, n in one.counters.items() if not name.startswith("draft_")]
+        if counts:
+            lines.append(f"{one.label}: {', '.join(counts)}.")
     lines += [f"{one.method} failed on {one.prompt}: {one.error}" for one in results.records.failures.values()]
     return [*lines, *results.records.notes]

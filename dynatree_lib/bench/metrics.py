@@ -38,6 +38,7 @@ class MethodSummary:
         tokens_per_iteration, committed_path_length: committed tokens per iteration, the bonus token included.
         accepted_path_length: accepted drafted tokens per iteration, the bonus token not included.
         nodes_per_iteration: drafted nodes, node 0 not counted.
+        draft_levels: forwards of the draft per iteration; None for methods without one, and for Hugging Face's.
         acceptance: accepted drafted tokens / drafted nodes.
         acceptance_published: committed tokens / drafted nodes, what DynaTree's first paper prints as "Accept.".
         repeated_4grams: share of a text's 4-grams that occurred in it before, mean over prompts.
@@ -78,6 +79,7 @@ class MethodSummary:
     committed_path_length: float
     accepted_path_length: float | None
     nodes_per_iteration: float | None
+    draft_levels: float | None
     acceptance: float | None
     acceptance_published: float | None
     repeated_4grams: float | None
@@ -127,6 +129,7 @@ def _summary(entry: dict[str, Any], by_label: dict[str, list[Run]], records: Rec
         iteration_cost=iteration / step if iteration and step else None,
         tokens_per_iteration=tokens / iterations, committed_path_length=tokens / iterations,
         **acceptance(runs),
+        draft_levels=draft_levels(runs),
         repeated_4grams=mean_repetition(runs),
         after_eos=share_after_eos(runs, header.setup.get("eos_token_ids", ())),
         identical=equality(runs, by_label.get(header.setup["reference"] or "", []), divergences, header),
@@ -221,6 +224,12 @@ def acceptance(runs: Sequence[Run]) -> dict[str, Any]:
     committed = sum(len(run.tokens) for run in runs)
     shares = (accepted / nodes, committed / nodes) if nodes else (None, None)
     return dict(zip(names, (accepted / iterations, nodes / iterations, *shares), strict=True))
+
+
+def draft_levels(runs: Sequence[Run]) -> float | None:
+    """Forwards of the draft per iteration, where they were counted."""
+    forwards = [run.counters["draft_forwards"] for run in runs if "draft_forwards" in run.counters]
+    return sum(forwards) / sum(run.iterations for run in runs) if forwards else None
 
 
 def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> float | None:

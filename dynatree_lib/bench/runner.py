@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..decoding import DecodingState, Round, generate
-from ..drafters.base import Drafter
+from ..drafters.base import Drafter, DraftState
 from ..models.base import LanguageModel
 from ..sampling import Sampling
 
@@ -107,6 +107,9 @@ class DrafterRunner:
         if out.state is None:  # generate() swallows Ctrl-C to save the text; a benchmark must stop
             raise KeyboardInterrupt
         counters = self.count(out.state.target) if self.count else {}
+        if isinstance(out.state.drafting, DraftState):
+            session = out.state.drafting.session
+            counters = {**counters, "draft_forwards": session.forwards, "draft_rows": session.scored}
         rows = fullest(len(prompt_ids), out.rounds, self.cache_limit)
         return Completed(out.tokens, len(out.rounds), out.rounds, out.finish_reason, rows, counters)
 

@@ -44,12 +44,15 @@ class Session(ABC):
 
     `length` is the number of committed rows in the cache, `position` the position of the next token; they differ where
     rows have been evicted. Queued tokens count in `position` and not in `length` until the next `score` reads them.
+    `forwards` and `scored` count the calls of `score` and the nodes in them since `start`.
     """
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
         self.length = 0
         self.position = 0
+        self.forwards = 0
+        self.scored = 0
         self._queue: list[int] = []
         self._parents = np.empty(0, np.int64)
 
@@ -62,6 +65,7 @@ class Session(ABC):
         """Begin a new sequence with these committed tokens. They are read by the first `score`, in the same forward."""
         self._reset()
         self.length, self.position = 0, 0
+        self.forwards, self.scored = 0, 0
         self._queue, self._parents = [], np.empty(0, np.int64)
         self.extend(prompt)
 
@@ -93,6 +97,7 @@ class Session(ABC):
         self.length += len(self._queue)
         self._queue = []
         self._parents = parents
+        self.forwards, self.scored = self.forwards + 1, self.scored + len(tokens)
         return Rows(logits, sampling, self.owner)
 
     def flush(self) -> None:
