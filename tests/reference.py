@@ -96,3 +96,112 @@ def draft_tree(
                 fresh.append(len(nodes) - 1)
         active = fresh  # line 28
     return nodes
+
+
+def adaptive_tree(
+    law: Callable[[tuple[int, ...]], Sequence[float]],
+    text: Sequence[int],
+    b_min: int,
+    b_mid: int,
+    b_max: int,
+    tau_l: float,
+    tau_h: float,
+    d_0: int,
+    d_max: int,
+    rho_stop: float,
+    rho_deep: float,
+    tau: float | None,
+    n_max: int,
+    *,
+    breadth: bool = True,
+    gate: bool = True,
+    deep: str = ">",
+    remove: bool = False,
+    root: str = "draft",
+) -> list[tuple[int, int, float]]:
+    """DRAFTTREE of DynaTree adaptive's Algorithm 1, line by line; nodes as (token, parent, path log-probability).
+
+    With `root="draft"` node 0 is the paper's u_0, the draft's top-1 token after the text, with its own log-probability
+    and depth 1, as section 3.3 (a tree rooted at the prefix) and the authors' code count. With `root="target"` it is
+    the last token of the text, with probability 1 and depth 0. `n_max` counts all nodes returned. `breadth=False` takes
+    B_mid everywhere; `gate=False` expands every node above depth D_0, as far as tau lets it; `deep=">="` is line 23 of
+    the earlier draft; `remove` is section 3.3's pruning: a leaf below tau is not in the tree. Ties go by token id.
+    """
+
+    def q_after(u: int | None) -> Sequence[float]:
+        path: list[int] = []
+        while u is not None and u >= first:
+            path.insert(0, tree[u][0])
+            u = tree[u][1]
+        return law((*text, *path))
+
+    def log(p: float) -> float:
+        return math.log(p) if p > 0 else -math.inf
+
+    tree: list[tuple[int, int, float]] = []
+    first = 0 if root == "draft" else 1  # nodes before this one are part of the text
+    if root == "draft":  # line 10: run M_D, u_0 is the top-1 token
+        q = q_after(None)
+        token = min(range(len(q)), key=lambda v: (-q[v], v))
+        if remove and tau is not None and q[token] < tau:
+            return []
+        tree.append((token, -1, log(q[token])))
+        depth = [1]
+    else:
+        tree.append((text[-1], -1, 0.0))
+        depth = [0]
+    active = [0]  # line 11
+    while len(active) > 0 and len(tree) < n_max:  # line 12
+        u = active.pop(0)  # line 13: first in, first out
+        p = math.exp(tree[u][2])
+        if tau is not None and p < tau:  # lines 14-16: probability-threshold pruning
+            continue
+        if depth[u] >= d_max:  # lines 17-19
+            continue
+        if gate and p < rho_stop:  # lines 20-22: early stopping
+            continue
+        likely = p > rho_deep if deep == ">" else p >= rho_deep
+        if depth[u] >= d_0 and not (gate and likely):  # lines 23-25: depth gating
+            continue
+        q = q_after(u)  # line 26: one step of M_D from u
+        c = max(q)
+        if not breadth:  # line 27
+            b = b_mid
+        elif c >= tau_h:
+            b = b_min
+        elif c < tau_l:
+            b = b_max
+        else:
+            b = b_mid
+        for v in sorted(range(len(q)), key=lambda v: (-q[v], v))[:b]:  # line 28
+            logprob = tree[u][2] + log(q[v])
+            if remove and tau is not None and math.exp(logprob) < tau:
+                continue
+            if len(tree) >= n_max:
+                break
+            tree.append((v, u, logprob))
+            depth.append(depth[u] + 1)
+            active.append(len(tree) - 1)
+    return tree  # line 30
+
+
+def best_first_tree(
+    law: Callable[[tuple[int, ...]], Sequence[float]], text: Sequence[int], max_nodes: int, depth: int, branching: int
+) -> list[tuple[int, int, float]]:
+    """The complete tree of top-`branching` children, and of that the most probable nodes, ties in breadth-first order.
+
+    Nodes as (token, parent, path log-probability); node 0 is the last token of the text and counts in `max_nodes`.
+    """
+    everything: list[tuple[int, int, float]] = [(text[-1], -1, 0.0)]
+    paths: list[tuple[int, ...]] = [()]
+    for node, path in enumerate(paths):  # grows while it is walked through: breadth-first order
+        if len(path) < depth:
+            p = law((*text, *path))
+            for token in sorted(range(len(p)), key=lambda token: (-p[token], token))[:branching]:
+                logprob = math.log(p[token]) if p[token] > 0 else -math.inf
+                everything.append((token, node, everything[node][2] + logprob))
+                paths.append((*path, token))
+    ranked = sorted(range(len(everything)), key=lambda node: (-everything[node][2], node))
+    kept = sorted(ranked[:max_nodes])
+    chosen = [everything[node] for node in kept]
+    return [(token, kept.index(parent) if parent >= 0 else -1, logprob) for token, parent, logprob in chosen]

@@ -108,6 +108,7 @@ def test_streaming_counts_what_it_evicts(pair):
     assert done.counters["evictions"] > 3
     assert done.counters["evicted_rows"] >= 20 + 60 - 1 - 32
     assert done.cache_rows <= 32 + 4
-    assert go(pair, "streaming-llm:cache=100", prompt(20), budget=60).counters.items() >= {"evictions": 0, "evicted_rows": 0}.items()
+    wide = go(pair, "streaming-llm:cache=100", prompt(20), budget=60)
+    assert (wide.counters["evictions"], wide.counters["evicted_rows"]) == (0, 0)
     bounded = go(pair, "streaming-llm:cache=32,draft=streaming", prompt(20), budget=60)
     assert len(bounded.tokens) == 60
