@@ -205,3 +205,57 @@ def best_first_tree(
     kept = sorted(ranked[:max_nodes])
     chosen = [everything[node] for node in kept]
     return [(token, kept.index(parent) if parent >= 0 else -1, logprob) for token, parent, logprob in chosen]
+
+
+def cost_aware_tree(
+    law: Callable[[tuple[int, ...]], Sequence[float]],
+    text: Sequence[int],
+    verify: Callable[[int], float],
+    draft: Callable[[int], float],
+    rate: float,
+    sharpness: float,
+    child: float,
+    branching: int,
+    depth: int,
+    max_nodes: int,
+) -> list[tuple[int, int, float]]:
+    """The rule of `CostAwareTree`, one comparison at a time; `verify` and `draft` are convex costs by rows.
+
+    Nodes as (token, parent, estimated acceptance); node 0 is the last token of the text.
+    """
+
+    def sharp(path: tuple[int, ...]) -> list[tuple[int, float]]:
+        p = law((*text, *path))
+        total = sum(q**sharpness for q in p)
+        order = sorted(range(len(p)), key=lambda token: (-p[token], token))[:branching]
+        return [(token, p[token] ** sharpness / total) for token in order]
+
+    nodes: dict[tuple[int, ...], float] = {(): 1.0}  # path -> a(u), in the order they were added
+    level: list[tuple[int, ...]] = [()]
+    for _ in range(depth):
+        price = verify(len(nodes) + 1) - verify(len(nodes))
+        ranked = sorted(level, key=lambda path: -nodes[path])
+        best, count = 0.0, 0
+        for k in range(1, len(ranked) + 1):
+            gain = sum(nodes[path] for path in ranked[:k]) * child - rate * (k * price + draft(k))
+            if gain > best:
+                best, count = gain, k
+        if not count:
+            break
+        fresh = {
+            (*path, token): nodes[path] * share
+            for path in level
+            if path in ranked[:count]
+            for token, share in sharp(path)
+            if nodes[path] * share > rate * price
+        }
+        nodes |= fresh
+        order = list(nodes)
+        top = sorted(order, key=lambda path: (-nodes[path], order.index(path)))[:max_nodes]
+        nodes = {path: nodes[path] for path in order if path in top}
+        level = [path for path in nodes if path in fresh]
+    order = list(nodes)
+    top = sorted(order, key=lambda path: (-nodes[path], order.index(path)))
+    size = max(range(1, len(top) + 1), key=lambda n: sum(nodes[path] for path in top[:n]) - rate * verify(n))
+    kept = [path for path in order if path in top[:size]]
+    return [(path[-1] if path else text[-1], kept.index(path[:-1]) if path else -1, nodes[path]) for path in kept]

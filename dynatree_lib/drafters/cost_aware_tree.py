@@ -140,6 +140,7 @@ class CostAwareTree(ModelDrafter):
         state.spent += state.drafting + float(self.verifying.at(len(proposal.tree)))
         surprise = len(verdict.path) - state.expected
         state.sharpness = float(np.clip(state.sharpness * math.exp(self.learning * surprise), *SHARPNESS))
+        state.expected = state.drafting = 0.0  # an iteration without room for a tree promises nothing
         return super().observe(state, proposal, rows, verdict)
 
     def report(self, state: CostAwareState) -> dict[str, float]:
@@ -153,7 +154,6 @@ class CostAwareTree(ModelDrafter):
         assert isinstance(state, CostAwareState)
         rate = state.committed / state.spent
         estimate = np.ones(1)  # a(u)
-        state.drafting = 0.0
         frontier = np.array([0])
         for _ in range(min(self.depth, room)):
             frontier = self._worth_reading(frontier, estimate[frontier], rate, len(growth))

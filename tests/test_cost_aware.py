@@ -1,0 +1,199 @@
+"""CostAwareTree against its slow twin, its cost curve and what it learns against numbers."""
+
+import math
+
+import numpy as np
+import pytest
+import reference
+
+from dynatree_lib import Chance, CostAwareTree, ToyModel, generate
+from dynatree_lib.costs import CostCurve, lower_hull
+from dynatree_lib.verifiers.base import Verdict
+
+TEXT = [1, 4, 2]
+
+
+def proposed(drafter, room=99, **learnt):
+    state = drafter.start(TEXT, Chance())
+    for name, value in learnt.items():
+        setattr(state, name, value)
+    return drafter.propose(state, room).tree, state
+
+
+def convex(rng, first, count):
+    """Costs at 1, 2, 4, ... rows whose slope never falls."""
+    slopes = np.sort(rng.uniform(0, 0.15, count - 1))
+    return tuple(first + np.concatenate([[0.0], np.cumsum(slopes * 2.0 ** np.arange(count - 1))]))
+
+
+@pytest.fixture(scope="module")
+def trials():
+    out = []
+    for seed in range(120):
+        rng = np.random.default_rng(seed)
+        toy = ToyModel.random(int(rng.integers(5, 9)), seed, sharpness=float(rng.uniform(1, 5)))
+        options = {
+            "verify_cost": convex(rng, 1.0, 4),
+            "draft_cost": convex(rng, float(rng.uniform(0.01, 0.3)), 3),
+            "rate": float(rng.uniform(0.3, 3)),
+            "sharpness": float(rng.uniform(0.5, 3)),
+            "child": float(rng.uniform(0.5, 1)),
+            "branching": int(rng.integers(1, 5)),
+            "depth": int(rng.integers(1, 6)),
+            "max_nodes": int(rng.integers(2, 30)),
+        }
+        out.append((toy, options))
+    return out
+
+
+def test_the_tree_is_the_slow_twins(trials):
+    """Node by node over random laws, curves and hyper-parameters; the sample meets every way to end."""
+    sizes, short, full = [], 0, 0
+    for toy, options in trials:
+        drafter = CostAwareTree(toy, **options)
+        tree, state = proposed(drafter)
+        curves = {
+            "verify": lambda n, d=drafter: float(d.verifying.at(n)),
+            "draft": lambda n, d=drafter: float(d.reading.at(n)),
+        }
+        rest = {name: options[name] for name in ("rate", "sharpness", "child", "branching", "depth", "max_nodes")}
+        nodes = reference.cost_aware_tree(toy.law, TEXT, **curves, **rest)
+        assert tree.tokens.tolist() == [token for token, _, _ in nodes]
+        assert tree.parents.tolist() == [parent for _, parent, _ in nodes]
+        assert state.expected == pytest.approx(sum(chance for _, _, chance in nodes) - 1)
+        sizes.append(len(tree))
+        short += tree.depth < options["depth"]
+        full += len(tree) == options["max_nodes"]
+    assert min(sizes) == 1 < max(sizes)
+    assert short > 10
+    assert full > 10
+    assert len(set(sizes)) > 8
+
+
+def test_its_tree_pays_best_of_all_its_subtrees(trials):
+    """No smaller tree of the same nodes has a larger gain less cost: leaving out any leaf does not help."""
+    for toy, options in trials[:40]:
+        drafter = CostAwareTree(toy, **options)
+        tree, state = proposed(drafter)
+        law = [1.0]
+        for node in range(1, len(tree)):
+            path = tuple(tree.tokens[tree.path(int(tree.parents[node]))].tolist()) if tree.parents[node] else ()
+            p = np.array(toy.law((*TEXT, *path))) ** options["sharpness"]
+            law.append(law[tree.parents[node]] * p[tree.tokens[node]] / p.sum())
+        assert sum(law) - 1 == pytest.approx(state.expected)
+        net = sum(law) - options["rate"] * drafter.verifying.at(len(tree))
+        for leaf in set(range(1, len(tree))) - set(tree.parents.tolist()):
+            assert sum(law) - law[leaf] - options["rate"] * drafter.verifying.at(len(tree) - 1) <= net + 1e-12
+
+
+def test_what_is_dear_is_not_drafted():
+    toy = ToyModel.random(6, 3, sharpness=2.0)
+    assert len(proposed(CostAwareTree(toy, draft_cost=(9.0, 9.0)))[0]) == 1
+    assert len(proposed(CostAwareTree(toy, verify_cost=(1.0, 9.0)))[0]) == 1
+    free = {"verify_cost": (1.0, 1.0), "draft_cost": (1e-9, 1e-9)}
+    assert len(proposed(CostAwareTree(toy, **free, depth=2, branching=6, max_nodes=43))[0]) == 43  # 1 + 6 + 36
+
+
+def test_room_limits_the_levels():
+    toy = ToyModel.random(6, 3, sharpness=4.0)
+    free = {"verify_cost": (1.0, 1.0), "draft_cost": (1e-9, 1e-9)}
+    assert proposed(CostAwareTree(toy, **free), room=2)[0].depth == 2
+    tree, state = proposed(CostAwareTree(toy, **free), room=0)
+    assert (len(tree), state.expected, state.drafting) == (1, 0.0, 0.0)
+
+
+def test_sharpness_and_rate_follow_the_text_by_hand():
+    drafter = CostAwareTree(ToyModel.random(6, 3), verify_cost=(1.0, 1.5), draft_cost=(0.2, 0.3), learning=0.1)
+    state = drafter.start(TEXT, Chance())
+    assert drafter.report(state) == {"sharpness": 2.0, "rate": 2.0}
+    proposal = drafter.propose(state, 0)  # node 0 alone: costs 1
+    state.expected, state.drafting = 1.5, 0.4
+    drafter.observe(state, proposal, None, Verdict((), 3))
+    assert state.sharpness == pytest.approx(2 * math.exp(0.1 * (0 - 1.5)))
+    assert state.committed / state.spent == pytest.approx((100 + 1) / (50 + 0.4 + 1.0))
+    assert (state.expected, state.drafting) == (0.0, 0.0)
+
+
+def test_sharpness_finds_a_target_sharper_than_the_draft():
+    """The target greedily takes what a flat draft likes best: the sharpness must rise, inside its limits."""
+    toy = ToyModel.random(6, 1, sharpness=1.0)
+    out = generate(toy, TEXT, CostAwareTree(toy, learning=0.1, sharpness=1.0), max_new_tokens=120)
+    series = [one.adaptation["sharpness"] for one in out.rounds]
+    assert series[-1] > 1.5 * series[0]
+    assert max(series) <= 8.0
+    assert {one.adaptation["sharpness"] for one in generate(toy, TEXT, CostAwareTree(toy, learning=0.0)).rounds} == {
+        2.0
+    }
+
+
+def test_a_new_text_begins_with_what_was_learnt():
+    toy = ToyModel.random(6, 1)
+    drafter = CostAwareTree(toy, learning=0.1)
+    first = generate(toy, TEXT, drafter, max_new_tokens=60)
+    second = generate(toy, TEXT, drafter, max_new_tokens=5, warm=first.state)
+    cold = generate(toy, TEXT, drafter, max_new_tokens=5)
+    assert cold.rounds[0].adaptation == {"sharpness": 2.0, "rate": 2.0}
+    assert second.rounds[0].adaptation == pytest.approx(drafter.report(first.state.drafting))
+    assert second.rounds[0].adaptation != cold.rounds[0].adaptation
+
+
+def test_the_same_text_gives_the_same_trees():
+    toy = ToyModel.random(7, 5)
+    runs = [generate(toy, TEXT, CostAwareTree(toy), max_new_tokens=40).rounds for _ in range(2)]
+    for one, other in zip(*runs, strict=True):
+        assert one.tree.tokens.tolist() == other.tree.tokens.tolist()
+        assert one.adaptation == other.adaptation
+
+
+# -------------------------------------------------------------------------------------------------------- the curve
+def test_a_curve_is_read_between_and_beyond_its_points():
+    curve = CostCurve((1.0, 1.1, 1.3, 1.9))  # rows 1, 2, 4, 8; slopes 0.1, 0.1, 0.15
+    assert curve.at(np.array([1, 2, 3, 4, 6, 8, 10])) == pytest.approx([1, 1.1, 1.2, 1.3, 1.6, 1.9, 2.2])
+    assert [curve.price(rows) for rows in (1, 3, 4, 7, 8, 100)] == pytest.approx([0.1, 0.1, 0.15, 0.15, 0.15, 0.15])
+
+
+def test_a_step_becomes_a_slope_and_noise_no_gift():
+    step = CostCurve((1.0, 2.0, 2.0, 2.0))  # the kernel changes at 2 rows
+    assert step.at(np.array([1, 8])) == pytest.approx([1, 2])
+    assert step.price(1) == pytest.approx(1 / 7)
+    dip = CostCurve((1.0, 1.2, 1.1, 1.5))  # 2 rows cannot cost more than 4
+    assert np.diff(dip.at(np.arange(1, 9))).min() >= 0
+
+
+def test_prices_never_fall():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        curve = CostCurve(tuple(np.cumsum(rng.uniform(0.01, 1, 6))))
+        prices = [curve.price(rows) for rows in range(1, 70)]
+        assert np.diff(prices).min() >= -1e-12
+        assert np.diff(curve.at(np.arange(1, 70))) == pytest.approx(prices[:-1])
+
+
+def test_lower_hull_by_hand():
+    x, y = lower_hull([1, 2, 3, 4], [1.0, 3.0, 2.0, 4.0])
+    assert (x.tolist(), y.tolist()) == ([1, 3, 4], [1, 2, 4])
+
+
+@pytest.mark.parametrize("points", [(), (1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, float("nan")), (1.0, float("inf"))])
+def test_points_that_are_no_curve_are_refused(points):
+    with pytest.raises(ValueError, match="cost curve"):
+        CostCurve(points)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"verify_cost": (1.0,)}, "cost curve"),
+        ({"draft_cost": (0.1, -1.0)}, "cost curve"),
+        ({"rate": 0.0}, "rate is 0.0; give a positive number"),
+        ({"sharpness": float("inf")}, "sharpness is inf"),
+        ({"learning": -0.1}, "learning is -0.1"),
+        ({"child": 1.5}, "child is 1.5"),
+        ({"branching": 0}, "branching is 0"),
+        ({"depth": 0}, "depth 0"),
+        ({"max_nodes": 1}, "counts node 0"),
+    ],
+)
+def test_bad_options_are_refused(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        CostAwareTree(ToyModel.random(4, 0), **options)
