@@ -103,15 +103,24 @@ class DrafterRunner:
             warm=self.before,
             **self.options,
         )
-        self.before = out.state if self.carry else None
         if out.state is None:  # generate() swallows Ctrl-C to save the text; a benchmark must stop
             raise KeyboardInterrupt
         counters = self.count(out.state.target) if self.count else {}
         if isinstance(out.state.drafting, DraftState):
             session = out.state.drafting.session
             counters = {**counters, "draft_forwards": session.forwards, "draft_rows": session.scored}
+        if self.carry:
+            self.before = _without_caches(out.state)
         rows = fullest(len(prompt_ids), out.rounds, self.cache_limit)
         return Completed(out.tokens, len(out.rounds), out.rounds, out.finish_reason, rows, counters)
+
+
+def _without_caches(state: DecodingState) -> DecodingState:
+    """The state with what the drafter learnt, its memory given back: the next text has caches of its own."""
+    state.spent = True
+    for session in (state.target, state.drafting.session):
+        session.start(())
+    return state
 
 
 def fullest(prompt: int, rounds: Sequence[Round], limit: int | None = None) -> int:

@@ -100,6 +100,17 @@ class AdaptiveTree(ModelDrafter):
                 raise ValueError(rule)
 
     def _rules(self) -> Iterator[tuple[bool, str]]:
+        for name in (
+            "min_branching",
+            "mid_branching",
+            "max_branching",
+            "base_depth",
+            "max_depth",
+            "max_nodes",
+            "window",
+        ):
+            value = getattr(self, name)
+            yield not isinstance(value, int), f"{name} is {value!r}; give a whole number."
         b_min, b_mid, b_max = self.min_branching, self.mid_branching, self.max_branching
         yield (
             not 1 <= b_min <= b_mid <= b_max,
@@ -140,7 +151,10 @@ class AdaptiveTree(ModelDrafter):
             (f"The target acceptance a* is {self.target_acceptance}; the rule is 0 < a* < 1 (target_acceptance)."),
         )
         gains = self.depth_gain, self.confidence_gain
-        yield min(gains) < 0, f"The gains eta_D, eta_h are {gains}; the rule is that none is negative."
+        yield (
+            not all(0 <= gain < math.inf for gain in gains),
+            (f"The gains eta_D, eta_h are {gains}; the rule is that both are finite and none is negative."),
+        )
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             yield value not in choices, f"{name} is {value!r}; choose from {', '.join(map(repr, choices))}."
@@ -220,7 +234,7 @@ class AdaptiveTree(ModelDrafter):
             if not len(active) or space <= 0:
                 return
             if self.prune == "stop":  # then every child is added, and nodes past the budget need no forward
-                active = active[: -(-space // self._least(level))]
+                active = active[: -(-space // min(self._least(level), growth.highest + 1))]
             tokens, logprobs = growth.best(active, self._most(level))
             chosen = np.arange(tokens.shape[1]) < self._breadths(logprobs[:, 0], level, now)[:, None]
             if self.prune == "remove":

@@ -103,7 +103,7 @@ class FixedTree(ModelDrafter):
                 return
             breadth = self.breadth(level)
             if self.prune == "stop":  # then all children are added, and nodes past the budget need no forward
-                active = active[: -(-space // breadth)]
+                active = active[: -(-space // min(breadth, growth.highest + 1))]
             tokens, logprobs = growth.best(active, breadth)
             parents = np.repeat(active, tokens.shape[1])
             active = self._add(growth, parents, tokens.ravel(), logprobs.ravel(), floor)

@@ -58,8 +58,8 @@ class Controller:
         confidence_gain: eta_h, change of tau_h per unit of acceptance.
         base_depth: the first D_0.
         max_depth: D_max; D_0 stays within [1, D_max - 1].
-        tau_low: tau_l; tau_h stays inside (tau_l, 1).
-        rho_stop: rho_deep stays above it.
+        tau_low: tau_l; tau_h stays inside (tau_l, 1), and within [0.5, 0.95] in mode "text".
+        rho_stop: rho_deep stays above it, and within [0.3, 0.8].
     """
 
     mode: Mode
@@ -85,8 +85,8 @@ class Controller:
         return replace(
             history,
             recent=recent,
-            base_depth=_clip(history.base_depth + self.depth_gain * error, 1, self.max_depth - 1),
-            tau_high=_inside(history.tau_high - self.confidence_gain * error, self.tau_low, 1.0),
+            base_depth=_moved(history.base_depth, self.depth_gain * error, 1, self.max_depth - 1),
+            tau_high=_moved(history.tau_high, -self.confidence_gain * error, *_just_inside(self.tau_low, 1.0)),
         )
 
     def after_text(self, history: History) -> History:
@@ -97,22 +97,24 @@ class Controller:
         recent = (*history.recent, statistic)[-self.window :]
         history = replace(history, recent=recent, committed=0, iterations=0)
         error = history.acceptance - self.target
-        if len(recent) < AT_LEAST or abs(error) <= DEAD_BAND:
+        if len(recent) < min(AT_LEAST, self.window) or abs(error) <= DEAD_BAND:
             return history
         sign = 1 if error > 0 else -1
+        floor, ceiling = _just_inside(self.tau_low, 1.0)
         return replace(
             history,
-            base_depth=_clip(history.base_depth + sign, min(2, self.max_depth - 1), self.max_depth - 1),
-            tau_high=_inside(_clip(history.tau_high - sign * STEP, 0.5, 0.95), self.tau_low, 1.0),
-            rho_deep=_inside(_clip(history.rho_deep - sign * STEP, 0.3, 0.8), self.rho_stop, 1.0),
+            base_depth=_moved(history.base_depth, sign, 2, self.max_depth - 1),
+            tau_high=_moved(history.tau_high, -sign * STEP, max(0.5, floor), min(0.95, ceiling)),
+            rho_deep=_moved(history.rho_deep, -sign * STEP, max(0.3, _just_inside(self.rho_stop, 1.0)[0]), 0.8),
         )
 
 
-def _clip(value: float, low: float, high: float) -> float:
-    return max(low, min(high, value))
+def _moved(value: float, by: float, low: float, high: float) -> float:
+    """`value + by`, stopped at the bounds; a value that began beyond a bound is not moved back to it."""
+    return max(value, min(value + by, high)) if by >= 0 else min(value, max(value + by, low))
 
 
-def _inside(value: float, low: float, high: float) -> float:
-    """The nearest value inside the open interval, kept a hundredth of it away from its ends."""
+def _just_inside(low: float, high: float) -> tuple[float, float]:
+    """The ends of an open interval, a hundredth of it moved inside."""
     margin = (high - low) / 100
-    return _clip(value, low + margin, high - margin)
+    return low + margin, high - margin
