@@ -1,4 +1,4 @@
-"""The command line: `dynatree run | report | bench | pairs | train`, also as `python -m dynatree_lib`.
+"""The command line: `dynatree run | report | bench | tune | pairs | train`, also as `python -m dynatree_lib`.
 
 It looks a subcommand up and turns errors into one sentence; the work and the options belong to the module that the
 table names. A module is imported only when its command is asked for, so that `dynatree --help` starts at once.
@@ -18,6 +18,7 @@ COMMANDS = {
     "run": ("dynatree_lib.suite.run", "run notebooks of the suite, each with a receipt"),
     "report": ("dynatree_lib.suite.report", "build the report of a run's folder"),
     "bench": ("dynatree_lib.bench.command", "measure decoding methods against each other"),
+    "tune": ("dynatree_lib.bench.tune_command", "choose the configuration for a pair on this machine"),
     "pairs": ("dynatree_lib.models.command", "list the target/draft pairs and check one"),
     "train": ("dynatree_lib.training", "train a target, distil a draft"),
 }

@@ -9,6 +9,8 @@ from dynatree_lib.bench.metrics import (
     acceptance,
     bootstrap,
     by_prompt,
+    depth_divisor,
+    depth_use,
     mean_split,
     repeated_ngrams,
     seconds_per,
@@ -109,6 +111,16 @@ def test_acceptance_under_both_definitions():
     assert acceptance([run()])["nodes_per_iteration"] is None
 
 
+def test_depth_use_is_what_dynatree_adaptive_prints_as_accept():
+    assert depth_divisor("chain", {"length": 8}) == 8
+    assert depth_divisor("fixed-tree", {"depth": 9, "branching": 3}) == 10  # D = 8 levels below the paper's root
+    assert depth_divisor("adaptive-tree", {"base_depth": 5, "max_depth": 8}) == 7
+    assert depth_use("adaptive-tree", {"base_depth": 5}, 7.15) == pytest.approx(7.15 / 7)  # the published 102.2 %
+    for method in ("ar", "hf-generate", "streaming-llm", "best-first-tree", "cost-aware-tree"):
+        assert depth_use(method, {"length": 4, "depth": 8}, 3.0) is None
+    assert depth_use("fixed-tree", {}, 3.0) is None  # a variant made for one run states no options
+
+
 @pytest.mark.parametrize(
     ("tokens", "share"), [([1, 2, 3], None), ([1, 2, 3, 4], 0.0), ([1] * 8, 0.8), ([1, 2, 3, 4, 5, 1, 2, 3, 4], 1 / 6)]
 )
@@ -136,6 +148,7 @@ def test_a_summary_has_it_all():
     assert hf.tpot == pytest.approx(0.6)
     assert chain.iteration_cost == pytest.approx(0.8 / 0.6)
     assert chain.tokens_per_iteration == chain.committed_path_length == 2.0
+    assert (hf.depth_use, chain.depth_use) == (None, 1.0)  # 2 tokens an iteration over K = 2
     assert (hf.weight_bytes, hf.cache_bytes) == (1000, 70)
     assert (chain.weight_bytes, chain.cache_bytes) == (1100, 99)
     assert chain.split == pytest.approx({"draft": 0.25, "verify": 0.5, "host": 0.25, "seconds_per_iteration": 0.5})

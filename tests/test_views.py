@@ -44,21 +44,36 @@ def generation():
     return dt.generate(target, [1, 2], dt.FixedTree(draft, max_nodes=12), max_new_tokens=40)
 
 
+@pytest.fixture
+def grown():
+    """A tree at D_0 = 2, D_max = 3, tau_h = 0.9, tau_l = 0.4, with a node for every decision of the rule."""
+    drafter = dt.AdaptiveTree(None, base_depth=2, max_depth=3, rho_stop=0.1, rho_deep=0.5, tau=0.3)
+    parents = [-1, 0, 0, 1, 3, 2, 2]
+    # c(u): .6, .95, .3 and .8 at nodes 0 to 3; p(u): .57 > rho_deep at node 3, .105 < tau at 5, .035 < rho_stop at 6
+    tree = dt.TokenTree.build([9, 1, 2, 3, 4, 5, 6], parents, np.log([1, 0.6, 0.35, 0.95, 0.8, 0.3, 0.1]))
+    now = {"base_depth": 2.4, "tau_high": 0.9, "rho_deep": 0.5, "acceptance": 0.7}
+    return Round(tree, Verdict((1, 3), 7), now), drafter
+
+
 SWEEP = [{"D": d, "B": b, "speed": 1 + d / b, "interval": [d / b, 2 + d / b]} for d in (3, 4) for b in (2, 3)]
 BARS = [{"method": m, "speed": s, "interval": [s - 0.1, s + 0.2]} for m, s in (("ar", 1.0), ("fixed-tree", 1.8))]
+PANELS = [{**row, "dataset": dataset} for dataset in ("pg-19", "wikitext-2") for row in BARS]
 COST = [{"model": m, "rows": r, "milliseconds": a + r} for m, a in (("target", 9), ("draft", 2)) for r in (1, 4)]
 
 
-def every_figure(round_, generation):
+def every_figure(round_, generation, grown):
     nodes = views.node_rows(generation.rounds)
     return {
         "draft_tree": views.draft_tree(round_, Letters()),
+        "grown_tree": views.grown_tree(*grown, Letters()),
+        "stacked_trees": views.stacked_trees({"a tree": round_, "another": round_}, Letters(), title="Two"),
         "tree_mask": views.tree_mask(round_.tree, 3, Letters()),
         "positions": views.positions(round_.tree, 3, Letters()),
         "timeline": views.timeline(generation.rounds),
         "acceptance_by_depth": views.acceptance_by_depth(generation.rounds),
         "calibration": views.calibration(views.calibration_rows(nodes)),
         "bars": views.bars_with_intervals(BARS, "speed", "interval", published={"fixed-tree": 1.62}),
+        "bars_by_panel": views.bars_by_panel(PANELS, "speed", "interval", title="Two data sets", reference=1),
         "sweep": views.sweep_lines(SWEEP, "D", "speed", "B", SWEEP, interval="interval", reference=1),
         "heatmap": views.heatmap(SWEEP, "D", "B", "speed", SWEEP),
         "scatter": views.scatter(SWEEP, "D", "speed", "B"),
@@ -73,8 +88,8 @@ def points(trace):
     return [v for v in np.ravel(np.array(values, dtype=object)) if v is not None]
 
 
-def test_every_figure_is_offline_titled_and_not_empty(round_, generation):
-    for name, figure in every_figure(round_, generation).items():
+def test_every_figure_is_offline_titled_and_not_empty(round_, generation, grown):
+    for name, figure in every_figure(round_, generation, grown).items():
         assert any(points(trace) for trace in figure.data), name
         assert figure.layout.template.layout.font.size >= 12, name
         exported = figure.to_html(full_html=False, include_plotlyjs=False)
@@ -214,7 +229,7 @@ def test_wilson_interval():
 
 
 def test_a_method_has_the_same_colour_in_every_figure():
-    assert len(set(theme.METHOD_COLORS.values())) == len(theme.METHOD_COLORS) == 15
+    assert len(set(theme.METHOD_COLORS.values())) == len(theme.METHOD_COLORS) == 16
     color = theme.METHOD_COLORS["fixed-tree"]
     rows = [
         {"method": m, "n": n, "speed": n, "rows": n, "milliseconds": n} for m in ("chain", "fixed-tree") for n in (1, 2)
@@ -268,3 +283,87 @@ def test_heatmap_orders_its_axes():
     heat = views.heatmap(SWEEP[::-1], "D", "B", "speed").data[0]
     assert (list(heat.x), list(heat.y)) == (["3", "4"], ["2", "3"])
     assert np.allclose(np.array(heat.z, float), [[2.5, 3], [2, 1 + 4 / 3]])
+
+
+def test_growth_rows_say_what_the_rule_decided(grown):
+    rows = views.growth_rows(*grown)
+    decisions = [row["decision"] for row in rows]
+    assert decisions == ["B_mid", "B_min", "B_max", "B_mid", "D_max", "tau", "rho_stop"]
+    assert [row["deep"] for row in rows] == [False, False, False, True, False, False, False]
+    assert [row["children"] for row in rows] == [2, 1, 2, 1, 0, 0, 0]
+    assert rows[1]["confidence"] == pytest.approx(0.95)
+    assert rows[4]["confidence"] is None
+    assert rows[4]["path"] == pytest.approx(0.6 * 0.95 * 0.8)
+
+
+def test_growth_rows_name_each_way_to_stop(grown):
+    one, drafter = grown
+    leaf = Round(one.tree.subtree(np.arange(3)), Verdict((), 7), one.adaptation)  # nodes 1 and 2 at level 1, p .6, .35
+    assert [row["decision"] for row in views.growth_rows(leaf, drafter)][1:] == ["no room", "no room"]
+    shallow = Round(leaf.tree, leaf.verdict, {**one.adaptation, "base_depth": 1.9})
+    assert [row["decision"] for row in views.growth_rows(shallow, drafter)][1:] == ["no room", "D_0"]  # .35 < rho_deep
+    pruned = dt.AdaptiveTree(None, base_depth=2, max_depth=3, tau=0.4)
+    assert views.growth_rows(leaf, pruned)[2]["decision"] == "tau"
+    level = dt.AdaptiveTree(None, base_depth=1, max_depth=3, depth=None, breadth=None, root="draft", tau=None)
+    plain = views.growth_rows(shallow, level)
+    assert [row["decision"] for row in plain] == ["top-1", "D_0", "D_0"]
+
+
+def test_growth_rows_agree_with_the_trees_that_were_drafted():
+    target = dt.ToyModel.random(12, seed=1)
+    draft = target.mixed(dt.ToyModel.random(12, seed=2), 0.4)
+    flat = {"tau_high": 0.4, "tau_low": 0.2, "rho_stop": 0.03, "rho_deep": 0.05, "tau": None}
+    drafter = dt.AdaptiveTree(draft, **flat, base_depth=2, max_depth=4)
+    breadth = {"B_min": 1, "B_mid": 2, "B_max": 3}
+    rounds = dt.generate(target, [1, 2], drafter, max_new_tokens=60).rounds[:-4]  # later ones lack the room
+    rows = [row for one in rounds for row in views.growth_rows(one, drafter)]
+    assert {"B_min", "B_mid", "B_max", "rho_stop", "D_0", "D_max"} <= {row["decision"] for row in rows}
+    assert all(row["children"] == breadth.get(row["decision"], 0) for row in rows)
+    assert all(row["path"] > 0.05 for row in rows if row["deep"])
+
+
+def test_growth_rows_need_an_adaptive_trees_round(round_, grown):
+    with pytest.raises(ValueError, match="reports base_depth"):
+        views.growth_rows(round_, grown[1])
+
+
+def test_grown_tree_writes_each_nodes_own_numbers(grown):
+    figure = views.grown_tree(*grown, Letters())
+    texts = [note.text for note in figure.layout.annotations]
+    assert len(texts) == len(grown[0].tree)
+    assert texts[1] == "<b>b</b><br>p .60 · c .95"
+    assert texts[4] == "<b>e</b><br>p .46"
+    plain = views.draft_tree(grown[0].tree, Letters()).layout.annotations
+    assert [note.text.partition("<br>")[0] for note in figure.layout.annotations] == [
+        note.text.partition("</b>")[0] + "</b>" for note in plain
+    ]
+    counts = {trace.name: len(trace.x) for trace in figure.data if trace.mode == "markers"}
+    assert counts["B_min = 1: c(u) ≥ 0.90"] == 1
+    assert counts["leaf: p(u) < ρ_stop = 0.1"] == 1
+    assert "D₀ = 2.40" in figure.layout.title.text
+
+
+def test_stacked_trees_keep_apart_and_share_a_legend(round_):
+    figure = views.stacked_trees({"one": round_, "two": round_})
+    heads = [note for note in figure.layout.annotations if "committed by" in note.text]
+    assert [note.text.partition(":")[0] for note in heads] == ["<b>one</b>", "<b>two</b>"]
+    places = {(note.x, note.y) for note in figure.layout.annotations}
+    assert len(places) == len(figure.layout.annotations) == 2 * (len(round_.tree) + 2)
+    shown = [trace.name for trace in figure.data if trace.showlegend is not False]
+    assert len(shown) == len(set(shown))
+    low, high = sorted(figure.layout.yaxis.range)
+    assert all(low < note.y < high for note in figure.layout.annotations)
+
+
+def test_bars_by_panel_put_each_panel_in_its_own_axes():
+    figure = views.bars_by_panel(PANELS, "speed", published={"pg-19": {"ar": 1.0}}, reference=1)
+    assert [trace.xaxis for trace in figure.data] == ["x", "x", "x2"]  # only pg-19 has published bars
+    assert list(figure.data[1].x) == [1.0, None]
+    assert {note.xref for note in figure.layout.annotations} == {"paper", "x", "x2"}
+    assert [shape.xref for shape in figure.layout.shapes] == ["x", "x2"]
+
+
+def test_iteration_rows_carry_what_the_drafter_reported(grown, generation):
+    (row,) = views.iteration_rows([grown[0]])
+    assert row == {"iteration": 0, "committed": 3, "nodes": 6, "levels": 3, **grown[0].adaptation}
+    assert sum(row["committed"] for row in views.iteration_rows(generation.rounds)) == len(generation.tokens)

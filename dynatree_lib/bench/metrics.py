@@ -6,7 +6,7 @@ because prompts, not runs, are what another benchmark would draw anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -41,6 +41,9 @@ class MethodSummary:
         draft_levels: forwards of the draft per iteration; None for methods without one, and for Hugging Face's.
         acceptance: accepted drafted tokens / drafted nodes.
         acceptance_published: committed tokens / drafted nodes, what DynaTree's first paper prints as "Accept.".
+        depth_use: DynaTree adaptive's "Accept.": tokens per iteration, the bonus token included, over D + 2, D_0 + 2 or
+            K of the method as configured (`depth_divisor`). Not a share of anything drafted, and above 1 where D_max
+            exceeds D_0 and paths are long.
         repeated_4grams: share of a text's 4-grams that occurred in it before, mean over prompts.
         after_eos: share of the tokens that stand after a text's first EOS (0 unless EOS is ignored).
         identical: prompts whose text equals the reference's, "n/N"; None when sampling or without a reference.
@@ -82,6 +85,7 @@ class MethodSummary:
     draft_levels: float | None
     acceptance: float | None
     acceptance_published: float | None
+    depth_use: float | None
     repeated_4grams: float | None
     after_eos: float
     identical: str | None
@@ -129,6 +133,7 @@ def _summary(entry: dict[str, Any], by_label: dict[str, list[Run]], records: Rec
         iteration_cost=iteration / step if iteration and step else None,
         tokens_per_iteration=tokens / iterations, committed_path_length=tokens / iterations,
         **acceptance(runs),
+        depth_use=depth_use(entry["name"], entry["options"], tokens / iterations),
         draft_levels=draft_levels(runs),
         repeated_4grams=mean_repetition(runs),
         after_eos=share_after_eos(runs, header.setup.get("eos_token_ids", ())),
@@ -224,6 +229,27 @@ def acceptance(runs: Sequence[Run]) -> dict[str, Any]:
     committed = sum(len(run.tokens) for run in runs)
     shares = (accepted / nodes, committed / nodes) if nodes else (None, None)
     return dict(zip(names, (accepted / iterations, nodes / iterations, *shares), strict=True))
+
+
+_DIVISORS = {"chain": ("length", 0), "fixed-tree": ("depth", 1), "adaptive-tree": ("base_depth", 2)}
+
+
+def depth_divisor(method: str, options: Mapping[str, Any]) -> int | None:
+    """What DynaTree adaptive divides by for its "Accept." (Table 3); None for methods that it does not have.
+
+    K of a chain, D + 2 of a fixed tree (our depth is the paper's D + 1), D_0 + 2 of the adaptive tree, with the values
+    it starts from: its code leaves the divisor alone when history adaptation changes D_0, or D_max is deeper.
+    """
+    if method == "adaptive-tree" and options["depth"] is None:
+        return int(options["base_depth"]) + 1  # its tree is a fixed one
+    name, more = _DIVISORS.get(method, ("", 0))
+    return options[name] + more if name in options else None
+
+
+def depth_use(method: str, options: Mapping[str, Any], tokens_per_iteration: float) -> float | None:
+    """Tokens per iteration, the bonus token included, over `depth_divisor`."""
+    divisor = depth_divisor(method, options)
+    return tokens_per_iteration / divisor if divisor else None
 
 
 def draft_levels(runs: Sequence[Run]) -> float | None:

@@ -1,9 +1,10 @@
 """Figures: pure functions from rounds and record rows to plotly figures. Nothing is run, measured or read here.
 
-Pictures of a tree: `draft_tree`, `tree_mask`, `positions`. Of many iterations: `text_rounds` (HTML), `timeline`,
-`acceptance_by_depth`, `calibration`. Of records: `bars_with_intervals`, `sweep_lines`, `heatmap`, `scatter`,
-`distribution`, `stacked_bars`, `cost_curve`. Rows for them from Rounds: `node_rows`, `depth_rows`, `rank_rows`,
-`calibration_rows`.
+Pictures of a tree: `draft_tree`, `grown_tree`, `tree_mask`, `positions`; of several: `stacked_trees`. Of many
+iterations: `text_rounds` (HTML), `timeline`, `adaptation`, `acceptance_by_depth`, `calibration`. Of records:
+`bars_with_intervals`, `bars_by_panel`, `sweep_lines`, `line_panels`, `progression`, `heatmap`, `scatter`,
+`distribution`, `stacked_bars`, `cost_curve`. Rows for them from Rounds: `node_rows`, `growth_rows`, `depth_rows`,
+`rank_rows`, `calibration_rows`, `iteration_rows`.
 """
 
 from __future__ import annotations
@@ -13,16 +14,24 @@ try:
 except ImportError as error:
     raise ImportError("Drawing needs plotly: pip install 'dynatree-lib[notebooks]'.") from error
 
+from .ablation import Panel, adaptation, progression
 from .charts import bars_with_intervals, cost_curve, distribution, heatmap, scatter, stacked_bars, sweep_lines
+from .growth import grown_tree, growth_rows
+from .panels import bars_by_panel, iteration_rows, stacked_trees
 from .rounds import acceptance_by_depth, calibration, text_rounds, timeline
 from .rows import calibration_rows, depth_rows, node_rows, rank_rows, wilson
+from .scaling import line_panels
+from .settings import interval_dots, setting_scatter
 from .theme import METHOD_COLORS, TEMPLATE
 from .trees import draft_tree, positions, tree_mask
 
 __all__ = [
     "METHOD_COLORS",
     "TEMPLATE",
+    "Panel",
     "acceptance_by_depth",
+    "adaptation",
+    "bars_by_panel",
     "bars_with_intervals",
     "calibration",
     "calibration_rows",
@@ -30,12 +39,20 @@ __all__ = [
     "depth_rows",
     "distribution",
     "draft_tree",
+    "grown_tree",
+    "growth_rows",
     "heatmap",
+    "interval_dots",
+    "iteration_rows",
+    "line_panels",
     "node_rows",
     "positions",
+    "progression",
     "rank_rows",
     "scatter",
+    "setting_scatter",
     "stacked_bars",
+    "stacked_trees",
     "sweep_lines",
     "text_rounds",
     "timeline",

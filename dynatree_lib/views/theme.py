@@ -26,6 +26,7 @@ METHOD_COLORS = {
     "fixed-tree": "#d55e00",
     "adaptive-tree": "#009e73",
     "best-first-tree": "#882255",
+    "cost-aware-tree": "#ee3377",
     "sampled-tree": "#44aa99",
     "ptd": "#332288",
     "lookahead": "#999933",

@@ -1,0 +1,191 @@
+"""`dynatree tune`: measure a pair's costs on this machine and print the configuration to use."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .command import _pair, _progress, _set_threads, _with_interval, table
+
+if TYPE_CHECKING:
+    from ..models.pairs import Pair
+    from ..workloads import Prompt
+    from .cost_model import MeasuredCosts
+    from .ranks import RankAcceptance
+    from .tune import Prediction, Tuned
+
+JUDGED = 20
+"""The first prompts of the bundled workload are those that results are judged on; nothing is tuned on them."""
+PROMPTS = 9
+"""Prompts to tune on: one of each task of the bundled workload."""
+FOLDER = Path("outputs") / "tuned"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `dynatree tune`."""
+    what = parser.add_argument_group("what is tuned")
+    what.add_argument("--pair", help="a named pair (see `dynatree pairs`) or a folder; 'tiny' by default")
+    what.add_argument("--target", help="hub name or folder of a target, with --draft, instead of --pair")
+    what.add_argument("--draft", help="hub name or folder of its draft")
+    what.add_argument(
+        "--workload", default="bundled",
+        help="tune on prompts of this workload: the last ones, or, of the bundled prompts, those after the first "
+        f"{JUDGED}, which results are judged on (default: the bundled prompts)",
+    )  # fmt: skip
+    what.add_argument("--task", help="only this task of the workload, e.g. code with the bundled prompts")
+    what.add_argument("--data", metavar="DIR", help="local folder of the data set, instead of the hub")
+    what.add_argument("--limit", type=int, default=PROMPTS, help="how many prompts (default: %(default)s)")
+    how = parser.add_argument_group("how")
+    how.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    how.add_argument("--max-rows", type=int, default=64, metavar="N", help="largest tree (default: %(default)s nodes)")
+    how.add_argument("--temperature", type=float, default=0.0, help="0 is greedy decoding (default)")
+    how.add_argument("--seed", type=int, default=0)
+    how.add_argument("--no-check", action="store_true", help="choose by prediction alone, without a timed run")
+    how.add_argument("--device", help="cpu, cuda, cuda:1, auto (default: cpu)")
+    how.add_argument("--dtype", help="float32, bfloat16, float16, float64 (default: float32 on the CPU)")
+    how.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"where it is saved (default: {FOLDER}/<pair>.json)")
+
+
+def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -> int:
+    """Tune, save, and write what was found to `out` (standard output)."""
+    from ..sampling import Sampling
+    from .records import check_writable
+    from .tune import tune
+
+    sampling = Sampling(temperature=args.temperature)
+    _check_counts(args)
+    path = check_writable(args.out or _default_file(args))
+    if args.threads is not None:
+        _set_threads(args.threads)
+    pair = _pair(args)
+    prompts, source = _prompts(args, pair)
+    tuned = tune(
+        pair, prompts, max_new_tokens=args.max_new_tokens, max_rows=args.max_rows, sampling=sampling, seed=args.seed,
+        check=not args.no_check, out=path, progress=_progress,
+    )  # fmt: skip
+    (out or sys.stdout.write)(report(tuned, source, path))
+    return 0
+
+
+def _check_counts(args: argparse.Namespace) -> None:
+    for name, least in (("limit", 1), ("max_new_tokens", 2), ("max_rows", 4)):
+        if getattr(args, name) < least:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"{option} is {getattr(args, name)}; give at least {least}.")
+
+
+def _default_file(args: argparse.Namespace) -> Path:
+    from .environment import public_name
+
+    parts = [args.pair or "tiny"] if not (args.target and args.draft) else [args.target, args.draft]
+    name = "+".join(re.sub(r"[^\w.+-]+", "-", public_name(part)) for part in parts)
+    try:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"The folder {FOLDER} cannot be made ({error.strerror}); give --out FILE.") from error
+    return FOLDER / f"{name}.json"
+
+
+def _prompts(args: argparse.Namespace, pair: Pair) -> tuple[list[Prompt], str]:
+    """Prompts to tune on, and a sentence on where they come from."""
+    from ..workloads import load_workload
+
+    name = f"{args.workload}/{args.task}" if args.task else args.workload
+    options: dict[str, Any] = {
+        "source": args.data or "auto", "seed": args.seed, "max_tokens": _room(args, pair), "tokenizer": pair.tokenizer
+    }  # fmt: skip
+    workload = load_workload(name, **options)
+    if not workload.bundled:
+        chosen = list(workload.prompts[-args.limit :])
+        return chosen, f"The last {len(chosen)} of {workload.source}"
+    judged = set(load_workload("bundled", limit=JUDGED).ids)
+    in_turns = load_workload(name, limit=JUDGED + args.limit, **options)
+    chosen = [prompt for prompt in in_turns.prompts if prompt.id not in judged][: args.limit]
+    if not chosen:
+        raise ValueError(f"All prompts of '{name}' are judged on, so none is left to tune on; choose another workload.")
+    return chosen, f"{len(chosen)} of the bundled prompts, none of the first {JUDGED}, which results are judged on."
+
+
+def _room(args: argparse.Namespace, pair: Pair) -> int:
+    """Most tokens a prompt may have."""
+    from .cost_model import timed_tokens
+    from .tune import TIMED_PROMPTS
+
+    texts = pair.target.context - args.max_new_tokens
+    timing = min(pair.target.context, pair.draft.context) - timed_tokens(min(args.limit, TIMED_PROMPTS))
+    if texts < 1:
+        raise ValueError(
+            f"--max-new-tokens is {args.max_new_tokens} and the context of '{pair.name}' is {pair.target.context}; "
+            "ask for fewer tokens."
+        )
+    if timing < 1:
+        raise ValueError(f"The contexts of '{pair.name}' are too short to time it; tune on more prompts (--limit).")
+    return min(texts, timing)
+
+
+# -------------------------------------------------------------------------------------------------------------- texts
+def report(tuned: Tuned, source: str, path: Path) -> str:
+    """What was measured, predicted and chosen."""
+    costs, environment = tuned.costs, tuned.costs.measured.get("environment", {})
+    length, speed = tuned.setup["best_chain"]
+    on_gpu = costs.measured.get("setup", {}).get("target", {}).get("device") == "cuda"
+    where = environment["gpu"]["name"] if on_gpu else environment.get("cpu") or "an unknown CPU"
+    lines = [
+        f"{tuned.pair} on {where}, {environment.get('threads')} threads; a greedy step takes "
+        f"{1000 * costs.step_seconds:.2f} ms.",
+        source,
+        "",
+        *table(_cost_rows(costs)),
+        f"In greedy steps. Drafting adds {costs.overhead:.2f} to an iteration, whatever is drafted.",
+        "",
+        *table(_acceptance_rows(tuned.acceptance)),
+        f"By these rates a chain of {length} is the best, at {speed:.2f} x ar.",
+        "",
+        *table([_HEADINGS, *(_row(one) for one in tuned.predictions)]),
+        f"The best of {tuned.setup['candidates']} candidates, one per method. The measured speeds are a check on the "
+        "prompts that were tuned on: judge the choice on others.",
+        "",
+        f"Use {tuned.spec}",
+        f"or  {tuned.python}",
+        tuned.reason,
+        f"Saved in {path}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_HEADINGS = ("method", "x ar predicted", "x ar measured [95 %]", "tokens/iter", "nodes", "levels")
+
+
+def _row(one: Prediction) -> tuple[str, ...]:
+    from .tune import brief
+
+    numbers = (f"{value:.2f}" for value in (one.tokens, one.nodes, one.levels))
+    return brief(one.spec), f"{one.speed:.2f}", _with_interval(one.measured, one.interval, 2), *numbers
+
+
+def _cost_rows(costs: MeasuredCosts) -> list[list[str]]:
+    def cells(points: Sequence[float]) -> list[str]:
+        missing = len(costs.verify_points) - len(points)
+        return [*(f"{point:.2f}" for point in points), *["-"] * missing]
+
+    rows = [str(2**power) for power in range(len(costs.verify_points))]
+    return [
+        ["rows", *rows],
+        ["an iteration that verifies them", *cells(costs.verify_points)],
+        ["a drafted level that reads them", *cells(costs.draft_points)],
+    ]
+
+
+def _acceptance_rows(acceptance: RankAcceptance) -> list[list[str]]:
+    levels = [str(level) for level in range(1, len(acceptance.rates) + 1)]
+    levels[-1] += "+"
+    ranks = range(len(acceptance.rates[0]))
+    return [
+        ["level", *levels],
+        *([f"child {rank + 1} is right", *(f"{row[rank]:.2f}" for row in acceptance.rates)] for rank in ranks),
+    ]

@@ -1,0 +1,150 @@
+"""Ablations: texts without a clock, trees side by side, adaptation along texts, and their pictures."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from models import noisy_copy, random_model
+
+import dynatree_lib as dt
+from dynatree_lib.bench import ablation, grids
+from dynatree_lib.bench.cost_model import MeasuredCosts
+from dynatree_lib.bench.methods import variant
+from dynatree_lib.bench.prompts import BenchPrompt
+from dynatree_lib.bench.protocol import run_benchmark
+from dynatree_lib.models.pairs import Pair
+
+TARGET = random_model("gpt_neox")
+PAIR = Pair("random", TARGET, noisy_copy(TARGET), None)
+PROMPTS = [BenchPrompt.from_ids(str(n), list(range(1, 5 + n))) for n in range(3)]
+FLAT = {"tau_high": 0.3, "tau_low": 0.1, "rho_stop": 0.001, "rho_deep": 0.01, "tau": None, "max_nodes": 30}
+COSTS = MeasuredCosts(0.01, (1.0, 1.0, 1.0), (0.1, 0.1))
+
+
+def decoded(label="x", budget=20, **options):
+    return ablation.decode(PAIR, grids.labelled("adaptive-tree", {label: {**FLAT, **options}}), PROMPTS, budget)[label]
+
+
+def test_texts_are_greedy_and_go_to_the_budget():
+    found = ablation.decode(PAIR, ["ar", "chain:length=3"], PROMPTS, 12)
+    assert [text.tokens for text in found["ar"]] == [text.tokens for text in found["chain:length=3"]]
+    assert all(len(text.tokens) == 12 for text in found["ar"])
+
+
+def test_methods_without_trees_are_refused():
+    with pytest.raises(ValueError, match="'hf-generate' does not show its trees"):
+        ablation.decode(PAIR, ["hf-generate"], PROMPTS, 4)
+
+
+def test_an_adaptive_tree_with_everything_off_is_the_fixed_tree():
+    off = {**FLAT, "breadth": None, "depth": None, "history": None, "base_depth": 4}
+    fixed = {"depth": 4, "branching": 2, "tau": None, "max_nodes": 30}
+    methods = [*grids.labelled("adaptive-tree", {"off": off}), *grids.labelled("fixed-tree", {"fixed": fixed})]
+    found = ablation.decode(PAIR, methods, PROMPTS, 20)
+    same, of = ablation.same_trees(found["off"], found["fixed"])
+    assert same == of == sum(text.iterations for text in found["off"])
+
+
+def test_trees_that_differ_are_noticed():
+    narrow, wide = decoded(history=None), decoded(history=None, min_branching=2, mid_branching=3)
+    same, of = ablation.same_trees(narrow, wide)
+    assert same < of
+    assert ablation.same_trees(narrow, narrow) == (of, of)
+    one, other = (dt.TokenTree.build([1, 2, 3], parents) for parents in ([-1, 0, 0], [-1, 0, 1]))
+    assert not ablation.equal_trees(one, other)
+
+
+def test_counts_of_hand():
+    texts = decoded(history=None, base_depth=2, max_depth=3)
+    rounds = ablation.rounds_of(texts)
+    row = ablation.count_row("x", texts, COSTS)
+    nodes, kept = [len(one.tree) - 1 for one in rounds], [len(one.verdict.path) for one in rounds]
+    assert row["tokens_per_iteration"] == pytest.approx(60 / len(rounds))
+    assert row["nodes"] == pytest.approx(np.mean(nodes))
+    assert row["acceptance"] == pytest.approx(sum(kept) / sum(nodes))
+    assert row["drafted"] == pytest.approx(np.mean([k / n if n else 1 for k, n in zip(kept, nodes, strict=True)]))
+    assert row["base_depth"] == 2
+    assert row["iteration"] == pytest.approx(np.mean([one.committed / 4 for one in rounds]))
+    steps = len(rounds) + 0.1 * sum(text.counters["draft_forwards"] for text in texts)  # every row costs the same
+    assert row["predicted"] == pytest.approx(60 / steps)
+
+
+def test_counts_of_a_method_without_adaptation_or_draft():
+    row = ablation.count_row("ar", ablation.decode(PAIR, ["ar"], PROMPTS, 6)["ar"])
+    assert row["tokens_per_iteration"] == 1
+    assert row["nodes"] == row["levels"] == row["acceptance"] == 0
+    assert not {"base_depth", "iteration", "predicted"} & set(row)
+
+
+def test_adaptation_rows_carry_what_a_text_began_with():
+    texts = decoded(history="iteration")
+    rows = ablation.adaptation_rows("x", texts)
+    assert len(rows) == sum(text.iterations for text in texts)
+    firsts = [next(row for row in rows if row["text"] == text) for text in range(3)]
+    assert [row["tokens"] for row in firsts] == [0, 20, 40]
+    assert all(row["base_depth"] == 5 and math.isnan(row["acceptance"]) for row in firsts)  # nothing is carried
+    carried = ablation.decode(PAIR, [variant("cost-aware-tree:carry=true", "c")], PROMPTS, 20)["c"]
+    rows = ablation.adaptation_rows("c", carried)
+    assert next(row for row in rows if row["text"] == 1)["sharpness"] != rows[0]["sharpness"]
+
+
+def test_rows_are_written_without_nan(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    back = ablation.write_rows(path, [{"a": float("nan"), "b": "x"}, {"a": 1.5, "b": None}])
+    assert back == [{"a": None, "b": "x"}, {"a": 1.5, "b": None}]
+    assert [json.loads(line) for line in path.read_text().splitlines()] == back
+
+
+def test_comparison_in_one_run():
+    results = run_benchmark(
+        PAIR, ["ar", variant("chain:length=3", "chain"), variant("ar", "again")], PROMPTS, max_new_tokens=6
+    )
+    rows = ablation.compared(results, ["chain", "again"], "ar")
+    assert [row["method"] for row in rows] == ["chain", "again"]
+    for row in rows:
+        low, high = row["interval"]
+        assert low <= row["ratio"] <= high
+        assert row["text"] == f"{row['ratio']:.2f} [{low:.2f}, {high:.2f}]"
+    with pytest.raises(ValueError, match="no run of 'tree'"):
+        ablation.compared(results, ["tree"], "ar")
+
+
+@pytest.mark.parametrize(("interval", "holds"), [((1.01, 1.2), True), ((0.8, 0.99), False), ((0.9, 1.1), None)])
+def test_a_claim_stays_open_where_the_interval_includes_one(interval, holds):
+    assert ablation.faster(interval) is holds
+
+
+class TestViews:
+    @pytest.fixture(autouse=True)
+    def views(self):
+        pytest.importorskip("plotly")
+        from dynatree_lib import views
+
+        self.views = views
+
+    def test_progression_draws_every_side_and_leaves_out_what_is_missing(self):
+        rows = [
+            {"variant": "fixed tree", "speed": 10.0, "n": 3, "a": 0.5},
+            {"variant": "+ breadth & depth", "speed": 12.0},
+        ]
+        panels = [self.views.Panel("speed", "tokens/s", {"n": "iterations"}, "iterations"),
+                  self.views.Panel("n", "tokens", {"a": "one", "b": "other"}, "acceptance")]  # fmt: skip
+        figure = self.views.progression({"measured": rows, "published": rows[:1]}, panels)
+        bars = [trace for trace in figure.data if trace.type == "bar"]
+        assert [list(bar.y) for bar in bars] == [[10.0, 12.0], [3], [10.0], [3]]
+        assert list(bars[0].x) == ["fixed tree", "+ breadth<br>&amp; depth"]
+        assert [note.text for note in figure.layout.annotations][:2] == [
+            "measured: tokens/s and iterations", "measured: tokens and acceptance",
+        ]  # fmt: skip
+        assert sum(bool(trace.showlegend) for trace in figure.data) == 2  # both readings of acceptance, once
+
+    def test_adaptation_has_a_panel_per_quantity_and_a_line_per_series(self):
+        rows = [
+            {"series": s, "tokens": t, "D": t / 10, "tau": None if t == 0 else 0.9} for s in "ab" for t in (0, 4, 9)
+        ]
+        figure = self.views.adaptation(rows, {"D": "depth", "tau": "threshold"}, references={"tau": 0.7}, marks=[5])
+        assert [trace.name for trace in figure.data] == ["a", "b", "a", "b"]
+        assert list(figure.data[0].y) == [0.0, 0.4, 0.9]
+        assert figure.layout.yaxis.title.text == "depth"
+        assert len(figure.layout.shapes) == 3  # the target, and the mark in both panels
