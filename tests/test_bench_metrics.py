@@ -115,6 +115,7 @@ def test_depth_use_is_what_dynatree_adaptive_prints_as_accept():
     assert depth_divisor("chain", {"length": 8}) == 8
     assert depth_divisor("fixed-tree", {"depth": 9, "branching": 3}) == 10  # D = 8 levels below the paper's root
     assert depth_divisor("adaptive-tree", {"base_depth": 5, "max_depth": 8}) == 7
+    assert depth_divisor("adaptive-tree", {"base_depth": 6, "depth": None}) == 7  # the fixed tree of D = 5
     assert depth_use("adaptive-tree", {"base_depth": 5}, 7.15) == pytest.approx(7.15 / 7)  # the published 102.2 %
     for method in ("ar", "hf-generate", "streaming-llm", "best-first-tree", "cost-aware-tree"):
         assert depth_use(method, {"length": 4, "depth": 8}, 3.0) is None

@@ -240,7 +240,7 @@ def depth_divisor(method: str, options: Mapping[str, Any]) -> int | None:
     K of a chain, D + 2 of a fixed tree (our depth is the paper's D + 1), D_0 + 2 of the adaptive tree, with the values
     it starts from: its code leaves the divisor alone when history adaptation changes D_0, or D_max is deeper.
     """
-    if method == "adaptive-tree" and options["depth"] is None:
+    if method == "adaptive-tree" and options.get("depth", "confidence") is None:
         return int(options["base_depth"]) + 1  # its tree is a fixed one
     name, more = _DIVISORS.get(method, ("", 0))
     return options[name] + more if name in options else None
