@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that wants an NVIDIA GPU, in one command: train the tiny pair and a pair of the Pythia-160M/14M shapes from local
-# text, and benchmark both. Needs Python with torch, transformers, safetensors, numpy and tokenizers; no network, no install.
+# text, tune and benchmark both. Needs Python with torch, transformers, safetensors, numpy and tokenizers; no network, no install.
 #
 #   tools/gpu_reference.sh DATA OUT [MINUTES]
 #
@@ -16,8 +16,10 @@ for recipe in tiny pythia-160m-14m; do
   dynatree train --recipe "$recipe" --data "$data" --out "$out/$recipe" --work "$out/work-$recipe" --device cuda \
     --max-minutes "$minutes" 2>&1 | tee "$out/train-$recipe.log"
   for dtype in float32 bfloat16; do
+    dynatree tune --pair "$out/$recipe" --device cuda --dtype "$dtype" --max-rows 256 --out "$out/tuned-$recipe-$dtype.json"
     dynatree bench --pair "$out/$recipe" --device cuda --dtype "$dtype" --limit 20 --max-new-tokens 200 --trace \
-      --methods "hf-generate,hf-assisted,hf-prompt-lookup,ar,chain:length=4,fixed-tree,fixed-tree:depth=8,branching=3,tau=0.03,max_nodes=64" \
+      --tuned "$out/tuned-$recipe-$dtype.json" \
+      --methods "hf-generate,hf-assisted,hf-prompt-lookup,ar,chain:length=4,fixed-tree,adaptive-tree,best-first-tree,cost-aware-tree,fixed-tree:depth=8,branching=3,tau=0.03,max_nodes=64" \
       --json "$out/bench-$recipe-$dtype.json" --records "$out/bench-$recipe-$dtype.jsonl" --overwrite
   done
 done

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..models.pairs import Pair
     from ..workloads import Workload
+    from .methods import Variant
     from .metrics import MethodSummary
     from .protocol import Results
 
@@ -28,6 +29,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--methods", default=DEFAULT_METHODS, metavar="LIST",
         help="methods with options, e.g. hf-generate,chain:length=6,fixed-tree:depth=6,branching=3,tau=0.03 "
         "(default: %(default)s); --methods help lists them",
+    )  # fmt: skip
+    what.add_argument(
+        "--tuned", type=Path, metavar="FILE",
+        help="add the best configuration of each method that `dynatree tune` saved, as 'chain (tuned)' and so on",
     )  # fmt: skip
     what.add_argument("--workload", default="bundled", help="name of the workload (default: the bundled prompts)")
     what.add_argument("--task", help="only this task of the workload, e.g. code with the bundled prompts")
@@ -75,7 +80,8 @@ def _measured(args: argparse.Namespace) -> Results:
     from .protocol import run_benchmark
     from .records import check_writable
 
-    methods = variants(args.methods)  # everything that can be checked is checked before models are loaded
+    # Everything that can be checked is checked before models are loaded.
+    methods = variants([*variants(args.methods), *(_tuned(args.tuned) if args.tuned else [])])
     sampling = Sampling(temperature=args.temperature)
     for path in filter(None, (args.json, args.records)):
         check_writable(path)
@@ -92,6 +98,14 @@ def _measured(args: argparse.Namespace) -> Results:
         existing="resume" if args.resume else "replace" if args.overwrite else "refuse",
         progress=_progress, source=workload.source,
     )  # fmt: skip
+
+
+def _tuned(path: Path) -> list[Variant]:
+    from .methods import variant
+    from .tune import load_tuned
+
+    best = [one for one in load_tuned(path).predictions if one.method != "ar"]
+    return [variant(one.spec, f"{one.method} (tuned)") for one in best]
 
 
 def _set_threads(count: int) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from .grids import text
+from .methods import METHODS
 
 COLUMNS = (
     "method",
@@ -38,6 +41,7 @@ def quote(results: Mapping[str, Any], name: str) -> str:
             f"{environment['cpu']}, {environment['threads']} threads. {setup['workload']}",
             "Iteration cost: time of an iteration in greedy steps of `hf-generate`. Brackets: 95 % bootstrap",
             f"interval over prompts. Record: [{name}]({name}).",
+            *_tuned(results["methods"]),
             "",
             "",
         ]
@@ -57,6 +61,17 @@ def _cells(one: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _tuned(methods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence on what `--tuned` rows stand for; measured cost curves are left to the record."""
+    told = []
+    for one in (one for one in methods if one["label"] == f"{one['method']} (tuned)"):
+        defaults, options = METHODS[one["method"]].defaults, one["options"]
+        changed = [f"{key}={text(value)}" for key, value in options.items() if text(value) != text(defaults[key])]
+        shown = [each for each in changed if "_cost=" not in each]
+        told.append(f"`{one['method']}` {', '.join(shown) or 'its defaults'}" + ", measured costs" * (shown != changed))
+    return [f"Tuned on other prompts (`dynatree tune`): {'; '.join(told)}."] if told else []
+
+
 def _ratio(value: float | None, interval: tuple[float, float] | None) -> str:
     if value is None or interval is None:
         return ""
@@ -65,7 +80,7 @@ def _ratio(value: float | None, interval: tuple[float, float] | None) -> str:
 
 def fill(readme: Path) -> None:
     """Rewrite every quoted table of a Markdown file from its record; record paths are relative to that file."""
-    text = readme.read_text(encoding="utf-8")
+    page = readme.read_text(encoding="utf-8")
 
     def replaced(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -73,7 +88,7 @@ def fill(readme: Path) -> None:
         return f"<!-- table: {name} -->\n{quote(results, name)}<!-- end of table -->"
 
     pattern = r"<!-- table: (\S+) -->\n.*?<!-- end of table -->"
-    readme.write_text(re.sub(pattern, replaced, text, flags=re.S), encoding="utf-8")
+    readme.write_text(re.sub(pattern, replaced, page, flags=re.S), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# The record the README quotes: tunes the bundled pair on this machine, measures all methods in one run, fills in the table.
+# About five minutes on two cores; nothing else should run.
+#
+#   tools/cpu_reference.sh [OUT]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-outputs/reference/cpu}
+mkdir -p "$out"
+dynatree() { python3 -m dynatree_lib "$@"; }
+
+dynatree tune --pair tiny --out "$out/tuned.json" | tee "$out/tuned.txt"
+dynatree bench --pair tiny --limit 20 --max-new-tokens 200 --trace --tuned "$out/tuned.json" \
+  --methods "hf-generate,hf-assisted,hf-assisted:num_assistant_tokens=5,confidence=0.0,hf-prompt-lookup,ar,chain:length=4,fixed-tree,adaptive-tree,best-first-tree,cost-aware-tree,fixed-tree:depth=9,branching=3,tau=0.03,max_nodes=129,root=draft,commit=rebuild,adaptive-tree:root=draft,max_nodes=257,history=text,target_acceptance=0.7,carry=true,commit=rebuild" \
+  --json "$out/bench.json" --records "$out/bench.jsonl" --overwrite
+python3 -m dynatree_lib.bench.quote README.md
