@@ -132,7 +132,7 @@ def generate(
         on_tokens: called with the new tokens of each iteration, as they are committed.
         state: `Generation.state` of an earlier call with the same target and drafter, whose text goes on.
         warm: `Generation.state` of an earlier text with the same drafter: a new text begins, with what the drafter
-            learnt in that one (`Drafter.inherit`).
+            learnt in that one (`Drafter.inherit`). None, also from `keep_state=False`, begins with nothing learnt.
         commit: "gather" keeps the accepted rows in the cache; "rebuild" drops them and reads the accepted tokens again
             in a second forward, as published.
         keep_state: whether `Generation.state` keeps the caches; False frees their memory.
@@ -157,7 +157,7 @@ def generate(
     ids = _checked_prompt(target, prompt, state, max_new_tokens)
     eos = target.eos_token_ids if eos_token_ids is None else _tuple(eos_token_ids)
     stopping = Stopping(max_new_tokens, eos, _tuple(stop_strings), tokenizer or getattr(target, "tokenizer", None))
-    check_warm(warm, state, drafter)
+    _check_warm(warm, state, drafter)
     state = _begin(target, drafter, ids, seed, warm) if state is None else _resume(state, target, drafter, ids)
     loop = _Loop(state, verifier, sampling, stopping, target.context, on_tokens, commit, keep_state)
     return _drive(loop.run())
@@ -270,10 +270,12 @@ def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: 
     return state
 
 
-def check_warm(warm: DecodingState | None, state: DecodingState | None, drafter: Drafter) -> None:
+def _check_warm(warm: DecodingState | None, state: DecodingState | None, drafter: Drafter) -> None:
     """Raise ValueError where there is nothing to begin, or nothing this drafter could have learnt."""
     if warm is not None and state is not None:
         raise ValueError("Both state and warm were given; state goes on with a text, warm begins another one.")
+    if warm is not None and warm.spent:
+        raise ValueError("The warm state was continued, so it has learnt of another text; use the latest Generation's.")
     if warm is not None and warm.drafter != drafter:
         raise ValueError("The warm state belongs to another drafter; give a state of the same one, or none.")
 

@@ -218,6 +218,7 @@ def cost_aware_tree(
     branching: int,
     depth: int,
     max_nodes: int,
+    overhead: float = 0.0,
 ) -> list[tuple[int, int, float]]:
     """The rule of `CostAwareTree`, one comparison at a time; `verify` and `draft` are convex costs by rows.
 
@@ -234,10 +235,11 @@ def cost_aware_tree(
     level: list[tuple[int, ...]] = [()]
     for _ in range(depth):
         price = verify(len(nodes) + 1) - verify(len(nodes))
+        first = overhead if level == [()] else 0.0
         ranked = sorted(level, key=lambda path: -nodes[path])
         best, count = 0.0, 0
         for k in range(1, len(ranked) + 1):
-            gain = sum(nodes[path] for path in ranked[:k]) * child - rate * (k * price + draft(k))
+            gain = sum(nodes[path] for path in ranked[:k]) * child - rate * (k * price + draft(k) + first)
             if gain > best:
                 best, count = gain, k
         if not count:

@@ -35,6 +35,7 @@ def trials():
         options = {
             "verify_cost": convex(rng, 1.0, 4),
             "draft_cost": convex(rng, float(rng.uniform(0.01, 0.3)), 3),
+            "overhead": float(rng.choice([0.0, 0.2])),
             "rate": float(rng.uniform(0.3, 3)),
             "sharpness": float(rng.uniform(0.5, 3)),
             "child": float(rng.uniform(0.5, 1)),
@@ -56,7 +57,10 @@ def test_the_tree_is_the_slow_twins(trials):
             "verify": lambda n, d=drafter: float(d.verifying.at(n)),
             "draft": lambda n, d=drafter: float(d.reading.at(n)),
         }
-        rest = {name: options[name] for name in ("rate", "sharpness", "child", "branching", "depth", "max_nodes")}
+        rest = {
+            name: options[name]
+            for name in ("overhead", "rate", "sharpness", "child", "branching", "depth", "max_nodes")
+        }
         nodes = reference.cost_aware_tree(toy.law, TEXT, **curves, **rest)
         assert tree.tokens.tolist() == [token for token, _, _ in nodes]
         assert tree.parents.tolist() == [parent for _, parent, _ in nodes]
@@ -192,6 +196,9 @@ def test_points_that_are_no_curve_are_refused(points):
         ({"branching": 0}, "branching is 0"),
         ({"depth": 0}, "depth 0"),
         ({"max_nodes": 1}, "counts node 0"),
+        ({"max_nodes": 10.5}, "max_nodes is 10.5; give a whole number"),
+        ({"learning": float("nan")}, "learning is nan"),
+        ({"overhead": -1.0}, "overhead is -1.0"),
     ],
 )
 def test_bad_options_are_refused(options, sentence):

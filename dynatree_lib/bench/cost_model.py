@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..costs import CostCurve
-from ..drafters import DRAFTERS, NoDraft
+from ..drafters import DRAFTERS, Drafter, NoDraft
 from ..drafters.base import ModelDrafter
 from ..models.base import LanguageModel
 from ..models.huggingface import HFModel
@@ -26,7 +26,7 @@ from ..models.pairs import Pair
 from ..sampling import Sampling
 from .environment import describe_environment, public_name
 from .methods import Variant, variants
-from .probes import DEEPEST, LEVELS, LevelsProbe, RowsProbe, Timing, time_blocks
+from .probes import DEEPEST, FIRST, LEVELS, PROPOSED, LevelsProbe, RowsProbe, Timing, time_blocks
 from .prompts import BenchPrompt, prepare_prompts
 from .protocol import Results
 from .ranks import RankAcceptance
@@ -37,8 +37,8 @@ FORMAT = 1
 """Version of the file; a reader refuses others."""
 ITERATIONS = 96
 """Timed iterations of each probe, over all prompts."""
-BLOCK, TEXT_BLOCK = 8, 24
-"""Timed iterations of a probe, and tokens of a real drafter, before the next one has its turn."""
+BLOCK, STRETCH, STRETCHES = 8, 48, 2
+"""Timed iterations of a probe before the next has its turn; tokens of a real drafter, and how often for each prompt."""
 WIDEST = 16
 """Most nodes of a drafted level that is timed."""
 DISTURBED = 1.3
@@ -306,7 +306,8 @@ def measure_costs(
 
 def timed_tokens(prompts: int, iterations: int = ITERATIONS) -> int:
     """Room that timing needs after each of so many prompts, in both contexts."""
-    return (_turns(iterations, prompts) + 1) * TEXT_BLOCK + DEEPEST
+    probing = FIRST + _turns(iterations, prompts) * (BLOCK + 2)
+    return max(probing, FIRST + STRETCHES * STRETCH) + DEEPEST
 
 
 def _turns(iterations: int, prompts: int) -> int:
@@ -326,13 +327,18 @@ def _prompts(pair: Pair, prompts: Sequence[Any], room: int) -> list[BenchPrompt]
 
 def _setup(pair: Pair, prompts: Sequence[BenchPrompt], max_rows: int, iterations: int) -> dict[str, Any]:
     return {
-        "pair": " + ".join(public_name(part) for part in pair.name.split(" + ")),
+        "pair": public_pair_name(pair),
         "target": _shape(pair.target),
         "draft": _shape(pair.draft),
         "prompts": [{"id": one.id, "sha256": one.sha256, "tokens": len(one.ids)} for one in prompts],
         "max_rows": max_rows,
         "iterations": iterations,
     }
+
+
+def public_pair_name(pair: Pair) -> str:
+    """The pair's name without the folders of this machine."""
+    return " + ".join(public_name(part) for part in pair.name.split(" + "))
 
 
 def _shape(model: LanguageModel) -> dict[str, Any]:
@@ -373,14 +379,21 @@ def _measure(
     target, draft = pair.target, pair.draft
     rows = [2**power for power in range(1, max_rows.bit_length())]
     shapes = [(1, 1), *((1 + LEVELS, width) for width in (1, 2, 4, 8, WIDEST) if width <= max_rows)]
-    verifying = [Timing(one, BLOCK + 1) for one in (NoDraft(), *(RowsProbe(n, target.vocab_size) for n in rows))]
-    drafting = [Timing(LevelsProbe(draft, levels, width), BLOCK + 1) for levels, width in shapes]
-    real = [Timing(kind(draft), TEXT_BLOCK) for kind in DRAFTERS if issubclass(kind, ModelDrafter)]  # type: ignore[call-arg]
-    time_blocks(target, [*verifying, *drafting, *real], prompts, turns, say, clock)
+    verifying = [Timing(one, BLOCK + 2) for one in (NoDraft(), *(RowsProbe(n, target.vocab_size) for n in rows))]
+    drafting = [Timing(LevelsProbe(draft, levels, width), BLOCK + 2) for levels, width in shapes]
+    time_blocks(target, [*verifying, *drafting], prompts, turns, say, clock)
     costs = _costs(verifying, drafting, [len(one.ids) for one in prompts])
-    probes = [_described(one) for one in (*verifying, *drafting, *real)]
-    factors = {one.drafter.name: round(_factor(one, costs), 4) for one in real}
+    plain, *real = (Timing(one, STRETCH) for one in (NoDraft(), *_drafters(draft)))
+    time_blocks(target, [plain, *real], prompts, STRETCHES, say, clock)
+    step = undisturbed(plain.seconds)
+    factors = {one.drafter.name: round(_factor(one, costs, step), 4) for one in real}
+    probes = [_described(one) for one in (*verifying, *drafting, plain, *real)]
     return replace(costs, factors=factors, measured={**measured, "probes": probes})
+
+
+def _drafters(draft: LanguageModel) -> list[Drafter]:
+    """Every drafter with a draft model, as it comes."""
+    return [kind(draft) for kind in DRAFTERS if issubclass(kind, ModelDrafter)]  # type: ignore[call-arg]
 
 
 def _costs(verifying: Sequence[Timing], drafting: Sequence[Timing], lengths: Sequence[int]) -> MeasuredCosts:
@@ -391,14 +404,17 @@ def _costs(verifying: Sequence[Timing], drafting: Sequence[Timing], lengths: Seq
         float(np.median([(one.begins - np.median(one.seconds)) / lengths for one in part]))
         for part in (verifying, drafting)
     )
-    overhead, reading = first - step - float(levels[0]), (max(mine, 0.0) / step, max(both - mine, 0.0) / step)
-    return MeasuredCosts(step, _rising(verify / step), _rising(levels / step), max(overhead / step, 0.0), reading)
+    drafting_at_all = first - float(verify[PROPOSED.bit_length() - 1]) - float(levels[0])
+    reading = (max(mine, 0.0) / step, max(both - mine, 0.0) / step)
+    return MeasuredCosts(
+        step, _rising(verify / step), _rising(levels / step), max(drafting_at_all / step, 0.0), reading
+    )
 
 
-def _factor(timing: Timing, costs: MeasuredCosts) -> float:
-    """Time of a real drafter's iterations over what the costs predict for each."""
+def _factor(timing: Timing, costs: MeasuredCosts, step: float) -> float:
+    """Time of a real drafter's iterations over what the costs predict; `step`: a greedy step in the same stretches."""
     ratios = [
-        one.seconds / (costs.step_seconds * costs.steps(Counts(0, 1, (one.nodes,), one.levels, one.read)))
+        one.seconds / (step * costs.steps(Counts(0, 1, (one.nodes,), one.levels, one.read)))
         for block in timing.blocks
         for one in block
     ]

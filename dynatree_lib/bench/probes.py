@@ -24,6 +24,10 @@ from .protocol import _known_objects_frozen, _quiet_machine, _synchronize
 
 DEEPEST = 8
 """Deepest level of a probe's tree."""
+PROPOSED = 4
+"""Rows of the tree that a probe of drafting proposes: one alone would be verified by another kernel than a tree."""
+FIRST = 10
+"""Tokens of a text before anything counts but the reading of its prompt."""
 LEVELS = 4
 """Levels whose time is taken together, below a first level that reads node 0 alone."""
 
@@ -55,7 +59,9 @@ class RowsProbe(NoDraft):
 
 @dataclass(frozen=True)
 class LevelsProbe(ModelDrafter):
-    """Drafts levels and proposes node 0 alone: the first level reads node 0, each further one reads `width` nodes.
+    """Drafts levels and proposes `PROPOSED` rows: the first level reads node 0, each further one `width` nodes.
+
+    What it drafts is thrown away, so that the target's part is the same for all levels and widths.
 
     Args:
         draft: the draft model.
@@ -69,13 +75,15 @@ class LevelsProbe(ModelDrafter):
     name = "levels-probe"
 
     def grow(self, growth: Growth, room: int) -> None:
-        """See `ModelDrafter.grow`; no level is kept, so the room in the text does not matter."""
+        """See `ModelDrafter.grow`; next to nothing is accepted, so the room in the text does not matter."""
         frontier, breadth = np.array([0]), self.width
         for _ in range(self.levels):
             tokens, logprobs = growth.best(frontier, breadth)
             frontier = growth.add(np.repeat(frontier, tokens.shape[1]), tokens.ravel(), logprobs.ravel())
             breadth = 1
         growth.keep(np.array([0]))
+        unlikely = (growth.highest - np.arange(PROPOSED - 1)) % self.draft.vocab_size
+        growth.add(np.zeros_like(unlikely), unlikely, np.zeros(len(unlikely)))
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,8 @@ class Timing:
     Attributes:
         drafter: a probe, or a real drafter.
         tokens: committed in each block, before the next drafter has its turn.
-        blocks: iterations of each block but its first, which finds everything cold.
+        blocks: iterations of each block but its first, which finds everything cold, and its last, which has no room
+            to draft.
         begins: seconds of the first iteration of each text, which reads the prompt.
     """
 
@@ -113,34 +122,34 @@ class Timing:
     def begin(self, target: LanguageModel, ids: Sequence[int], clock: Callable[[], float]) -> None:
         """Begin a text with a block that counts for the prompt alone."""
         self.state = None
-        marks, _ = self._marked(target, ids, clock)
+        marks, _ = self._marked(target, ids, FIRST, clock)
         self.begins.append(marks[1][0] - marks[0][0])
 
     def go_on(self, target: LanguageModel, clock: Callable[[], float]) -> None:
         """One more block of the text."""
-        marks, rounds = self._marked(target, (), clock)
+        marks, rounds = self._marked(target, (), self.tokens, clock)
         steps = [np.subtract(after, before) for before, after in pairwise(marks)]
         self.blocks.append(
             [
                 Iteration(float(seconds), len(one.tree) - 1, int(levels), int(read))
-                for (seconds, levels, read), one in zip(steps[1:], rounds[1:], strict=True)
+                for (seconds, levels, read), one in zip(steps[1:-1], rounds[1:-1], strict=True)
             ]
         )
 
     def _marked(
-        self, target: LanguageModel, ids: Sequence[int], clock: Callable[[], float]
+        self, target: LanguageModel, ids: Sequence[int], tokens: int, clock: Callable[[], float]
     ) -> tuple[list[tuple[float, int, int]], list[Round]]:
         """Time, levels drafted and nodes read so far: at the start, and after each iteration; and the iterations."""
         drafting = self.state.drafting if self.state else None
         session = drafting.session if isinstance(drafting, DraftState) else None
         marks: list[tuple[float, int, int]] = []
 
-        def mark(tokens: object = None) -> None:
+        def mark(committed: object = None) -> None:
             marks.append((clock(), session.forwards if session else 0, session.scored if session else 0))
 
         mark()
         out = generate(
-            target, ids, self.drafter, state=self.state, max_new_tokens=self.tokens, eos_token_ids=(), on_tokens=mark
+            target, ids, self.drafter, state=self.state, max_new_tokens=tokens, eos_token_ids=(), on_tokens=mark
         )
         if out.state is None:  # generate() swallows Ctrl-C to save the text
             raise KeyboardInterrupt

@@ -117,7 +117,6 @@ class DrafterRunner:
 
 def _without_caches(state: DecodingState) -> DecodingState:
     """The state with what the drafter learnt, its memory given back: the next text has caches of its own."""
-    state.spent = True
     for session in (state.target, state.drafting.session):
         session.start(())
     return state

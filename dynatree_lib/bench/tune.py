@@ -22,7 +22,7 @@ from ..drafters import DRAFTERS, Drafter, NoDraft
 from ..models.base import LanguageModel
 from ..models.pairs import Pair
 from ..sampling import Sampling
-from .cost_model import Counts, MeasuredCosts, best_chain, check_countable, count, measure_costs
+from .cost_model import Counts, MeasuredCosts, best_chain, check_countable, count, measure_costs, public_pair_name
 from .grids import text
 from .methods import Variant, variant, variants
 from .metrics import speedup
@@ -229,12 +229,8 @@ def tune(
     spec, reason = found[0].spec, "It has the best prediction."
     if check:
         found, spec, reason = tuning.check(found)
-    setup = {
-        "prompts": [{"id": one.id, "sha256": one.sha256, "tokens": len(one.ids)} for one in ready],
-        "max_new_tokens": max_new_tokens, "max_rows": max_rows, "sampling": asdict(sampling), "seed": seed,
-        "candidates": tuning.candidates, "best_chain": list(best_chain(costs, acceptance)),
-    }  # fmt: skip
-    tuned = Tuned(pair.name, spec, reason, costs, acceptance, tuple(found), setup)
+    setup = {**tuning.setup(), "max_rows": max_rows, "best_chain": list(best_chain(costs, acceptance))}
+    tuned = Tuned(public_pair_name(pair), spec, reason, costs, acceptance, tuple(found), setup)
     if path:
         write_atomically(path, json.dumps(tuned.to_json(), indent=1, ensure_ascii=False) + "\n")
     return tuned
@@ -270,6 +266,16 @@ class _Tuning:
     say: Callable[[str], None]
     clock: Callable[[], float]
     candidates: int = 0
+
+    def setup(self) -> dict[str, Any]:
+        """What the result rests on."""
+        return {
+            "prompts": [{"id": one.id, "sha256": one.sha256, "tokens": len(one.ids)} for one in self.prompts],
+            "max_new_tokens": self.budget,
+            "sampling": asdict(self.sampling),
+            "seed": self.seed,
+            "candidates": self.candidates,
+        }
 
     def predict(self, methods: Sequence[Variant]) -> list[Prediction]:
         """The best candidate of each method, by successive halving; fastest first."""

@@ -37,8 +37,8 @@ class AdaptiveTree(ModelDrafter):
     breadth first. Levels count from node 0, which is what the authors' code counts (`published`).
 
     Defaults are the paper's hyper-parameters, and its authors' code's where it states none, but for history adaptation:
-    with their a* = 0.7, D_0 sinks to its lower bound in some texts of the bundled pair, which costs speed. a* and the
-    gains here were chosen on bundled prompts that no comparison is made on; notebook 12 has the experiment.
+    with their a* = 0.7, D_0 sinks to its lower bound in some texts of the bundled pair. a* and the gains here were
+    chosen on bundled prompts outside the first 20; notebook 12 has the experiment.
 
     Args:
         draft: the draft model.
@@ -51,7 +51,8 @@ class AdaptiveTree(ModelDrafter):
         max_depth: D_max.
         rho_stop: a path less probable than this is not expanded.
         rho_deep: a path has to be more probable than this to be expanded from level D_0 on.
-        tau: pruning threshold on the path probability; None switches it off. It acts only above rho_stop.
+        tau: pruning threshold on the path probability; None switches it off. With the depth gate and `prune="stop"` it
+            acts only above rho_stop.
         max_nodes: N_max, nodes of the tree, node 0 included.
         breadth: "confidence", or None: every node gets B_mid children.
         depth: "confidence", or None: all nodes above level D_0 are expanded, as far as tau lets them.
@@ -213,7 +214,7 @@ class AdaptiveTree(ModelDrafter):
         return super().observe(state, proposal, rows, verdict)
 
     def report(self, state: AdaptiveState) -> dict[str, float]:
-        """D_0 and tau_h in use, and the mean acceptance they follow (NaN before the first)."""
+        """D_0, tau_h and rho_deep in use, and the mean acceptance they follow (NaN before the first)."""
         now = state.history
         return {
             "base_depth": now.base_depth,

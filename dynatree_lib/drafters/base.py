@@ -250,15 +250,25 @@ def most_probable(
         (f, breadth) float64; and those under the law raised to `sharpness` and normalised again.
     """
     breadth = min(breadth, logits.shape[-1])
-    values, tokens = logits.topk(min(breadth + 1, logits.shape[-1]), -1)  # one more, to see a tie at the edge
+    values, indices = logits.topk(min(breadth + 1, logits.shape[-1]), -1)  # one more, to see a tie at the edge
     logprobs = _log_share(values, logits, 1.0)
-    if (logprobs[:, 1:] == logprobs[:, :-1]).any():  # topk leaves the order of equal values open
-        tokens = logits.sort(stable=True, dim=-1, descending=True).indices
     sharp = logprobs if sharpness == 1 else _log_share(values, logits, sharpness)
-    return tokens[:, :breadth].cpu().numpy(), logprobs[:, :breadth], sharp[:, :breadth]
+    tokens = _ties_by_id(indices.cpu().numpy(), logprobs, breadth, logits)
+    return tokens[:, :breadth], logprobs[:, :breadth], sharp[:, :breadth]
+
+
+def _ties_by_id(tokens: np.ndarray, logprobs: np.ndarray, breadth: int, logits: torch.Tensor) -> np.ndarray:
+    """The same tokens with equal values in order of id, which topk leaves open; 16-bit logits have many such."""
+    equal = logprobs[:, 1:] == logprobs[:, :-1]
+    if not equal.any():
+        return tokens
+    tokens = np.take_along_axis(tokens, np.lexsort((tokens, -logprobs), axis=-1), -1)
+    for row in np.flatnonzero(equal[:, breadth - 1 :].any(-1)):  # the tie may go on among the tokens left out
+        tokens[row] = logits[row].sort(stable=True, descending=True).indices[: tokens.shape[1]].cpu().numpy()
+    return tokens
 
 
 def _log_share(values: torch.Tensor, logits: torch.Tensor, sharpness: float) -> np.ndarray:
     values, logits = (values, logits) if sharpness == 1 else (sharpness * values, sharpness * logits)
-    shares: np.ndarray = (values - logits.logsumexp(-1, keepdim=True)).double().cpu().numpy()
+    shares: np.ndarray = (values - logits.logsumexp(-1, keepdim=True)).cpu().double().numpy()
     return shares

@@ -37,6 +37,9 @@ class BestFirstTree(ModelDrafter):
     name = "best-first-tree"
 
     def __post_init__(self) -> None:
+        for name in ("max_nodes", "depth", "branching"):
+            if not isinstance(getattr(self, name), int):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; give a whole number.")
         if self.max_nodes < 2:
             raise ValueError(f"max_nodes is {self.max_nodes}; the budget counts node 0, so give at least 2.")
         if self.depth < 1:

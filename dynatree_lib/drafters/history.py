@@ -76,10 +76,10 @@ class Controller:
         """After an iteration that committed so many tokens, bonus included, and drafted so many, node 0 excluded."""
         if self.mode == "text":
             return replace(history, committed=history.committed + committed, iterations=history.iterations + 1)
-        if self.mode == "drafted":
-            statistic = (committed - 1) / drafted if drafted else 1.0
-        else:
-            statistic = committed / (int(history.base_depth) + 2)
+        if not drafted:  # no room for a tree says nothing about the draft
+            return history
+        share, ratio = (committed - 1) / drafted, committed / (int(history.base_depth) + 2)
+        statistic = share if self.mode == "drafted" else ratio
         recent = (*history.recent, statistic)[-self.window :]
         error = sum(recent) / len(recent) - self.target
         return replace(
