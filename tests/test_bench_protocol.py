@@ -248,3 +248,30 @@ def test_eos_ends_texts_only_when_asked(pair, world):
         pair.target.eos_token_ids = ()
     assert {eos for _, _, _, eos, *_ in world[1]} == {(7,)}
     assert results.records.header.setup["eos_rule"] == "a text ends at the target's EOS or at the budget"
+
+
+CARRIED = "cost-aware-tree:carry=true,learning=0.2"
+
+
+def test_a_carried_method_is_measured_anew_when_one_of_its_texts_is_missing(pair, tmp_path):
+    """Its texts depend on those before, so a resumed run must give what an uninterrupted one gives."""
+    path = tmp_path / "r.jsonl"
+    whole = run_benchmark(pair, f"chain,{CARRIED}", PROMPTS, max_new_tokens=24, records=path)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:-1]) + "\n")
+    said: list[str] = []
+    resumed = run_benchmark(
+        pair, f"chain,{CARRIED}", PROMPTS, max_new_tokens=24, records=path, existing="resume", progress=said.append
+    )
+    assert [run.nodes for run in resumed.records.runs.values()] == [run.nodes for run in whole.records.runs.values()]
+    assert sum(line.startswith("[") and "cost-aware" in line for line in said) == len(PROMPTS)
+    alone = run_benchmark(pair, "cost-aware-tree:learning=0.2", PROMPTS[-1:], max_new_tokens=24)
+    carried = whole.records.runs[CARRIED, PROMPTS[-1].id, 0]
+    assert [run.nodes for run in alone.records.runs.values()] != [carried.nodes]  # or there would be nothing to see
+
+
+def test_a_carried_method_is_not_repeated_or_traced(pair):
+    with pytest.raises(ValueError, match=r"carries what it learns .* repeats=2"):
+        run_benchmark(pair, CARRIED, PROMPTS, max_new_tokens=8, repeats=2)
+    traced = run_benchmark(pair, f"chain,{CARRIED}", PROMPTS[:1], max_new_tokens=8, trace=1)
+    assert {label for label, *_ in traced.records.splits} == {"chain"}

@@ -199,3 +199,12 @@ def test_a_crowded_logarithmic_axis_names_round_numbers_and_another_its_values()
     figure = views.line_panels(rows, "T", {"a": "many", "b": "few"}, log_x=True)
     assert figure.layout.xaxis.tickvals == (20, 50, 100)
     assert figure.layout.xaxis2.tickvals == (20, 32, 44)
+
+
+def test_methods_that_carry_are_not_read_off_a_longer_run():
+    """Their later texts begin with what longer ones taught."""
+    whole = results(run())
+    assert scaling.shortened(whole, 5).records.runs
+    whole.records.header.setup["methods"][0]["options"]["carry"] = True
+    with pytest.raises(ValueError, match="carries what it learns"):
+        scaling.shortened(whole, 5)

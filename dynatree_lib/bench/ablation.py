@@ -62,19 +62,20 @@ def count_row(label: str, texts: Sequence[Completed], costs: MeasuredCosts | Non
 
     Keys: `method`, `tokens_per_iteration`, `nodes` and `levels` (drafted nodes and draft forwards per iteration),
     `acceptance` (accepted / drafted), `drafted` (the mean of that over iterations, the paper's statistic), with `costs`
-    `predicted` (speed-up over `ar`, reading the prompt left out), and where D_0 is reported `base_depth` (mean)
+    `predicted` (speed-up over `ar` by rows and levels alone: reading the prompt and a rule's own work on the host left
+    out), and where D_0 is reported `base_depth` (mean)
     and `iteration` (mean of committed tokens / (D_0 + 2), the default's statistic).
     """
     rounds, counts = rounds_of(texts), counts_of_texts(texts)
     accepted = [len(one.verdict.path) for one in rounds]
-    shares = [mine / drafted if drafted else 1.0 for mine, drafted in zip(accepted, counts.nodes, strict=True)]
+    shares = [mine / drafted for mine, drafted in zip(accepted, counts.nodes, strict=True) if drafted]
     row: Row = {
         "method": label,
         "tokens_per_iteration": counts.tokens / counts.iterations,
         "nodes": float(np.mean(counts.nodes)),
         "levels": counts.draft_forwards / counts.iterations,
         "acceptance": sum(accepted) / max(sum(counts.nodes), 1),
-        "drafted": float(np.mean(shares)),
+        "drafted": float(np.mean(shares)) if shares else 0.0,
     }
     depths = [int(one.adaptation["base_depth"]) for one in rounds if "base_depth" in one.adaptation]
     if depths:

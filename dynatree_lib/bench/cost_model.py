@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..costs import CostCurve
-from ..drafters import DRAFTERS, Drafter, NoDraft
+from ..drafters import DRAFTERS, Chain, Drafter, NoDraft
 from ..drafters.base import ModelDrafter
 from ..models.base import LanguageModel
 from ..models.huggingface import HFModel
@@ -175,9 +175,8 @@ class MeasuredCosts:
         draft_points: drafting a level by reading 1, 2, 4, ... nodes.
         overhead: what drafting adds to an iteration, however many levels are drafted.
         reading: reading one token of the prompt, by the target and by the draft.
-        factors: name of a method -> cost of its iterations over that of their rows and levels alone: the work of its
-            rule on the host, and what probes leave out (longer paths to commit, an accepted leaf that the draft has yet
-            to read).
+        factors: name of a method -> cost of its iterations over that of a chain with as many rows and levels: the work
+            of its rule on the host.
         measured: how: environment, setup, and the quartiles of each probe.
     """
 
@@ -383,12 +382,10 @@ def _measure(
     drafting = [Timing(LevelsProbe(draft, levels, width), BLOCK + 2) for levels, width in shapes]
     time_blocks(target, [*verifying, *drafting], prompts, turns, say, clock)
     costs = _costs(verifying, drafting, [len(one.ids) for one in prompts])
-    plain, *real = (Timing(one, STRETCH) for one in (NoDraft(), *_drafters(draft)))
-    time_blocks(target, [plain, *real], prompts, STRETCHES, say, clock)
-    step = undisturbed(plain.seconds)
-    factors = {one.drafter.name: round(_factor(one, costs, step), 4) for one in real}
-    probes = [_described(one) for one in (*verifying, *drafting, plain, *real)]
-    return replace(costs, factors=factors, measured={**measured, "probes": probes})
+    real = [Timing(one, STRETCH) for one in _drafters(draft)]
+    time_blocks(target, real, prompts, STRETCHES, say, clock)
+    probes = [_described(one) for one in (*verifying, *drafting, *real)]
+    return replace(costs, factors=_factors(real, costs), measured={**measured, "probes": probes})
 
 
 def _drafters(draft: LanguageModel) -> list[Drafter]:
@@ -411,14 +408,15 @@ def _costs(verifying: Sequence[Timing], drafting: Sequence[Timing], lengths: Seq
     )
 
 
-def _factor(timing: Timing, costs: MeasuredCosts, step: float) -> float:
-    """Time of a real drafter's iterations over what the costs predict; `step`: a greedy step in the same stretches."""
-    ratios = [
-        one.seconds / (step * costs.steps(Counts(0, 1, (one.nodes,), one.levels, one.read)))
-        for block in timing.blocks
-        for one in block
-    ]
-    return undisturbed(np.array(ratios)) if ratios else 1.0
+def _factors(timings: Sequence[Timing], costs: MeasuredCosts) -> dict[str, float]:
+    """Time of each drafter's iterations over what their rows and levels predict, relative to a chain's."""
+    ratios = {}
+    for timing in timings:
+        iterations = [one for block in timing.blocks for one in block]
+        counts = [Counts(0, 1, (one.nodes,), one.levels, one.read) for one in iterations]
+        predicted = np.array([costs.steps(one) for one in counts])
+        ratios[timing.drafter.name] = undisturbed(timing.seconds / predicted)
+    return {name: round(ratio / ratios[Chain.name], 4) for name, ratio in ratios.items()}
 
 
 def undisturbed(times: np.ndarray) -> float:

@@ -46,7 +46,7 @@ def drafted(drafter: type[Drafter], *, draft: bool = True) -> Method:
     """A method of this library's loop: a drafter class whose fields are the options, and some of the loop's.
 
     `commit` is that of `generate`. Where the drafter learns anything, with `carry` a text begins with what it learnt in
-    the text before.
+    the text before; the warm-up is one, as in the published code.
     """
     learns = drafter.inherit is not Drafter.inherit
     types = {"commit": Literal["gather", "rebuild"], **({"carry": bool} if learns else {})}
@@ -110,6 +110,11 @@ class Variant:
     name: str
     method: Method
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def carries(self) -> bool:
+        """Whether its texts depend on their order: each begins with what was learnt in the one before."""
+        return bool(self.options.get("carry"))
 
     def runner(self, pair: Pair, instrument: Instrument = untouched) -> Runner:
         """The method, ready to run on this pair."""

@@ -169,6 +169,12 @@ class _Benchmark:
         for name, value, least in (("repeats", self.repeats, 1), ("warmup", self.warmup, 0), ("trace", self.trace, 0)):
             if value < least:
                 raise ValueError(f"{name} is {value}; give at least {least}.")
+        carried = [one.label for one in self.methods if one.carries]
+        if carried and self.repeats > 1:
+            raise ValueError(
+                f"'{carried[0]}' carries what it learns from text to text; with repeats={self.repeats} a text would be "
+                "met again; measure it with one repeat."
+            )
         self.runners = {one.label: one.runner(self.pair) for one in self.methods}
         self.device = self.pair.target.device
 
@@ -244,7 +250,9 @@ class _Benchmark:
 
     # --------------------------------------------------------------------------------------------------- the protocol
     def measure(self) -> None:
-        todo = [item for item in self._schedule() if self._key(*item) not in self.records.runs]
+        missing = [item for item in self._schedule() if self._key(*item) not in self.records.runs]
+        anew = {one.label for one, _, _ in missing if one.carries}  # a text begins where the one before it ended
+        todo = [item for item in self._schedule() if item in missing or item[0].label in anew]
         self._warm_up({one.label for one, _, _ in todo})
         for number, (one, prompt, repeat) in enumerate(todo, 1):
             line = self._attempt(one, prompt, repeat)
@@ -323,7 +331,7 @@ class _Benchmark:
     def _trace(self) -> None:
         for number, prompt in enumerate(self.prompts[: self.trace]):
             for one in self.methods:
-                if one.method.traced and (one.label, prompt.id, 0) not in self.records.splits:
+                if one.method.traced and not one.carries and (one.label, prompt.id, 0) not in self.records.splits:
                     self.progress(f"traced run: {one.label} on {prompt.id}")
                     try:
                         self._record(self._split(one, prompt, keep_events=number == 0))

@@ -41,9 +41,13 @@ def shortened(results: Results, tokens: int) -> Results:
     runs are left out.
 
     Raises:
-        ValueError: for a length below 1 or beyond the run's.
+        ValueError: for a length below 1 or beyond the run's, or a method with `carry`, whose later texts would begin
+            otherwise after shorter ones.
     """
     whole = results.records
+    carried = [one["label"] for one in whole.header.setup["methods"] if one["options"].get("carry")]
+    if carried:
+        raise ValueError(f"'{carried[0]}' carries what it learns from text to text; measure each length by itself.")
     budget = whole.header.setup["max_new_tokens"]
     if not 1 <= tokens <= budget:
         raise ValueError(f"The length is {tokens}; the run went to {budget} tokens, so give one from 1 to {budget}.")

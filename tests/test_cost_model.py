@@ -1,0 +1,337 @@
+"""The cost model: costs under a clock that knows them, counts against rounds, forecasts by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, TokenTree, ToyModel, generate
+from dynatree_lib.bench.cost_model import (
+    Counts,
+    MeasuredCosts,
+    best_chain,
+    best_shape,
+    count,
+    counts_of,
+    measure_costs,
+    prediction_rows,
+    read,
+    shape_speed,
+    timed_tokens,
+    undisturbed,
+)
+from dynatree_lib.bench.methods import custom
+from dynatree_lib.bench.probes import RowsProbe
+from dynatree_lib.bench.prompts import BenchPrompt
+from dynatree_lib.bench.protocol import run_benchmark
+from dynatree_lib.bench.ranks import FEW, RankAcceptance, RanksProbe
+from dynatree_lib.bench.runner import Completed
+from dynatree_lib.decoding import Round
+from dynatree_lib.drafters.base import ModelDrafter
+from dynatree_lib.models.base import LanguageModel
+from dynatree_lib.models.pairs import Pair
+from dynatree_lib.verifiers.base import Verdict
+from tests.models import noisy_copy, prompt, random_model
+
+TOY = ToyModel.random(40, seed=1, sharpness=1.5)
+TOYS = Pair("toys", TOY, TOY.mixed(ToyModel.random(40, seed=2, sharpness=1.5), 0.3), None)
+TEXTS = [BenchPrompt.from_ids(name, [1 + i, 3, 2, 5]) for i, name in enumerate("ab")]
+BY_HAND = MeasuredCosts(0.5, (1.0, 2.0, 3.0), (0.5, 0.6), overhead=0.1, reading=(0.2, 0.05), factors={"chain": 1.5})
+
+
+# -------------------------------------------------------------------------------------------------- measuring costs
+class Clocked(LanguageModel):
+    """A model whose forwards move a clock on: by a function of their rows, and a price for each queued token."""
+
+    def __init__(self, model, time, cost, queued=0.0):
+        self.model, self.time, self.cost, self.queued = model, time, cost, queued
+        self.name, self.vocab_size, self.context = model.name, model.vocab_size, model.context
+
+    def session(self):
+        session = self.model.session()
+        score = session.score
+
+        def timed(tokens, parents, sampling):
+            self.time[0] += self.cost(len(tokens)) + self.queued * len(session._queue)
+            return score(tokens, parents, sampling)
+
+        session.score = timed
+        return session
+
+
+def measured(verify, draft, queued=(0.0, 0.0), pair=TOYS, **options):
+    time = [0.0]
+    clocked = Pair(
+        pair.name, Clocked(pair.target, time, verify, queued[0]), Clocked(pair.draft, time, draft, queued[1]), None
+    )
+    return measure_costs(clocked, TEXTS, clock=lambda: time[0], iterations=32, **options)
+
+
+def test_the_measured_costs_are_those_of_the_clock():
+    costs = measured(lambda rows: 3.0 + rows, lambda rows: 0.4 + 0.1 * rows)
+    assert costs.step_seconds == pytest.approx(4.0)
+    assert costs.verify_points == pytest.approx([(3 + 2**k) / 4 for k in range(7)])
+    assert costs.draft_points == pytest.approx([(0.4 + 0.1 * 2**k) / 4 for k in range(5)], abs=1e-4)
+    assert costs.overhead == pytest.approx(0, abs=1e-9)
+    assert costs.reading == pytest.approx((0, 0), abs=1e-9)
+    for name, factor in costs.factors.items():  # rows and levels are all that this clock sees
+        assert factor == pytest.approx(1, abs=2e-3), name
+    assert set(costs.factors) == {"chain", "fixed-tree", "adaptive-tree", "best-first-tree", "cost-aware-tree"}
+
+
+def test_a_step_in_the_cost_stays_in_the_forecast_and_is_smoothed_for_cost_aware_drafting():
+    costs = measured(lambda rows: 1.0 if rows == 1 else 1.5 + rows / 100, lambda rows: 0.1, max_rows=16)
+    assert costs.verify_points == pytest.approx([1, 1.52, 1.54, 1.58, 1.66])
+    assert float(read(costs.verify_points, 2)) == pytest.approx(1.52)
+    assert float(costs.verify.at(2)) < 1.52
+    assert costs.options() == {"verify_cost": costs.verify_points, "draft_cost": costs.draft_points}
+
+
+def test_reading_the_prompt_has_its_own_price():
+    costs = measured(lambda rows: 2.0, lambda rows: 0.5, queued=(0.1, 0.02))
+    per_token = 3 / 4 / 2  # of the four tokens the last is node 0; in steps of 2 seconds
+    assert costs.reading == pytest.approx((0.1 * per_token, 0.02 * per_token), rel=0.05)
+
+
+def test_noise_cannot_make_a_larger_forward_cheaper():
+    costs = measured(lambda rows: 5.0 if rows == 4 else 1.0, lambda rows: 0.2)
+    assert list(costs.verify_points) == sorted(costs.verify_points)
+    assert costs.verify_points[2] == pytest.approx(1.0)
+
+
+def test_disturbed_iterations_do_not_count():
+    assert undisturbed(np.array([1.0, 1.1, 0.9, 1.0, 5.0, 9.0])) == pytest.approx(1.0)
+    assert undisturbed(np.array([2.0])) == 2.0
+
+
+def test_a_probe_proposes_rows_of_one_tree():
+    for rows in (2, 3, 8, 64):
+        tree = RowsProbe(rows, 100).propose(7, 1).tree
+        assert (len(tree), tree.tokens[0]) == (rows, 7)
+        assert tree.depth == min(8, max(1, rows // 2))
+        assert len(set(tree.tokens[1:].tolist())) == rows - 1
+
+
+def test_costs_are_kept_and_taken_up_again(tmp_path):
+    file, said = tmp_path / "costs.json", []
+    first = measured(lambda rows: rows, lambda rows: 0.1, records=file, max_rows=8)
+    again = measured(lambda rows: 9.0, lambda rows: 0.9, records=file, max_rows=8, progress=said.append)
+    assert again == first
+    assert said == ["Costs from costs.json"]
+    assert MeasuredCosts.from_json(json.loads(file.read_text())) == first
+    probe = first.measured["probes"][3]
+    assert (probe["probe"], probe["rows"], probe["seconds"][1]) == ("rows-probe", 8, pytest.approx(8.0))
+    other = measured(lambda rows: 2.0, lambda rows: 0.1, records=file, max_rows=4, progress=said.append)
+    assert other.verify_points == pytest.approx([1, 1, 1])
+    assert "of another pair, machine or setup" in said[1]
+    for broken in ("broken", "[]", json.dumps({**first.to_json(), "format": 0})):
+        file.write_text(broken)
+        assert measured(lambda rows: 2.0, lambda rows: 0.1, records=file, max_rows=4) == other
+    assert measured(lambda rows: 4.0, lambda rows: 0.1, records=file, max_rows=4, existing="replace").step_seconds == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"max_rows": 3}, "max_rows is 3"),
+        ({"iterations": 0}, "iterations 0"),
+        ({"records": "no/such/folder/x.json"}, "does not exist"),
+        ({"prompts": []}, "There are no prompts"),
+        ({"prompts": [BenchPrompt.from_ids("long", [1] * 9_990)]}, "exceeds the context"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(options, sentence):
+    given = {"prompts": TEXTS, "progress": pytest.fail, **options}
+    with pytest.raises(ValueError, match=sentence):
+        measure_costs(TOYS, given.pop("prompts"), **given)
+
+
+def test_a_draft_with_too_short_a_context_is_refused():
+    short = replace(TOYS, draft=ToyModel(TOYS.draft.law, 40, context=timed_tokens(2)))
+    with pytest.raises(ValueError, match="exceeds the draft's context"):
+        measure_costs(short, TEXTS)
+
+
+def test_costs_of_a_real_pair_have_their_setup():
+    target = random_model("gpt_neox")
+    pair = Pair("random", target, noisy_copy(target), None)
+    costs = measure_costs(pair, TEXTS, iterations=8, max_rows=4)
+    assert costs.verify_points[0] <= costs.verify_points[2]
+    assert costs.measured["setup"]["target"]["dtype"] == "float64"
+    assert costs.measured["environment"]["threads"] > 0
+
+
+# ------------------------------------------------------------------------------------------------------------- counts
+METHODS = ["ar", "chain:length=3", "fixed-tree:depth=3,branching=2,tau=none", "chain:length=2,commit=rebuild"]
+
+
+def test_counts_are_those_of_the_rounds():
+    found = count(TOYS, METHODS, TEXTS, 30)
+    drafters = [
+        NoDraft(),
+        Chain(TOYS.draft, 3),
+        FixedTree(TOYS.draft, depth=3, branching=2, tau=None),
+        Chain(TOYS.draft, 2),
+    ]
+    for label, drafter in zip(METHODS, drafters, strict=True):
+        texts = [generate(TOYS.target, one.ids, drafter, max_new_tokens=30) for one in TEXTS]
+        rounds = [each for one in texts for each in one.rounds]
+        counts = found[label]
+        assert (counts.tokens, counts.iterations, counts.prompt_tokens) == (60, len(rounds), 8)
+        again = [len(one.verdict.path) for one in rounds] if "rebuild" in label else []
+        assert sorted(counts.nodes) == sorted([*(len(one.tree) - 1 for one in rounds), *again])
+        assert counts.draft_forwards == sum(one.tree.depth for one in rounds)
+        inner = [sum(len(one.tree.children(node)) > 0 for node in range(len(one.tree))) for one in rounds]
+        assert counts.draft_rows == sum(inner)
+        assert counts.method == label.partition(":")[0]
+
+
+@pytest.fixture(scope="module")
+def results():
+    target = random_model("gpt_neox")
+    pair = Pair("random", target, noisy_copy(target), None)
+    prompts = [BenchPrompt.from_ids(name, prompt(5, seed)[0].tolist()) for seed, name in enumerate("abc")]
+
+    def hidden(prompt_ids, *, max_new_tokens, eos_token_ids, on_tokens, sampling, seed):
+        on_tokens([1] * max_new_tokens)
+        return Completed([1] * max_new_tokens, max_new_tokens, None, "length", 9)
+
+    other = custom("own loop", lambda pair, instrument: hidden, traced=False)
+    return pair, prompts, run_benchmark(pair, [*METHODS, other], prompts, max_new_tokens=24)
+
+
+def test_counts_of_records_are_the_same(results):
+    pair, prompts, found = results
+    records = found.records
+    for label, counts in count(pair, METHODS, prompts, 24).items():
+        runs = [run for run in records.runs.values() if run.method == label]
+        recorded = counts_of(runs, records.header)
+        assert sorted(recorded.nodes) == sorted(counts.nodes)
+        assert replace(recorded, nodes=()) == replace(counts, nodes=())
+        assert counts_of(runs).prompt_tokens == 0
+    with pytest.raises(ValueError, match="shows no trees"):
+        counts_of([run for run in records.runs.values() if run.method == "own loop"])
+
+
+def test_predictions_stand_beside_measurements(results):
+    _, _, found = results
+    rows = {row["method"]: row for row in prediction_rows(found, BY_HAND)}
+    assert list(rows) == METHODS
+    assert rows["ar"]["predicted"] == pytest.approx(1)
+    assert (rows["ar"]["measured"], rows["ar"]["tokens_per_iteration"]) == (1, 1)
+    for row in rows.values():
+        assert row["low"] <= row["measured"] <= row["high"]
+    runs = [run for run in found.records.runs.values() if run.method == "chain:length=3"]
+    assert rows["chain:length=3"]["predicted"] == BY_HAND.speed(counts_of(runs, found.records.header))
+
+
+def test_methods_with_a_loop_of_their_own_cannot_be_counted():
+    with pytest.raises(ValueError, match="'hf-generate' does not run in this library's loop"):
+        count(TOYS, "ar,hf-generate", TEXTS, 8)
+
+
+# ----------------------------------------------------------------------------------------------------------- forecasts
+def test_a_forecast_by_hand():
+    counts = Counts(tokens=10, iterations=2, nodes=(3, 1), draft_forwards=4, draft_rows=6)
+    # 4 and 2 rows: 3 + 2; two first levels of 1 node and two of (6 - 2) / 2 = 2 nodes: 2 x 0.5 + 2 x 0.6; 2 x 0.1
+    assert BY_HAND.steps(counts) == pytest.approx(5 + 1 + 1.2 + 0.2)
+    assert BY_HAND.speed(counts) == pytest.approx(10 / 7.4)
+    assert BY_HAND.steps(replace(counts, method="chain")) == pytest.approx(1.5 * 7.4)
+    reading = replace(counts, prompt_tokens=20)
+    assert BY_HAND.steps(reading) == pytest.approx(7.4 + 20 * 0.25)
+    assert BY_HAND.speed(reading) == pytest.approx((10 + 20 * 0.2) / (7.4 + 5))
+
+
+def test_plain_decoding_has_speed_1():
+    assert BY_HAND.speed(Counts(7, 7, (0,) * 7, prompt_tokens=30)) == pytest.approx(1)
+
+
+def test_costs_are_linear_between_points_and_go_on_beyond_them():
+    assert read((1.0, 2.0, 3.0), np.array([1, 2, 3, 4, 6])).tolist() == pytest.approx([1, 2, 2.5, 3, 4])
+
+
+def test_counts_add_up():
+    total = Counts.total([Counts(3, 1, (2,), 2, 2, 5, "chain"), Counts(1, 1, (0,), 0, 0, 6, "chain")])
+    assert total == Counts(4, 2, (2, 0), 2, 2, 11, "chain")
+
+
+# ---------------------------------------------------------------------------------------------------------- acceptance
+def decided(paths, tokens, accepted, bonus):
+    """A round whose tree merges `paths` and keeps the nodes of `accepted`."""
+    return Round(TokenTree.from_paths(9, paths), Verdict(tuple(accepted), bonus))
+
+
+def test_rates_of_rounds_by_hand(monkeypatch):
+    monkeypatch.setattr("dynatree_lib.bench.ranks.FEW", 1)
+    paths = [(1, 4), (1, 5), (2,)]  # nodes: 1 -> token 1, 2 -> 4, 3 -> 5, 4 -> token 2
+    rounds = [
+        decided(paths, 4, [1, 3], 7),  # first child right, then the second
+        decided(paths, 4, [4], 7),  # second child right; it was not expanded
+        decided(paths, 4, [], 3),  # none right
+        decided([(1,)], 1, [1], 7),  # one child, right
+        decided([], 0, [], 7),  # nothing drafted
+    ]
+    acceptance = RankAcceptance.from_rounds(rounds)
+    assert acceptance.seen == (4, 1)
+    assert acceptance.rates[0] == pytest.approx((2 / 4, 1 / 3))
+    assert acceptance.rates[1] == pytest.approx((0, 1))
+    assert acceptance.expected_tokens((2, 2)) == pytest.approx(1 + 5 / 6 + 5 / 6 * 1)
+    assert acceptance.expected_tokens((1, 1, 1)) == pytest.approx(1 + 0.5)
+    assert acceptance.expected_tokens(()) == 1
+
+
+def test_levels_with_few_nodes_are_taken_together():
+    right, wrong = decided([(1, 2, 3)], 3, [1, 2, 3], 7), decided([(1, 2, 3)], 3, [1], 7)
+    acceptance = RankAcceptance.from_rounds([right] * FEW + [wrong] * FEW)
+    assert acceptance.seen == (2 * FEW, 2 * FEW, FEW)
+    acceptance = RankAcceptance.from_rounds([right] * (FEW // 2) + [wrong] * FEW)  # the third level has half as many
+    assert acceptance.seen == (FEW * 3 // 2, FEW * 2)
+    assert acceptance.rates[1] == pytest.approx((0.5,))
+    assert RankAcceptance.from_rounds([right]).seen == (3,)
+    with pytest.raises(ValueError, match="hold no drafted node"):
+        RankAcceptance.from_rounds([decided([], 0, [], 7)])
+
+
+@pytest.fixture(scope="module")
+def sampled():
+    """Rates and tokens per iteration of drafters on one long sampled text each; greedy toy texts soon repeat."""
+
+    def run(drafter, tokens, seed):
+        return generate(TOYS.target, [1, 2], drafter, max_new_tokens=tokens, sampling=Sampling(1.0), seed=seed).rounds
+
+    return run, RankAcceptance.from_rounds(run(RanksProbe(TOYS.draft, 6, 3), 6000, 0))
+
+
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_a_chain_commits_what_the_rates_say(sampled, length):
+    run, acceptance = sampled
+    rounds = run(Chain(TOYS.draft, length), 3000, 1)
+    assert 3000 / len(rounds) == pytest.approx(acceptance.expected_tokens((1,) * length), rel=0.04)
+
+
+def test_a_tree_commits_about_what_the_rates_say(sampled):
+    run, acceptance = sampled
+    rounds = run(FixedTree(TOYS.draft, depth=2, branching=3, tau=None), 3000, 1)
+    assert 3000 / len(rounds) == pytest.approx(acceptance.expected_tokens((3, 3)), rel=0.06)
+
+
+def test_the_best_chain_and_shape_follow_from_curve_and_rates():
+    acceptance = RankAcceptance(((0.8, 0.1, 0.05),), (100,))
+    free_rows = MeasuredCosts(1.0, (1.0, 1.0), (0.2, 0.2))
+    speeds = [sum(0.8**k for k in range(length + 1)) / (1 + 0.2 * length) for length in range(1, 17)]
+    assert best_chain(free_rows, acceptance) == (int(np.argmax(speeds)) + 1, pytest.approx(max(speeds)))
+    assert best_chain(MeasuredCosts(1.0, (1.0, 1.0), (5.0, 5.0)), acceptance)[0] == 1
+    assert best_shape(free_rows, acceptance, [(1, 1), (3, 3), (3, 1)])[0] == (3, 3)
+    dear_rows = MeasuredCosts(1.0, (1.0, 1.5, 2.5), (0.2, 0.2))
+    assert best_shape(dear_rows, acceptance, [(1, 1), (3, 3), (3, 1)])[0] == (1, 1)
+    # 1 + 0.9 + 0.9 x 0.8 tokens; levels of 1 and 2 nodes, 5 rows to verify
+    assert shape_speed(BY_HAND, acceptance, (2, 1)) == pytest.approx((1 + 0.9 + 0.72) / (3.5 + 0.5 + 0.6 + 0.1))
+
+
+def test_a_ranks_probe_expands_first_choices_only():
+    tree = RanksProbe(TOYS.draft, 3, 2).propose(RanksProbe(TOYS.draft).start([1, 2], None), 9).tree
+    assert tree.parents.tolist() == [-1, 0, 0, 1, 1, 3, 3]
+    assert isinstance(RanksProbe(TOYS.draft), ModelDrafter)
