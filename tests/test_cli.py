@@ -36,11 +36,12 @@ def test_help_lists_every_command(capsys):
     assert all(f" {name} " in text for name in cli.COMMANDS)
 
 
-def test_help_of_one_command(capsys):
+@pytest.mark.parametrize(("command", "option"), [("run", "--dry-run"), ("tune", "--no-check")])
+def test_help_of_one_command(command, option, capsys):
     with pytest.raises(SystemExit) as end:
-        cli.main(["run", "--help"])
+        cli.main([command, "--help"])
     assert end.value.code == 0
-    assert "--dry-run" in capsys.readouterr().out
+    assert option in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["run", "--profile", "big"]])

@@ -1,8 +1,9 @@
 """The cost model: what an iteration costs, how often a draft is right, and the speed that follows from both.
 
 The speed of a method is its tokens over the cost of its iterations. Tokens, rows and levels are counted without a
-clock, exactly; the cost of a forward by its rows is measured once for a pair and a machine. So a configuration can be
-chosen for a new machine without a sweep. What a probe is belongs to `probes`, choosing to `tune`.
+clock, exactly; the cost of a forward by its rows is measured once for a pair and a machine, and each method's own work
+on the host as a factor. So a configuration can be chosen for a new machine without a sweep. What a probe is belongs to
+`probes`, choosing to `tune`.
 """
 
 from __future__ import annotations
@@ -198,9 +199,11 @@ class MeasuredCosts:
         """The draft's curve as cost-aware drafting reads it."""
         return CostCurve(self.draft_points)
 
-    def options(self) -> dict[str, tuple[float, ...]]:
+    def options(self) -> dict[str, Any]:
         """Options of `CostAwareTree` for this machine."""
-        return {"verify_cost": self.verify_points, "draft_cost": self.draft_points}
+        return {
+            "verify_cost": self.verify_points, "draft_cost": self.draft_points, "overhead": round(self.overhead, 4)
+        }  # fmt: skip
 
     def steps(self, counts: Counts) -> float:
         """Predicted cost of all that was counted, in greedy steps."""
@@ -210,7 +213,8 @@ class MeasuredCosts:
 
     def speed(self, counts: Counts) -> float:
         """Predicted speed-up over `ar`: its cost of as many tokens over this cost."""
-        return (counts.tokens + self.reading[0] * counts.prompt_tokens) / self.steps(counts)
+        plain = counts.tokens * self.verify_points[0] + self.reading[0] * counts.prompt_tokens
+        return plain / self.steps(counts)
 
     def _drafting(self, counts: Counts) -> float:
         if not counts.draft_forwards:

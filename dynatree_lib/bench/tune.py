@@ -1,8 +1,9 @@
 """Choosing a configuration for a pair on this machine: cost model first, one short timed run as a check.
 
 Candidates are counted on a few prompts without a clock, and the cost model turns counts into speeds, so that many are
-compared in the time that few take to measure, and no disturbance of the machine can favour one. `tune_command` is the
-command line.
+compared in the time that few take to measure, and those of one method on equal terms. Between methods their measured
+factors decide too, which a disturbed machine can shift; so the check has the last word. `tune_command` is the command
+line.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ LEGS = (2, 2)
 """Prompts of the first legs of the race, all others being the last: after each the best third of a method goes on."""
 REPEATS = 2
 """Timed runs per prompt in the check."""
+COSTS = ("verify_cost", "draft_cost", "overhead")
+"""Options of cost-aware drafting that are measured, not chosen."""
 
 
 @dataclass(frozen=True)
@@ -349,7 +352,7 @@ def choose(found: Sequence[Prediction], results: Results) -> tuple[str, str]:
 
 
 def brief(spec: str) -> str:
-    """A spec for a table: cost curves, which are long and shown elsewhere, are left out."""
+    """A spec for a table: measured costs, which are long and shown elsewhere, are left out."""
     name, options = parse_spec(spec)
-    shown = ",".join(f"{key}={value}" for key, value in options.items() if key not in ("verify_cost", "draft_cost"))
+    shown = ",".join(f"{key}={value}" for key, value in options.items() if key not in COSTS)
     return f"{name}:{shown}" if shown else name
