@@ -15,14 +15,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Cost of a forward of 1, 2, 4, 8, ... rows, read as a piecewise linear function between them.
+    """Cost of a forward of 1, 2, 4, 8, ... rows, read as a piecewise linear function that never falls.
 
-    The points are replaced by their lower convex hull. Measured costs have steps, where a kernel changes; going to a
-    step's end is then as cheap per row as the curve says, and a row's price never falls as rows are added, so that
-    the best number of rows is where the price meets the gain.
+    `price` looks through the steps where a kernel changes: it is the slope of the lower convex hull, so that a row's
+    price never falls as rows are added. The step from one row to two, which has a tree mask, is no row's price; it is
+    the cost of verifying a tree at all.
 
     Args:
-        points: cost at 1, 2, 4, 8, ... rows, in greedy steps of the target; beyond the last the last slope holds.
+        points: cost at 1, 2, 4, 8, ... rows, in greedy steps of the target; beyond the last the price there holds.
 
     Raises:
         ValueError: for fewer than two points, or one that is not positive and finite.
@@ -38,25 +38,32 @@ class CostCurve:
             )
 
     @cached_property
-    def _hull(self) -> tuple[np.ndarray, np.ndarray]:
-        return lower_hull(2.0 ** np.arange(len(self.points)), np.minimum.accumulate(self.points[::-1])[::-1])
+    def _knots(self) -> tuple[np.ndarray, np.ndarray]:
+        return 2.0 ** np.arange(len(self.points)), np.minimum.accumulate(self.points[::-1])[::-1]
 
     @cached_property
-    def _slopes(self) -> np.ndarray:
-        rows, costs = self._hull
-        return np.diff(costs) / np.diff(rows)
+    def _slopes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows from which each price holds, and the prices."""
+        rows, costs = self._knots
+        first = 1 if len(rows) > 2 else 0
+        rows, costs = lower_hull(rows[first:], costs[first:])
+        return rows[:-1], np.diff(costs) / np.diff(rows)
+
+    @cached_property
+    def step(self) -> float:
+        """What two rows cost more than one, beyond the price of a row; not below 0."""
+        return max(float(self.at(2) - self.at(1)) - self.price(2), 0.0)
 
     def at(self, rows: float | np.ndarray) -> np.ndarray:
         """Cost of a forward of so many rows (at least 1); float64, the shape of `rows`."""
-        knots, costs = self._hull
+        knots, costs = self._knots
         count = np.asarray(rows, float)
-        return np.asarray(np.interp(count, knots, costs) + np.maximum(count - knots[-1], 0) * self._slopes[-1])
+        return np.asarray(np.interp(count, knots, costs) + np.maximum(count - knots[-1], 0) * self._slopes[1][-1])
 
     def price(self, rows: int) -> float:
-        """Cost of one row more."""
-        knots, _ = self._hull
-        piece = int(np.searchsorted(knots, rows, "right")) - 1
-        return float(self._slopes[min(piece, len(self._slopes) - 1)])
+        """Cost of one row more in a tree of so many."""
+        starts, slopes = self._slopes
+        return float(slopes[max(int(np.searchsorted(starts, rows, "right")) - 1, 0)])
 
 
 def lower_hull(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -234,8 +234,8 @@ def cost_aware_tree(
     nodes: dict[tuple[int, ...], float] = {(): 1.0}  # path -> a(u), in the order they were added
     level: list[tuple[int, ...]] = [()]
     for _ in range(depth):
-        price = verify(len(nodes) + 1) - verify(len(nodes))
-        first = overhead if level == [()] else 0.0
+        price = verify(max(len(nodes), 2) + 1) - verify(max(len(nodes), 2))  # two rows are the smallest tree
+        first = overhead + max(verify(2) - verify(1) - price, 0.0) if level == [()] else 0.0
         ranked = sorted(level, key=lambda path: -nodes[path])
         best, count = 0.0, 0
         for k in range(1, len(ranked) + 1):

@@ -11,6 +11,7 @@ from dynatree_lib.bench.metrics import (
     by_prompt,
     depth_divisor,
     depth_use,
+    disturbed,
     mean_split,
     repeated_ngrams,
     seconds_per,
@@ -168,3 +169,12 @@ def test_share_after_eos_counts_what_stands_behind_the_first():
     runs = [run(tokens=(1, 9, 3, 9)), run(tokens=(1, 2, 3, 4))]
     assert share_after_eos(runs, [9]) == pytest.approx(2 / 8)
     assert share_after_eos(runs, []) == 0
+
+
+def test_runs_that_took_twice_the_usual_time_per_iteration_are_disturbed():
+    calm = [run(prompt=name, seconds=seconds) for name, seconds in zip("abcd", (1.0, 1.1, 0.9, 1.9), strict=True)]
+    assert disturbed(calm) == {}
+    assert disturbed([*calm, run(prompt="e", seconds=2.3), greedy("a"), greedy("b", seconds=90.0)]) == {
+        "chain:length=2": 1
+    }
+    assert disturbed([*calm, greedy("a"), greedy("b"), greedy("c", seconds=4.1)], 2.0) == {"hf-generate": 1}

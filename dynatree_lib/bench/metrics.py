@@ -210,6 +210,19 @@ def speedup_fields(name: str, runs: Sequence[Run], reference: Sequence[Run], see
     return {name: value, f"{name}_interval": interval}
 
 
+def disturbed(runs: Iterable[Run], factor: float = 2.0) -> dict[str, int]:
+    """Label -> runs whose seconds per iteration exceed `factor` times the median of that label's runs.
+
+    Something else had the machine then: no text makes a method's iteration that much dearer. A claim about speed that
+    rests on such a run should stay open. Labels without one are left out.
+    """
+    by_label: dict[str, list[float]] = {}
+    for run in runs:
+        by_label.setdefault(run.method, []).append(run.seconds / run.iterations)
+    counts = {label: sum(one > factor * np.median(times) for one in times) for label, times in by_label.items()}
+    return {label: int(count) for label, count in counts.items() if count}
+
+
 def seconds_per(runs: Sequence[Run], count: Callable[[Run], int]) -> float | None:
     """Seconds between the first emission and the last, per counted thing after the first; None if there is but one."""
     things = sum(count(run) - 1 for run in runs)

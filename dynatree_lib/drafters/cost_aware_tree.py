@@ -190,11 +190,12 @@ class CostAwareTree(ModelDrafter):
         count = np.arange(len(order) + 1)
         gain = np.concatenate([[0.0], np.cumsum(estimate[order])]) * self.child
         drafting = np.where(count, self._reading(np.maximum(count, 1), nodes), 0.0)
-        cost = count * self.verifying.price(nodes) + drafting
+        step = self.verifying.step if nodes == 1 else 0.0
+        cost = count * self.verifying.price(nodes) + drafting + np.where(count, step, 0.0)
         return np.sort(frontier[order[: int(np.argmax(gain - rate * cost))]])
 
     def _reading(self, count: Any, nodes: int) -> Any:
-        """Cost of a level that reads so many nodes; the first, when there is node 0 alone, bears the overhead."""
+        """Cost of a level that reads so many nodes; the first bears the overhead."""
         return self.reading.at(count) + (self.overhead if nodes == 1 else 0.0)
 
     def _worth_verifying(self, estimate: np.ndarray, rate: float) -> np.ndarray:
