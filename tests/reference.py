@@ -231,17 +231,21 @@ def cost_aware_tree(
         order = sorted(range(len(p)), key=lambda token: (-p[token], token))[:branching]
         return [(token, p[token] ** sharpness / total) for token in order]
 
+    deep = range(1, depth + 1)
     nodes: dict[tuple[int, ...], float] = {(): 1.0}  # path -> a(u), in the order they were added
     level: list[tuple[int, ...]] = [()]
     for _ in range(depth):
         price = verify(max(len(nodes), 2) + 1) - verify(max(len(nodes), 2))  # two rows are the smallest tree
-        first = overhead + max(verify(2) - verify(1) - price, 0.0) if level == [()] else 0.0
         ranked = sorted(level, key=lambda path: -nodes[path])
         best, count = 0.0, 0
         for k in range(1, len(ranked) + 1):
-            gain = sum(nodes[path] for path in ranked[:k]) * child - rate * (k * price + draft(k) + first)
+            gain = sum(nodes[path] for path in ranked[:k]) * child - rate * (k * price + draft(k))
             if gain > best:
                 best, count = gain, k
+        if level == [()]:  # a tree at all pays if some number of levels does, with what is paid once
+            once = overhead + max(verify(2) - verify(1) - price, 0.0)
+            plans = [sum(child**d for d in range(1, n + 1)) - rate * (n * (price + draft(1)) + once) for n in deep]
+            count = int(max(plans) > 0)
         if not count:
             break
         fresh = {

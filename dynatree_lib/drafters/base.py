@@ -250,9 +250,9 @@ def most_probable(
         (f, breadth) float64; and those under the law raised to `sharpness` and normalised again.
     """
     breadth = min(breadth, logits.shape[-1])
-    values, indices = logits.topk(min(breadth + 1, logits.shape[-1]), -1)  # one more, to see a tie at the edge
-    logprobs = _log_share(values, logits, 1.0)
-    sharp = logprobs if sharpness == 1 else _log_share(values, logits, sharpness)
+    indices = logits.topk(min(breadth + 1, logits.shape[-1]), -1).indices  # one more, to see a tie at the edge
+    logprobs = _log_shares(logits, indices)
+    sharp = logprobs if sharpness == 1 else _log_shares(sharpness * logits, indices)
     tokens = _ties_by_id(indices.cpu().numpy(), logprobs, breadth, logits)
     return tokens[:, :breadth], logprobs[:, :breadth], sharp[:, :breadth]
 
@@ -268,7 +268,6 @@ def _ties_by_id(tokens: np.ndarray, logprobs: np.ndarray, breadth: int, logits: 
     return tokens
 
 
-def _log_share(values: torch.Tensor, logits: torch.Tensor, sharpness: float) -> np.ndarray:
-    values, logits = (values, logits) if sharpness == 1 else (sharpness * values, sharpness * logits)
-    shares: np.ndarray = (values - logits.logsumexp(-1, keepdim=True)).cpu().double().numpy()
+def _log_shares(logits: torch.Tensor, indices: torch.Tensor) -> np.ndarray:
+    shares: np.ndarray = logits.log_softmax(-1).gather(-1, indices).cpu().double().numpy()
     return shares

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -48,8 +47,8 @@ class CostAwareTree(ModelDrafter):
     Let a(u) be the estimated probability that node u is accepted, and r the tokens committed per unit of cost so far.
     A row is worth having if it gains more tokens than its time would have brought anyway: a(u) > r * its price. A
     further level is drafted if its nodes can be expected to gain more than r * (its forward + their rows), looking one
-    level ahead. With the right r this aims at the largest long-run rate (renewal reward), where best-first trees of a
-    fixed size maximise the tokens of an iteration whatever it costs.
+    level ahead; the first one if some number of levels can. With the right r this aims at the largest long-run rate
+    (renewal reward), where best-first trees of a fixed size maximise the tokens of an iteration whatever it costs.
 
     a(u) is the product along the path of the draft's probabilities raised to `sharpness` and normalised: a greedy
     target takes the draft's first choice more often than the draft's probability says. The sharpness follows the text:
@@ -79,9 +78,9 @@ class CostAwareTree(ModelDrafter):
     """
 
     draft: LanguageModel
-    verify_cost: tuple[float, ...] = (1.0, 1.05, 1.1, 1.2, 1.4, 1.8, 2.6)
-    draft_cost: tuple[float, ...] = (0.11, 0.12, 0.13, 0.15, 0.2)
-    overhead: float = 0.0
+    verify_cost: tuple[float, ...] = (1.0, 1.3, 1.35, 1.4, 1.6, 2.1, 3.2)
+    draft_cost: tuple[float, ...] = (0.15, 0.18, 0.2, 0.22, 0.26)
+    overhead: float = 0.1
     rate: float = 2.0
     sharpness: float = 2.0
     learning: float = 0.03
@@ -148,9 +147,10 @@ class CostAwareTree(ModelDrafter):
         """See `Drafter.observe`."""
         assert isinstance(state, CostAwareState)
         state.committed += len(verdict.path) + 1
-        state.spent += state.drafting + float(self.verifying.at(len(proposal.tree)))
+        state.spent += state.drafting + float(self._prices.verifying[len(proposal.tree) - 1])
         surprise = len(verdict.path) - state.expected
-        state.sharpness = float(np.clip(state.sharpness * math.exp(self.learning * surprise), *SHARPNESS))
+        low, high = SHARPNESS
+        state.sharpness = max(low, min(high, state.sharpness * math.exp(self.learning * surprise)))
         state.expected = state.drafting = 0.0  # an iteration without room for a tree promises nothing
         return super().observe(state, proposal, rows, verdict)
 
@@ -167,39 +167,72 @@ class CostAwareTree(ModelDrafter):
         estimate = np.ones(1)  # a(u)
         frontier = np.array([0])
         for _ in range(min(self.depth, room)):
-            frontier = self._worth_reading(frontier, estimate[frontier], rate, len(growth))
+            frontier = self._worth_reading(frontier, estimate, rate, len(growth))
             if not len(frontier):
                 break
             tokens, logprobs, shares = most_probable(growth.logits(frontier), self.branching, state.sharpness)
-            state.drafting += self._reading(len(frontier), len(growth))
+            state.drafting += float(self._prices.reading[len(frontier)]) + self._extra(len(growth))
             chances = estimate[frontier][:, None] * np.exp(shares)
-            rows, ranks = np.nonzero(chances > rate * self.verifying.price(len(growth)))
+            rows, ranks = np.nonzero(chances > rate * self._prices.row[len(growth)])
             before = len(growth)
-            growth.add(frontier[rows], tokens[rows, ranks], logprobs[rows, ranks])
+            frontier = growth.add(frontier[rows], tokens[rows, ranks], logprobs[rows, ranks])
             estimate = np.concatenate([estimate, chances[rows, ranks]])
-            kept = highest(estimate, self.max_nodes)
-            growth.keep(kept)
-            estimate, frontier = estimate[kept], np.flatnonzero(kept >= before)
-        chosen = self._worth_verifying(estimate, rate)
-        growth.keep(chosen)
-        state.expected = float(estimate[chosen].sum()) - 1
+            if len(growth) > self.max_nodes:
+                kept = highest(estimate, self.max_nodes)
+                growth.keep(kept)
+                estimate, frontier = estimate[kept], np.flatnonzero(kept >= before)
+        state.expected = self._cut(growth, estimate, rate)
 
     def _worth_reading(self, frontier: np.ndarray, estimate: np.ndarray, rate: float, nodes: int) -> np.ndarray:
         """The nodes whose best child can be expected to pay for its row and their own; none if not for the forward."""
-        order = np.argsort(-estimate, kind="stable")
-        count = np.arange(len(order) + 1)
-        gain = np.concatenate([[0.0], np.cumsum(estimate[order])]) * self.child
-        drafting = np.where(count, self._reading(np.maximum(count, 1), nodes), 0.0)
-        step = self.verifying.step if nodes == 1 else 0.0
-        cost = count * self.verifying.price(nodes) + drafting + np.where(count, step, 0.0)
-        return np.sort(frontier[order[: int(np.argmax(gain - rate * cost))]])
+        if nodes == 1:
+            return frontier if self._worth_drafting(rate) else frontier[:0]
+        if len(frontier) == 1:
+            worth = estimate[frontier[0]] * self.child > rate * (self._prices.row[nodes] + self._prices.reading[1])
+            return frontier if worth else frontier[:0]
+        order = np.argsort(-estimate[frontier], kind="stable")
+        gain = np.cumsum(estimate[frontier[order]]) * self.child
+        cost = self._prices.row[nodes] * np.arange(1, len(order) + 1) + self._prices.reading[1 : len(order) + 1]
+        net = gain - rate * cost
+        best = int(np.argmax(net)) if len(net) else 0
+        return np.sort(frontier[order[: best + 1]]) if len(net) and net[best] > 0 else frontier[:0]
 
-    def _reading(self, count: Any, nodes: int) -> Any:
-        """Cost of a level that reads so many nodes; the first bears the overhead."""
-        return self.reading.at(count) + (self.overhead if nodes == 1 else 0.0)
+    def _worth_drafting(self, rate: float) -> bool:
+        """Whether some number of levels pays for themselves and for what is paid once, as far as node 0 tells."""
+        levels = np.arange(1, self.depth + 1)
+        cost = levels * (self._prices.row[1] + self._prices.reading[1]) + self.overhead + self.verifying.step
+        return bool((np.cumsum(self.child**levels) > rate * cost).any())
 
-    def _worth_verifying(self, estimate: np.ndarray, rate: float) -> np.ndarray:
-        """Ascending indices of the most probable nodes, as many as pay; with a node its parent, which is no less so."""
+    def _extra(self, nodes: int) -> float:
+        """The first level, when there is node 0 alone, bears the overhead."""
+        return self.overhead if nodes == 1 else 0.0
+
+    def _cut(self, growth: Growth, estimate: np.ndarray, rate: float) -> float:
+        """Keep the most probable nodes, as many as pay (a parent is no less probable); the tokens they promise."""
         gain = np.cumsum(-np.sort(-estimate))
-        net = gain - rate * self.verifying.at(np.arange(1, len(gain) + 1))
-        return highest(estimate, int(np.argmax(net)) + 1)
+        size = int(np.argmax(gain - rate * self._prices.verifying[: len(gain)])) + 1
+        if size < len(estimate):
+            growth.keep(highest(estimate, size))
+        return float(gain[size - 1]) - 1
+
+    @cached_property
+    def _prices(self) -> _Prices:
+        counts = range(1, self.max_nodes + 1)
+        rows = np.array([0.0, *(self.verifying.price(count) for count in counts)])
+        reading = np.array([0.0, *self.reading.at(np.array(counts))])
+        return _Prices(rows, reading, self.verifying.at(np.array(counts)))
+
+
+@dataclass(frozen=True)
+class _Prices:
+    """The curves as tables up to the largest tree.
+
+    Attributes:
+        row: price of one row more in a tree of [n] nodes.
+        reading: cost of a level that reads [n] nodes.
+        verifying: cost of verifying [n - 1] nodes.
+    """
+
+    row: np.ndarray
+    reading: np.ndarray
+    verifying: np.ndarray
