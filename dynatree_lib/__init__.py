@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .decoding import Generation, Round, autoregressive, generate
-from .drafters import AdaptiveTree, BestFirstTree, Chain, CostAwareTree, FixedTree, NoDraft
+from .drafters import AdaptiveTree, BestFirstTree, Chain, CostAwareTree, FixedTree, LookupTree, NoDraft
 from .models import ToyModel
 from .sampling import Chance, Sampling
 from .summary import Summary, summarize
@@ -55,6 +55,7 @@ __all__ = [
     "Generation",
     "Greedy",
     "HFModel",
+    "LookupTree",
     "NoDraft",
     "Pair",
     "Round",

@@ -79,7 +79,14 @@ def test_the_measured_costs_are_those_of_the_clock():
     assert costs.reading == pytest.approx((0, 0), abs=1e-9)
     for name, factor in costs.factors.items():  # rows and levels are all that this clock sees
         assert factor == pytest.approx(1, abs=2e-3), name
-    assert set(costs.factors) == {"chain", "fixed-tree", "adaptive-tree", "best-first-tree", "cost-aware-tree"}
+    assert set(costs.factors) == {
+        "chain",
+        "fixed-tree",
+        "adaptive-tree",
+        "best-first-tree",
+        "cost-aware-tree",
+        "lookup-tree",
+    }
 
 
 def test_a_step_in_the_cost_stays_in_the_forecast_and_is_no_price_of_cost_aware_drafting():

@@ -11,6 +11,6 @@ dynatree() { python3 -m dynatree_lib "$@"; }
 
 dynatree tune --pair tiny --out "$out/tuned.json" | tee "$out/tuned.txt"
 dynatree bench --pair tiny --limit 20 --max-new-tokens 200 --trace --tuned "$out/tuned.json" \
-  --methods "hf-generate,hf-assisted,hf-assisted:num_assistant_tokens=5,confidence=0.0,hf-prompt-lookup,ar,chain:length=4,fixed-tree,adaptive-tree,best-first-tree,cost-aware-tree,fixed-tree:depth=9,branching=3,tau=0.03,max_nodes=129,root=draft,commit=rebuild,adaptive-tree:root=draft,max_nodes=257,history=text,target_acceptance=0.7,carry=true,commit=rebuild" \
+  --methods "hf-generate,hf-assisted,hf-assisted:num_assistant_tokens=5,confidence=0.0,hf-prompt-lookup,ar,chain:length=4,fixed-tree,adaptive-tree,best-first-tree,cost-aware-tree,lookup-tree,fixed-tree:depth=9,branching=3,tau=0.03,max_nodes=129,root=draft,commit=rebuild,adaptive-tree:root=draft,max_nodes=257,history=text,target_acceptance=0.7,carry=true,commit=rebuild" \
   --json "$out/bench.json" --records "$out/bench.jsonl" --overwrite
 python3 -m dynatree_lib.bench.quote README.md

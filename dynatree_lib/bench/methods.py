@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..drafters import AdaptiveTree, BestFirstTree, Chain, CostAwareTree, FixedTree, NoDraft
+from ..drafters import AdaptiveTree, BestFirstTree, Chain, CostAwareTree, FixedTree, LookupTree, NoDraft
 from ..drafters.base import Drafter
 from ..models.pairs import Pair
 from .baselines import HFAssisted, HFGenerate, HFPromptLookup, StreamingLLM
@@ -92,6 +92,7 @@ METHODS: dict[str, Method] = {
     "adaptive-tree": drafted(AdaptiveTree),
     "best-first-tree": drafted(BestFirstTree),
     "cost-aware-tree": drafted(CostAwareTree),
+    "lookup-tree": drafted(LookupTree),
 }
 
 

@@ -172,9 +172,22 @@ def candidates(costs: MeasuredCosts, max_rows: int = 64) -> list[Variant]:
     adaptive = _grid("adaptive-tree", max_nodes=budgets[1::2], mid_branching=(1, 2), max_branching=(2, 3))
     aware = _grid("cost-aware-tree", **{name: (value,) for name, value in costs.options().items()},
                   max_nodes=(max_rows,), child=(0.7, 0.85, 1.0), branching=(2, 4))  # fmt: skip
+    lookup = _grid("lookup-tree", **{name: (value,) for name, value in costs.options().items()},
+                   max_nodes=(max_rows,), ngram=(2, 3), longest=(8, 12))  # fmt: skip
     first = _grid("best-first-tree", max_nodes=budgets, depth=(5, 8, 12))
     chains = _grid("chain", length=range(1, 13))
-    specs = ["ar", *chains, "fixed-tree", *fixed, "best-first-tree", *first, "adaptive-tree", *adaptive, *aware]
+    specs = [
+        "ar",
+        *chains,
+        "fixed-tree",
+        *fixed,
+        "best-first-tree",
+        *first,
+        "adaptive-tree",
+        *adaptive,
+        *aware,
+        *lookup,
+    ]
     return [variant(spec) for spec in dict.fromkeys(specs)]
 
 

@@ -6,8 +6,17 @@ from .best_first_tree import BestFirstTree
 from .chain import Chain
 from .cost_aware_tree import CostAwareTree
 from .fixed_tree import FixedTree
+from .lookup_tree import LookupTree
 
-DRAFTERS: tuple[type[Drafter], ...] = (NoDraft, Chain, FixedTree, AdaptiveTree, BestFirstTree, CostAwareTree)
+DRAFTERS: tuple[type[Drafter], ...] = (
+    NoDraft,
+    Chain,
+    FixedTree,
+    AdaptiveTree,
+    BestFirstTree,
+    CostAwareTree,
+    LookupTree,
+)
 """Every drafter; the contract tests run over all of them."""
 
 __all__ = [
@@ -18,6 +27,7 @@ __all__ = [
     "CostAwareTree",
     "Drafter",
     "FixedTree",
+    "LookupTree",
     "ModelDrafter",
     "NoDraft",
     "Proposal",
