@@ -119,12 +119,17 @@ class TokenTree:
     def subtree(self, keep: np.ndarray) -> TokenTree:
         """The tree of the nodes in `keep` (bool mask or ascending indices, node 0 included, closed under parents)."""
         index = np.flatnonzero(keep) if keep.dtype == bool else keep
-        renumber = np.full(len(self) + 1, ROOT)  # last slot: parent -1 stays -1
-        renumber[index] = np.arange(len(index))
-        parents = renumber[self.parents[index]]
+        parents = renumbering(len(self), index)[self.parents[index]]
         if (parents[1:] < 0).any():
             raise ValueError("subtree() needs a set of nodes that contains the parent of each of its nodes.")
         return TokenTree(self.tokens[index], parents, self.logprobs[index], self.law[index])
+
+
+def renumbering(count: int, keep: np.ndarray) -> np.ndarray:
+    """(count + 1,) new index of each node when `keep` are kept; `ROOT` for the others, and for parent -1."""
+    out = np.full(count + 1, ROOT)  # the last slot is what index -1 reads
+    out[keep] = np.arange(len(keep))
+    return out
 
 
 def depths_of(parents: np.ndarray) -> np.ndarray:

@@ -16,9 +16,9 @@ from ..decoding import Round
 from ..models.pairs import Pair
 from ..sampling import Sampling
 from ..tree import TokenTree
-from .cost_model import Counts, MeasuredCosts
+from .cost_model import Counts, MeasuredCosts, counted, decoded
 from .methods import Variant, variants
-from .prompts import prepare_prompts
+from .prompts import BenchPrompt, prepare_prompts
 from .protocol import Results
 from .runner import Completed
 from .sensitivity import ratios
@@ -38,22 +38,14 @@ def decode(
             its trees.
     """
     ready = prepare_prompts(pair, prompts, max_new_tokens)
-    return {one.label: _texts(pair, one, [prompt.ids for prompt in ready], max_new_tokens) for one in variants(methods)}
+    return {one.label: _texts(pair, one, ready, max_new_tokens) for one in variants(methods)}
 
 
-def _texts(pair: Pair, method: Variant, prompts: Sequence[tuple[int, ...]], budget: int) -> list[Completed]:
-    runner = method.runner(pair)
-    texts = [
-        runner(ids, max_new_tokens=budget, eos_token_ids=(), on_tokens=_unread, sampling=Sampling(), seed=0)
-        for ids in prompts
-    ]
+def _texts(pair: Pair, method: Variant, prompts: Sequence[BenchPrompt], budget: int) -> list[Completed]:
+    texts = list(decoded(pair, method, prompts, budget, Sampling()))
     if any(text.rounds is None for text in texts):
         raise ValueError(f"'{method.label}' does not show its trees; give a method of this library's loop.")
     return texts
-
-
-def _unread(tokens: list[int]) -> None:
-    """Nobody waits for the tokens."""
 
 
 # ------------------------------------------------------------------------------------------------------------- trees
@@ -66,7 +58,7 @@ def count_row(label: str, texts: Sequence[Completed], costs: MeasuredCosts | Non
     out), and where D_0 is reported `base_depth` (mean)
     and `iteration` (mean of committed tokens / (D_0 + 2), the default's statistic).
     """
-    rounds, counts = rounds_of(texts), counts_of_texts(texts)
+    rounds, counts = rounds_of(texts), Counts.total(counted(text) for text in texts)
     accepted = [len(one.verdict.path) for one in rounds]
     shares = [mine / drafted for mine, drafted in zip(accepted, counts.nodes, strict=True) if drafted]
     row: Row = {
@@ -82,13 +74,6 @@ def count_row(label: str, texts: Sequence[Completed], costs: MeasuredCosts | Non
         uses = [one.committed / (depth + 2) for one, depth in zip(rounds, depths, strict=True)]
         row |= {"base_depth": float(np.mean(depths)), "iteration": float(np.mean(uses))}
     return row if costs is None else {**row, "predicted": costs.speed(counts)}
-
-
-def counts_of_texts(texts: Iterable[Completed]) -> Counts:
-    """The counts of the cost model, over all texts."""
-    nodes = tuple(len(one.tree) - 1 for one in rounds_of(texts))
-    forwards, rows = (sum(one.counters.get(f"draft_{name}", 0) for one in texts) for name in ("forwards", "rows"))
-    return Counts(sum(len(one.tokens) for one in texts), len(nodes), nodes, forwards, rows)
 
 
 def rounds_of(texts: Iterable[Completed]) -> list[Round]:

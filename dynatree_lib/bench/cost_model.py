@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -103,13 +103,21 @@ def count(
         ValueError: for what `variants` and `prepare_prompts` refuse, and for methods with a loop of their own.
     """
     chosen, ready = check_countable(variants(methods)), prepare_prompts(pair, prompts, max_new_tokens)
-    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling or Sampling(), "seed": seed}
     out = {}
     for one in chosen:
-        runner, rebuilt = one.runner(pair), one.options["commit"] == "rebuild"
-        texts = ((len(each.ids), runner(each.ids, eos_token_ids=(), on_tokens=_ignore, **settings)) for each in ready)
-        out[one.label] = Counts.total(_counted(one.name, done, length, rebuilt) for length, done in texts)
+        texts = zip(ready, decoded(pair, one, ready, max_new_tokens, sampling or Sampling(), seed), strict=True)
+        rebuilt = one.options["commit"] == "rebuild"
+        out[one.label] = Counts.total(counted(done, len(each.ids), one.name, rebuilt) for each, done in texts)
     return out
+
+
+def decoded(
+    pair: Pair, method: Variant, prompts: Sequence[BenchPrompt], budget: int, sampling: Sampling, seed: int = 0
+) -> Iterator[Completed]:
+    """The method's text of each prompt, one after another, every one to the budget; no clock is read."""
+    runner = method.runner(pair)
+    for each in prompts:
+        yield runner(each.ids, max_new_tokens=budget, eos_token_ids=(), on_tokens=_ignore, sampling=sampling, seed=seed)
 
 
 def check_countable(methods: list[Variant]) -> list[Variant]:
@@ -130,7 +138,8 @@ def _own_loop(options: Mapping[str, Any]) -> bool:
     return "commit" in options  # an option of every drafter of the table, and of nothing else
 
 
-def _counted(method: str, done: Completed, prompt: int, rebuilt: bool) -> Counts:
+def counted(done: Completed, prompt: int = 0, method: str = "", rebuilt: bool = False) -> Counts:
+    """Counts of one text; without `prompt`, `method` and `rebuilt`, of its rows and levels alone."""
     rounds = done.rounds or []
     nodes = [len(one.tree) - 1 for one in rounds]
     again = [len(one.verdict.path) for one in rounds] if rebuilt else []

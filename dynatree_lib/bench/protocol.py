@@ -250,9 +250,11 @@ class _Benchmark:
 
     # --------------------------------------------------------------------------------------------------- the protocol
     def measure(self) -> None:
-        missing = [item for item in self._schedule() if self._key(*item) not in self.records.runs]
-        anew = {one.label for one, _, _ in missing if one.carries}  # a text begins where the one before it ended
-        todo = [item for item in self._schedule() if item in missing or item[0].label in anew]
+        done = set(self.records.runs)
+        anew = {
+            item[0].label for item in self._schedule() if item[0].carries and self._key(*item) not in done
+        }  # a text begins where the one before it ended
+        todo = [item for item in self._schedule() if self._key(*item) not in done or item[0].label in anew]
         self._warm_up({one.label for one, _, _ in todo})
         for number, (one, prompt, repeat) in enumerate(todo, 1):
             line = self._attempt(one, prompt, repeat)

@@ -12,7 +12,7 @@ import numpy as np
 from ..models.base import LanguageModel
 from ..sampling import Chance, Rows
 from ..verifiers.base import Verdict
-from .base import Drafter, DraftState, Growth, ModelDrafter, Proposal
+from .base import Drafter, DraftState, Growth, ModelDrafter, Proposal, check_whole
 from .history import Controller, History
 
 
@@ -96,22 +96,13 @@ class AdaptiveTree(ModelDrafter):
     name = "adaptive-tree"
 
     def __post_init__(self) -> None:
+        check_whole(self, "min_branching", "mid_branching", "max_branching")
+        check_whole(self, "base_depth", "max_depth", "max_nodes", "window")
         for broken, rule in self._rules():
             if broken:
                 raise ValueError(rule)
 
     def _rules(self) -> Iterator[tuple[bool, str]]:
-        for name in (
-            "min_branching",
-            "mid_branching",
-            "max_branching",
-            "base_depth",
-            "max_depth",
-            "max_nodes",
-            "window",
-        ):
-            value = getattr(self, name)
-            yield not isinstance(value, int), f"{name} is {value!r}; give a whole number."
         b_min, b_mid, b_max = self.min_branching, self.mid_branching, self.max_branching
         yield (
             not 1 <= b_min <= b_mid <= b_max,
@@ -234,9 +225,10 @@ class AdaptiveTree(ModelDrafter):
             space = self.max_nodes - len(growth)
             if not len(active) or space <= 0:
                 return
+            least, most = self._bounds(level)
             if self.prune == "stop":  # then every child is added, and nodes past the budget need no forward
-                active = active[: -(-space // min(self._least(level), growth.highest + 1))]
-            tokens, logprobs = growth.best(active, self._most(level))
+                active = active[: -(-space // min(least, growth.highest + 1))]
+            tokens, logprobs = growth.best(active, most)
             chosen = np.arange(tokens.shape[1]) < self._breadths(logprobs[:, 0], level, now)[:, None]
             if self.prune == "remove":
                 chosen &= growth.cumulative[active][:, None] + logprobs >= self._floor
@@ -267,15 +259,12 @@ class AdaptiveTree(ModelDrafter):
         low, high = confidence < math.log(self.tau_low), confidence >= math.log(now.tau_high)
         return np.where(high, self.min_branching, np.where(low, self.max_branching, self.mid_branching))
 
-    def _least(self, level: int) -> int:
+    def _bounds(self, level: int) -> tuple[int, int]:
+        """Fewest and most children of an expanded node at `level`."""
         if self.root == "draft" and level == 0:
-            return 1
-        return self.mid_branching if self.breadth is None else self.min_branching
-
-    def _most(self, level: int) -> int:
-        if self.root == "draft" and level == 0:
-            return 1
-        return self.mid_branching if self.breadth is None else self.max_branching
+            return 1, 1
+        fixed = self.mid_branching, self.mid_branching
+        return fixed if self.breadth is None else (self.min_branching, self.max_branching)
 
 
 _CHOICES: dict[str, tuple[str | None, ...]] = {

@@ -15,7 +15,7 @@ import torch
 
 from ..models.base import LanguageModel, Session
 from ..sampling import Chance, Rows, Sampling
-from ..tree import ROOT, TokenTree
+from ..tree import ROOT, TokenTree, renumbering
 from ..verifiers.base import Verdict
 
 
@@ -229,10 +229,8 @@ class Growth:
 
     def keep(self, nodes: np.ndarray) -> None:
         """Forget all other nodes; `nodes` are ascending indices, closed under parents, node 0 among them."""
-        renumber = np.full(len(self) + 1, ROOT)  # last slot: parent -1 stays -1
-        renumber[nodes] = np.arange(len(nodes))
-        self.tokens, self.logprobs = self.tokens[nodes], self.logprobs[nodes]
-        self.parents, self.row_of = renumber[self.parents[nodes]], self.row_of[nodes]
+        self.parents = renumbering(len(self), nodes)[self.parents[nodes]]
+        self.tokens, self.logprobs, self.row_of = self.tokens[nodes], self.logprobs[nodes], self.row_of[nodes]
         self.cumulative = self.cumulative[nodes]
 
     def tree(self) -> TokenTree:
@@ -271,3 +269,10 @@ def _ties_by_id(tokens: np.ndarray, logprobs: np.ndarray, breadth: int, logits: 
 def _log_shares(logits: torch.Tensor, indices: torch.Tensor) -> np.ndarray:
     shares: np.ndarray = logits.log_softmax(-1).gather(-1, indices).cpu().double().numpy()
     return shares
+
+
+def check_whole(drafter: Drafter, *names: str) -> None:
+    """Raise ValueError for the first of these hyper-parameters that is no whole number."""
+    for name in names:
+        if not isinstance(getattr(drafter, name), int):
+            raise ValueError(f"{name} is {getattr(drafter, name)!r}; give a whole number.")

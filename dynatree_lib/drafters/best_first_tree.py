@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..models.base import LanguageModel
-from .base import Drafter, Growth, ModelDrafter
+from .base import Drafter, Growth, ModelDrafter, check_whole
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,7 @@ class BestFirstTree(ModelDrafter):
     name = "best-first-tree"
 
     def __post_init__(self) -> None:
-        for name in ("max_nodes", "depth", "branching"):
-            if not isinstance(getattr(self, name), int):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; give a whole number.")
+        check_whole(self, "max_nodes", "depth", "branching")
         if self.max_nodes < 2:
             raise ValueError(f"max_nodes is {self.max_nodes}; the budget counts node 0, so give at least 2.")
         if self.depth < 1:

@@ -13,7 +13,7 @@ from ..costs import CostCurve
 from ..models.base import LanguageModel
 from ..sampling import Chance, Rows
 from ..verifiers.base import Verdict
-from .base import Drafter, DraftState, Growth, ModelDrafter, Proposal, most_probable
+from .base import Drafter, DraftState, Growth, ModelDrafter, Proposal, check_whole, most_probable
 from .best_first_tree import highest
 
 WEIGHT = 50.0
@@ -99,9 +99,7 @@ class CostAwareTree(ModelDrafter):
         for name in ("rate", "sharpness"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; give a positive number.")
-        for name in ("max_nodes", "depth", "branching"):
-            if not isinstance(getattr(self, name), int):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; give a whole number.")
+        check_whole(self, "max_nodes", "depth", "branching")
         if not 0 <= self.learning < math.inf:
             raise ValueError(f"learning is {self.learning}; give 0 to keep the sharpness, or a small positive number.")
         if not 0 < self.child <= 1:
@@ -186,7 +184,8 @@ class CostAwareTree(ModelDrafter):
     def _worth_reading(self, frontier: np.ndarray, estimate: np.ndarray, rate: float, nodes: int) -> np.ndarray:
         """The nodes whose best child can be expected to pay for its row and their own; none if not for the forward."""
         if nodes == 1:
-            return frontier if self._worth_drafting(rate) else frontier[:0]
+            once = self.overhead + self.verifying.step
+            return frontier if self._worth_drafting(rate, 1.0, once) else frontier[:0]
         if len(frontier) == 1:
             worth = estimate[frontier[0]] * self.child > rate * (self._prices.row[nodes] + self._prices.reading[1])
             return frontier if worth else frontier[:0]
@@ -197,11 +196,11 @@ class CostAwareTree(ModelDrafter):
         best = int(np.argmax(net)) if len(net) else 0
         return np.sort(frontier[order[: best + 1]]) if len(net) and net[best] > 0 else frontier[:0]
 
-    def _worth_drafting(self, rate: float) -> bool:
-        """Whether some number of levels pays for themselves and for what is paid once, as far as node 0 tells."""
+    def _worth_drafting(self, rate: float, share: float, once: float) -> bool:
+        """Whether some number of levels, gaining `share` of their tokens, pays for itself and for what is paid once."""
         levels = np.arange(1, self.depth + 1)
-        cost = levels * (self._prices.row[1] + self._prices.reading[1]) + self.overhead + self.verifying.step
-        return bool((np.cumsum(self.child**levels) > rate * cost).any())
+        cost = levels * (self._prices.row[1] + self._prices.reading[1]) + once
+        return bool((share * np.cumsum(self.child**levels) > rate * cost).any())
 
     def _extra(self, nodes: int) -> float:
         """The first level, when there is node 0 alone, bears the overhead."""

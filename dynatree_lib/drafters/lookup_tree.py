@@ -10,7 +10,7 @@ import numpy as np
 
 from ..models.base import LanguageModel
 from ..sampling import Chance, Rows
-from ..tree import ROOT
+from ..tree import ROOT, renumbering
 from ..verifiers.base import Verdict
 from .base import Drafter, DraftState, Growth, Proposal, most_probable
 from .best_first_tree import highest
@@ -90,9 +90,8 @@ class _Grown:
     copy: np.ndarray
 
     def keep(self, nodes: np.ndarray) -> None:
-        renumber = np.full(len(self.chance) + 1, ROOT)
-        renumber[nodes] = np.arange(len(nodes))
-        self.chance, self.copy = self.chance[nodes], renumber[self.copy[nodes]]
+        self.copy = renumbering(len(self.chance), nodes)[self.copy[nodes]]
+        self.chance = self.chance[nodes]
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ class LookupTree(CostAwareTree):
         assert isinstance(state, LookupState)
         rate, grown = state.committed / state.spent, _Grown(np.ones(1), np.array([ROOT]))
         self._copy(growth, grown, state, min(self.longest, self.max_nodes - 1, room), rate)
-        state.drafting, frontier = 0.0, np.array([0])
+        frontier = np.array([0])
         for level in range(min(self.depth, room)):
             frontier = self._unlike_copies(growth, grown, frontier, rate, level)
             if not len(frontier):
@@ -207,9 +206,7 @@ class LookupTree(CostAwareTree):
         fresh = np.ones(len(growth))
         fresh[frontier] = grown.chance[frontier] - promised
         if level == 0 and len(growth) > 1:  # a copy pays for the tree; levels of drafting have to bear the overhead
-            levels = np.arange(1, self.depth + 1)
-            cost = levels * (self._prices.row[1] + self._prices.reading[1]) + self.overhead
-            return frontier if (fresh[0] * np.cumsum(self.child**levels) > rate * cost).any() else frontier[:0]
+            return frontier if self._worth_drafting(rate, float(fresh[0]), self.overhead) else frontier[:0]
         return self._worth_reading(frontier, fresh, rate, len(growth))
 
     def _read(self, growth: Growth, grown: _Grown, frontier: np.ndarray, rate: float) -> np.ndarray:
