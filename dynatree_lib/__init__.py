@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .decoding import Generation, Round, autoregressive, generate
-from .drafters import AdaptiveTree, BestFirstTree, Chain, CostAwareTree, FixedTree, LookupTree, NoDraft
+from .drafters import AdaptiveTree, BestFirstTree, Chain, CostAwareTree, FixedTree, LookupTree, NoDraft, SampledTree
 from .models import ToyModel
 from .sampling import Chance, Sampling
 from .summary import Summary, summarize
 from .tree import TokenTree
-from .verifiers import Greedy, TargetWalk
+from .verifiers import Block, Greedy, TargetWalk, TokenLevel, Traversal
 
 if TYPE_CHECKING:
     from . import views
@@ -48,6 +48,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "AdaptiveTree",
     "BestFirstTree",
+    "Block",
     "Chain",
     "Chance",
     "CostAwareTree",
@@ -59,11 +60,14 @@ __all__ = [
     "NoDraft",
     "Pair",
     "Round",
+    "SampledTree",
     "Sampling",
     "Summary",
     "TargetWalk",
+    "TokenLevel",
     "TokenTree",
     "ToyModel",
+    "Traversal",
     "autoregressive",
     "generate",
     "load_pair",

@@ -18,7 +18,7 @@ from .models.base import LanguageModel, Session
 from .sampling import Chance, Rows, Sampling
 from .stopping import Stopping
 from .tree import TokenTree
-from .verifiers import Greedy, TargetWalk
+from .verifiers import default_verifier
 from .verifiers.base import Verdict, Verifier
 
 TAIL = 64
@@ -122,7 +122,8 @@ def generate(
         target: the model whose text this is.
         prompt: (L,) or (1, L) token ids; with `state`, the tokens that follow the earlier text (may be empty).
         drafter: proposes the trees.
-        verifier: the verification rule; by default `Greedy` at temperature 0 and `TargetWalk` above.
+        verifier: the verification rule; by default `Greedy` at temperature 0, above it `TargetWalk` for deterministic
+            trees and `Traversal` for sampled ones.
         sampling: the target's sampling; greedy by default.
         seed: for all random decisions; a continued text keeps its own.
         max_new_tokens: token budget; never exceeded.
@@ -142,7 +143,8 @@ def generate(
 
     Raises:
         ValueError: before any work, for an empty prompt, a prompt that fills the context, token ids outside the
-            vocabulary, a budget below 1, a draft of another vocabulary, or a verifier that cannot serve `sampling`.
+            vocabulary, a budget below 1, a draft of another vocabulary, or a verifier that cannot serve `sampling` or
+            would be biased for this drafter's trees.
     """
     if not isinstance(target, LanguageModel):
         raise TypeError(
@@ -151,8 +153,8 @@ def generate(
     if commit not in ("gather", "rebuild"):
         raise ValueError(f"commit is {commit!r}; choose 'gather' or 'rebuild'.")
     sampling = sampling or Sampling()
-    verifier = verifier or (Greedy() if sampling.greedy else TargetWalk())
-    verifier.check(sampling)
+    verifier = verifier or default_verifier(sampling.greedy, drafter.drawing)
+    verifier.check(sampling, drafter.drawing, drafter.chain)
     check_vocabularies(target, drafter)
     ids = _checked_prompt(target, prompt, state, max_new_tokens)
     eos = target.eos_token_ids if eos_token_ids is None else _tuple(eos_token_ids)
@@ -212,7 +214,7 @@ class _Loop:
     def _iteration(self, room: int) -> Generator[ScoreRequest, Rows, str | None]:
         state, drafter = self.state, self.state.drafter
         adaptation = drafter.report(state.drafting)
-        proposal = drafter.propose(state.drafting, room)
+        proposal = drafter.propose(state.drafting, room, self.sampling)
         tree = proposal.tree
         rows = yield ScoreRequest(state.target, tree, self.sampling)
         verdict = self.verifier.verify(tree, rows, proposal.laws, state.chance)

@@ -45,6 +45,10 @@ class Sampling:
         return self.temperature == 0
 
 
+GREEDY = Sampling()
+"""Greedy decoding."""
+
+
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Law of the next token for each row of logits, in float32 or the logits' dtype if that is higher.
 
@@ -97,20 +101,39 @@ class Chance:
         return float(torch.rand((), generator=self._generator, dtype=torch.float64)) < probability
 
     def draw(self, weights: torch.Tensor) -> int:
-        """An index drawn proportionally to (V,) non-negative weights; zero weights are never drawn."""
+        """An index drawn proportionally to (V,) non-negative weights; zero weights are never drawn.
+
+        Takes one uniform number and inverts the cumulated weights, so that a rule which draws once per token of the
+        text gives the same text for the same seed, however many tokens it decides at a time.
+
+        Raises:
+            ValueError: if no weight is positive.
+        """
         return self.draw_distinct(weights, 1)[0]
 
     def draw_distinct(self, weights: torch.Tensor, count: int) -> list[int]:
         """Up to `count` indices drawn one after another without replacement, in draw order.
 
-        An exponential race: the smallest keys e/w in key order are exactly sequential draws. Fewer come back when
-        fewer weights are positive.
+        Fewer come back when fewer weights are positive.
+
+        Raises:
+            ValueError: if no weight is positive.
         """
-        weights = weights.detach().double().cpu()
-        noise = torch.empty_like(weights).exponential_(generator=self._generator)
-        keys = torch.where(weights > 0, noise / weights, torch.inf)
-        best = keys.topk(min(count, len(keys)), largest=False, sorted=True)
-        return [int(i) for i, key in zip(best.indices, best.values, strict=True) if key < torch.inf]
+        left, drawn = weights.detach().to("cpu", torch.float64, copy=True), []
+        for _ in range(count):
+            reached = left.cumsum(0)
+            total = float(reached[-1])
+            if not total > 0:
+                break
+            place = float(torch.rand((), generator=self._generator, dtype=torch.float64)) * total
+            index = int(torch.searchsorted(reached, place, right=True))
+            if index == len(left) or not left[index] > 0:  # the product was rounded up to the total
+                index = int(left.nonzero()[-1])
+            drawn.append(index)
+            left[index] = 0
+        if count and not drawn:
+            raise ValueError("draw() was given no positive weight, so there is nothing to draw.")
+        return drawn
 
 
 class Rows:
@@ -166,3 +189,32 @@ class Rows:
             f"The logits of {self.owner} at tree node {node} hold NaN, +inf, or nothing but -inf; no token can be "
             "chosen from them. Load the model in a wider dtype (dtype='float32') or check its weights."
         )
+
+
+class Laws:
+    """The laws a drafter drew children from, by parent node: what a verifier must know of a sampled tree.
+
+    Args:
+        owner: whose laws these are, for error messages.
+    """
+
+    def __init__(self, owner: str = "draft") -> None:
+        self.owner = owner
+        self._rows: dict[int, torch.Tensor] = {}
+
+    def record(self, node: int, law: torch.Tensor) -> None:
+        """The children of `node` were drawn from this (V,) law, which sums to 1, in draw order."""
+        self._rows[node] = law
+
+    def row(self, node: int) -> torch.Tensor:
+        """(V,) law of the first child of `node`, on the CPU.
+
+        Raises:
+            ValueError: if none was recorded.
+        """
+        if node not in self._rows:
+            raise ValueError(
+                f"{self.owner} drew children of tree node {node} and recorded no law for them; a drafter that samples "
+                "must record what it sampled from (Laws.record), or mark the tokens as deterministic (POINT)."
+            )
+        return self._rows[node].cpu()

@@ -86,6 +86,7 @@ def test_the_measured_costs_are_those_of_the_clock():
         "best-first-tree",
         "cost-aware-tree",
         "lookup-tree",
+        "sampled-tree",
     }
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import reference
 import torch
-from replay import outcomes
 
 from dynatree_lib import Greedy, Sampling, TargetWalk, TokenTree, ToyModel, autoregressive, generate
+from dynatree_lib.bench.exact import bias, distance, outcomes, text_law
 from dynatree_lib.drafters import DRAFTERS
 from dynatree_lib.sampling import Rows
-from dynatree_lib.verifiers import VERIFIERS
+from dynatree_lib.verifiers import VERIFIERS, Drawing
 
 TARGET = ToyModel.random(3, seed=1)
 DRAFT = TARGET.mixed(ToyModel.random(3, seed=2), 0.5)
@@ -36,35 +36,53 @@ def test_greedy_takes_the_lowest_id_on_ties():
     assert Greedy().verify(TokenTree.root_only(0), rows, None, None).next_token == 1
 
 
-def law_of_text(length: int, sampling: Sampling) -> dict[tuple[int, ...], float]:
-    """Probability of each continuation of the prompt (0,), straight from the table."""
-    from dynatree_lib.sampling import probabilities
+SAMPLINGS = [Sampling(1.0), Sampling(0.6, top_k=2), Sampling(1.5, top_p=0.8)]
 
-    law = {(): 1.0}
-    for _ in range(length):
-        longer = {}
-        for text, mass in law.items():
-            row = probabilities(torch.tensor(TARGET.law((0, *text)), dtype=torch.float64).log(), sampling)
-            longer.update({(*text, token): mass * float(p) for token, p in enumerate(row) if p > 0})
-        law = longer
-    return law
+
+def served(verifier, drafter, sampling):
+    try:
+        verifier.check(sampling, drafter.drawing, drafter.chain)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("verifier", [rule for rule in VERIFIERS if rule is not Greedy], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("drafter", EXAMPLES, ids=lambda d: d.name)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_every_rule_is_lossless_for_every_drafter_it_serves(verifier, drafter, sampling):
+    """Every tree the drafter may draw, every decision of the rule: the completed output has the target's law."""
+    if not served(verifier(), drafter, sampling):
+        with pytest.raises(ValueError, match="Use TargetWalk|use Traversal"):
+            generate(TARGET, [0], drafter, verifier=verifier(), sampling=sampling)
+        return
+    assert bias(TARGET, drafter, verifier(), [0], sampling, room=3)[0] < 1e-12
+
+
+def test_every_rule_serves_some_sampled_tree_and_some_are_refused():
+    pairs = [(rule, d) for rule in VERIFIERS if rule is not Greedy for d in EXAMPLES]
+    sampled = {rule for rule, d in pairs if d.drawing is Drawing.RECORDED and served(rule(), d, Sampling(1.0))}
+    assert sampled == {*VERIFIERS} - {Greedy}
+    assert {rule for rule, d in pairs if not served(rule(), d, Sampling(1.0))} == {*VERIFIERS} - {Greedy, TargetWalk}
 
 
 @pytest.mark.parametrize("drafter", EXAMPLES, ids=lambda d: d.name)
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.6, top_k=2), Sampling(1.5, top_p=0.8)], ids=str)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_generated_law_is_the_targets(drafter, sampling, monkeypatch):
+    """The whole loop with the rule it chooses itself, over several iterations and the cut at the budget."""
     import dynatree_lib.decoding as decoding
+
+    budget = 4 if drafter.drawing is Drawing.FIXED else 2
 
     def run(chance):
         monkeypatch.setattr(decoding, "Chance", lambda seed, stream: chance)
-        return tuple(generate(TARGET, [0], drafter, sampling=sampling, max_new_tokens=4).tokens)
+        return tuple(generate(TARGET, [0], drafter, sampling=sampling, max_new_tokens=budget).tokens)
 
     found = defaultdict(float)
     for text, probability in outcomes(run):
         found[text] += probability
-    expected = law_of_text(4, sampling)
     assert sum(found.values()) == pytest.approx(1, abs=1e-12)
-    assert max(abs(found[text] - expected.get(text, 0)) for text in {*found, *expected}) < 1e-12
+    assert distance(found, text_law(TARGET, [0], budget, sampling)) < 1e-12
 
 
 def test_the_enumeration_sees_a_bias(monkeypatch):
@@ -85,8 +103,7 @@ def test_the_enumeration_sees_a_bias(monkeypatch):
     found = defaultdict(float)
     for text, probability in outcomes(run):
         found[text] += probability
-    expected = law_of_text(3, Sampling(1.0))
-    assert max(abs(found[text] - expected.get(text, 0)) for text in expected) > 1e-3
+    assert distance(found, text_law(TARGET, [0], 3, Sampling(1.0))) > 1e-3
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)

@@ -9,14 +9,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..drafters import AdaptiveTree, BestFirstTree, Chain, CostAwareTree, FixedTree, LookupTree, NoDraft
+from ..drafters import AdaptiveTree, BestFirstTree, Chain, CostAwareTree, FixedTree, LookupTree, NoDraft, SampledTree
 from ..drafters.base import Drafter
 from ..models.pairs import Pair
+from ..verifiers import VERIFIERS
 from .baselines import HFAssisted, HFGenerate, HFPromptLookup, StreamingLLM
 from .options import convert, option_defaults, option_types, parse_spec, split_specs
 from .runner import DrafterRunner, Instrument, Runner, untouched
 
 Build = Callable[[dict[str, Any], Pair, Instrument], Runner]
+_RULES = {rule.name: rule for rule in VERIFIERS}
+RULES: Any = Literal[("default", *_RULES)]
+"""Values of the option `verifier`."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,13 @@ class Method:
 def drafted(drafter: type[Drafter], *, draft: bool = True) -> Method:
     """A method of this library's loop: a drafter class whose fields are the options, and some of the loop's.
 
-    `commit` is that of `generate`. Where the drafter learns anything, with `carry` a text begins with what it learnt in
-    the text before; the warm-up is one, as in the published code.
+    `commit` is that of `generate`, `verifier` the name of a rule ("default" is the one `generate` chooses). Where the
+    drafter learns anything, with `carry` a text begins with what it learnt in the text before; the warm-up is one, as
+    in the published code.
     """
     learns = drafter.inherit is not Drafter.inherit
-    types = {"commit": Literal["gather", "rebuild"], **({"carry": bool} if learns else {})}
-    common = {"commit": "gather", **({"carry": False} if learns else {})}
+    types = {"commit": Literal["gather", "rebuild"], "verifier": RULES, **({"carry": bool} if learns else {})}
+    common = {"commit": "gather", "verifier": "default", **({"carry": False} if learns else {})}
 
     def make(options: dict[str, Any], model: Any) -> Drafter:
         own = {name: value for name, value in options.items() if name not in common}
@@ -58,7 +63,8 @@ def drafted(drafter: type[Drafter], *, draft: bool = True) -> Method:
 
     def build(options: dict[str, Any], pair: Pair, instrument: Instrument) -> Runner:
         model = instrument(pair.draft, "draft") if draft else None
-        target, loop = instrument(pair.target, "target"), {"commit": options["commit"]}
+        rule = None if options["verifier"] == "default" else _RULES[options["verifier"]]()
+        target, loop = instrument(pair.target, "target"), {"commit": options["commit"], "verifier": rule}
         return DrafterRunner(target, make(options, model), loop, carry=options.get("carry", False))
 
     return Method(
@@ -93,6 +99,7 @@ METHODS: dict[str, Method] = {
     "best-first-tree": drafted(BestFirstTree),
     "cost-aware-tree": drafted(CostAwareTree),
     "lookup-tree": drafted(LookupTree),
+    "sampled-tree": drafted(SampledTree),
 }
 
 

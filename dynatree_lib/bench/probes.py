@@ -18,6 +18,7 @@ from ..decoding import DecodingState, Round, generate
 from ..drafters import Drafter, NoDraft
 from ..drafters.base import DraftState, Growth, ModelDrafter, Proposal
 from ..models.base import LanguageModel
+from ..sampling import GREEDY, Sampling
 from ..tree import ROOT, TokenTree
 from .prompts import BenchPrompt
 from .protocol import _known_objects_frozen, _quiet_machine, _synchronize
@@ -51,7 +52,7 @@ class RowsProbe(NoDraft):
         parents = [ROOT, *(node - 1 if node <= spine else node % spine for node in range(1, self.rows))]
         return TokenTree.build([(self.vocab_size - 1 - node) % self.vocab_size for node in range(self.rows)], parents)
 
-    def propose(self, state: int, room: int) -> Proposal:
+    def propose(self, state: int, room: int, sampling: Sampling = GREEDY) -> Proposal:
         """The tree below the last committed token."""
         tree = self._tree
         return Proposal(TokenTree(np.append(state, tree.tokens[1:]), tree.parents, tree.logprobs, tree.law))

@@ -27,7 +27,7 @@ from .methods import Variant, variants
 from .metrics import MethodSummary, reference_label, summarize_records
 from .prompts import BenchPrompt, prepare_prompts
 from .records import Divergence, Failure, Header, Key, Line, Records, Run, Split, Writer, check_writable, read_records
-from .runner import Completed, Runner
+from .runner import Completed, DrafterRunner, Runner
 from .trace import Trace
 
 NEAR_TIE = 1e-4
@@ -176,6 +176,12 @@ class _Benchmark:
                 "met again; measure it with one repeat."
             )
         self.runners = {one.label: one.runner(self.pair) for one in self.methods}
+        for label, runner in self.runners.items():
+            if isinstance(runner, DrafterRunner):
+                try:
+                    runner.check(self.sampling)
+                except ValueError as error:
+                    raise ValueError(f"'{label}' cannot run: {error}") from error
         self.device = self.pair.target.device
 
     @property

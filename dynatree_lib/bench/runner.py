@@ -10,6 +10,7 @@ from ..decoding import DecodingState, Round, generate
 from ..drafters.base import Drafter, DraftState
 from ..models.base import LanguageModel
 from ..sampling import Sampling
+from ..verifiers import Verifier
 
 OnTokens = Callable[[list[int]], None]
 Instrument = Callable[[LanguageModel, str], LanguageModel]
@@ -79,6 +80,12 @@ class DrafterRunner:
     count: Callable[[Any], dict[str, int]] | None = None
     carry: bool = False
     before: DecodingState | None = field(default=None, init=False)
+
+    def check(self, sampling: Sampling) -> None:
+        """Raise ValueError, before any work, if the verification rule cannot serve this sampling or drafter."""
+        rule: Verifier | None = self.options.get("verifier")
+        if rule is not None:
+            rule.check(sampling, self.drafter.drawing, self.drafter.chain)
 
     def __call__(
         self,

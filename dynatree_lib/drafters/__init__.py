@@ -7,6 +7,7 @@ from .chain import Chain
 from .cost_aware_tree import CostAwareTree
 from .fixed_tree import FixedTree
 from .lookup_tree import LookupTree
+from .sampled_tree import SampledTree
 
 DRAFTERS: tuple[type[Drafter], ...] = (
     NoDraft,
@@ -16,6 +17,7 @@ DRAFTERS: tuple[type[Drafter], ...] = (
     BestFirstTree,
     CostAwareTree,
     LookupTree,
+    SampledTree,
 )
 """Every drafter; the contract tests run over all of them."""
 
@@ -31,4 +33,5 @@ __all__ = [
     "ModelDrafter",
     "NoDraft",
     "Proposal",
+    "SampledTree",
 ]

@@ -11,8 +11,9 @@ import numpy as np
 
 from ..models.base import LanguageModel
 from ..sampling import Chance, Rows
-from ..verifiers.base import Verdict
-from .base import Drafter, DraftState, Growth, ModelDrafter, Proposal, check_whole
+from ..tree import POINT
+from ..verifiers.base import Drawing, Verdict
+from .base import Drafter, DraftState, Draw, Growth, ModelDrafter, Proposal, check_whole
 from .history import Controller, History
 
 
@@ -65,6 +66,9 @@ class AdaptiveTree(ModelDrafter):
         deep: ">" expands beyond D_0 only above rho_deep, ">=" at it too (the earlier draft of the paper).
         root: "target": level 1 branches; "draft": it holds the draft's top-1 token alone, as in the paper.
         prune: "stop": a node below tau stays as a leaf (Algorithm 1); "remove": it is not added (section 3.3).
+        draw: "top": children are the draft's most probable tokens, as in the paper; "distinct", "iid", "hybrid": drawn
+            from the draft's law (`SampledTree`). Breadth and depth look only at what was drawn before, so the tree
+            stays lossless under `Traversal`; with `prune="remove"` it does not, and `TargetWalk` verifies it.
 
     Raises:
         ValueError: unless 1 <= B_min <= B_mid <= B_max, 0 < tau_l < tau_h < 1, 1 <= D_0 < D_max,
@@ -93,6 +97,7 @@ class AdaptiveTree(ModelDrafter):
     deep: Literal[">", ">="] = ">"
     root: Literal["target", "draft"] = "target"
     prune: Literal["stop", "remove"] = "stop"
+    draw: Draw = "top"
     name = "adaptive-tree"
 
     def __post_init__(self) -> None:
@@ -160,6 +165,9 @@ class AdaptiveTree(ModelDrafter):
         yield cls(draft, **{**flat, "tau": 0.02}, history="drafted", prune="remove", max_nodes=40)
         yield cls(draft, **flat, breadth=None, history="text", root="draft", max_nodes=12)
         yield cls(draft, **flat, depth=None, base_depth=3, max_nodes=25, deep=">=")
+        small: dict[str, Any] = {**flat, "mid_branching": 1, "max_branching": 2, "base_depth": 1, "max_depth": 2}
+        yield cls(draft, **small, draw="distinct", max_nodes=6)
+        yield cls(draft, **{**small, "tau": 0.2}, draw="iid", prune="remove", max_nodes=5)
 
     @classmethod
     def published(cls, draft: LanguageModel, max_nodes: int = 256, **changes: Any) -> AdaptiveTree:
@@ -169,6 +177,13 @@ class AdaptiveTree(ModelDrafter):
         """
         form = {"max_nodes": max_nodes + 1, "root": "draft", "history": "text", "target_acceptance": 0.7}
         return cls(draft, **{**form, **changes})
+
+    @property
+    def drawing(self) -> Drawing:
+        """Sampled children are drawn from their recorded laws, unless some are removed once their value is seen."""
+        if self.draw == "top":
+            return Drawing.FIXED
+        return Drawing.SELECTED if self.prune == "remove" and self.tau is not None else Drawing.RECORDED
 
     # ------------------------------------------------------------------------------------------------------ the state
     @property
@@ -225,15 +240,27 @@ class AdaptiveTree(ModelDrafter):
             space = self.max_nodes - len(growth)
             if not len(active) or space <= 0:
                 return
-            least, most = self._bounds(level)
             if self.prune == "stop":  # then every child is added, and nodes past the budget need no forward
-                active = active[: -(-space // min(least, growth.highest + 1))]
-            tokens, logprobs = growth.best(active, most)
-            chosen = np.arange(tokens.shape[1]) < self._breadths(logprobs[:, 0], level, now)[:, None]
+                least = 1 if self.draw != "top" else min(self._bounds(level)[0], growth.highest + 1)
+                active = active[: -(-space // least)]
+            children = self._children(growth, active, level, now)
             if self.prune == "remove":
-                chosen &= growth.cumulative[active][:, None] + logprobs >= self._floor
-            rows, ranks = (index[:space] for index in np.nonzero(chosen))
-            active = growth.add(active[rows], tokens[rows, ranks], logprobs[rows, ranks])
+                rows, _, logprobs, _ = children
+                kept = growth.cumulative[active][rows] + logprobs >= self._floor
+                children = tuple(column[kept] for column in children)
+            rows, *columns = (column[:space] for column in children)
+            active = growth.add(active[rows], *columns)
+
+    def _children(self, growth: Growth, active: np.ndarray, level: int, now: History) -> tuple[np.ndarray, ...]:
+        """Read the active nodes; index into them, token, log-probability and law code of all children."""
+        if self.draw != "top":
+            logits = growth.logits(active)
+            confidence = logits.log_softmax(-1).amax(-1).double().cpu().numpy()
+            return growth.sample(active, logits, self._breadths(confidence, level, now), self.draw, growth.sampling)
+        tokens, logprobs = growth.best(active, self._bounds(level)[1])
+        chosen = np.arange(tokens.shape[1]) < self._breadths(logprobs[:, 0], level, now)[:, None]
+        rows, ranks = np.nonzero(chosen)
+        return rows, tokens[rows, ranks], logprobs[rows, ranks], np.full(len(rows), POINT, np.uint8)
 
     @property
     def _floor(self) -> float:
@@ -274,4 +301,5 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "deep": (">", ">="),
     "root": ("target", "draft"),
     "prune": ("stop", "remove"),
+    "draw": ("top", "iid", "distinct", "hybrid"),
 }

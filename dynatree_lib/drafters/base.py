@@ -8,15 +8,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from ..models.base import LanguageModel, Session
-from ..sampling import Chance, Rows, Sampling
-from ..tree import ROOT, TokenTree, renumbering
-from ..verifiers.base import Verdict
+from ..sampling import GREEDY, Chance, Laws, Rows, Sampling, probabilities
+from ..tree import DISTINCT, IID, POINT, ROOT, TokenTree, renumbering
+from ..verifiers.base import Drawing, Verdict
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Proposal:
 
     Attributes:
         tree: the tree to verify; node 0 is the last committed token.
-        laws: the draft's rows by parent node, for verifiers that need the law each token was drawn from.
+        laws: what sampled children were drawn from, for verifiers that need it; None where nothing was sampled.
     """
 
     tree: TokenTree
-    laws: Rows | None = None
+    laws: Laws | None = None
 
 
 class Drafter(ABC):
@@ -42,6 +42,16 @@ class Drafter(ABC):
     def model(self) -> LanguageModel | None:
         """The draft model, or None for drafters without one."""
         return None
+
+    @property
+    def drawing(self) -> Drawing:
+        """How the tokens come about, which decides what verifies them without bias; deterministic by default."""
+        return Drawing.FIXED
+
+    @property
+    def chain(self) -> bool:
+        """Whether its trees never branch."""
+        return False
 
     @classmethod
     def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
@@ -57,8 +67,8 @@ class Drafter(ABC):
         """State after more committed tokens that did not come from this drafter (a chat turn)."""
 
     @abstractmethod
-    def propose(self, state: Any, room: int) -> Proposal:
-        """A tree at most `room` levels deep; deeper nodes could never be kept."""
+    def propose(self, state: Any, room: int, sampling: Sampling = GREEDY) -> Proposal:
+        """A tree at most `room` levels deep; deeper nodes could never be kept. `sampling` is the target's."""
 
     @abstractmethod
     def observe(self, state: Any, proposal: Proposal, rows: Rows, verdict: Verdict) -> Any:
@@ -78,6 +88,7 @@ class NoDraft(Drafter):
     """Drafts nothing: autoregressive decoding through the same loop."""
 
     name = "ar"
+    chain = True
 
     @classmethod
     def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
@@ -92,7 +103,7 @@ class NoDraft(Drafter):
         """See `Drafter.extend`."""
         return int(tokens[-1])
 
-    def propose(self, state: int, room: int) -> Proposal:
+    def propose(self, state: int, room: int, sampling: Sampling = GREEDY) -> Proposal:
         """Node 0 alone."""
         return Proposal(TokenTree.root_only(state))
 
@@ -142,15 +153,15 @@ class ModelDrafter(Drafter):
         state.root = int(tokens[-1])
         return state
 
-    def propose(self, state: DraftState, room: int) -> Proposal:
+    def propose(self, state: DraftState, room: int, sampling: Sampling = GREEDY) -> Proposal:
         """See `Drafter.propose`; nothing is drafted where the draft's own context is exhausted."""
         state.session.rollback()  # an interrupted iteration may have left nodes behind
         room = min(room, self.draft.context - state.session.position - 1)
-        growth = Growth(state, self.draft.vocab_size - 1)
+        growth = Growth(state, self.draft.vocab_size - 1, sampling)
         if room > 0:
             self.grow(growth, room)
         state.row_of = growth.row_of
-        return Proposal(growth.tree())
+        return Proposal(growth.tree(), growth.laws)
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         # A target with padded embeddings may emit an id that the draft has no row for. Reading another token in its
@@ -176,13 +187,17 @@ class Growth:
 
     Attributes:
         state: the state it grows for.
+        sampling: the target's.
+        laws: what sampled children were drawn from; None before the first.
         cumulative: (n,) float64 draft log-probability of the path to each node.
         row_of: (n,) int64 pending row of each node in the draft's session, -1 when not read.
         highest: largest token id the draft knows.
     """
 
-    def __init__(self, state: DraftState, highest: int) -> None:
+    def __init__(self, state: DraftState, highest: int, sampling: Sampling = GREEDY) -> None:
         self.state = state
+        self.sampling = sampling
+        self.laws: Laws | None = None
         self.session = state.session
         self.highest = highest
         self.tokens = np.array([state.root], np.int64)
@@ -190,6 +205,7 @@ class Growth:
         self.logprobs = np.zeros(1)
         self.cumulative = np.zeros(1)
         self.row_of = np.array([-1], np.int64)
+        self.law = np.array([POINT], np.uint8)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -217,25 +233,75 @@ class Growth:
         tokens, logprobs, _ = most_probable(self.logits(frontier), breadth)
         return tokens, logprobs
 
-    def add(self, parents: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
-        """Append (k,) children; their node indices."""
+    def sample(
+        self, frontier: np.ndarray, logits: torch.Tensor, counts: np.ndarray, draw: Draw, sampling: Sampling
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Draw children of each node of the frontier from the draft's law, and record that law.
+
+        Args:
+            frontier: (f,) nodes that were read.
+            logits: (f, V) of them.
+            counts: (f,) children wanted of each; fewer come where fewer tokens are possible.
+            draw: how. At temperature 0 each is the limit of falling temperatures: the most probable tokens.
+            sampling: what the draft's logits mean.
+
+        Returns:
+            four (k,) arrays of the children, node after node, siblings in draw order: index into `frontier`, token,
+            log-probability under the draft's law at temperature 1, and law code (`POINT`, `IID`, `DISTINCT`).
+        """
+        laws = probabilities(logits, Sampling(1.0) if sampling.greedy else sampling)
+        self.laws = self.laws or Laws(self.session.owner)
+        drawn: list[tuple[int, int, int]] = []
+        for index, (node, count) in enumerate(zip(frontier.tolist(), counts.tolist(), strict=True)):
+            self.laws.record(node, laws[index])
+            how = "top" if sampling.greedy else draw
+            drawn += [(index, *child) for child in _children(laws[index], count, how, self.state.chance)]
+        rows, tokens, codes = np.array(drawn, np.int64).reshape(-1, 3).T
+        shares = logits.log_softmax(-1)[torch.from_numpy(rows), torch.from_numpy(tokens)]
+        return rows, tokens, shares.double().cpu().numpy(), codes.astype(np.uint8)
+
+    def add(
+        self, parents: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, law: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Append (k,) children, deterministic ones unless `law` has their codes; their node indices."""
         first = len(self)
         self.tokens = np.concatenate([self.tokens, tokens])
         self.parents = np.concatenate([self.parents, parents])
         self.logprobs = np.concatenate([self.logprobs, logprobs])
         self.cumulative = np.concatenate([self.cumulative, self.cumulative[parents] + logprobs])
         self.row_of = np.concatenate([self.row_of, np.full(len(tokens), -1)])
+        self.law = np.concatenate([self.law, np.full(len(tokens), POINT, np.uint8) if law is None else law])
         return np.arange(first, len(self))
 
     def keep(self, nodes: np.ndarray) -> None:
         """Forget all other nodes; `nodes` are ascending indices, closed under parents, node 0 among them."""
         self.parents = renumbering(len(self), nodes)[self.parents[nodes]]
         self.tokens, self.logprobs, self.row_of = self.tokens[nodes], self.logprobs[nodes], self.row_of[nodes]
-        self.cumulative = self.cumulative[nodes]
+        self.cumulative, self.law = self.cumulative[nodes], self.law[nodes]
 
     def tree(self) -> TokenTree:
-        """The finished tree; all tokens deterministic."""
-        return TokenTree(self.tokens, self.parents, self.logprobs, np.zeros(len(self), np.uint8))
+        """The finished tree."""
+        return TokenTree(self.tokens, self.parents, self.logprobs, self.law)
+
+
+Draw = Literal["top", "iid", "distinct", "hybrid"]
+"""How the children of a node are chosen: the most probable tokens, drawn with replacement (copies stay as slots), drawn
+without, or all but the last the most probable and the last drawn from the rest."""
+
+
+def _children(law: torch.Tensor, count: int, draw: Draw, chance: Chance) -> list[tuple[int, int]]:
+    """Up to `count` (token, law code) in draw order."""
+    if draw == "iid":
+        return [(chance.draw(law), IID) for _ in range(count)]
+    if draw == "distinct":
+        return [(token, DISTINCT) for token in chance.draw_distinct(law, count)]
+    best = law.topk(min(count, len(law)))
+    top = [int(i) for i, p in zip(best.indices, best.values, strict=True) if p > 0]
+    if draw == "top" or len(top) < count:  # no more than `count` tokens are possible: nothing is left to draw
+        return [(token, POINT) for token in top]
+    rest = law.index_fill(0, torch.tensor(top[: count - 1], dtype=torch.int64, device=law.device), 0)
+    last = [(token, DISTINCT) for token in (chance.draw_distinct(rest, 1) if count else [])]
+    return [*((token, POINT) for token in top[: count - 1]), *last]
 
 
 def most_probable(

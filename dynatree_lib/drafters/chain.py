@@ -26,6 +26,7 @@ class Chain(ModelDrafter):
     draft: LanguageModel
     length: int = 4
     name = "chain"
+    chain = True
 
     def __post_init__(self) -> None:
         if self.length < 1:

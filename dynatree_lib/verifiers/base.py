@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from enum import Enum
 
-from ..sampling import Chance, Rows, Sampling
+import numpy as np
+
+from ..sampling import Chance, Laws, Rows, Sampling
 from ..tree import TokenTree
+
+
+class Drawing(Enum):
+    """How the tokens of a drafter's trees come about. A rule that divides by draft laws is lossless for some only."""
+
+    FIXED = "its tokens are deterministic"
+    RECORDED = "each token was drawn from its recorded law, given all that was drawn before it"
+    BY_PATH = (
+        "its branches share random numbers, so a token follows its recorded law given its own path and earlier "
+        "siblings, but not given what was drawn in other branches"
+    )
+    SELECTED = (
+        "drawn tokens were kept, removed, ordered or recorded with a view to their own values or to what was drawn "
+        "after them, so that those in the tree do not follow their recorded laws"
+    )
 
 
 @dataclass(frozen=True)
@@ -25,17 +43,46 @@ class Verdict:
 class Verifier(ABC):
     """A verification rule. Stateless; all randomness through the `Chance` it is handed."""
 
-    @abstractmethod
-    def check(self, sampling: Sampling) -> None:
-        """Raise ValueError, before any work, if this rule cannot serve this `Sampling`."""
+    name: str
+    """Name of the rule in records and plots."""
 
-    @abstractmethod
-    def verify(self, tree: TokenTree, rows: Rows, laws: Rows | None, chance: Chance) -> Verdict:
-        """Decide on one tree.
+    def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
+        """Raise ValueError, before any work, if this rule cannot serve this `Sampling` or these trees without bias.
+
+        Args:
+            sampling: the target's.
+            drawing: how the drafter's tokens come about.
+            chain: whether its trees never branch.
+        """
+        return  # a rule that does not look at how a tree was drafted serves every tree
+
+    def verify(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+        """Decide on one tree. At temperature 0 every rule is greedy verification.
 
         Args:
             tree: n nodes.
             rows: the target's rows, one per node.
-            laws: the draft's rows by parent node, for rules that need the law a token was drawn from.
+            laws: what sampled children were drawn from, by parent node.
             chance: the verifying stream.
+
+        Raises:
+            ValueError: for logits that describe no law, or a drafted token that its recorded law cannot have drawn.
         """
+        return follow_argmax(tree, rows) if rows.sampling.greedy else self.sample(tree, rows, laws, chance)
+
+    @abstractmethod
+    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+        """The rule at temperature > 0; arguments as for `verify`."""
+
+
+def follow_argmax(tree: TokenTree, rows: Rows) -> Verdict:
+    """The longest path on which every token is the target's argmax; the argmax after it is the bonus token."""
+    choice = rows.argmax
+    hits = np.flatnonzero(tree.tokens[1:] == choice[tree.parents[1:]]) + 1
+    length, last = {0: 0}, 0  # nodes reached along argmax tokens; siblings may repeat a token, so keep all
+    for node in hits.tolist():
+        above = int(tree.parents[node])
+        if above in length:
+            length[node] = length[above] + 1
+            last = node if length[node] > length[last] else last
+    return Verdict(tuple(tree.path(last)), int(choice[last]))

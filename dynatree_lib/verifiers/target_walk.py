@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..sampling import Chance, Rows, Sampling
+from ..sampling import Chance, Laws, Rows
 from ..tree import TokenTree
 from .base import Verdict, Verifier
-from .greedy import Greedy
 
 
 class TargetWalk(Verifier):
-    """Draw y from the target's law at the current node; walk to the child with y, or stop with y as bonus token."""
+    """Draw y from the target's law at the current node; walk to the child with y, or stop with y as bonus token.
 
-    def check(self, sampling: Sampling) -> None:
-        """Every sampling is served."""
+    One draw per token of the text, so a seed gives the text that plain sampling gives with it, up to rounding.
+    """
 
-    def verify(self, tree: TokenTree, rows: Rows, laws: Rows | None, chance: Chance) -> Verdict:
+    name = "target-walk"
+
+    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
         """See `Verifier.verify`; draws once per kept node, and once more."""
-        if rows.sampling.greedy:
-            return Greedy().verify(tree, rows, laws, chance)
         node = 0
         path: list[int] = []
         while True:

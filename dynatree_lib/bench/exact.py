@@ -1,0 +1,180 @@
+"""Exact laws: every outcome of the production drafters and verifiers on a small model, with its probability.
+
+Randomness comes through `Chance` alone, so a `Chance` that takes scripted branches replays every decision. The law of
+an iteration's output follows without sampling error: what was kept, completed to a fixed length by the target itself,
+must have the target's own law (Traversal Verification, definition 3.2).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from ..drafters.base import Drafter, Proposal
+from ..models.toy import ToyModel
+from ..sampling import Chance, Rows, Sampling, probabilities
+from ..tree import TokenTree
+from ..verifiers.base import Verdict, Verifier
+
+Result = TypeVar("Result")
+Text = tuple[int, ...]
+TextLaw = Mapping[Text, float]
+
+
+class Replay(Chance):
+    """Takes scripted branches; records how many there were and the probability of those taken.
+
+    Args:
+        script: index of the branch to take at each decision; beyond it, the first possible one.
+    """
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self.script = script
+        self.taken: list[int] = []
+        self.open: list[list[int]] = []
+        self.probability = 1.0
+
+    def _choose(self, weights: Sequence[float]) -> int:
+        possible = [i for i, weight in enumerate(weights) if weight > 0]
+        step = len(self.taken)
+        choice = self.script[step] if step < len(self.script) else possible[0]
+        self.taken.append(choice)
+        self.open.append(possible)
+        self.probability *= weights[choice] / sum(weights)
+        return choice
+
+    def accept(self, probability: float) -> bool:
+        """See `Chance.accept`."""
+        return self._choose([1 - probability, probability]) == 1
+
+    def draw_distinct(self, weights: torch.Tensor, count: int) -> list[int]:
+        """See `Chance.draw_distinct`."""
+        left = weights.double().tolist()
+        drawn: list[int] = []
+        while len(drawn) < count and sum(left) > 0:
+            drawn.append(self._choose(left))
+            left[drawn[-1]] = 0.0
+        return drawn
+
+
+def outcomes(run: Callable[[Chance], Result]) -> Iterator[tuple[Result, float]]:
+    """Every result of `run` under every sequence of decisions, with its probability."""
+    script: list[int] = []
+    while True:
+        chance = Replay(script)
+        yield run(chance), chance.probability
+        step = len(chance.taken) - 1
+        while step >= 0 and chance.taken[step] == chance.open[step][-1]:
+            step -= 1
+        if step < 0:
+            return
+        following = chance.open[step][chance.open[step].index(chance.taken[step]) + 1]
+        script = [*chance.taken[:step], following]
+
+
+def proposals(
+    drafter: Drafter, prompt: Sequence[int], sampling: Sampling, room: int = 99
+) -> Iterator[tuple[Proposal, float]]:
+    """Every tree the drafter may propose after `prompt`, with its probability."""
+
+    def run(chance: Chance) -> Proposal:
+        return drafter.propose(drafter.start(prompt, chance), room, sampling)
+
+    return outcomes(run)
+
+
+def verdicts(verifier: Verifier, proposal: Proposal, rows: Rows) -> Iterator[tuple[Verdict, float]]:
+    """Every verdict on a proposal, with its probability."""
+    return outcomes(lambda chance: verifier.verify(proposal.tree, rows, proposal.laws, chance))
+
+
+def target_rows(target: ToyModel, prompt: Sequence[int], tree: TokenTree, sampling: Sampling) -> Rows:
+    """The target's rows of a tree after `prompt`, whose last token is node 0."""
+    session = target.session()
+    session.start(prompt[:-1])
+    return session.score(tree.tokens, tree.parents, sampling)
+
+
+def text_law(target: ToyModel, prompt: Sequence[int], length: int, sampling: Sampling) -> TextLaw:
+    """Probability of every continuation of `length` tokens, straight from the table."""
+    law: dict[Text, float] = {(): 1.0}
+    for _ in range(length):
+        law = {
+            (*text, token): mass * share
+            for text, mass in law.items()
+            for token, share in enumerate(_shares(target, (*prompt, *text), sampling))
+            if share > 0
+        }
+    return law
+
+
+def _shares(target: ToyModel, context: Text, sampling: Sampling) -> list[float]:
+    logits = torch.tensor(target.law(context), dtype=torch.float64).log()
+    shares: list[float] = probabilities(logits, sampling).tolist()
+    return shares
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One iteration, exactly.
+
+    Attributes:
+        kept: probability of everything an iteration may emit, accepted tokens and the bonus token.
+        trees: trees that may be proposed, counted once per way of drawing them.
+        outcomes: ways an iteration may go.
+    """
+
+    kept: TextLaw
+    trees: int
+    outcomes: int
+
+    @property
+    def tokens(self) -> float:
+        """Expected tokens of the iteration, the bonus token included."""
+        return sum(len(text) * mass for text, mass in self.kept.items())
+
+    def completed(self, target: ToyModel, prompt: Sequence[int], length: int, sampling: Sampling) -> TextLaw:
+        """Law of the first `length` tokens, where the target itself goes on after what was kept."""
+        law: dict[Text, float] = defaultdict(float)
+        for text, mass in self.kept.items():
+            rests = text_law(target, (*prompt, *text), max(0, length - len(text)), sampling)
+            for rest, share in rests.items():
+                law[(*text, *rest)[:length]] += mass * share
+        return dict(law)
+
+
+def iteration(
+    target: ToyModel, drafter: Drafter, verifier: Verifier, prompt: Sequence[int], sampling: Sampling, room: int = 99
+) -> Iteration:
+    """Enumerate an iteration after `prompt`: every tree, and every verdict on each."""
+    kept: dict[Text, float] = defaultdict(float)
+    trees = count = 0
+    for proposal, drawn in proposals(drafter, prompt, sampling, room):
+        trees += 1
+        rows = target_rows(target, prompt, proposal.tree, sampling)
+        for verdict, decided in verdicts(verifier, proposal, rows):
+            count += 1
+            kept[(*proposal.tree.tokens[list(verdict.path)].tolist(), verdict.next_token)] += drawn * decided
+    return Iteration(dict(kept), trees, count)
+
+
+def distance(one: TextLaw, other: TextLaw) -> float:
+    """Total variation between two laws."""
+    return sum(abs(one.get(text, 0.0) - other.get(text, 0.0)) for text in {*one, *other}) / 2
+
+
+def bias(
+    target: ToyModel, drafter: Drafter, verifier: Verifier, prompt: Sequence[int], sampling: Sampling, room: int = 99
+) -> tuple[float, Iteration]:
+    """Total variation between the target's law and that of an iteration's completed output, and the iteration.
+
+    0 up to rounding for a lossless rule; outputs are compared at the length of the longest.
+    """
+    found = iteration(target, drafter, verifier, prompt, sampling, room)
+    length = max(len(text) for text in found.kept)
+    expected = text_law(target, prompt, length, sampling)
+    return distance(found.completed(target, prompt, length, sampling), expected), found

@@ -1,0 +1,140 @@
+"""`SampledTree`: a tree of given shape, its tokens drawn from the draft (Traversal Verification, definition 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ..models.base import LanguageModel
+from ..sampling import Sampling
+from ..verifiers.base import Drawing
+from .base import Drafter, Draw, Growth, ModelDrafter
+
+_EAGLE = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
+EAGLE_PATHS = tuple(_EAGLE.split())
+"""The 25 nodes of EAGLE's sparse tree as child numbers from node 0 down: "01" is the second child of the first."""
+
+
+@dataclass(frozen=True)
+class SampledTree(ModelDrafter):
+    """Draw the children of every slot of a fixed shape from the draft's law. One draft forward per level.
+
+    Where fewer tokens are possible than a node has slots (filters, low temperatures), the last slots stay empty. At
+    temperature 0 the drawn tokens are the most probable ones, the limit of low temperatures.
+
+    The default is the binary tree of depth 5 of the paper's tables, 62 drafted nodes.
+
+    Args:
+        draft: the draft model.
+        depth: levels below node 0.
+        branching: children per node; a tuple gives one value per level, the last repeated. 1 is a chain.
+        draw: "distinct" draws siblings without replacement, "iid" with (copies stay as slots), "hybrid" takes all but
+            the last as the most probable tokens and draws the last from the rest, "top" draws nothing.
+        shape: "full": `depth` and `branching`; "eagle": EAGLE's sparse tree; or the parent slot of every slot in
+            breadth-first order, node 0 being slot 0 (`slots_of_paths` makes it from child numbers).
+        temperature: of the draft; None takes the target's temperature and filters.
+
+    Raises:
+        ValueError: for depth or branching < 1, an unknown `draw` or `shape`, slots out of order, temperature <= 0.
+    """
+
+    draft: LanguageModel
+    depth: int = 5
+    branching: int | tuple[int, ...] = 2
+    draw: Draw = "distinct"
+    shape: Literal["full", "eagle"] | tuple[int, ...] = "full"
+    temperature: float | None = None
+    name = "sampled-tree"
+
+    def __post_init__(self) -> None:
+        for field in ("branching", "shape"):
+            if isinstance(getattr(self, field), list):
+                object.__setattr__(self, field, tuple(getattr(self, field)))
+        if self.depth < 1:
+            raise ValueError(f"depth is {self.depth}; a tree needs at least 1 level below node 0.")
+        if not self._branchings or min(self._branchings) < 1:
+            raise ValueError(f"branching is {self.branching}; every level needs at least 1 child per node.")
+        if self.draw not in ("top", "iid", "distinct", "hybrid"):
+            raise ValueError(f"draw is {self.draw!r}; choose 'distinct', 'iid', 'hybrid' or 'top'.")
+        if isinstance(self.shape, str) and self.shape not in ("full", "eagle"):
+            raise ValueError(f"shape is {self.shape!r}; choose 'full', 'eagle', or give the parent slot of every slot.")
+        slots = self._slots
+        if not len(slots) or slots[0] != 0 or (np.diff(slots) < 0).any() or (slots > np.arange(len(slots))).any():
+            raise ValueError(
+                f"shape is {self.shape}; give the parent slot of slots 1, 2, ... in breadth-first order, for example "
+                "(0, 0, 1, 1) for two children of node 0 and two of the first of them."
+            )
+        if self.temperature is not None and not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature is {self.temperature}; give a positive number, or None for the target's.")
+
+    @classmethod
+    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
+        """A chain, every way of drawing, an irregular shape, a draft with a temperature of its own."""
+        yield cls(draft, depth=3, branching=1)
+        yield cls(draft, depth=2, branching=2)
+        yield cls(draft, depth=2, branching=(2, 1), draw="iid")
+        yield cls(draft, depth=2, branching=2, draw="hybrid")
+        yield cls(draft, depth=2, branching=2, draw="top")
+        yield cls(draft, shape=(0, 0, 1, 1, 3), temperature=0.7)
+
+    @property
+    def drawing(self) -> Drawing:
+        """Every token is drawn from its recorded law."""
+        return Drawing.FIXED if self.draw == "top" else Drawing.RECORDED
+
+    @property
+    def chain(self) -> bool:
+        """Whether no slot has a sibling."""
+        return len(set(self._slots.tolist())) == len(self._slots)
+
+    @property
+    def _branchings(self) -> tuple[int, ...]:
+        return (self.branching,) if isinstance(self.branching, int) else tuple(self.branching)
+
+    @property
+    def _slots(self) -> np.ndarray:
+        """(n,) parent slot of slots 1 to n; of a full tree, two levels say whether it branches."""
+        if self.shape == "full":
+            return _full_slots(self._branchings, self.depth)
+        return np.array(slots_of_paths(EAGLE_PATHS) if self.shape == "eagle" else self.shape, np.int64)
+
+    def grow(self, growth: Growth, room: int) -> None:
+        """See `ModelDrafter.grow`; a slot that stays empty takes the slots below it with it."""
+        wanted = np.bincount(self._slots, minlength=len(self._slots) + 1)  # children of each slot
+        first = np.cumsum([1, *wanted])  # slot of the first child
+        sampling = growth.sampling if self.temperature is None else Sampling(self.temperature)
+        nodes, slots = np.array([0]), np.array([0])
+        for _ in range(room):
+            inner = wanted[slots] > 0
+            nodes, slots = nodes[inner], slots[inner]
+            if not len(nodes):
+                return
+            rows, tokens, logprobs, law = growth.sample(nodes, growth.logits(nodes), wanted[slots], self.draw, sampling)
+            ranks = np.arange(len(rows)) - np.searchsorted(rows, rows)  # place among the siblings
+            nodes, slots = growth.add(nodes[rows], tokens, logprobs, law), first[slots[rows]] + ranks
+
+
+def slots_of_paths(paths: Iterable[str]) -> tuple[int, ...]:
+    """Parent slots of a shape given by child numbers from node 0 down, such as `EAGLE_PATHS`.
+
+    Raises:
+        ValueError: for a path whose parent or earlier sibling is missing.
+    """
+    order = sorted(paths, key=lambda path: (len(path), path))
+    slot = {"": 0, **{path: number for number, path in enumerate(order, 1)}}
+    for path in order:
+        before = path[:-1] if path[-1] == "0" else path[:-1] + str(int(path[-1]) - 1)
+        if before not in slot:
+            raise ValueError(f"Path {path} needs path {before or 'of node 0'} before it; add it.")
+    return tuple(slot[path[:-1]] for path in order)
+
+
+def _full_slots(branchings: tuple[int, ...], depth: int) -> np.ndarray:
+    parents, level = [], np.array([0])
+    for number in range(depth):
+        parents.append(np.repeat(level, branchings[min(number, len(branchings) - 1)]))
+        level = np.arange(level[-1] + 1, level[-1] + 1 + len(parents[-1]))
+    return np.concatenate(parents)

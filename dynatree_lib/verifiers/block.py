@@ -1,0 +1,52 @@
+"""Block Verification (Sun et al.): the optimal lossless rule for a chain, which looks at the block as a whole."""
+
+from __future__ import annotations
+
+import torch
+
+from ..sampling import Chance, Laws, Rows, Sampling
+from ..tree import TokenTree
+from .base import Drawing, Verdict
+from .residual import Recorded, ResidualRule
+
+
+class Block(ResidualRule):
+    """Keep the longest prefix whose own coin succeeds; a failed coin on the way down does not end the search.
+
+    w_i = min(1, w_(i-1) P_(i-1)(x_i) / q_i(x_i)) is the weight of the first i tokens, S_i = sum [w_i P_i - q_(i+1)]_+,
+    and prefix i is kept with probability S_i / (S_i + 1 - w_i), the whole block with w_g.
+    """
+
+    name = "block"
+
+    def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
+        """See `Verifier.check`; trees that branch are refused at any temperature above 0, also with `unsafe`."""
+        if not chain and not sampling.greedy:
+            raise ValueError(
+                "Block Verification is a rule for chains and this drafter's trees may branch; use Traversal, which on "
+                "a chain is the same rule, or a drafter of chains (Chain, SampledTree(branching=1))."
+            )
+        super().check(sampling, drawing, chain)
+
+    def refused(self, drawing: Drawing, chain: bool) -> str | None:
+        """Chains whose tokens do not follow their recorded laws."""
+        return drawing.value if drawing is Drawing.SELECTED else None
+
+    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+        """See `Verifier.verify`; a coin and at most one row operation per node, from the last to the first."""
+        recorded, last = Recorded(tree, laws), len(tree) - 1
+        if tree.depth != last:
+            raise ValueError(f"Block Verification was given a tree of {last + 1} nodes that branches; use Traversal.")
+        weights = [1.0]
+        for node in range(1, last + 1):
+            ratio = rows.prob(node - 1, int(tree.tokens[node])) / recorded.prob(node)
+            weights.append(min(1.0, weights[-1] * ratio))
+        for node in range(last, -1, -1):
+            row, keep = rows.row(node), weights[node]
+            if node < last:
+                row = recorded.rest(row * weights[node], node + 1)
+                mass = float(row.sum(dtype=torch.float64))
+                keep = mass / (mass + 1 - weights[node]) if mass > 0 else 0.0
+            if node == 0 or chance.accept(keep):
+                return Verdict(tuple(range(1, node + 1)), chance.draw(row if row.any() else rows.row(node)))
+        raise AssertionError("unreachable: node 0 is never rejected")
