@@ -77,11 +77,22 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def _nucleus(law: torch.Tensor, mass: float) -> torch.Tensor:
-    values, order = law.sort(dim=-1, descending=True, stable=True)
+    values, order = _most_probable(law, mass)
     outside = values.cumsum(-1) - values >= mass
     outside[..., 0] = False  # the most probable token always stays, whatever rounding does
     kept = torch.zeros_like(law).scatter_(-1, order, values.masked_fill(outside, 0))
     return kept / kept.sum(-1, keepdim=True)
+
+
+def _most_probable(law: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and ids of the most probable tokens of each row, sorted, enough of them to hold `mass`."""
+    count = 256
+    while count < law.shape[-1]:  # a full sort of 50,000 tokens takes ten times as long as finding the largest few
+        values, order = law.topk(count, -1)
+        if bool((values.sum(-1) > mass).all()):
+            return values, order
+        count *= 8
+    return law.sort(dim=-1, descending=True, stable=True)
 
 
 class Chance:

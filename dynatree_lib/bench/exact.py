@@ -61,11 +61,13 @@ class Replay(Chance):
         return drawn
 
 
-def outcomes(run: Callable[[Chance], Result]) -> Iterator[tuple[Result, float]]:
+def outcomes(
+    run: Callable[[Chance], Result], replay: Callable[[Sequence[int]], Replay] = Replay
+) -> Iterator[tuple[Result, float]]:
     """Every result of `run` under every sequence of decisions, with its probability."""
     script: list[int] = []
     while True:
-        chance = Replay(script)
+        chance = replay(script)
         yield run(chance), chance.probability
         step = len(chance.taken) - 1
         while step >= 0 and chance.taken[step] == chance.open[step][-1]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -86,6 +87,33 @@ class RankAcceptance:
         """Tokens per iteration, the bonus token included, of an unpruned tree of these children per node and level."""
         hits = [self.hit(level, children) for level, children in enumerate(branchings)]
         return 1.0 + float(np.cumprod(hits).sum())
+
+    def slots(self, nodes: int, depth: int = 99) -> tuple[int, ...]:
+        """The shape of `nodes` drafted nodes from which most tokens are expected, as `SampledTree.shape` takes it.
+
+        A slot is worth the product of the rates along its path, so the best shape is grown from the best slots, as in
+        Sequoia, whose dynamic programme finds the same.
+
+        Raises:
+            ValueError: for fewer than one node or level.
+        """
+        if nodes < 1 or depth < 1:
+            raise ValueError(f"nodes={nodes} and depth={depth} leave no tree; give at least 1 of each.")
+        waiting, chosen = [(-self._rate(0, 0), "", 0)], []  # (minus worth, path of child numbers, rank)
+        while waiting and len(chosen) < nodes:
+            worth, above, rank = heappop(waiting)
+            chosen.append(path := above + chr(rank))
+            level, parent_worth = len(above), worth / self._rate(len(above), rank)
+            if rank + 1 < len(self.rates[0]) and self._rate(level, rank + 1) > 0:
+                heappush(waiting, (parent_worth * self._rate(level, rank + 1), above, rank + 1))
+            if level + 1 < depth:
+                heappush(waiting, (worth * self._rate(level + 1, 0), path, 0))
+        order = sorted(chosen, key=lambda path: (len(path), path))
+        slot = {"": 0, **{path: number for number, path in enumerate(order, 1)}}
+        return tuple(slot[path[:-1]] for path in order)
+
+    def _rate(self, level: int, rank: int) -> float:
+        return self.rates[min(level, len(self.rates) - 1)][rank]
 
 
 def _outcomes(one: Round) -> Iterator[tuple[int, int, int | None]]:

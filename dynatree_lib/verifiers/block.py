@@ -33,7 +33,7 @@ class Block(ResidualRule):
         return drawing.value if drawing is Drawing.SELECTED else None
 
     def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
-        """See `Verifier.verify`; a coin and at most one row operation per node, from the last to the first."""
+        """See `Verifier.verify`; a coin per node from the last to the first, a row operation only where it succeeds."""
         recorded, last = Recorded(tree, laws), len(tree) - 1
         if tree.depth != last:
             raise ValueError(f"Block Verification was given a tree of {last + 1} nodes that branches; use Traversal.")
@@ -42,11 +42,14 @@ class Block(ResidualRule):
             ratio = rows.prob(node - 1, int(tree.tokens[node])) / recorded.prob(node)
             weights.append(min(1.0, weights[-1] * ratio))
         for node in range(last, -1, -1):
-            row, keep = rows.row(node), weights[node]
+            if node and not chance.accept(weights[node]):  # no prefix is kept more often than its weight
+                continue
+            row, share = rows.row(node), 1.0
             if node < last:
-                row = recorded.rest(row * weights[node], node + 1)
-                mass = float(row.sum(dtype=torch.float64))
-                keep = mass / (mass + 1 - weights[node]) if mass > 0 else 0.0
-            if node == 0 or chance.accept(keep):
-                return Verdict(tuple(range(1, node + 1)), chance.draw(row if row.any() else rows.row(node)))
-        raise AssertionError("unreachable: node 0 is never rejected")
+                rest = recorded.rest(row * weights[node], node + 1)
+                mass = float(rest.sum(dtype=torch.float64))
+                share = mass / (mass + 1 - weights[node]) / weights[node] if mass > 0 else 0.0
+                row = rest if mass > 0 else row
+            if node == 0 or chance.accept(share):
+                break
+        return Verdict(tuple(range(1, node + 1)), chance.draw(row))
