@@ -1,4 +1,4 @@
-"""The command line: `dynatree run | report | bench | tune | pairs | train`, also as `python -m dynatree_lib`.
+"""The command line: `dynatree run | report | bench | tune | audit | pairs | train`, also as `python -m dynatree_lib`.
 
 It looks a subcommand up and turns errors into one sentence; the work and the options belong to the module that the
 table names. A module is imported only when its command is asked for, so that `dynatree --help` starts at once.
@@ -19,6 +19,8 @@ COMMANDS = {
     "report": ("dynatree_lib.suite.report", "build the report of a run's folder"),
     "bench": ("dynatree_lib.bench.command", "measure decoding methods against each other"),
     "tune": ("dynatree_lib.bench.tune_command", "choose the configuration for a pair on this machine"),
+    "audit": ("dynatree_lib.bench.audit_command", "check by enumeration that every rule keeps the target's law"),
+    "judge": ("dynatree_lib.bench.judge_command", "compare verification rules on the same drafted trees"),
     "pairs": ("dynatree_lib.models.command", "list the target/draft pairs and check one"),
     "train": ("dynatree_lib.training", "train a target, distil a draft"),
 }

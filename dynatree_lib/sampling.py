@@ -214,7 +214,7 @@ class Laws:
         self._rows: dict[int, torch.Tensor] = {}
 
     def record(self, node: int, law: torch.Tensor) -> None:
-        """The children of `node` were drawn from this (V,) law, which sums to 1, in draw order."""
+        """The children of `node` were drawn, in draw order, from this (V,) law on the CPU, which sums to 1."""
         self._rows[node] = law
 
     def row(self, node: int) -> torch.Tensor:
@@ -228,4 +228,4 @@ class Laws:
                 f"{self.owner} drew children of tree node {node} and recorded no law for them; a drafter that samples "
                 "must record what it sampled from (Laws.record), or mark the tokens as deterministic (POINT)."
             )
-        return self._rows[node].cpu()
+        return self._rows[node]

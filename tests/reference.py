@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import torch
 
 from dynatree_lib import TokenTree
+from dynatree_lib.tree import DISTINCT, POINT
 
 
 def tree_mask_loop(parents: Sequence[int], prefix: int) -> np.ndarray:
@@ -265,3 +268,213 @@ def cost_aware_tree(
     size = max(range(1, len(top) + 1), key=lambda n: sum(nodes[path] for path in top[:n]) - rate * verify(n))
     kept = [path for path in order if path in top[:size]]
     return [(path[-1] if path else text[-1], kept.index(path[:-1]) if path else -1, nodes[path]) for path in kept]
+
+
+VerdictLaw = dict[tuple[tuple[int, ...], int], Fraction]
+"""Probability of every verdict on one given tree, by kept nodes from the top down and the extra token; no zeros."""
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """One drafted tree in exact fractions, node 0 first; parents come before children, siblings stand in draw order.
+
+    Attributes:
+        tokens: token of each node.
+        parents: parent of each node, -1 for node 0.
+        codes: how each token was drawn: `POINT`, `IID` or `DISTINCT`.
+        target: the target's law after each node, V entries.
+        draft: the draft's law after each node that has drawn children; may be shorter than V.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    codes: list[int]
+    target: list[list[Fraction]]
+    draft: dict[int, list[Fraction]]
+
+    def children(self, u: int) -> list[int]:
+        """Children of u in draw order."""
+        return [c for c, parent in enumerate(self.parents) if parent == u]
+
+    def path(self, u: int) -> tuple[int, ...]:
+        """Nodes from below node 0 down to u."""
+        return () if u == 0 else (*self.path(self.parents[u]), u)
+
+    def text(self, u: int) -> tuple[int, ...]:
+        """Tokens of the path to u."""
+        return tuple(self.tokens[v] for v in self.path(u))
+
+    def whole(self, u: int) -> list[Fraction]:
+        """The draft's law after u, with zeros for the tokens it does not know."""
+        short = self.draft.get(u, [])
+        return short + [Fraction(0)] * (len(self.target[0]) - len(short))
+
+    def drawn(self, c: int) -> list[Fraction]:
+        """q_c, the law the token of c was drawn from given all that was drawn before it."""
+        if self.codes[c] == POINT:
+            return one_hot(self.tokens[c], len(self.target[0]))
+        q = self.whole(self.parents[c])
+        if self.codes[c] == DISTINCT:
+            for sibling in self.children(self.parents[c]):
+                if sibling < c:
+                    q[self.tokens[sibling]] = Fraction(0)
+        return normalised(q)
+
+
+def one_hot(token: int, size: int) -> list[Fraction]:
+    """All mass on one token."""
+    return [Fraction(int(x == token)) for x in range(size)]
+
+
+def normalised(weights: list[Fraction]) -> list[Fraction]:
+    """The weights as a law; as they are where all are zero."""
+    total = sum(weights)
+    return [weight / total for weight in weights] if total else weights
+
+
+def above(r: list[Fraction], q: list[Fraction]) -> list[Fraction]:
+    """[r - q]_+ entry by entry."""
+    return [max(Fraction(0), x - y) for x, y in zip(r, q, strict=True)]
+
+
+def token_level_law(tree: Drafted) -> VerdictLaw:
+    """RRS and RRSw: one row per node, tried against its children in draw order."""
+    law: VerdictLaw = {}
+
+    def visit(u: int, reached: Fraction) -> None:
+        r = tree.target[u]
+        for c in tree.children(u):
+            q, x = tree.drawn(c), tree.tokens[c]
+            accept = min(Fraction(1), r[x] / q[x])
+            visit(c, reached * accept)
+            reached *= 1 - accept
+            r = normalised(above(r, q))
+        for x, share in enumerate(r):
+            if reached * share:
+                law[tree.path(u), x] = reached * share
+
+    visit(0, Fraction(1))
+    return law
+
+
+def target_walk_law(tree: Drafted) -> VerdictLaw:
+    """Sample from the target until the text is no path of the tree; of copies of the last path, the first counts."""
+    law: VerdictLaw = {}
+    nodes = range(len(tree.tokens))
+
+    def visit(text: tuple[int, ...], reached: Fraction) -> None:
+        u = next(u for u in nodes if tree.text(u) == text)
+        for x, share in enumerate(tree.target[u]):
+            if any(tree.text(v) == (*text, x) for v in nodes):
+                visit((*text, x), reached * share)
+            elif reached * share:
+                law[tree.path(u), x] = reached * share
+
+    visit((), Fraction(1))
+    return law
+
+
+def block_law(tree: Drafted) -> VerdictLaw:
+    """Block Verification of a chain of nodes 0, 1, ..., g: its weights w, residual masses S and coins h."""
+    g = len(tree.tokens) - 1
+    w = [Fraction(1)]
+    for i in range(1, g + 1):
+        w.append(min(Fraction(1), w[-1] * tree.target[i - 1][tree.tokens[i]] / tree.drawn(i)[tree.tokens[i]]))
+    rows, h = [], []
+    for i in range(g):
+        rows.append(above([w[i] * share for share in tree.target[i]], tree.drawn(i + 1)))
+        s = sum(rows[i])
+        h.append(Fraction(1) if i == 0 else s / (s + 1 - w[i]) if s else Fraction(0))
+    rows.append(tree.target[g])
+    h.append(w[g] if g else Fraction(1))
+    law: VerdictLaw = {}
+    failed = Fraction(1)  # probability that the coins of all longer prefixes failed
+    for i in range(g, -1, -1):
+        for x, share in enumerate(normalised(rows[i])):
+            if failed * h[i] * share:
+                law[tuple(range(1, i + 1)), x] = failed * h[i] * share
+        failed *= 1 - h[i]
+    return law
+
+
+def traversal_law_as_published(tree: Drafted) -> VerdictLaw:
+    """Traversal with the paper's alpha, p' and q', one leaf at a time; tested nodes are deleted from the tree."""
+    nodes = range(len(tree.tokens))
+    alive = {u: tree.children(u) for u in nodes}
+    alpha = {0: Fraction(1)}
+    p = dict(enumerate(tree.target))
+    q_rest = {u: tree.whole(u) for u in nodes}  # q' for a sibling drawn without replacement
+
+    def q_of_next(u: int, c: int) -> list[Fraction]:
+        if tree.codes[c] == POINT:
+            return one_hot(tree.tokens[c], len(tree.target[0]))
+        return q_rest[u] if tree.codes[c] == DISTINCT else tree.whole(u)
+
+    law: VerdictLaw = {}
+    reached = Fraction(1)
+    while True:
+        u = 0
+        while alive[u]:  # the first child's first child ...
+            c = alive[u][0]
+            if c not in alpha:
+                x = tree.tokens[c]
+                alpha[c] = min(Fraction(1), alpha[u] * p[u][x] / q_of_next(u, c)[x])
+            u = c
+        keep = alpha[u] if u else Fraction(1)
+        for x, share in enumerate(p[u]):
+            if reached * keep * share:
+                law[tree.path(u), x] = reached * keep * share
+        reached *= 1 - keep
+        if not reached:
+            return law
+        parent = tree.parents[u]
+        rest = above([alpha[parent] * share for share in p[parent]], q_of_next(parent, u))
+        s = sum(rest)
+        p[parent] = normalised(rest)
+        alpha[parent] = s / (s + 1 - alpha[parent])
+        q_rest[parent] = [Fraction(0) if x == tree.tokens[u] else share for x, share in enumerate(q_rest[parent])]
+        q_rest[parent] = normalised(q_rest[parent])
+        alive[parent].remove(u)
+
+
+def traversal_law(tree: Drafted) -> VerdictLaw:
+    """Traversal as a recursion over sub-probability rows r and the mass s that leaves a node."""
+    law: VerdictLaw = {}
+
+    def visit(u: int, accepted: Fraction, reached: Fraction) -> Fraction:
+        """Probability that u was reached, and neither it nor anything below it was kept."""
+        r, s = [accepted * share for share in tree.target[u]], 1 - accepted
+        for c in tree.children(u):
+            q, x = tree.drawn(c), tree.tokens[c]
+            reached = visit(c, min(Fraction(1), r[x] / q[x]), reached)
+            rest = above(r, q)
+            z = sum(rest) + s
+            if z:
+                r, s = [share / z for share in rest], s / z
+        keep = sum(r) if u else Fraction(1)
+        for x, share in enumerate(normalised(r)):
+            if reached * keep * share:
+                law[tree.path(u), x] = reached * keep * share
+        return reached * (1 - keep)
+
+    visit(0, Fraction(1), Fraction(1))
+    return law
+
+
+def probability_of_tree(tree, prompt, law, sampling):
+    """Probability that a drafter draws exactly this tree: q_c of every node given its earlier siblings, multiplied."""
+    from dynatree_lib.sampling import probabilities
+    from dynatree_lib.tree import DISTINCT, POINT
+
+    total = 1.0
+    for node in range(1, len(tree)):
+        parent = int(tree.parents[node])
+        context = (*prompt[:-1], *(int(tree.tokens[v]) for v in [0, *tree.path(parent)]))
+        row = probabilities(torch.tensor(law(context), dtype=torch.float64).log(), sampling).tolist()
+        if tree.law[node] == POINT:
+            continue
+        earlier = [int(tree.tokens[v]) for v in tree.children(parent) if v < node]
+        if tree.law[node] == DISTINCT:
+            row = [0.0 if token in earlier else share for token, share in enumerate(row)]
+        total *= row[int(tree.tokens[node])] / sum(row)
+    return total

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from dynatree_lib.__main__ import main
-from dynatree_lib.bench.command import method_list, table
+from dynatree_lib.bench.arguments import table
+from dynatree_lib.bench.command import method_list
 from tests.models import VOCABULARY, noisy_copy, random_model
 
 

@@ -114,7 +114,7 @@ def code_lines(paths):
 
 
 def test_sizes_stay_readable():
-    assert code_lines(modules()) < 10000
+    assert code_lines(modules()) < 12000
     assert code_lines(core_modules()) < 3000
     sizes = dict(functions(modules()))
     assert not {name: size for name, size in sizes.items() if size > 60}

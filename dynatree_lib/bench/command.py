@@ -9,9 +9,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .arguments import (
+    add_machine,
+    add_pair,
+    add_sampling,
+    add_workload,
+    pair_of,
+    progress,
+    room_for,
+    sampling_of,
+    table,
+    with_interval,
+    workload_of,
+)
+
 if TYPE_CHECKING:
-    from ..models.pairs import Pair
-    from ..workloads import Workload
     from .methods import Variant
     from .metrics import MethodSummary
     from .protocol import Results
@@ -22,9 +34,7 @@ DEFAULT_METHODS = "hf-generate,hf-assisted,ar,chain,fixed-tree"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `dynatree bench`."""
     what = parser.add_argument_group("what is measured")
-    what.add_argument("--pair", help="a named pair (see `dynatree pairs`); 'tiny' by default")
-    what.add_argument("--target", help="hub name or folder of a target, with --draft, instead of --pair")
-    what.add_argument("--draft", help="hub name or folder of its draft")
+    add_pair(what)
     what.add_argument(
         "--methods", default=DEFAULT_METHODS, metavar="LIST",
         help="methods with options, e.g. hf-generate,chain:length=6,fixed-tree:depth=6,branching=3,tau=0.03 "
@@ -34,14 +44,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--tuned", type=Path, metavar="FILE",
         help="add the best configuration of each method that `dynatree tune` saved, as 'chain (tuned)' and so on",
     )  # fmt: skip
-    what.add_argument("--workload", default="bundled", help="name of the workload (default: the bundled prompts)")
-    what.add_argument("--task", help="only this task of the workload, e.g. code with the bundled prompts")
-    what.add_argument("--data", metavar="DIR", help="local folder of the data set, instead of the hub")
-    what.add_argument("--limit", type=int, help="at most this many prompts, the first of each task in turn")
+    add_workload(what)
     how = parser.add_argument_group("how")
     how.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
-    how.add_argument("--temperature", type=float, default=0.0, help="0 is greedy decoding (default)")
-    how.add_argument("--seed", type=int, default=0)
+    add_sampling(how)
     how.add_argument("--repeats", type=int, default=1, help="timed runs per method and prompt")
     how.add_argument("--warmup", type=int, default=1, help="untimed runs per method")
     how.add_argument("--stop-at-eos", action="store_true", help="end texts at EOS; by default all run to the budget")
@@ -49,9 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--trace", type=int, nargs="?", const=3, default=0, metavar="PROMPTS",
         help="split the time into draft, verify and host, in extra runs on the first prompts (3)",
     )  # fmt: skip
-    how.add_argument("--device", help="cpu, cuda, cuda:1, auto (default: cpu)")
-    how.add_argument("--dtype", help="float32, bfloat16, float16, float64 (default: float32 on the CPU)")
-    how.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")
+    add_machine(how)
     out = parser.add_argument_group("where it goes")
     out.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
     out.add_argument("--records", type=Path, metavar="FILE", help="write one JSON line per run as it is done")
@@ -75,28 +79,25 @@ def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -
 
 
 def _measured(args: argparse.Namespace) -> Results:
-    from ..sampling import Sampling
     from .methods import variants
     from .protocol import run_benchmark
     from .records import check_writable
 
     # Everything that can be checked is checked before models are loaded.
     methods = variants([*variants(args.methods), *(_tuned(args.tuned) if args.tuned else [])])
-    sampling = Sampling(temperature=args.temperature)
+    sampling = sampling_of(args)
     for path in filter(None, (args.json, args.records)):
         check_writable(path)
     if args.resume and not args.records:
         raise ValueError("--resume needs --records FILE, the file to go on with.")
-    if args.threads is not None:
-        _set_threads(args.threads)
-    pair = _pair(args)
-    workload = _workload(args, pair)
+    pair = pair_of(args)
+    workload = workload_of(args, room_for(pair, args.max_new_tokens), pair.tokenizer, args.limit)
     return run_benchmark(
         pair, methods, workload.prompts,
         max_new_tokens=args.max_new_tokens, sampling=sampling, seed=args.seed, warmup=args.warmup, repeats=args.repeats,
         ignore_eos=not args.stop_at_eos, trace=args.trace, records=args.records,
         existing="resume" if args.resume else "replace" if args.overwrite else "refuse",
-        progress=_progress, source=workload.source,
+        progress=progress, source=workload.source,
     )  # fmt: skip
 
 
@@ -106,44 +107,6 @@ def _tuned(path: Path) -> list[Variant]:
 
     best = [one for one in load_tuned(path).predictions if one.method != "ar"]
     return [variant(one.spec, f"{one.method} (tuned)") for one in best]
-
-
-def _set_threads(count: int) -> None:
-    import torch
-
-    if count < 1:
-        raise ValueError(f"--threads is {count}; give at least 1.")
-    torch.set_num_threads(count)
-
-
-def _pair(args: argparse.Namespace) -> Pair:
-    from ..models.pairs import load_pair
-
-    if args.pair is None and args.target is None and args.draft is None:
-        args.pair = "tiny"
-    return load_pair(args.pair, target=args.target, draft=args.draft, device_map=args.device, dtype=args.dtype)
-
-
-def _workload(args: argparse.Namespace, pair: Pair) -> Workload:
-    from ..workloads import load_workload
-
-    if args.max_new_tokens < 1:
-        raise ValueError(f"--max-new-tokens is {args.max_new_tokens}; ask for at least 1 token.")
-    room = pair.target.context - args.max_new_tokens
-    if room < 1:
-        raise ValueError(
-            f"--max-new-tokens is {args.max_new_tokens} and the context of '{pair.name}' is {pair.target.context}; "
-            "ask for fewer tokens."
-        )
-    name = f"{args.workload}/{args.task}" if args.task else args.workload
-    return load_workload(
-        name, limit=args.limit, seed=args.seed, source=args.data or "auto", max_tokens=room, tokenizer=pair.tokenizer
-    )
-
-
-def _progress(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
 
 
 # -------------------------------------------------------------------------------------------------------------- texts
@@ -192,8 +155,8 @@ _HEADINGS = (
 def _row(one: MethodSummary) -> tuple[str, ...]:
     return (
         one.label + ("" if one.lossless else " (lossy)"),
-        _with_interval(one.tokens_per_second, one.tokens_per_second_interval, 1),
-        _with_interval(one.speedup_hf_generate, one.speedup_hf_generate_interval, 2),
+        with_interval(one.tokens_per_second, one.tokens_per_second_interval, 1),
+        with_interval(one.speedup_hf_generate, one.speedup_hf_generate_interval, 2),
         f"{one.tokens_per_iteration:.2f}",
         _number(one.nodes_per_iteration, 1),
         _number(one.iteration_cost, 2),
@@ -204,23 +167,6 @@ def _row(one: MethodSummary) -> tuple[str, ...]:
 
 def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _with_interval(value: float | None, interval: tuple[float, float] | None, digits: int) -> str:
-    if value is None or interval is None:
-        return "-"
-    return f"{value:.{digits}f} [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of aligned columns, the first to the left, a rule below the headings."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
-                  for column, (cell, width) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]  # fmt: skip
-    return [lines[0], "-" * len(lines[0]), *lines[1:]]
 
 
 def _remarks(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:

@@ -58,6 +58,8 @@ class Replay(Chance):
         while len(drawn) < count and sum(left) > 0:
             drawn.append(self._choose(left))
             left[drawn[-1]] = 0.0
+        if count and not drawn:
+            raise ValueError("draw() was given no positive weight, so there is nothing to draw.")
         return drawn
 
 

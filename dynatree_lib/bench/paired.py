@@ -63,14 +63,15 @@ def expected_tokens(verifier: Verifier, tree: TokenTree, rows: Rows, laws: Laws 
 
 
 def _walked(tree: TokenTree, rows: Rows) -> np.ndarray:
-    """(n,) probability that the target walks through each node: that of its path, for the first of equal siblings."""
-    out, seen = np.zeros(len(tree)), set()
+    """(n,) probability that the target walks through each node: that of its path, counted at the first of its copies."""
+    out, first = np.zeros(len(tree)), dict[tuple[int, int], int]()
+    original = np.zeros(len(tree), np.int64)
     out[0] = 1
     for node in range(1, len(tree)):
-        place = int(tree.parents[node]), int(tree.tokens[node])
-        if place not in seen and out[place[0]] > 0:
+        place = int(original[tree.parents[node]]), int(tree.tokens[node])
+        original[node] = first.setdefault(place, node)
+        if original[node] == node and out[place[0]] > 0:
             out[node] = out[place[0]] * rows.prob(*place)
-        seen.add(place)
     return out
 
 
@@ -206,6 +207,8 @@ def judge(
     sampling, seeds = sampling or Sampling(1.0), list(seeds)
     if sampling.greedy:
         raise ValueError("At temperature 0 every rule keeps the same path; give a sampling with temperature > 0.")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {max_new_tokens}, and no tree starts before that place; give at least 1.")
     ready = prepare_prompts(pair, prompts, max_new_tokens + margin)
     chosen = {label: dict(rules(label) if callable(rules) else rules) for label in drafters}
     for label, drafter in drafters.items():

@@ -37,8 +37,8 @@ def quote(results: Mapping[str, Any], name: str) -> str:
         [
             *lines,
             "",
-            f"One interleaved run, greedy, {len(setup['prompts'])} prompts x {tokens} tokens, {setup['dtype']}, "
-            f"{environment['cpu']}, {environment['threads']} threads. {setup['workload']}",
+            f"One interleaved run, {_sampled(setup['sampling'])}, {len(setup['prompts'])} prompts x {tokens} tokens, "
+            f"{setup['dtype']}, {environment['cpu']}, {environment['threads']} threads. {setup['workload']}",
             "Iteration cost: time of an iteration in greedy steps of `hf-generate`. Brackets: 95 % bootstrap",
             f"interval over prompts. Record: [{name}]({name}).",
             *_tuned(results["methods"]),
@@ -59,6 +59,15 @@ def _cells(one: Mapping[str, Any]) -> list[str]:
         "" if cost is None else f"{cost:.2f}",
         one["identical"] or "",
     ]
+
+
+def _sampled(sampling: Mapping[str, Any]) -> str:
+    if not sampling["temperature"]:
+        return "greedy"
+    filters = [
+        f"{name.replace('_', '-')} {value}" for name, value in sampling.items() if value and name != "temperature"
+    ]
+    return ", ".join([f"temperature {sampling['temperature']:g}", *filters])
 
 
 def _tuned(methods: Sequence[Mapping[str, Any]]) -> list[str]:

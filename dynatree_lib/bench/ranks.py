@@ -99,17 +99,18 @@ class RankAcceptance:
         """
         if nodes < 1 or depth < 1:
             raise ValueError(f"nodes={nodes} and depth={depth} leave no tree; give at least 1 of each.")
-        waiting, chosen = [(-self._rate(0, 0), "", 0)], []  # (minus worth, path of child numbers, rank)
+        waiting: list[tuple[float, tuple[int, ...], float]] = [(-self._rate(0, 0), (0,), 1.0)]
+        chosen: dict[tuple[int, ...], float] = {}  # child numbers from node 0 down -> worth
         while waiting and len(chosen) < nodes:
-            worth, above, rank = heappop(waiting)
-            chosen.append(path := above + chr(rank))
-            level, parent_worth = len(above), worth / self._rate(len(above), rank)
-            if rank + 1 < len(self.rates[0]) and self._rate(level, rank + 1) > 0:
-                heappush(waiting, (parent_worth * self._rate(level, rank + 1), above, rank + 1))
+            minus_worth, path, above = heappop(waiting)
+            chosen[path] = -minus_worth
+            level, rank = len(path) - 1, path[-1]
+            if rank + 1 < len(self.rates[0]):
+                heappush(waiting, (-above * self._rate(level, rank + 1), (*path[:-1], rank + 1), above))
             if level + 1 < depth:
-                heappush(waiting, (worth * self._rate(level + 1, 0), path, 0))
+                heappush(waiting, (minus_worth * self._rate(level + 1, 0), (*path, 0), -minus_worth))
         order = sorted(chosen, key=lambda path: (len(path), path))
-        slot = {"": 0, **{path: number for number, path in enumerate(order, 1)}}
+        slot = {(): 0, **{path: number for number, path in enumerate(order, 1)}}
         return tuple(slot[path[:-1]] for path in order)
 
     def _rate(self, level: int, rank: int) -> float:

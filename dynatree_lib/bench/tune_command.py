@@ -7,9 +7,21 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .command import _pair, _progress, _set_threads, _with_interval, table
+from .arguments import (
+    add_machine,
+    add_pair,
+    add_sampling,
+    add_workload,
+    pair_of,
+    progress,
+    room_for,
+    sampling_of,
+    table,
+    with_interval,
+    workload_of,
+)
 
 if TYPE_CHECKING:
     from ..models.pairs import Pair
@@ -28,45 +40,34 @@ FOLDER = Path("outputs") / "tuned"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `dynatree tune`."""
     what = parser.add_argument_group("what is tuned")
-    what.add_argument("--pair", help="a named pair (see `dynatree pairs`) or a folder; 'tiny' by default")
-    what.add_argument("--target", help="hub name or folder of a target, with --draft, instead of --pair")
-    what.add_argument("--draft", help="hub name or folder of its draft")
-    what.add_argument(
-        "--workload", default="bundled",
-        help="tune on prompts of this workload: the last ones, or, of the bundled prompts, those after the first "
-        f"{JUDGED}, which results are judged on (default: the bundled prompts)",
-    )  # fmt: skip
-    what.add_argument("--task", help="only this task of the workload, e.g. code with the bundled prompts")
-    what.add_argument("--data", metavar="DIR", help="local folder of the data set, instead of the hub")
-    what.add_argument("--limit", type=int, default=PROMPTS, help="how many prompts (default: %(default)s)")
+    add_pair(what)
+    which = (
+        "tune on prompts of this workload: the last ones, or, of the bundled prompts, those after the first "
+        f"{JUDGED}, which results are judged on"
+    )
+    add_workload(what, which=which, limit=PROMPTS)
     how = parser.add_argument_group("how")
     how.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
     how.add_argument("--max-rows", type=int, default=64, metavar="N", help="largest tree (default: %(default)s nodes)")
-    how.add_argument("--temperature", type=float, default=0.0, help="0 is greedy decoding (default)")
-    how.add_argument("--seed", type=int, default=0)
+    add_sampling(how)
     how.add_argument("--no-check", action="store_true", help="choose by prediction alone, without a timed run")
-    how.add_argument("--device", help="cpu, cuda, cuda:1, auto (default: cpu)")
-    how.add_argument("--dtype", help="float32, bfloat16, float16, float64 (default: float32 on the CPU)")
-    how.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")
+    add_machine(how)
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"where it is saved (default: {FOLDER}/<pair>.json)")
 
 
 def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -> int:
     """Tune, save, and write what was found to `out` (standard output)."""
-    from ..sampling import Sampling
     from .records import check_writable
     from .tune import tune
 
-    sampling = Sampling(temperature=args.temperature)
+    sampling = sampling_of(args)
     _check_counts(args)
     path = check_writable(args.out or _default_file(args))
-    if args.threads is not None:
-        _set_threads(args.threads)
-    pair = _pair(args)
+    pair = pair_of(args)
     prompts, source = _prompts(args, pair)
     tuned = tune(
         pair, prompts, max_new_tokens=args.max_new_tokens, max_rows=args.max_rows, sampling=sampling, seed=args.seed,
-        check=not args.no_check, out=path, progress=_progress,
+        check=not args.no_check, out=path, progress=progress,
     )  # fmt: skip
     (out or sys.stdout.write)(report(tuned, source, path))
     return 0
@@ -95,19 +96,18 @@ def _prompts(args: argparse.Namespace, pair: Pair) -> tuple[list[Prompt], str]:
     """Prompts to tune on, and a sentence on where they come from."""
     from ..workloads import load_workload
 
-    name = f"{args.workload}/{args.task}" if args.task else args.workload
-    options: dict[str, Any] = {
-        "source": args.data or "auto", "seed": args.seed, "max_tokens": _room(args, pair), "tokenizer": pair.tokenizer
-    }  # fmt: skip
-    workload = load_workload(name, **options)
+    room = _room(args, pair)
+    workload = workload_of(args, room, pair.tokenizer)
     if not workload.bundled:
         chosen = list(workload.prompts[-args.limit :])
         return chosen, f"The last {len(chosen)} of {workload.source}"
     judged = set(load_workload("bundled", limit=JUDGED).ids)
-    in_turns = load_workload(name, limit=JUDGED + args.limit, **options)
+    in_turns = workload_of(args, room, pair.tokenizer, JUDGED + args.limit)
     chosen = [prompt for prompt in in_turns.prompts if prompt.id not in judged][: args.limit]
     if not chosen:
-        raise ValueError(f"All prompts of '{name}' are judged on, so none is left to tune on; choose another workload.")
+        raise ValueError(
+            f"All prompts of '{args.workload}' are judged on, so none is left to tune on; choose another workload."
+        )
     return chosen, f"{len(chosen)} of the bundled prompts, none of the first {JUDGED}, which results are judged on."
 
 
@@ -116,13 +116,8 @@ def _room(args: argparse.Namespace, pair: Pair) -> int:
     from .cost_model import timed_tokens
     from .tune import TIMED_PROMPTS
 
-    texts = pair.target.context - args.max_new_tokens
+    texts = room_for(pair, args.max_new_tokens)
     timing = min(pair.target.context, pair.draft.context) - timed_tokens(min(args.limit, TIMED_PROMPTS))
-    if texts < 1:
-        raise ValueError(
-            f"--max-new-tokens is {args.max_new_tokens} and the context of '{pair.name}' is {pair.target.context}; "
-            "ask for fewer tokens."
-        )
     if timing < 1:
         raise ValueError(f"The contexts of '{pair.name}' are too short to time it; tune on more prompts (--limit).")
     return min(texts, timing)
@@ -165,7 +160,7 @@ def _row(one: Prediction) -> tuple[str, ...]:
     from .tune import brief
 
     numbers = (f"{value:.2f}" for value in (one.tokens, one.nodes, one.levels))
-    return brief(one.spec), f"{one.speed:.2f}", _with_interval(one.measured, one.interval, 2), *numbers
+    return brief(one.spec), f"{one.speed:.2f}", with_interval(one.measured, one.interval, 2), *numbers
 
 
 def _cost_rows(costs: MeasuredCosts) -> list[list[str]]:

@@ -249,7 +249,7 @@ class Growth:
             four (k,) arrays of the children, node after node, siblings in draw order: index into `frontier`, token,
             log-probability under the draft's law at temperature 1, and law code (`POINT`, `IID`, `DISTINCT`).
         """
-        laws = probabilities(logits, Sampling(1.0) if sampling.greedy else sampling)
+        laws = probabilities(logits, Sampling(1.0) if sampling.greedy else sampling).cpu()  # one transfer per level
         self.laws = self.laws or Laws(self.session.owner)
         drawn: list[tuple[int, int, int]] = []
         for index, (node, count) in enumerate(zip(frontier.tolist(), counts.tolist(), strict=True)):
@@ -274,7 +274,13 @@ class Growth:
         return np.arange(first, len(self))
 
     def keep(self, nodes: np.ndarray) -> None:
-        """Forget all other nodes; `nodes` are ascending indices, closed under parents, node 0 among them."""
+        """Forget all other nodes; `nodes` are ascending indices, closed under parents, node 0 among them.
+
+        Raises:
+            RuntimeError: for a sampled tree, whose nodes must not be selected once they are drawn.
+        """
+        if self.laws is not None:
+            raise RuntimeError("keep() would select nodes of a sampled tree after they were drawn, which biases it.")
         self.parents = renumbering(len(self), nodes)[self.parents[nodes]]
         self.tokens, self.logprobs, self.row_of = self.tokens[nodes], self.logprobs[nodes], self.row_of[nodes]
         self.cumulative, self.law = self.cumulative[nodes], self.law[nodes]

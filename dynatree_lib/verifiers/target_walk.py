@@ -22,13 +22,11 @@ class TargetWalk(Verifier):
     name = "target-walk"
 
     def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
-        """See `Verifier.verify`; draws once per kept node, and once more."""
-        node = 0
-        path: list[int] = []
+        """See `Verifier.verify`; draws once per kept node, and once more. Copies among siblings are walked together."""
+        nodes = np.array([0])  # all of one path of tokens, so of one law
         while True:
-            token = chance.draw(rows.row(node))
-            step = np.flatnonzero((tree.parents == node) & (tree.tokens == token))
+            token = chance.draw(rows.row(int(nodes[0])))
+            step = np.flatnonzero(np.isin(tree.parents, nodes) & (tree.tokens == token))
             if not len(step):
-                return Verdict(tuple(path), token)
-            node = int(step[0])
-            path.append(node)
+                return Verdict(tuple(tree.path(int(nodes[0]))), token)
+            nodes = step

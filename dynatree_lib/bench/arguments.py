@@ -1,0 +1,121 @@
+"""What the commands of `bench` share: options that name a pair, prompts, a sampling and a machine, and what they mean.
+
+Also how a number with its interval and a table are written as text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..models.pairs import Pair
+    from ..sampling import Sampling
+    from ..workloads import Workload
+
+Options = argparse.ArgumentParser | argparse._ArgumentGroup  # what an option may be added to
+
+
+def add_pair(to: Options) -> None:
+    """--pair, or --target and --draft."""
+    to.add_argument("--pair", help="a named pair (see `dynatree pairs`) or a folder; 'tiny' by default")
+    to.add_argument("--target", help="hub name or folder of a target, with --draft, instead of --pair")
+    to.add_argument("--draft", help="hub name or folder of its draft")
+
+
+def add_workload(to: Options, *, which: str = "name of the workload", limit: int | None = None) -> None:
+    """--workload, --task, --data, --limit."""
+    to.add_argument("--workload", default="bundled", help=f"{which} (default: the bundled prompts)")
+    to.add_argument("--task", help="only this task of the workload, e.g. code with the bundled prompts")
+    to.add_argument("--data", metavar="DIR", help="local folder of the data set, instead of the hub")
+    told = "" if limit is None else " (default: %(default)s)"
+    to.add_argument("--limit", type=int, default=limit, help=f"at most this many prompts, of each task in turn{told}")
+
+
+def add_sampling(to: Options, temperature: float = 0.0) -> None:
+    """--temperature, --top-k, --top-p, --seed."""
+    to.add_argument(
+        "--temperature", type=float, default=temperature, help="0 is greedy decoding (default: %(default)s)"
+    )
+    to.add_argument("--top-k", type=int, metavar="K", help="sample from the K most probable tokens")
+    to.add_argument("--top-p", type=float, metavar="P", help="sample from the fewest tokens of together this mass")
+    to.add_argument("--seed", type=int, default=0)
+
+
+def add_machine(to: Options) -> None:
+    """--device, --dtype, --threads."""
+    to.add_argument("--device", help="cpu, cuda, cuda:1, auto (default: cpu)")
+    to.add_argument("--dtype", help="float32, bfloat16, float16, float64 (default: float32 on the CPU)")
+    to.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")
+
+
+def sampling_of(args: argparse.Namespace) -> Sampling:
+    """The sampling; ValueError as for `Sampling`."""
+    from ..sampling import Sampling
+
+    return Sampling(args.temperature, args.top_k, args.top_p)
+
+
+def pair_of(args: argparse.Namespace) -> Pair:
+    """Load the pair, with the number of threads set before; ValueError for fewer than one."""
+    import torch
+
+    from ..models.pairs import load_pair
+
+    if args.threads is not None:
+        if args.threads < 1:
+            raise ValueError(f"--threads is {args.threads}; give at least 1.")
+        torch.set_num_threads(args.threads)
+    if args.pair is None and args.target is None and args.draft is None:
+        args.pair = "tiny"
+    return load_pair(args.pair, target=args.target, draft=args.draft, device_map=args.device, dtype=args.dtype)
+
+
+def workload_of(args: argparse.Namespace, room: int, tokenizer: Any, limit: int | None = None) -> Workload:
+    """The prompts, none with more than `room` tokens."""
+    from ..workloads import load_workload
+
+    name = f"{args.workload}/{args.task}" if args.task else args.workload
+    return load_workload(
+        name, limit=limit, seed=args.seed, source=args.data or "auto", max_tokens=room, tokenizer=tokenizer
+    )
+
+
+def room_for(pair: Pair, max_new_tokens: int) -> int:
+    """Most tokens a prompt may have; ValueError if the budget fills the context."""
+    if max_new_tokens < 1:
+        raise ValueError(f"--max-new-tokens is {max_new_tokens}; ask for at least 1 token.")
+    room = pair.target.context - max_new_tokens
+    if room < 1:
+        raise ValueError(
+            f"--max-new-tokens is {max_new_tokens} and the context of '{pair.name}' is {pair.target.context}; "
+            "ask for fewer tokens."
+        )
+    return room
+
+
+# -------------------------------------------------------------------------------------------------------------- texts
+def progress(line: str) -> None:
+    """Write a line to standard error at once."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def with_interval(value: float | None, interval: Sequence[float] | None, digits: int) -> str:
+    """ "1.05 [1.01, 1.09]", or "-" where there is none."""
+    if value is None or interval is None:
+        return "-"
+    return f"{value:.{digits}f} [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of aligned columns, the first to the left, a rule below the headings."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
+                  for column, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]  # fmt: skip
+    return [lines[0], "-" * len(lines[0]), *lines[1:]]
