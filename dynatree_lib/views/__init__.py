@@ -4,7 +4,8 @@ Pictures of a tree: `draft_tree`, `grown_tree`, `tree_mask`, `positions`; of sev
 iterations: `text_rounds` (HTML), `timeline`, `adaptation`, `acceptance_by_depth`, `calibration`. Of records:
 `bars_with_intervals`, `bars_by_panel`, `sweep_lines`, `line_panels`, `progression`, `heatmap`, `scatter`,
 `distribution`, `stacked_bars`, `cost_curve`. Rows for them from Rounds: `node_rows`, `growth_rows`, `depth_rows`,
-`rank_rows`, `calibration_rows`, `iteration_rows`.
+`rank_rows`, `calibration_rows`, `iteration_rows`. Of verification: `verification_steps` (rows by `step_row`),
+`law_panels`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .scaling import line_panels
 from .settings import interval_dots, setting_scatter
 from .theme import METHOD_COLORS, TEMPLATE
 from .trees import draft_tree, positions, tree_mask
+from .verification import law_panels, step_row, verification_steps
 
 __all__ = [
     "METHOD_COLORS",
@@ -44,6 +46,7 @@ __all__ = [
     "heatmap",
     "interval_dots",
     "iteration_rows",
+    "law_panels",
     "line_panels",
     "node_rows",
     "positions",
@@ -53,9 +56,11 @@ __all__ = [
     "setting_scatter",
     "stacked_bars",
     "stacked_trees",
+    "step_row",
     "sweep_lines",
     "text_rounds",
     "timeline",
     "tree_mask",
+    "verification_steps",
     "wilson",
 ]
