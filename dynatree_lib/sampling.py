@@ -34,8 +34,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature is {self.temperature}; give 0 for greedy decoding or a positive number.")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}; give at least 1, or None to keep every token.")
+        if self.top_k is not None and not (isinstance(self.top_k, int) and self.top_k >= 1):
+            raise ValueError(f"top_k is {self.top_k}; give a whole number of at least 1, or None to keep every token.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; give a mass in (0, 1], or None to keep every token.")
 
@@ -175,7 +175,7 @@ class Rows:
         top = self.logits.max(-1)
         values, ids = top.values.float().cpu().numpy(), top.indices.cpu().numpy()
         if not np.isfinite(values).all():
-            raise ValueError(self._bad_row(int(np.flatnonzero(~np.isfinite(values))[0])))
+            raise ValueError(bad_row(self.owner, int(np.flatnonzero(~np.isfinite(values))[0])))
         return ids
 
     def row(self, node: int) -> torch.Tensor:
@@ -188,18 +188,20 @@ class Rows:
             try:
                 self._laws[node] = probabilities(self.logits[node].cpu(), self.sampling)
             except ValueError as error:
-                raise ValueError(self._bad_row(node)) from error
+                raise ValueError(bad_row(self.owner, node)) from error
         return self._laws[node]
 
     def prob(self, node: int, token: int) -> float:
         """Probability of `token` after `node`."""
         return float(self.row(node)[token])
 
-    def _bad_row(self, node: int) -> str:
-        return (
-            f"The logits of {self.owner} at tree node {node} hold NaN, +inf, or nothing but -inf; no token can be "
-            "chosen from them. Load the model in a wider dtype (dtype='float32') or check its weights."
-        )
+
+def bad_row(owner: str, node: int) -> str:
+    """What to say of logits that describe no law."""
+    return (
+        f"The logits of {owner} at tree node {node} hold NaN, +inf, or nothing but -inf; no token can be chosen from "
+        "them. Load the model in a wider dtype (dtype='float32') or check its weights."
+    )
 
 
 class Laws:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..models.base import LanguageModel, Session
-from ..sampling import GREEDY, Chance, Laws, Rows, Sampling, probabilities
+from ..sampling import GREEDY, Chance, Laws, Rows, Sampling, bad_row, probabilities
 from ..tree import DISTINCT, IID, POINT, ROOT, TokenTree, renumbering
 from ..verifiers.base import Drawing, Verdict
 
@@ -230,8 +230,21 @@ class Growth:
             tokens (f, breadth) int64 and their log-probabilities (f, breadth) float64, most probable first, equally
             probable ones by token id.
         """
-        tokens, logprobs, _ = most_probable(self.logits(frontier), breadth)
+        tokens, logprobs, _ = self.most_probable(frontier, breadth)
         return tokens, logprobs
+
+    def most_probable(
+        self, frontier: np.ndarray, breadth: int, sharpness: float = 1.0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The same with a third array, the log-probabilities under the law raised to `sharpness`.
+
+        Raises:
+            ValueError: for logits that describe no law; the message names the node and the draft.
+        """
+        tokens, logprobs, sharp = most_probable(self.logits(frontier), breadth, sharpness)
+        if np.isnan(logprobs[:, 0]).any():
+            raise ValueError(bad_row(self.session.owner, int(frontier[np.isnan(logprobs[:, 0])][0])))
+        return tokens, logprobs, sharp
 
     def sample(
         self, frontier: np.ndarray, logits: torch.Tensor, counts: np.ndarray, draw: Draw, sampling: Sampling
@@ -248,8 +261,15 @@ class Growth:
         Returns:
             four (k,) arrays of the children, node after node, siblings in draw order: index into `frontier`, token,
             log-probability under the draft's law at temperature 1, and law code (`POINT`, `IID`, `DISTINCT`).
+
+        Raises:
+            ValueError: for logits that describe no law; the message names the node and the draft.
         """
-        laws = probabilities(logits, Sampling(1.0) if sampling.greedy else sampling).cpu()  # one transfer per level
+        try:
+            laws = probabilities(logits, Sampling(1.0) if sampling.greedy else sampling).cpu()  # one transfer per level
+        except ValueError as error:
+            bad = int(torch.isfinite(logits.amax(-1)).logical_not().nonzero()[0])
+            raise ValueError(bad_row(self.session.owner, int(frontier[bad]))) from error
         self.laws = self.laws or Laws(self.session.owner)
         drawn: list[tuple[int, int, int]] = []
         for index, (node, count) in enumerate(zip(frontier.tolist(), counts.tolist(), strict=True)):

@@ -13,7 +13,7 @@ from ..costs import CostCurve
 from ..models.base import LanguageModel
 from ..sampling import Chance, Rows
 from ..verifiers.base import Verdict
-from .base import Drafter, DraftState, Growth, ModelDrafter, Proposal, check_whole, most_probable
+from .base import Drafter, DraftState, Growth, ModelDrafter, Proposal, check_whole
 from .best_first_tree import highest
 
 WEIGHT = 50.0
@@ -168,7 +168,7 @@ class CostAwareTree(ModelDrafter):
             frontier = self._worth_reading(frontier, estimate, rate, len(growth))
             if not len(frontier):
                 break
-            tokens, logprobs, shares = most_probable(growth.logits(frontier), self.branching, state.sharpness)
+            tokens, logprobs, shares = growth.most_probable(frontier, self.branching, state.sharpness)
             state.drafting += float(self._prices.reading[len(frontier)]) + self._extra(len(growth))
             chances = estimate[frontier][:, None] * np.exp(shares)
             rows, ranks = np.nonzero(chances > rate * self._prices.row[len(growth)])

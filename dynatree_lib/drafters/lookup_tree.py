@@ -12,7 +12,7 @@ from ..models.base import LanguageModel
 from ..sampling import Chance, Rows
 from ..tree import ROOT, renumbering
 from ..verifiers.base import Verdict
-from .base import Drafter, DraftState, Growth, Proposal, most_probable
+from .base import Drafter, DraftState, Growth, Proposal
 from .best_first_tree import highest
 from .cost_aware_tree import CostAwareState, CostAwareTree
 
@@ -213,7 +213,7 @@ class LookupTree(CostAwareTree):
         """Read nodes of the frontier and add the children that pay; the next frontier, copied children included."""
         state = growth.state
         assert isinstance(state, LookupState)
-        tokens, logprobs, shares = most_probable(growth.logits(frontier), self.branching, state.sharpness)
+        tokens, logprobs, shares = growth.most_probable(frontier, self.branching, state.sharpness)
         copy = grown.copy[frontier]
         copied = np.where(copy >= 0, growth.tokens[copy], -1)[:, None] == tokens
         left = grown.chance[frontier] - np.where(copy >= 0, grown.chance[copy], 0.0)

@@ -100,7 +100,7 @@ class Recorded:
             earlier = self.tree.tokens[siblings[: siblings.index(node)]]
             row = self.laws.row(parent)
             if self.tree.law[node] == DISTINCT and len(earlier):
-                row = row.index_fill(0, torch.from_numpy(earlier), 0)
+                row = row.index_fill(0, torch.from_numpy(earlier[earlier < len(row)]), 0)
                 row /= row.sum(dtype=torch.float64).clamp_(min=torch.finfo(row.dtype).tiny)
             self._rows[node] = row
         return self._rows[node]
