@@ -23,3 +23,16 @@ def test_every_quoted_table_is_its_records():
 def test_linked_files_exist():
     for link in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / link).exists(), link
+
+
+def test_what_the_readme_says_of_the_audit_is_in_its_record():
+    from dynatree_lib import unsound
+    from dynatree_lib.bench.audit import read_audit
+
+    audit = read_audit(ROOT / "outputs" / "reference" / "audit.json")
+    told = re.search(r"audit\.json\): ([\d,]+) instances, none off by more than ([\de-]+)", README)
+    assert int(told[1].replace(",", "")) == len(audit.checks)
+    assert max(one.deviation for one in audit.checks) < float(told[2])
+    assert len(unsound.UNSOUND) == 9
+    seen = {one.tree.split()[0] for one in audit.controls if one.bias > 1e-3}
+    assert seen == {one.name for one in unsound.UNSOUND}

@@ -63,7 +63,7 @@ def expected_tokens(verifier: Verifier, tree: TokenTree, rows: Rows, laws: Laws 
 
 
 def _walked(tree: TokenTree, rows: Rows) -> np.ndarray:
-    """(n,) probability that the target walks through each node: that of its path, counted at the first of its copies."""
+    """(n,) probability that the target walks through each node: that of its path, counted at its first copy."""
     out, first = np.zeros(len(tree)), dict[tuple[int, int], int]()
     original = np.zeros(len(tree), np.int64)
     out[0] = 1
