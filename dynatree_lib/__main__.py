@@ -1,4 +1,4 @@
-"""The command line: `dynatree run | report | bench | tune | audit | pairs | train`, also as `python -m dynatree_lib`.
+"""The command line: `dynatree COMMAND` with the commands below, also as `python -m dynatree_lib`.
 
 It looks a subcommand up and turns errors into one sentence; the work and the options belong to the module that the
 table names. A module is imported only when its command is asked for, so that `dynatree --help` starts at once.

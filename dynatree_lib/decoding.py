@@ -19,7 +19,7 @@ from .sampling import Chance, Rows, Sampling
 from .stopping import Stopping
 from .tree import TokenTree
 from .verifiers import default_verifier
-from .verifiers.base import Verdict, Verifier
+from .verifiers.base import Drawing, Verdict, Verifier
 
 TAIL = 64
 """Tokens before a text that stop strings may begin in."""
@@ -122,8 +122,8 @@ def generate(
         target: the model whose text this is.
         prompt: (L,) or (1, L) token ids; with `state`, the tokens that follow the earlier text (may be empty).
         drafter: proposes the trees.
-        verifier: the verification rule; by default `Greedy` at temperature 0, above it `TargetWalk` for deterministic
-            trees and `Traversal` for sampled ones.
+        verifier: the verification rule; by default that of `verifiers.default_verifier`: `Greedy` at temperature 0,
+            above it `TargetWalk` for deterministic trees and `Traversal` for sampled ones.
         sampling: the target's sampling; greedy by default.
         seed: for all random decisions; a continued text keeps its own.
         max_new_tokens: token budget; never exceeded.
@@ -216,6 +216,11 @@ class _Loop:
         adaptation = drafter.report(state.drafting)
         proposal = drafter.propose(state.drafting, room, self.sampling)
         tree = proposal.tree
+        if drafter.drawing is Drawing.FIXED and tree.law.any():
+            raise ValueError(
+                f"'{drafter.name}' proposed sampled tokens and declares deterministic ones, so no rule can be chosen "
+                "for it; override `drawing` (Drawing.RECORDED where every token follows its recorded law)."
+            )
         rows = yield ScoreRequest(state.target, tree, self.sampling)
         verdict = self.verifier.verify(tree, rows, proposal.laws, state.chance)
         fresh = [*(int(token) for token in tree.tokens[list(verdict.path)]), verdict.next_token]

@@ -7,6 +7,7 @@ drafting and verifying, go through a `Chance`, so that tests can replay every ou
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -68,12 +69,13 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         raise ValueError("A row of logits holds NaN, +inf, or nothing but -inf, so it describes no law.")
     if sampling.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1)
-    logits = logits / sampling.temperature
+    least = torch.finfo(logits.dtype).tiny  # below it the law is the same: all on the best token
+    logits = (logits - top[..., None]) / max(sampling.temperature, least)
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         kth = logits.topk(sampling.top_k, -1).values[..., -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)
     law = logits.softmax(-1)
-    return law if sampling.top_p is None else _nucleus(law, sampling.top_p)
+    return law if sampling.top_p is None or sampling.top_p == 1 else _nucleus(law, sampling.top_p)
 
 
 def _nucleus(law: torch.Tensor, mass: float) -> torch.Tensor:
@@ -85,14 +87,17 @@ def _nucleus(law: torch.Tensor, mass: float) -> torch.Tensor:
 
 
 def _most_probable(law: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and ids of the most probable tokens of each row, sorted, enough of them to hold `mass`."""
-    count = 256
-    while count < law.shape[-1]:  # a full sort of 50,000 tokens takes ten times as long as finding the largest few
-        values, order = law.topk(count, -1)
-        if bool((values.sum(-1) > mass).all()):
-            return values, order
-        count *= 8
+    """Values and ids of the most probable tokens of each row, sorted, ties by id, enough of them to hold `mass`."""
+    for count in (256, 8192):  # a full sort of 50,000 tokens takes several times as long as finding the largest few
+        if count < law.shape[-1]:
+            ids = law.topk(count, -1).indices.sort(-1).values
+            values, places = law.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
+            if bool((values.sum(-1) > mass).all()):
+                return values, ids.gather(-1, places)
     return law.sort(dim=-1, descending=True, stable=True)
+
+
+NOTHING = "draw() was given no positive weight, or one that is not finite, so there is nothing to draw."
 
 
 class Chance:
@@ -111,6 +116,11 @@ class Chance:
         """True with this probability; never at 0, always at 1."""
         return float(torch.rand((), generator=self._generator, dtype=torch.float64)) < probability
 
+    def accept_lazily(self, bound: float, probability: Callable[[], float]) -> bool:
+        """`accept(probability())`; the probability, at most `bound`, is computed only if the coin is below `bound`."""
+        coin = float(torch.rand((), generator=self._generator, dtype=torch.float64))
+        return coin < bound and coin < probability()
+
     def draw(self, weights: torch.Tensor) -> int:
         """An index drawn proportionally to (V,) non-negative weights; zero weights are never drawn.
 
@@ -118,7 +128,7 @@ class Chance:
         text gives the same text for the same seed, however many tokens it decides at a time.
 
         Raises:
-            ValueError: if no weight is positive.
+            ValueError: if no weight is positive, or one is not finite.
         """
         return self.draw_distinct(weights, 1)[0]
 
@@ -128,13 +138,13 @@ class Chance:
         Fewer come back when fewer weights are positive.
 
         Raises:
-            ValueError: if no weight is positive.
+            ValueError: if no weight is positive, or one is not finite.
         """
         left, drawn = weights.detach().to("cpu", torch.float64, copy=True), []
         for _ in range(count):
             reached = left.cumsum(0)
             total = float(reached[-1])
-            if not total > 0:
+            if not 0 < total < float("inf"):
                 break
             place = float(torch.rand((), generator=self._generator, dtype=torch.float64)) * total
             index = int(torch.searchsorted(reached, place, right=True))
@@ -143,7 +153,7 @@ class Chance:
             drawn.append(index)
             left[index] = 0
         if count and not drawn:
-            raise ValueError("draw() was given no positive weight, so there is nothing to draw.")
+            raise ValueError(NOTHING)
         return drawn
 
 

@@ -461,16 +461,25 @@ def traversal_law(tree: Drafted) -> VerdictLaw:
     return law
 
 
+def tempered(law, sampling):
+    """A law under temperature, then top-k, then top-p; no ties at the edges."""
+    row = [share ** (1 / sampling.temperature) for share in law]
+    best = sorted(range(len(row)), key=lambda token: -row[token])[: sampling.top_k]
+    row = [share if token in best else 0.0 for token, share in enumerate(row)]
+    row = [share / sum(row) for share in row]
+    if sampling.top_p is not None:
+        kept = [token for place, token in enumerate(best) if sum(row[t] for t in best[:place]) < sampling.top_p]
+        row = [share if token in kept else 0.0 for token, share in enumerate(row)]
+    return [share / sum(row) for share in row]
+
+
 def probability_of_tree(tree, prompt, law, sampling):
     """Probability that a drafter draws exactly this tree: q_c of every node given its earlier siblings, multiplied."""
-    from dynatree_lib.sampling import probabilities
-    from dynatree_lib.tree import DISTINCT, POINT
-
     total = 1.0
     for node in range(1, len(tree)):
         parent = int(tree.parents[node])
         context = (*prompt[:-1], *(int(tree.tokens[v]) for v in [0, *tree.path(parent)]))
-        row = probabilities(torch.tensor(law(context), dtype=torch.float64).log(), sampling).tolist()
+        row = tempered(law(context), sampling)
         if tree.law[node] == POINT:
             continue
         earlier = [int(tree.tokens[v]) for v in tree.children(parent) if v < node]

@@ -316,7 +316,7 @@ def short(monkeypatch):
 
 def test_the_command_writes_a_record_that_can_be_read(short, tmp_path, capsys):
     path = tmp_path / "audit.json"
-    assert cli.main(["audit", "--instances", "120", "--seed", "2", "--out", str(path)]) == 0
+    assert cli.main(["audit", "--instances", "600", "--seed", "2", "--out", str(path)]) == 0
     shown, found = capsys.readouterr(), read_audit(path)
     assert len(found.checks) >= 120
     assert f"All {len(found.checks)} instances are lossless" in shown.out
@@ -341,7 +341,7 @@ class WrongBonus(TokenLevel):
 
 def test_a_biased_rule_makes_the_command_fail(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(audit, "CONTROLS", {})
-    monkeypatch.setattr(audit, "VERIFIERS", (TargetWalk, TokenLevel, Block, Traversal, WrongBonus))
+    monkeypatch.setattr(audit, "RULES", (TargetWalk, TokenLevel, Block, Traversal, WrongBonus))
     path = tmp_path / "audit.json"
     assert cli.main(["audit", "--instances", "60", "--out", str(path)]) == 1
     text = capsys.readouterr().out
@@ -427,3 +427,10 @@ def test_what_is_no_audit_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ValueError, match="holds no audit that can be read .*; write it again."):
         read_audit(path)
+
+
+def test_an_audit_that_checked_too_little_says_so_and_fails(tmp_path, capsys):
+    assert cli.main(["audit", "--instances", "1", "--out", str(tmp_path / "short.json")]) == 1
+    shown = capsys.readouterr().out
+    assert "The rule 'traversal' was never checked; ask for more instances." in shown
+    assert "every control was seen" not in shown

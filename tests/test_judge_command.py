@@ -35,7 +35,7 @@ def test_it_prints_a_table_and_writes_a_line_per_tree(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--temperature", "0"], "give a sampling with temperature > 0"),
+        (["--temperature", "0"], "give a --temperature above 0"),
         (["--temperature", "-1"], "temperature is -1.0"),
         (["--top-p", "1.5"], "top_p is 1.5"),
         (["--rules", "greedy"], "There is no rule 'greedy' at temperature > 0"),
@@ -45,10 +45,13 @@ def test_it_prints_a_table_and_writes_a_line_per_tree(tmp_path, capsys):
         (["--rules", "block", "--trees", "sampled-tree"], "Block Verification is a rule for chains"),
         (["--trees", "adaptive-tree:draw=iid,prune=remove"], "Use TargetWalk"),
         (["--seeds", "0"], "--seeds is 0"),
-        (["--max-new-tokens", "0"], "no tree starts before that place"),
+        (["--trees", "sampled-tree:verifier=block"], "leave them out"),
+        (["--trees", "adaptive-tree:carry=true"], "leave them out"),
+        (["--max-new-tokens", "0"], "--max-new-tokens is 0"),
     ],
 )
-def test_bad_input_is_one_sentence(options, sentence, capsys):
+def test_bad_input_is_one_sentence_before_models_are_loaded(options, sentence, capsys, monkeypatch):
+    monkeypatch.setattr("dynatree_lib.models.pairs.load_pair", lambda *args, **kwargs: pytest.fail("loaded"))
     assert main([*SMALL, *options]) == 2
     shown = capsys.readouterr().err
     assert sentence in shown

@@ -318,7 +318,7 @@ class WithoutExtra(Chance):
     """Passes coins on and leaves the extra token to the caller."""
 
     def __init__(self, chance):
-        self.accept = chance.accept
+        self.accept, self.accept_lazily = chance.accept, chance.accept_lazily
 
     def draw(self, weights):
         return 0
@@ -425,7 +425,9 @@ def in_reverse_order(self):
 
 
 def points_as_drawn(self, tree, laws):
-    sound_init(self, replace(tree, law=np.where(tree.law == POINT, IID, tree.law)), laws)
+    """Where a sibling was drawn, so that a law was recorded, the deterministic ones are taken for drawn, too."""
+    drawn = np.isin(tree.parents, tree.parents[tree.law != POINT])
+    sound_init(self, replace(tree, law=np.where(drawn & (tree.law == POINT), IID, tree.law)), laws)
 
 
 def traversal_in_order(choose):
@@ -1269,3 +1271,33 @@ def test_a_block_handed_branches_by_a_drafter_that_denies_them_says_so():
     tree = TokenTree.build([0, 1, 2], [-1, 0, 0])
     with pytest.raises(ValueError, match="3 nodes that branches"):
         Block().verify(tree, Rows(torch.zeros(3, 3), ONE), None, Chance())
+
+
+@pytest.mark.parametrize("rule", [TokenLevel, Traversal], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("gap", [17.8, 9.0, 88.0])
+def test_what_float32_can_hardly_hold_is_still_drawn_from_its_law(rule, gap):
+    """After the first sibling, all that is left of the draft's law may be smaller than float32's smallest normal."""
+    scale = {17.8: 0.2, 9.0: 0.1, 88.0: 1.0}[gap]
+    draft = Logits(torch.tensor([gap, 0.0, 0.3]))
+    target = Logits(torch.tensor([-gap, 1.0, 0.0]) * scale)
+    sampling = Sampling(scale)
+    drafter = SampledTree(draft, depth=1, branching=2)
+    found = exact.iteration(target, drafter, rule(), [0], sampling)
+    first = defaultdict(float)
+    for text, mass in found.kept.items():
+        first[text[0]] += mass
+    expected = probabilities(target.logits.double(), sampling)
+    assert sum(abs(first[token] - float(share)) for token, share in enumerate(expected)) / 2 < 1e-6
+
+
+class Logits(ToyModel):
+    """A toy whose float32 logits are the same after every text."""
+
+    def __init__(self, logits):
+        super().__init__(lambda context: logits.double().softmax(-1).tolist(), len(logits))
+        self.logits = logits
+
+    def session(self):
+        session = ToySession(self)
+        session._read = lambda queue, tokens, parents: self.logits.repeat(len(tokens), 1)
+        return session

@@ -66,7 +66,7 @@ def test_law_codes(draw, codes):
 
 
 @pytest.mark.parametrize("draw", ["distinct", "iid", "hybrid", "top"])
-@pytest.mark.parametrize("sampling", [WARM, Sampling(0.5), Sampling(1.0, top_k=2)], ids=str)
+@pytest.mark.parametrize("sampling", [WARM, Sampling(0.5), Sampling(1.0, top_k=2), Sampling(0.8, top_p=0.7)], ids=str)
 def test_every_tree_has_the_probability_its_recorded_laws_say(draw, sampling):
     """The slow twin multiplies q_c over the nodes, straight from the draft's table."""
     drafter = SampledTree(TOY, shape=(0, 0, 1, 2), draw=draw)
@@ -111,6 +111,11 @@ def test_temperature_0_is_the_limit_of_low_temperatures():
     ("options", "sentence"),
     [
         ({"depth": 0}, "depth is 0"),
+        ({"depth": 2.5}, "depth is 2.5"),
+        ({"depth": 30}, "make 2,147,483,646 nodes"),
+        ({"branching": (2, 1.5)}, "branching is (2, 1.5)"),
+        ({"shape": (0, 0.6)}, "parent slot"),
+        ({"shape": "eagle", "depth": 3}, "leave these two out"),
         ({"branching": 0}, "branching is 0"),
         ({"branching": ()}, "branching is ()"),
         ({"draw": "best"}, "draw is 'best'"),
@@ -182,3 +187,17 @@ def test_nodes_of_a_sampled_tree_are_not_selected_afterwards():
     drafter.grow(growth, 1)
     with pytest.raises(RuntimeError, match="after they were drawn"):
         growth.keep(np.array([0, 1]))
+
+
+def test_nothing_is_drawn_where_the_target_is_greedy():
+    drafter = SampledTree(TOY, depth=2, temperature=1.0)
+    trees = {tuple(propose(drafter, Sampling(), seed=seed).tree.tokens) for seed in range(8)}
+    assert len(trees) == 1
+
+
+def test_sampled_tokens_must_be_declared():
+    class Undeclared(SampledTree):
+        drawing = Drawing.FIXED
+
+    with pytest.raises(ValueError, match="declares deterministic ones"):
+        generate(TOY, [0], Undeclared(TOY), sampling=WARM)

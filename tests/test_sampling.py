@@ -1,7 +1,8 @@
+import numpy as np
 import pytest
 import torch
 
-from dynatree_lib import Chance, Sampling
+from dynatree_lib import Chance, SampledTree, Sampling, ToyModel, generate
 from dynatree_lib.sampling import Rows, probabilities
 
 
@@ -79,3 +80,84 @@ def test_draw_follows_the_weights():
         counts[chance.draw(torch.tensor([1.0, 2.0, 5.0]))] += 1
     expected = torch.tensor([500.0, 1000, 2500])
     assert float(((counts - expected) ** 2 / expected).sum()) < 13.8  # chi-square, 2 degrees of freedom, p = 0.001
+
+
+def test_the_streams_of_a_text_are_two(monkeypatch):
+    """With one stream for both, the coin that accepts a token would be the one that drew it."""
+    import dynatree_lib.decoding as decoding
+
+    made = []
+    monkeypatch.setattr(decoding, "Chance", lambda seed, stream: made.append((seed, stream)) or Chance(seed, stream))
+    toy = ToyModel.random(3, seed=1)
+    state = generate(toy, [0], SampledTree(toy), sampling=Sampling(1.0), seed=7).state
+    assert sorted(made) == [(7, "draft"), (7, "verify")]
+    fresh = {stream: Chance(7, stream) for stream in ("draft", "verify")}
+    for chance, stream in ((state.drafting.chance, "draft"), (state.chance, "verify")):
+        assert chance is not fresh[stream]
+        assert type(chance) is Chance
+    assert state.drafting.chance is not state.chance
+
+
+def test_a_text_follows_its_law_under_real_seeds():
+    """The same through `generate`, with seeds: first tokens of 3,000 texts, a draft far from the target."""
+    target, draft = (ToyModel(lambda context, law=law: law, 3) for law in ((0.25, 0.5, 0.25), (0.6, 0.2, 0.2)))
+    drafter = SampledTree(draft, depth=1, branching=1)
+    counts = np.zeros(3)
+    for seed in range(3000):
+        counts[generate(target, [0], drafter, sampling=Sampling(1.0), seed=seed, max_new_tokens=2).tokens[0]] += 1
+    expected = 3000 * np.array([0.25, 0.5, 0.25])
+    assert ((counts - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees of freedom, level 0.001
+
+
+def test_ordered_pairs_have_the_law_of_drawing_one_after_another():
+    weights = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    chance, counts = Chance(5), np.zeros((4, 4))
+    for _ in range(4000):
+        counts[tuple(chance.draw_distinct(weights, 2))] += 1
+    w = weights.double().numpy()
+    expected = 4000 * np.outer(w, w) / (1 - w)[:, None]
+    off = ~np.eye(4, dtype=bool)
+    assert counts[~off].sum() == 0
+    assert ((counts - expected)[off] ** 2 / expected[off]).sum() < 31.3  # 11 degrees of freedom, level 0.001
+
+
+def test_a_lazy_coin_is_a_coin():
+    bounds = [(0.9, 0.5), (0.5, 0.5), (0.2, 0.0), (1.0, 1.0)]
+    for bound, probability in bounds:
+        plain, lazy = Chance(3), Chance(3)
+        assert [plain.accept(probability) for _ in range(200)] == [
+            lazy.accept_lazily(bound, lambda probability=probability: probability) for _ in range(200)
+        ]
+    asked = []
+    chance = Chance(3)
+    for _ in range(1000):
+        chance.accept_lazily(0.1, lambda: asked.append(1) or 0.05)
+    assert 60 < len(asked) < 140
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 1e-46, 1e-300])
+def test_tiny_temperatures_choose_the_best_token(temperature):
+    assert probabilities(torch.tensor([30.0, 31.0, -5.0]), Sampling(temperature)).tolist() == [0, 1, 0]
+
+
+def test_top_p_1_keeps_every_token():
+    logits = torch.randn(20_000, generator=torch.Generator().manual_seed(0)) * 4
+    assert torch.equal(probabilities(logits, Sampling(1.0, top_p=1.0)), probabilities(logits, Sampling(1.0)))
+
+
+@pytest.mark.parametrize("spread", [0.1, 3.0, 8.0])
+def test_a_nucleus_is_that_of_a_full_sort(spread):
+    logits = torch.randn(2, 12_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * spread
+    for mass in (0.3, 0.9, 0.999):
+        law = logits.softmax(-1)
+        values, order = law.sort(dim=-1, descending=True, stable=True)
+        kept = values.cumsum(-1) - values < mass
+        expected = torch.zeros_like(law).scatter_(-1, order, values * kept)
+        found = probabilities(logits, Sampling(1.0, top_p=mass))
+        assert torch.allclose(found, expected / expected.sum(-1, keepdim=True), rtol=1e-12)
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, float("inf")], [float("nan"), 1.0]])
+def test_nothing_to_draw_from_is_said(weights):
+    with pytest.raises(ValueError, match="no positive weight"):
+        Chance().draw(torch.tensor(weights))

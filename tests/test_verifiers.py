@@ -7,7 +7,19 @@ import pytest
 import reference
 import torch
 
-from dynatree_lib import Greedy, Sampling, TargetWalk, TokenTree, ToyModel, autoregressive, generate
+from dynatree_lib import (
+    Block,
+    Greedy,
+    SampledTree,
+    Sampling,
+    TargetWalk,
+    TokenLevel,
+    TokenTree,
+    ToyModel,
+    Traversal,
+    autoregressive,
+    generate,
+)
 from dynatree_lib.bench.exact import bias, distance, outcomes, text_law
 from dynatree_lib.drafters import DRAFTERS
 from dynatree_lib.sampling import Rows
@@ -83,6 +95,30 @@ def test_generated_law_is_the_targets(drafter, sampling, monkeypatch):
         found[text] += probability
     assert sum(found.values()) == pytest.approx(1, abs=1e-12)
     assert distance(found, text_law(TARGET, [0], budget, sampling)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", [TokenLevel, Block, Traversal], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("shape", [(0, 1), (0, 1, 1), (0, 0, 1)], ids=str)
+def test_generated_law_with_deeper_sampled_trees(rule, shape, monkeypatch):
+    """Four tokens of two: several iterations, trees two levels deep, the cut at the budget."""
+    import dynatree_lib.decoding as decoding
+
+    target = ToyModel.random(2, seed=3, sharpness=1.0)
+    drafter = SampledTree(target.mixed(ToyModel.random(2, seed=4), 0.7), shape=shape)
+    if rule is Block and not drafter.chain:
+        pytest.skip("Block is a rule for chains")
+
+    def run(chance):
+        monkeypatch.setattr(decoding, "Chance", lambda seed, stream: chance)
+        out = generate(target, [0], drafter, verifier=rule(), sampling=Sampling(1.0), max_new_tokens=4)
+        depths.add(out.rounds[0].tree.depth)
+        return tuple(out.tokens)
+
+    found, depths = defaultdict(float), set()
+    for text, probability in outcomes(run):
+        found[text] += probability
+    assert max(depths) == 2
+    assert distance(found, text_law(target, [0], 4, Sampling(1.0))) < 1e-12
 
 
 def test_the_enumeration_sees_a_bias(monkeypatch):

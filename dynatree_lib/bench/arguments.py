@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,9 +37,8 @@ def add_workload(to: Options, *, which: str = "name of the workload", limit: int
 
 def add_sampling(to: Options, temperature: float = 0.0) -> None:
     """--temperature, --top-k, --top-p, --seed."""
-    to.add_argument(
-        "--temperature", type=float, default=temperature, help="0 is greedy decoding (default: %(default)s)"
-    )
+    told = "0 is greedy decoding" if temperature == 0 else "above 0"
+    to.add_argument("--temperature", type=float, default=temperature, help=f"{told} (default: %(default)s)")
     to.add_argument("--top-k", type=int, metavar="K", help="sample from the K most probable tokens")
     to.add_argument("--top-p", type=float, metavar="P", help="sample from the fewest tokens of together this mass")
     to.add_argument("--seed", type=int, default=0)
@@ -94,6 +94,16 @@ def room_for(pair: Pair, max_new_tokens: int) -> int:
             "ask for fewer tokens."
         )
     return room
+
+
+def check_new(path: Path | None, overwrite: bool) -> None:
+    """Raise ValueError if a file to be written exists and may not be replaced, or cannot be written."""
+    if path is not None:
+        from .records import check_writable
+
+        if path.exists() and not overwrite:
+            raise ValueError(f"{path} exists; replace it with --overwrite, or give another file.")
+        check_writable(path)
 
 
 # -------------------------------------------------------------------------------------------------------------- texts

@@ -25,9 +25,9 @@ from ..models.toy import ToyModel
 from ..sampling import Chance, Laws, Rows, Sampling
 from ..tree import TokenTree
 from ..unsound import UNSOUND, Reranked, SortedSiblings, TopAsDrawn, UnlikelyRemoved
-from ..verifiers import VERIFIERS, Block, Drawing, TargetWalk, TokenLevel, Traversal, Verdict, Verifier
+from ..verifiers import VERIFIERS, Block, Drawing, Greedy, TargetWalk, TokenLevel, Traversal, Verdict, Verifier
 from ..verifiers.base import follow_argmax
-from ..verifiers.residual import ResidualRule
+from ..verifiers.residual import ImpossibleToken, ResidualRule
 from .environment import describe_environment
 from .exact import Iteration, bias, distance, iteration
 
@@ -84,6 +84,12 @@ TREES: dict[str, tuple[int, Make]] = {
 }
 """Kinds of trees: the largest vocabulary they are enumerated on, and the drafter of a draft model."""
 CHAINS = ("chain of 3", "top chain")
+RULES = tuple(rule for rule in VERIFIERS if rule is not Greedy)
+IDENTITIES = (
+    "one-hot p: every rule is greedy",
+    "chain: block is traversal",
+    "deterministic tree: all are target walk",
+)
 
 
 def _control(kind: type[SampledTree], **options: Any) -> Make:
@@ -237,6 +243,19 @@ class Audit:
             ),
         ]
 
+    def missing(self) -> list[str]:
+        """What a whole audit looks at and this one did not, in full sentences."""
+        return [f"{what} was never checked; ask for more instances." for what in self._unchecked()]
+
+    def _unchecked(self) -> Iterator[str]:
+        sound = [one for one in self.checks if one.tree in TREES]
+        rules, trees, pairs = ({getattr(one, name) for one in sound} for name in ("rule", "tree", "pair"))
+        yield from (f"The rule '{rule.name}'" for rule in RULES if rule.name not in rules)
+        yield from (f"The tree '{name}'" for name in TREES if name not in trees)
+        yield from (f"The pair of models '{name}'" for name in PAIRS if name not in pairs)
+        seen = {one.identity for one in self.identities}
+        yield from (f"The identity '{name}'" for name in IDENTITIES if name not in seen)
+
     def to_json(self) -> str:
         """The record; a line per row."""
         head = {"format": FORMAT, "environment": self.environment, "setup": self.setup}
@@ -373,7 +392,7 @@ def check_case(case: Case) -> tuple[list[Check], list[Identity], list[Control]]:
     make = CONTROLS.get(case.tree) or TREES[case.tree][1]
     drafter, sampling, of = make(draft), SAMPLINGS[case.sampling], vars(case)
     checks, controls, found = [], [], {}
-    for rule in VERIFIERS:
+    for rule in RULES:
         if _serves(rule(), drafter, sampling):
             deviation, kept = bias(target, drafter, rule(), PROMPT, sampling)
             numbers: Row = {"deviation": _short(deviation), "tokens": round(kept.tokens, 10), "outcomes": kept.outcomes}
@@ -399,9 +418,7 @@ def _serves(rule: Verifier, drafter: Drafter, sampling: Sampling) -> bool:
 def _bias_of(rule: Verifier, target: ToyModel, drafter: Drafter, sampling: Sampling) -> float | None:
     try:
         return _short(bias(target, drafter, rule, PROMPT, sampling)[0])
-    except ValueError as error:
-        if "no mass" not in str(error):
-            raise
+    except ImpossibleToken:
         return None
 
 
@@ -412,12 +429,13 @@ def _short(value: float) -> float:
 def _identities(of: Row, drafter: Drafter, found: Mapping[str, Iteration]) -> Iterator[Identity]:
     """Rules that must keep the same on this case, compared with the first of them."""
     fixed = drafter.drawing is Drawing.FIXED
-    equal = [
-        ("one-hot p: every rule is greedy", ArgmaxWalk.name in found, (ArgmaxWalk.name, *found)),
-        ("chain: block is traversal", drafter.chain, (Block.name, Traversal.name)),
-        ("deterministic tree: all are target walk", fixed, (TargetWalk.name, TokenLevel.name, Traversal.name)),
-    ]
-    for name, holds, (first, *others) in equal:
+    hold = (ArgmaxWalk.name in found, drafter.chain, fixed)
+    rules = (
+        (ArgmaxWalk.name, *found),
+        (Block.name, Traversal.name),
+        (TargetWalk.name, TokenLevel.name, Traversal.name),
+    )
+    for name, holds, (first, *others) in zip(IDENTITIES, hold, rules, strict=True):
         if holds:
             deviation = max(distance(found[first].kept, found[other].kept) for other in others)
             yield Identity(**of, identity=name, deviation=_short(deviation))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import progress, table
+from .arguments import check_new, progress, table
 
 if TYPE_CHECKING:
     from .audit import Audit
@@ -30,24 +30,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -> int:
     """Audit, save, and write what was found to `out` (standard output); 1 if anything failed."""
     from .audit import run_audit
-    from .records import check_writable, write_atomically
+    from .records import write_atomically
 
     _check(args)
-    path = args.out and check_writable(args.out)
+    check_new(args.out, args.overwrite)
     audit = run_audit(args.instances, args.seed, progress)
-    if path:
-        write_atomically(path, audit.to_json())
-    lines = [*report(audit), *([f"Saved in {path}."] if path else [])]
+    if args.out:
+        write_atomically(args.out, audit.to_json())
+    lines = [*report(audit), *([f"Saved in {args.out}."] if args.out else [])]
     (out or sys.stdout.write)("\n".join(lines) + "\n")
-    return 1 if audit.failures() else 0
+    return 1 if audit.failures() or audit.missing() else 0
 
 
 def _check(args: argparse.Namespace) -> None:
     for name, least in (("instances", 1), ("seed", 0)):
         if getattr(args, name) < least:
             raise ValueError(f"--{name} is {getattr(args, name)}; give at least {least}.")
-    if args.out and args.out.exists() and not args.overwrite:
-        raise ValueError(f"{args.out} exists; replace it with --overwrite, or give another file.")
 
 
 def report(audit: Audit) -> Iterator[str]:
@@ -63,7 +61,7 @@ def report(audit: Audit) -> Iterator[str]:
     yield from table([["Traversal over TokenLevel", "more", "equal", "fewer", "least", "most"], *_gain_rows(audit)])
     yield "Instances in which it keeps more, as many or fewer tokens, and the ends of the difference per iteration."
     yield ""
-    yield from audit.failures() or [_success(audit)]
+    yield from [*audit.failures(), *audit.missing()] or [_success(audit)]
 
 
 def _rule_rows(audit: Audit) -> Iterator[list[str]]:

@@ -97,7 +97,7 @@ def synthetic_tree(
                 parents.append(node_of[slot])
                 tokens.append(token)
     tree = TokenTree.build(tokens, parents, law=[DISTINCT] * len(tokens))
-    return tree, Rows(logits[: len(tokens)], sampling, "synthetic"), laws
+    return tree, Rows(logits[list(node_of)], sampling, "synthetic"), laws
 
 
 def time_decisions(

@@ -16,7 +16,7 @@ import torch
 
 from ..drafters.base import Drafter, Proposal
 from ..models.toy import ToyModel
-from ..sampling import Chance, Rows, Sampling, probabilities
+from ..sampling import NOTHING, Chance, Rows, Sampling, probabilities
 from ..tree import TokenTree
 from ..verifiers.base import Verdict, Verifier
 
@@ -51,6 +51,10 @@ class Replay(Chance):
         """See `Chance.accept`."""
         return self._choose([1 - probability, probability]) == 1
 
+    def accept_lazily(self, bound: float, probability: Callable[[], float]) -> bool:
+        """See `Chance.accept_lazily`."""
+        return self.accept(probability())
+
     def draw_distinct(self, weights: torch.Tensor, count: int) -> list[int]:
         """See `Chance.draw_distinct`."""
         left = weights.double().tolist()
@@ -59,7 +63,7 @@ class Replay(Chance):
             drawn.append(self._choose(left))
             left[drawn[-1]] = 0.0
         if count and not drawn:
-            raise ValueError("draw() was given no positive weight, so there is nothing to draw.")
+            raise ValueError(NOTHING)
         return drawn
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .arguments import (
     add_machine,
     add_pair,
     add_sampling,
     add_workload,
+    check_new,
     pair_of,
     progress,
     room_for,
@@ -24,13 +26,14 @@ from .arguments import (
 
 if TYPE_CHECKING:
     from ..drafters.base import Drafter
-    from ..models.pairs import Pair
+    from ..sampling import Sampling
     from ..verifiers import Verifier
     from .paired import Paired
 
 TREES = "sampled-tree:branching=1,sampled-tree,sampled-tree:shape=eagle"
 RULES = "token-level,traversal"
-MARGIN = 8
+MARGIN = 24
+LOOP_OPTIONS = ("commit", "verifier", "carry")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -45,12 +48,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument(
         "--rules", default=RULES, metavar="LIST",
-        help="verification rules; each is compared with the first (default: %(default)s)",
+        help="rules among target-walk, token-level, block, traversal; each is compared with the first "
+        "(default: %(default)s)",
     )  # fmt: skip
     add_workload(what, limit=40)
     how = parser.add_argument_group("how")
-    how.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="trees up to this place of a text")
-    how.add_argument("--seeds", type=int, default=1, metavar="N", help="texts of each prompt, tree and rule")
+    told = "(default: %(default)s)"
+    how.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help=f"trees up to this place {told}")
+    how.add_argument("--seeds", type=int, default=1, metavar="N", help=f"texts of each prompt, tree and rule {told}")
     add_sampling(how, temperature=1.0)
     add_machine(how)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write one JSON line per tree")
@@ -59,20 +64,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -> int:
     """Judge, save, and write a table to `out` (standard output)."""
-    from .methods import variants
     from .paired import judge
-    from .records import check_writable
 
     # Everything that can be checked is checked before models are loaded.
-    sampling, rules, methods = sampling_of(args), _rules(args.rules), variants(args.trees)
-    if args.seeds < 1:
-        raise ValueError(f"--seeds is {args.seeds}; give at least 1.")
-    if args.out and check_writable(args.out).exists() and not args.overwrite:
-        raise ValueError(f"{args.out} exists; replace it with --overwrite, or give another file.")
+    sampling, rules, trees = sampling_of(args), _rules(args.rules), _trees(args.trees)
+    _check(args, sampling, rules, trees)
     pair = pair_of(args)
-    workload = workload_of(args, room_for(pair, args.max_new_tokens + MARGIN), pair.tokenizer, args.limit)
+    workload = workload_of(args, room_for(pair, args.max_new_tokens) - MARGIN, pair.tokenizer, args.limit)
     judged = judge(
-        pair, {one.label: _drafter(one, pair) for one in methods}, rules, workload.prompts,
+        pair, {label: make(pair.draft) for label, make in trees.items()}, rules, workload.prompts,
         max_new_tokens=args.max_new_tokens, sampling=sampling, seeds=range(args.seed, args.seed + args.seeds),
         margin=MARGIN, source=workload.source, progress=progress,
     )  # fmt: skip
@@ -95,15 +95,39 @@ def _rules(text: str) -> dict[str, Verifier]:
     return {name: known[name]() for name in names}
 
 
-def _drafter(method: object, pair: Pair) -> Drafter:
-    from .methods import Variant
-    from .runner import DrafterRunner
+def _trees(text: str) -> dict[str, Callable[[Any], Drafter]]:
+    """Label -> draft model -> drafter."""
+    from .methods import variants
 
-    assert isinstance(method, Variant)
-    runner = method.runner(pair)
-    if not isinstance(runner, DrafterRunner):
-        raise ValueError(f"'{method.label}' does not draft in this library's loop, so no rule can judge its trees.")
-    return runner.drafter
+    out: dict[str, Callable[[Any], Drafter]] = {}
+    for one in variants(text):
+        loop = {name: value for name, value in one.options.items() if name in LOOP_OPTIONS}
+        if one.method.drafter is None:
+            raise ValueError(f"'{one.label}' does not draft in this library's loop, so no rule can judge its trees.")
+        if loop != {name: one.method.defaults[name] for name in loop}:
+            raise ValueError(
+                f"'{one.label}': {', '.join(LOOP_OPTIONS)} say how trees are decoded, not drawn; leave them out."
+            )
+        out[one.label] = partial(one.method.drafter, one.options)
+    return out
+
+
+def _check(
+    args: argparse.Namespace,
+    sampling: Sampling,
+    rules: Mapping[str, Verifier],
+    trees: Mapping[str, Callable[[Any], Drafter]],
+) -> None:
+    for name in ("seeds", "max_new_tokens"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}; give at least 1.")
+    if sampling.greedy:
+        raise ValueError("At temperature 0 every rule keeps the same path; give a --temperature above 0.")
+    for make in trees.values():
+        drafter = make(None)
+        for rule in rules.values():
+            rule.check(sampling, drafter.drawing, drafter.chain)
+    check_new(args.out, args.overwrite)
 
 
 def report(judged: Paired) -> str:
@@ -112,7 +136,9 @@ def report(judged: Paired) -> str:
     for tree, rules in setup["rules"].items():
         mine = judged.where(tree=tree)
         for rule in rules:
-            gain = "" if rule == rules[0] else with_interval(*mine.gain(rule, rules[0]), 3)
+            ratio, interval = mine.gain(rule, rules[0])
+            gain = with_interval(ratio, interval, 3) if len(setup["prompts"]) > 1 else f"{ratio:.3f}"
+            gain = "" if rule == rules[0] else gain
             rows.append([tree, rule, f"{mine.mean(rule):.3f}", gain])
     lines = [
         f"{setup['pair']} in {setup['dtype']}, {_told(setup['sampling'])}; {len(setup['prompts'])} prompts, trees up "

@@ -35,6 +35,7 @@ class Method:
         lossless: whether its greedy text is the target's own.
         draft: whether it uses the pair's draft model.
         traced: whether its time can be split into drafting, verifying and the rest.
+        drafter: (options, draft model or None) -> its drafter; None for methods with a loop of their own.
     """
 
     types: dict[str, Any]
@@ -44,6 +45,7 @@ class Method:
     lossless: bool = True
     draft: bool = True
     traced: bool = True
+    drafter: Callable[[dict[str, Any], Any], Drafter] | None = None
 
 
 def drafted(drafter: type[Drafter], *, draft: bool = True) -> Method:
@@ -73,10 +75,11 @@ def drafted(drafter: type[Drafter], *, draft: bool = True) -> Method:
         lambda options: make(options, None),  # a drafter checks its hyper-parameters when made, without its model
         build,
         draft=draft,
+        drafter=make,
     )
 
 
-def baseline(settings: Any, **facts: bool) -> Method:
+def baseline(settings: Any, **facts: Any) -> Method:
     """A method with a settings dataclass that has `runner(pair, instrument)`."""
 
     def build(options: dict[str, Any], pair: Pair, instrument: Instrument) -> Runner:
@@ -129,7 +132,7 @@ class Variant:
         return self.method.build(self.options, pair, instrument)
 
 
-def custom(label: str, make: Callable[[Pair, Instrument], Runner], *, name: str = "", **facts: bool) -> Variant:
+def custom(label: str, make: Callable[[Pair, Instrument], Runner], *, name: str = "", **facts: Any) -> Variant:
     """A method that is not in the table (an ablation of a notebook, a fake of a test)."""
     method = Method({}, {}, lambda options: None, lambda options, pair, instrument: make(pair, instrument), **facts)
     return Variant(label, name or label, method)

@@ -54,7 +54,7 @@ class _Coins(Replay):
 def expected_tokens(verifier: Verifier, tree: TokenTree, rows: Rows, laws: Laws | None) -> float:
     """Expected tokens committed of this tree, the bonus token included, over the rule's own randomness.
 
-    Ways of all together less than about `NEGLIGIBLE` times the number of nodes are left out.
+    Once a way's probability is below `NEGLIGIBLE`, it ends with the next coin.
     """
     if isinstance(verifier, TargetWalk) and not rows.sampling.greedy:
         return float(_walked(tree, rows).sum())
@@ -82,6 +82,7 @@ class _Judge(Verifier):
     rules: Mapping[str, Verifier]
     driver: Verifier
     budget: int
+    total: int = 0
     judged: list[Row] = field(default_factory=list)
     committed: int = 0
     name = "paired"
@@ -92,7 +93,8 @@ class _Judge(Verifier):
 
     def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
         verdict = self.driver.sample(tree, rows, laws, chance)
-        if self.committed < self.budget:
+        whole = tree.depth < self.total - self.committed - 1  # a deeper one may have been cut to the end of the text
+        if self.committed < self.budget and whole:
             tokens = {name: expected_tokens(rule, tree, rows, laws) for name, rule in self.rules.items()}
             row = {"place": self.committed, "nodes": len(tree) - 1, "levels": tree.depth}
             self.judged.append({**row, "kept": len(verdict.path) + 1, "tokens": tokens})
@@ -196,7 +198,8 @@ def judge(
         sampling: the target's; temperature 1 by default.
         seeds: a text of each prompt, drafter and driver for each.
         drivers: labels of the rules that decide texts, every one in turn; all by default.
-        margin: tokens beyond `max_new_tokens` that are decoded so that the last judged trees are not cut short.
+        margin: tokens beyond `max_new_tokens` that are decoded so that the last trees are not cut short; trees that the
+            end of the text may still have cut are not judged, so give as many as the trees have levels.
         source: sentence on where the prompts come from, for the record.
         progress: called with a line of text per drafter and driver.
 
@@ -220,7 +223,7 @@ def judge(
             if progress:
                 progress(f"{label}, driven by {driver}: {len(ready)} prompts, {len(seeds)} seeds")
             for seed, one in product(seeds, ready):
-                judge_ = _Judge(chosen[label], chosen[label][driver], max_new_tokens)
+                judge_ = _Judge(chosen[label], chosen[label][driver], max_new_tokens, max_new_tokens + margin)
                 generate(
                     pair.target, one.ids, drafter, verifier=judge_, sampling=sampling, seed=seed,
                     max_new_tokens=max_new_tokens + margin, eos_token_ids=(), keep_state=False,
@@ -229,7 +232,7 @@ def judge(
                 rows += [{**head, **row} for row in judge_.judged]
     setup = {
         "pair": public_name(pair.name),
-        "dtype": str(pair.target.dtype).removeprefix("torch."),
+        "dtype": str(getattr(pair.target, "dtype", torch.float64)).removeprefix("torch."),
         "workload": source,
         "prompts": [{"id": one.id, "sha256": one.sha256} for one in ready],
         "sampling": asdict(sampling),

@@ -92,7 +92,8 @@ class RankAcceptance:
         """The shape of `nodes` drafted nodes from which most tokens are expected, as `SampledTree.shape` takes it.
 
         A slot is worth the product of the rates along its path, so the best shape is grown from the best slots, as in
-        Sequoia, whose dynamic programme finds the same.
+        Sequoia, whose dynamic programme finds the same where rates fall with the rank. For a sampled tree take the
+        rates from rounds of one: there a rank is a place in draw order.
 
         Raises:
             ValueError: for fewer than one node or level.

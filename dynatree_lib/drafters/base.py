@@ -25,7 +25,7 @@ class Proposal:
 
     Attributes:
         tree: the tree to verify; node 0 is the last committed token.
-        laws: what sampled children were drawn from, for verifiers that need it; None where nothing was sampled.
+        laws: what sampled children were drawn from, for rules that need it; None from drafters that sample nothing.
     """
 
     tree: TokenTree
@@ -299,7 +299,7 @@ class Growth:
         Raises:
             RuntimeError: for a sampled tree, whose nodes must not be selected once they are drawn.
         """
-        if self.laws is not None:
+        if self.law.any():
             raise RuntimeError("keep() would select nodes of a sampled tree after they were drawn, which biases it.")
         self.parents = renumbering(len(self), nodes)[self.parents[nodes]]
         self.tokens, self.logprobs, self.row_of = self.tokens[nodes], self.logprobs[nodes], self.row_of[nodes]

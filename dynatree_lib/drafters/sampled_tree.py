@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -11,19 +12,24 @@ import numpy as np
 from ..models.base import LanguageModel
 from ..sampling import Sampling
 from ..verifiers.base import Drawing
-from .base import Drafter, Draw, Growth, ModelDrafter
+from .base import Drafter, Draw, Growth, ModelDrafter, check_whole
 
 _EAGLE = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
 EAGLE_PATHS = tuple(_EAGLE.split())
 """The 25 nodes of EAGLE's sparse tree as child numbers from node 0 down: "01" is the second child of the first."""
+
+MOST_NODES = 10_000
 
 
 @dataclass(frozen=True)
 class SampledTree(ModelDrafter):
     """Draw the children of every slot of a fixed shape from the draft's law. One draft forward per level.
 
-    Where fewer tokens are possible than a node has slots (filters, low temperatures), the last slots stay empty. At
-    temperature 0 the drawn tokens are the most probable ones, the limit of low temperatures.
+    Where fewer tokens are possible than a node has slots (filters, low temperatures), the last slots stay empty. Where
+    the target's temperature is 0, nothing is drawn: the tokens are the most probable, the limit of low temperatures.
+
+    A subclass that removes, orders or otherwise selects nodes once they are drawn must declare it (`drawing`), or rules
+    that divide by draft laws will be biased.
 
     The default is the binary tree of depth 5 of the paper's tables, 62 drafted nodes.
 
@@ -35,10 +41,11 @@ class SampledTree(ModelDrafter):
             the last as the most probable tokens and draws the last from the rest, "top" draws nothing.
         shape: "full": `depth` and `branching`; "eagle": EAGLE's sparse tree; or the parent slot of every slot in
             breadth-first order, node 0 being slot 0 (`slots_of_paths` makes it from child numbers).
-        temperature: of the draft; None takes the target's temperature and filters.
+        temperature: of the draft, above temperature 0; None takes the target's temperature and filters.
 
     Raises:
-        ValueError: for depth or branching < 1, an unknown `draw` or `shape`, slots out of order, temperature <= 0.
+        ValueError: for depth or branching < 1, an unknown `draw` or `shape`, slots out of order, more than 10,000
+            nodes, temperature <= 0.
     """
 
     draft: LanguageModel
@@ -53,22 +60,38 @@ class SampledTree(ModelDrafter):
         for field in ("branching", "shape"):
             if isinstance(getattr(self, field), list):
                 object.__setattr__(self, field, tuple(getattr(self, field)))
+        check_whole(self, "depth")
         if self.depth < 1:
             raise ValueError(f"depth is {self.depth}; a tree needs at least 1 level below node 0.")
-        if not self._branchings or min(self._branchings) < 1:
-            raise ValueError(f"branching is {self.branching}; every level needs at least 1 child per node.")
+        if not self._branchings or not all(isinstance(each, int) and each >= 1 for each in self._branchings):
+            raise ValueError(f"branching is {self.branching}; every level needs a whole number of at least 1 child.")
         if self.draw not in ("top", "iid", "distinct", "hybrid"):
             raise ValueError(f"draw is {self.draw!r}; choose 'distinct', 'iid', 'hybrid' or 'top'.")
         if isinstance(self.shape, str) and self.shape not in ("full", "eagle"):
             raise ValueError(f"shape is {self.shape!r}; choose 'full', 'eagle', or give the parent slot of every slot.")
+        if self.shape != "full" and (self.depth, self.branching) != (SampledTree.depth, SampledTree.branching):
+            raise ValueError(f"shape={self.shape!r} has its own depth and branching; leave these two out.")
+        self._check_slots()
+        if self.temperature is not None and not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature is {self.temperature}; give a positive number, or None for the target's.")
+
+    def _check_slots(self) -> None:
+        size, level = 0, 1
+        for number in range(self.depth):
+            level *= _of_level(self._branchings, number)
+            size += level
+        if self.shape == "full" and size > MOST_NODES:
+            raise ValueError(
+                f"depth={self.depth} and branching={self.branching} make {size:,} nodes; a forward takes at most "
+                f"{MOST_NODES:,} here. Give fewer levels or children, or a `shape` of its own."
+            )
         slots = self._slots
-        if not len(slots) or slots[0] != 0 or (np.diff(slots) < 0).any() or (slots > np.arange(len(slots))).any():
+        whole = slots.dtype.kind == "i" and 0 < len(slots) <= MOST_NODES
+        if not whole or slots[0] != 0 or (np.diff(slots) < 0).any() or (slots > np.arange(len(slots))).any():
             raise ValueError(
                 f"shape is {self.shape}; give the parent slot of slots 1, 2, ... in breadth-first order, for example "
                 "(0, 0, 1, 1) for two children of node 0 and two of the first of them."
             )
-        if self.temperature is not None and not 0 < self.temperature < float("inf"):
-            raise ValueError(f"temperature is {self.temperature}; give a positive number, or None for the target's.")
 
     @classmethod
     def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
@@ -94,18 +117,19 @@ class SampledTree(ModelDrafter):
     def _branchings(self) -> tuple[int, ...]:
         return (self.branching,) if isinstance(self.branching, int) else tuple(self.branching)
 
-    @property
+    @cached_property
     def _slots(self) -> np.ndarray:
-        """(n,) parent slot of slots 1 to n; of a full tree, two levels say whether it branches."""
+        """(n,) parent slot of slots 1 to n."""
         if self.shape == "full":
             return _full_slots(self._branchings, self.depth)
-        return np.array(slots_of_paths(EAGLE_PATHS) if self.shape == "eagle" else self.shape, np.int64)
+        return np.array(slots_of_paths(EAGLE_PATHS) if self.shape == "eagle" else self.shape)
 
     def grow(self, growth: Growth, room: int) -> None:
         """See `ModelDrafter.grow`; a slot that stays empty takes the slots below it with it."""
         wanted = np.bincount(self._slots, minlength=len(self._slots) + 1)  # children of each slot
         first = np.cumsum([1, *wanted])  # slot of the first child
-        sampling = growth.sampling if self.temperature is None else Sampling(self.temperature)
+        targets = growth.sampling.greedy or self.temperature is None
+        sampling = growth.sampling if targets else Sampling(self.temperature)  # type: ignore[arg-type]
         nodes, slots = np.array([0]), np.array([0])
         for _ in range(room):
             inner = wanted[slots] > 0
@@ -135,6 +159,10 @@ def slots_of_paths(paths: Iterable[str]) -> tuple[int, ...]:
 def _full_slots(branchings: tuple[int, ...], depth: int) -> np.ndarray:
     parents, level = [], np.array([0])
     for number in range(depth):
-        parents.append(np.repeat(level, branchings[min(number, len(branchings) - 1)]))
+        parents.append(np.repeat(level, _of_level(branchings, number)))
         level = np.arange(level[-1] + 1, level[-1] + 1 + len(parents[-1]))
     return np.concatenate(parents)
+
+
+def _of_level(branchings: tuple[int, ...], level: int) -> int:
+    return branchings[min(level, len(branchings) - 1)]

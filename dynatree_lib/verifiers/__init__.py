@@ -15,8 +15,9 @@ VERIFIERS: tuple[type[Verifier], ...] = (Greedy, TargetWalk, TokenLevel, Block, 
 
 
 def default_verifier(greedy: bool, drawing: Drawing) -> Verifier:
-    """The rule that keeps most without bias: greedy verification at temperature 0; above it, the target walk for
-    deterministic trees, traversal for sampled ones, token-level verification where branches share random numbers."""
+    """A rule without bias that usually keeps most: greedy verification at temperature 0; above it, the target walk for
+    deterministic trees and for those selected after drawing, traversal for sampled ones, token-level verification where
+    branches share random numbers."""
     if greedy:
         return Greedy()
     if drawing is Drawing.RECORDED:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 
 from ..sampling import Chance, Laws, Rows, Sampling
@@ -28,28 +30,40 @@ class Block(ResidualRule):
             )
         super().check(sampling, drawing, chain)
 
-    def refused(self, drawing: Drawing, chain: bool) -> str | None:
-        """Chains whose tokens do not follow their recorded laws."""
-        return drawing.value if drawing is Drawing.SELECTED else None
-
     def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
-        """See `Verifier.verify`; a coin per node from the last to the first, a row operation only where it succeeds."""
+        """See `Verifier.verify`; a coin per node from the last up, a row operation only where it may succeed."""
         recorded, last = Recorded(tree, laws), len(tree) - 1
         if tree.depth != last:
             raise ValueError(f"Block Verification was given a tree of {last + 1} nodes that branches; use Traversal.")
         weights = [1.0]
         for node in range(1, last + 1):
-            ratio = rows.prob(node - 1, int(tree.tokens[node])) / recorded.prob(node)
+            ratio = rows.prob(node - 1, int(tree.tokens[node])) / recorded.prob(node) if weights[-1] > 0 else 0.0
             weights.append(min(1.0, weights[-1] * ratio))
-        for node in range(last, -1, -1):
-            if node and not chance.accept(weights[node]):  # no prefix is kept more often than its weight
-                continue
-            row, share = rows.row(node), 1.0
-            if node < last:
-                rest = recorded.rest(row * weights[node], node + 1)
-                mass = float(rest.sum(dtype=torch.float64))
-                share = mass / (mass + 1 - weights[node]) / weights[node] if mass > 0 else 0.0
-                row = rest if mass > 0 else row
-            if node == 0 or chance.accept(share):
-                break
-        return Verdict(tuple(range(1, node + 1)), chance.draw(row))
+        if chance.accept(weights[last]):
+            return Verdict(tuple(range(1, last + 1)), chance.draw(rows.row(last)))
+        for node in range(last - 1, 0, -1):
+            rest = _Rest(rows, recorded, node, weights[node])
+            if chance.accept_lazily(weights[node], rest.kept):
+                return Verdict(tuple(range(1, node + 1)), chance.draw(rest.row))
+        rest = _Rest(rows, recorded, 0, 1.0)
+        return Verdict((), chance.draw(rest.row if rest.mass > 0 else rows.row(0)))
+
+
+class _Rest:
+    """[w P - q]_+ at a node of the chain, computed when it is looked at."""
+
+    def __init__(self, rows: Rows, recorded: Recorded, node: int, weight: float) -> None:
+        self._given, self._weight = (rows, recorded, node), weight
+
+    @cached_property
+    def row(self) -> torch.Tensor:
+        rows, recorded, node = self._given
+        return recorded.rest(rows.row(node) * self._weight, node + 1)
+
+    @cached_property
+    def mass(self) -> float:
+        return float(self.row.sum(dtype=torch.float64))
+
+    def kept(self) -> float:
+        """Probability that the block up to this node is kept, once longer ones were not; at most the weight."""
+        return self.mass / (self.mass + 1 - self._weight) if self.mass > 0 else 0.0

@@ -8,9 +8,9 @@ Z = sum [r_u - q_c]_+ + s_u. All rules here follow from that one update (Travers
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 
@@ -28,19 +28,20 @@ class ResidualRule(Verifier):
     """
 
     unsafe: bool = False
+    refuses: ClassVar[tuple[Drawing, ...]] = (Drawing.SELECTED,)
+    """Ways of drawing for which the rule is biased."""
 
     def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
         """See `Verifier.check`."""
-        refused = self.refused(drawing, chain)
-        if refused and not sampling.greedy and not self.unsafe:
+        if drawing in self.refuses and not sampling.greedy and not self.unsafe:
             raise ValueError(
-                f"{type(self).__name__} would not sample from the target with this drafter: {refused}. Use TargetWalk, "
-                f"which serves every tree, or {type(self).__name__}(unsafe=True) to look at the bias."
+                f"{type(self).__name__} would not sample from the target with this drafter: {drawing.value}. Use "
+                f"TargetWalk, which serves every tree, or {type(self).__name__}(unsafe=True) to look at the bias."
             )
 
-    @abstractmethod
-    def refused(self, drawing: Drawing, chain: bool) -> str | None:
-        """Why the rule would be biased for such trees, or None."""
+
+class ImpossibleToken(ValueError):
+    """A drafted token has no mass under the law recorded for it."""
 
 
 class Recorded:
@@ -67,14 +68,14 @@ class Recorded:
         """q_c of the node's own token.
 
         Raises:
-            ValueError: if it is zero.
+            ImpossibleToken: if it is zero.
         """
         if self.tree.law[node] == POINT:
             return 1.0
         row, token = self._row(node), int(self.tree.tokens[node])
         share = float(row[token]) if token < len(row) else 0.0
         if not share > 0:
-            raise ValueError(
+            raise ImpossibleToken(
                 f"Tree node {node} holds token {token}, to which the law recorded for it by {self.laws.owner} gives "
                 "no mass, so it cannot have been drawn from that law; record the law that was sampled from, with the "
                 "draft's own temperature and filters."
@@ -100,8 +101,8 @@ class Recorded:
             earlier = self.tree.tokens[siblings[: siblings.index(node)]]
             row = self.laws.row(parent)
             if self.tree.law[node] == DISTINCT and len(earlier):
-                row = row.index_fill(0, torch.from_numpy(earlier[earlier < len(row)]), 0)
-                row /= row.sum(dtype=torch.float64).clamp_(min=torch.finfo(row.dtype).tiny)
+                left = row.index_fill(0, torch.from_numpy(earlier[earlier < len(row)]), 0).double()
+                row = (left / left.sum()).to(row.dtype)  # what is left may be smaller than float32 can divide by
             self._rows[node] = row
         return self._rows[node]
 

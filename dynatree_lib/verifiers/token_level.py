@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..sampling import Chance, Laws, Rows
 from ..tree import TokenTree
-from .base import Drawing, Verdict
+from .base import Verdict
 from .residual import Recorded, Residual, ResidualRule
 
 
@@ -17,10 +17,6 @@ class TokenLevel(ResidualRule):
     """Try the children of the kept node in draw order, each against what its rejected siblings have left."""
 
     name = "token-level"
-
-    def refused(self, drawing: Drawing, chain: bool) -> str | None:
-        """Trees whose tokens do not follow their recorded laws, path by path."""
-        return drawing.value if drawing is Drawing.SELECTED else None
 
     def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
         """See `Verifier.verify`; a coin per tried child, a row operation per rejected one."""

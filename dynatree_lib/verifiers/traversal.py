@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..sampling import Chance, Laws, Rows
+from ..sampling import Chance, Laws, Rows, Sampling
 from ..tree import TokenTree
 from .base import Drawing, Verdict
 from .residual import Recorded, Residual, ResidualRule
@@ -19,14 +19,15 @@ class Traversal(ResidualRule):
 
     name = "traversal"
 
-    def refused(self, drawing: Drawing, chain: bool) -> str | None:
-        """Trees whose tokens do not follow their recorded laws given all that was drawn before."""
-        if drawing is Drawing.BY_PATH and chain:  # a chain has one path
-            return None
-        return drawing.value if drawing in (Drawing.SELECTED, Drawing.BY_PATH) else None
+    refuses = (Drawing.SELECTED, Drawing.BY_PATH)
+
+    def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
+        """See `Verifier.check`."""
+        one_path = chain and drawing is Drawing.BY_PATH  # then there are no other branches to depend on
+        super().check(sampling, Drawing.RECORDED if one_path else drawing, chain)
 
     def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
-        """See `Verifier.verify`; at most a coin and a row operation per node, and a row only after a rejection."""
+        """See `Verifier.verify`; at most a coin per node, and a row operation per rejected node."""
         recorded = Recorded(tree, laws)
         waiting = [iter(children) for children in recorded.children]
         node, residuals = 0, {0: Residual(rows, 0)}
