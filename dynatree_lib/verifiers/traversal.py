@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..sampling import Chance, Laws, Rows, Sampling
 from ..tree import TokenTree
 from .base import Drawing, Verdict
@@ -27,21 +29,30 @@ class Traversal(ResidualRule):
         super().check(sampling, Drawing.RECORDED if one_path else drawing, chain)
 
     def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
-        """See `Verifier.verify`; at most a coin per node, and a row operation per rejected node."""
+        """See `Verifier.verify`; at most a coin and a row operation per node, the latter seldom for a last child."""
         recorded = Recorded(tree, laws)
-        waiting = [iter(children) for children in recorded.children]
-        node, residuals = 0, {0: Residual(rows, 0)}
+        waiting = [list(children) for children in recorded.children]
+        residuals, node, rejected = {0: Residual(rows, 0)}, 0, -1
         while True:
             now = residuals[node]
-            child = next(waiting[node], None) if now.mass > 0 else None
-            if child is not None:
+            if rejected >= 0 and (node == 0 or waiting[node]):
+                now.reject(recorded, rejected)
+                rejected = -1
+            if waiting[node] and now.mass > 0:
+                child = waiting[node].pop(0)
                 acceptance = now.ratio(recorded, child)
                 if acceptance > 0:  # its descendants first; no coin yet
-                    residuals[child] = Residual(rows, child, acceptance)
-                    node = child
-                    continue
-            elif node == 0 or (now.mass > 0 and chance.accept(now.acceptance)):
+                    residuals[child], node = Residual(rows, child, acceptance), child
+                else:
+                    rejected = child
+            elif node == 0 or chance.accept_lazily(now.mass, partial(_kept, now, recorded, rejected)):
                 return Verdict(tuple(tree.path(node)), chance.draw(now.row))
             else:
-                child, node = node, int(tree.parents[node])
-            residuals[node].reject(recorded, child)
+                rejected, node = node, int(tree.parents[node])
+
+
+def _kept(residual: Residual, recorded: Recorded, rejected: int) -> float:
+    """Probability that a node is kept after its last child was rejected (-1: it has none); at most its mass before."""
+    if rejected >= 0:
+        residual.reject(recorded, rejected)
+    return residual.acceptance
