@@ -5,7 +5,7 @@ iterations: `text_rounds` (HTML), `timeline`, `adaptation`, `acceptance_by_depth
 `bars_with_intervals`, `bars_by_panel`, `sweep_lines`, `line_panels`, `progression`, `heatmap`, `scatter`,
 `distribution`, `stacked_bars`, `cost_curve`. Rows for them from Rounds: `node_rows`, `growth_rows`, `depth_rows`,
 `rank_rows`, `calibration_rows`, `iteration_rows`. Of verification: `verification_steps` (rows by `step_row`),
-`law_panels`.
+`law_panels`. Of one rule's gain over another: `gain_panels`, `gain_plane`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ except ImportError as error:
 
 from .ablation import Panel, adaptation, progression
 from .charts import bars_with_intervals, cost_curve, distribution, heatmap, scatter, stacked_bars, sweep_lines
+from .gains import gain_panels, gain_plane
 from .growth import grown_tree, growth_rows
 from .panels import bars_by_panel, iteration_rows, stacked_trees
 from .rounds import acceptance_by_depth, calibration, text_rounds, timeline
@@ -41,6 +42,8 @@ __all__ = [
     "depth_rows",
     "distribution",
     "draft_tree",
+    "gain_panels",
+    "gain_plane",
     "grown_tree",
     "growth_rows",
     "heatmap",

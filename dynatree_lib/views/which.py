@@ -79,7 +79,8 @@ def _words(row: Row, name: str, text: str) -> str:
 
 
 def _bar(unit: str, top: float) -> dict[str, object]:
-    marks = [mark for mark in (0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 4) if abs(math.log(mark)) <= top]
+    many = (0.25, 0.5, 0.7, 1, 1.4, 2, 3, 4) if top > 0.5 else (0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6)
+    marks = [mark for mark in many if abs(math.log(mark)) <= top]
     return {
         "title": {"text": unit},
         "tickvals": [math.log(mark) for mark in marks],
