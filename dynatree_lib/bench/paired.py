@@ -183,7 +183,7 @@ def judge(
     sampling: Sampling | None = None,
     seeds: Iterable[int] = (0,),
     drivers: Sequence[str] | None = None,
-    margin: int = 8,
+    margin: int = 24,
     source: str = "prompts given by the caller",
     progress: Callable[[str], None] | None = None,
 ) -> Paired:

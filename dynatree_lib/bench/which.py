@@ -352,11 +352,11 @@ def present(rows: Sequence[Row], candidates: Iterable[Candidate]) -> list[Candid
 
 
 def summary(rows: Sequence[Row], candidates: Sequence[Candidate]) -> list[Row]:
-    """One row per cell and candidate: `temperature`, `budget`, `method`, `drawn`, and what `tokens` gives."""
+    """One row per candidate and cell: `temperature`, `budget`, `method`, `drawn`, and what `tokens` gives."""
     return [
         {"temperature": step, "budget": budget, "method": one.name, "drawn": one.drawn, **tokens(mine, one)}
-        for step, budget, mine in cells(rows)
-        for one in present(mine, candidates)
+        for one, (step, budget, mine) in product(candidates, cells(rows))
+        if present(mine, [one])
     ]
 
 
@@ -365,7 +365,7 @@ def wide(found: Iterable[Row]) -> list[Row]:
     out: dict[float, Row] = {}
     for row in found:
         out.setdefault(row["temperature"], {"temperature": row["temperature"]})[row["method"]] = row["tokens"]
-    return list(out.values())
+    return [out[step] for step in sorted(out)]
 
 
 def by_panel(
@@ -386,11 +386,11 @@ def by_panel(
 
 
 def over(rows: Sequence[Row], candidates: Sequence[Candidate], its: Candidate) -> list[Row]:
-    """One row per cell and candidate: `temperature`, `budget`, `method`, and what `compare` gives over `its`."""
+    """One row per candidate and cell: `temperature`, `budget`, `method`, and what `compare` gives over `its`."""
     return [
         {"temperature": step, "budget": budget, "method": one.name, **compare(mine, one, its)}
-        for step, budget, mine in cells(rows)
-        for one in present(mine, candidates)
+        for one, (step, budget, mine) in product(candidates, cells(rows))
+        if present(mine, [one])
     ]
 
 
