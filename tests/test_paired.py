@@ -271,3 +271,8 @@ class TestDecisions:
         assert isinstance(rows.row(0), torch.Tensor)
         with pytest.raises(ValueError, match="branches"):
             Block().verify(tree, rows, laws, Chance(0))
+
+
+def test_trees_that_the_end_of_a_text_may_cut_are_refused():
+    with pytest.raises(ValueError, match="margin is 2"):
+        judge(PAIR, {"chain": CHAIN}, TWO, PROMPTS, max_new_tokens=6, margin=2)

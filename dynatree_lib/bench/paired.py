@@ -82,7 +82,7 @@ class _Judge(Verifier):
     rules: Mapping[str, Verifier]
     driver: Verifier
     budget: int
-    total: int = 0
+    margin: int | None = None
     judged: list[Row] = field(default_factory=list)
     committed: int = 0
     name = "paired"
@@ -93,8 +93,12 @@ class _Judge(Verifier):
 
     def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
         verdict = self.driver.sample(tree, rows, laws, chance)
-        whole = tree.depth < self.total - self.committed - 1  # a deeper one may have been cut to the end of the text
-        if self.committed < self.budget and whole:
+        if self.margin is not None and tree.depth >= self.margin:
+            raise ValueError(
+                f"A tree has {tree.depth} levels and margin is {self.margin}, so the end of a text may cut such trees "
+                "short; give a margin of more tokens than the trees have levels."
+            )
+        if self.committed < self.budget:
             tokens = {name: expected_tokens(rule, tree, rows, laws) for name, rule in self.rules.items()}
             row = {"place": self.committed, "nodes": len(tree) - 1, "levels": tree.depth}
             self.judged.append({**row, "kept": len(verdict.path) + 1, "tokens": tokens})
@@ -198,14 +202,14 @@ def judge(
         sampling: the target's; temperature 1 by default.
         seeds: a text of each prompt, drafter and driver for each.
         drivers: labels of the rules that decide texts, every one in turn; all by default.
-        margin: tokens beyond `max_new_tokens` that are decoded so that the last trees are not cut short; trees that the
-            end of the text may still have cut are not judged, so give as many as the trees have levels.
+        margin: tokens beyond `max_new_tokens` that are decoded so that the last trees are not cut short; more than the
+            trees have levels.
         source: sentence on where the prompts come from, for the record.
         progress: called with a line of text per drafter and driver.
 
     Raises:
         ValueError: before any work, for greedy sampling, a rule that would be biased for a drafter, and what
-            `prepare_prompts` refuses.
+            `prepare_prompts` refuses; at the first tree that is deeper than the margin allows.
     """
     sampling, seeds = sampling or Sampling(1.0), list(seeds)
     if sampling.greedy:
@@ -223,7 +227,7 @@ def judge(
             if progress:
                 progress(f"{label}, driven by {driver}: {len(ready)} prompts, {len(seeds)} seeds")
             for seed, one in product(seeds, ready):
-                judge_ = _Judge(chosen[label], chosen[label][driver], max_new_tokens, max_new_tokens + margin)
+                judge_ = _Judge(chosen[label], chosen[label][driver], max_new_tokens, margin)
                 generate(
                     pair.target, one.ids, drafter, verifier=judge_, sampling=sampling, seed=seed,
                     max_new_tokens=max_new_tokens + margin, eos_token_ids=(), keep_state=False,
