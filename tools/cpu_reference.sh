@@ -16,5 +16,5 @@ dynatree bench --pair tiny --limit 20 --max-new-tokens 200 --trace --tuned "$out
 dynatree bench --pair tiny --limit 20 --max-new-tokens 200 --temperature 1 \
   --methods "hf-generate,hf-assisted,ar,chain:length=4,fixed-tree,lookup-tree,sampled-tree:branching=1,verifier=token-level,sampled-tree:branching=1,sampled-tree:branching=2/1,verifier=token-level,sampled-tree:branching=2/1,sampled-tree:shape=eagle,verifier=token-level,sampled-tree:shape=eagle,adaptive-tree:draw=distinct" \
   --json "$out/sampled.json" --records "$out/sampled.jsonl" --overwrite
-dynatree judge --pair tiny --limit 60 --rules token-level,traversal,target-walk --out "$out/judged.jsonl" --overwrite | tee "$out/judged.txt"
+dynatree judge --pair tiny --limit 44 --max-new-tokens 40 --rules token-level,traversal --out "$out/judged.jsonl" --overwrite | tee "$out/judged.txt"
 python3 -m dynatree_lib.bench.quote README.md
