@@ -175,15 +175,25 @@ def bootstrap(rows: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], s
     return float(low), float(high)
 
 
+def quotient(drawn: np.ndarray) -> np.ndarray:
+    """(..., n, 2) rows -> (...) first column over second, each summed over the rows: a statistic for `bootstrap`."""
+    first, second = np.moveaxis(drawn.sum(-2), -1, 0)
+    value: np.ndarray = first / second
+    return value
+
+
+def double_quotient(drawn: np.ndarray) -> np.ndarray:
+    """(..., n, 4) rows -> (...) `quotient` of the first two columns over that of the last two."""
+    return quotient(drawn[..., :2]) / quotient(drawn[..., 2:])
+
+
 def throughput(runs: Sequence[Run], seed: int = 0) -> dict[str, Any]:
     """Tokens per second over all prompts, and its mean and standard deviation over prompts, with intervals."""
     rows = np.array(list(by_prompt(runs).values()), float)
     speeds = rows[:, :1] / rows[:, 1:]
     return {
         "tokens_per_second": float(rows[:, 0].sum() / rows[:, 1].sum()),
-        "tokens_per_second_interval": bootstrap(
-            rows, lambda drawn: np.divide(*np.moveaxis(drawn.sum(-2), -1, 0)), seed
-        ),
+        "tokens_per_second_interval": bootstrap(rows, quotient, seed),
         "tokens_per_second_mean": float(speeds.mean()),
         "tokens_per_second_mean_interval": bootstrap(speeds, lambda drawn: drawn[..., 0].mean(-1), seed),
         "tokens_per_second_std": float(speeds.std(ddof=1)) if len(speeds) > 1 else 0.0,
@@ -197,11 +207,7 @@ def speedup(runs: Sequence[Run], reference: Sequence[Run], seed: int = 0) -> tup
     if not len(rows):
         return None
 
-    def ratio(drawn: np.ndarray) -> np.ndarray:
-        tokens, seconds, other_tokens, other_seconds = np.moveaxis(drawn.sum(-2), -1, 0)
-        return (tokens / seconds) / (other_tokens / other_seconds)
-
-    return float(ratio(rows[None])[0]), bootstrap(rows, ratio, seed)
+    return float(double_quotient(rows[None])[0]), bootstrap(rows, double_quotient, seed)
 
 
 def speedup_fields(name: str, runs: Sequence[Run], reference: Sequence[Run], seed: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ..verifiers import TargetWalk
 from ..verifiers.base import Drawing, Verdict, Verifier
 from .environment import describe_environment, public_name
 from .exact import Replay, outcomes
-from .metrics import Interval, bootstrap
+from .metrics import Interval, bootstrap, quotient
 from .prompts import prepare_prompts
 from .records import write_atomically
 
@@ -146,19 +146,13 @@ class Paired:
         if not sums:
             raise ValueError("There is no judged tree to compare rules on; give prompts, or another selection.")
         table = np.array(list(sums.values()))
-        return float(_ratio(table[None])[0]), bootstrap(table, _ratio, seed)
+        return float(quotient(table[None])[0]), bootstrap(table, quotient, seed)
 
     def write(self, path: str | Path) -> None:
         """Write a header line and one line per tree."""
         head = {"format": FORMAT, "environment": self.environment, "setup": self.setup}
         lines = [head, *({**row, "tokens": _rounded(row["tokens"])} for row in self.rows)]
         write_atomically(Path(path), "".join(json.dumps(line) + "\n" for line in lines))
-
-
-def _ratio(drawn: np.ndarray) -> np.ndarray:
-    mine, its = np.moveaxis(drawn.sum(-2), -1, 0)
-    ratio: np.ndarray = mine / its
-    return ratio
 
 
 def _rounded(tokens: Mapping[str, float]) -> dict[str, float]:

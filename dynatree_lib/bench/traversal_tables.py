@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..papers import Paper
-from .metrics import Interval, bootstrap
+from ..tree import ROOT, depths_of
+from .metrics import Interval, bootstrap, double_quotient, quotient
 from .paired import Paired
 from .protocol import Results
 from .records import Run
@@ -35,10 +36,7 @@ def task_of(prompt: Any) -> str:
 
 def depth_of(slots: Iterable[int]) -> int:
     """Levels of a shape given by the parent slot of slots 1, 2, ..., as `SampledTree.shape` takes it."""
-    depths = [0]
-    for slot in slots:
-        depths.append(depths[slot] + 1)
-    return max(depths)
+    return int(depths_of(np.array([ROOT, *slots])).max())
 
 
 def percent(ratio: float, interval: Interval) -> tuple[float, list[float]]:
@@ -122,14 +120,7 @@ def iteration_time(runs: Iterable[Run], others: Iterable[Run], seed: int = 0) ->
     rows = np.array([row for row in sums.values() if row[1] and row[3]])
     if not len(rows):
         raise ValueError("No prompt has a second iteration on both sides, so none can be timed; ask for more tokens.")
-    return float(_quotient(rows[None])[0]), bootstrap(rows, _quotient, seed)
-
-
-def _quotient(drawn: np.ndarray) -> np.ndarray:
-    """(a / b) / (c / d) of columns summed over the rows drawn."""
-    a, b, c, d = np.moveaxis(drawn.sum(-2), -1, 0)
-    ratio: np.ndarray = (a / b) / (c / d)
-    return ratio
+    return float(double_quotient(rows[None])[0]), bootstrap(rows, double_quotient, seed)
 
 
 # ---------------------------------------------------------------------------------------------------- the paired design
@@ -148,7 +139,7 @@ def separate_gain(judged: Paired, seed: int = 0) -> tuple[float, list[float]]:
         side = 2 * RULES[::-1].index(row["driver"])
         sums.setdefault(row["prompt"], np.zeros(4))[side : side + 2] += row["kept"], 1
     rows = np.array(list(sums.values()))
-    return percent(float(_quotient(rows[None])[0]), bootstrap(rows, _quotient, seed))
+    return percent(float(double_quotient(rows[None])[0]), bootstrap(rows, double_quotient, seed))
 
 
 def trees_needed(judged: Paired, gain: float = 2.0) -> Row:
@@ -176,9 +167,7 @@ def gain_change(one: Paired, other: Paired, seed: int = 0) -> tuple[float, list[
 
 
 def _difference(drawn: np.ndarray) -> np.ndarray:
-    a, b, c, d = np.moveaxis(drawn.sum(-2), -1, 0)
-    points: np.ndarray = 100 * (a / b - c / d)
-    return points
+    return 100 * (quotient(drawn[..., :2]) - quotient(drawn[..., 2:]))
 
 
 # --------------------------------------------------------------------------------------------- what a gain depends on
@@ -216,11 +205,7 @@ def _chain_gain(prompts: Sequence[str], ratios: np.ndarray, seed: int) -> tuple[
     names = np.array(prompts)
     rows = np.array([both[names == name].sum(0) for name in dict.fromkeys(prompts)])
 
-    def ratio(drawn: np.ndarray) -> np.ndarray:
-        sums = drawn.sum(-2)
-        return np.asarray(sums[..., 0] / sums[..., 1])
-
-    return float(ratio(rows[None])[0]), bootstrap(rows, ratio, seed)
+    return float(quotient(rows[None])[0]), bootstrap(rows, quotient, seed)
 
 
 def _mean_gain(ratios: np.ndarray) -> float:

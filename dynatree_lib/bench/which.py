@@ -21,9 +21,10 @@ from ..models.base import LanguageModel
 from ..models.pairs import Pair
 from ..models.toy import ToyModel
 from ..sampling import Sampling, probabilities
+from ..tree import ROOT, depths_of
 from ..verifiers import TokenLevel, Verifier
 from .ablation import compared, faster, told
-from .metrics import Interval, bootstrap
+from .metrics import Interval, bootstrap, double_quotient, quotient
 from .prompts import BenchPrompt, prepare_prompts
 from .protocol import Results
 from .ranks import RankAcceptance
@@ -232,8 +233,8 @@ def tokens(rows: Iterable[Row], one: Candidate) -> Row:
     """
     table = np.array(list(_sums(rows, one).values()))
     return {
-        "tokens": float(_mean(table[None])[0]),
-        "interval": bootstrap(table, _mean),
+        "tokens": float(quotient(table[None])[0]),
+        "interval": bootstrap(table, quotient),
         "trees": int(table[:, 1].sum()),
     }
 
@@ -251,8 +252,8 @@ def compare(rows: Iterable[Row], mine: Candidate, its: Candidate) -> Row:
     Keys: `mine`, `its` (names), `ratio`, `interval` (paired by prompt, 95 %), `holds` (`ablation.faster`), `text`.
     """
     table = _table(list(rows), mine, its)
-    row: Row = {"mine": mine.name, "its": its.name, "ratio": float(_ratio(table[None])[0])}
-    row["interval"] = bootstrap(table, _ratio)
+    row: Row = {"mine": mine.name, "its": its.name, "ratio": float(double_quotient(table[None])[0])}
+    row["interval"] = bootstrap(table, double_quotient)
     return {**row, "holds": faster(row["interval"]), "text": told(row)}
 
 
@@ -278,7 +279,7 @@ def crossover(rows: Iterable[Row], mine: Candidate, its: Candidate) -> Row:
 
 def _crossing(drawn: np.ndarray, temperatures: np.ndarray) -> np.ndarray:
     """(m, n, 4k) sums of k temperatures -> (m,) crossings; -inf where always ahead, inf where not at the highest."""
-    gaps = np.log(np.stack([_ratio(drawn[..., at : at + 4]) for at in range(0, drawn.shape[-1], 4)], -1))
+    gaps = np.log(np.stack([double_quotient(drawn[..., at : at + 4]) for at in range(0, drawn.shape[-1], 4)], -1))
     behind = gaps <= 0
     last = gaps.shape[-1] - 1 - behind[:, ::-1].argmax(-1)  # the highest temperature at which it is behind
     out = np.where(behind.any(-1), np.inf, -np.inf)
@@ -320,23 +321,10 @@ def _table(rows: list[Row], mine: Candidate, its: Candidate) -> np.ndarray:
     return np.array([[*one[prompt], *other[prompt]] for prompt in one])
 
 
-def _mean(drawn: np.ndarray) -> np.ndarray:
-    tokens, trees = np.moveaxis(drawn.sum(-2), -1, 0)
-    mean: np.ndarray = tokens / trees
-    return mean
-
-
-def _ratio(drawn: np.ndarray) -> np.ndarray:
-    return _mean(drawn[..., :2]) / _mean(drawn[..., 2:])
-
-
 # -------------------------------------------------------------------------------------------------------------- the map
 def widths(shape: Sequence[int]) -> tuple[int, ...]:
     """Nodes per level of a shape given as the parent slot of every slot, as `SampledTree.shape` takes it."""
-    level = [0]
-    for parent in shape:
-        level.append(level[parent] + 1)
-    return tuple(np.bincount(level)[1:].tolist())
+    return tuple(np.bincount(depths_of(np.array([ROOT, *shape])))[1:].tolist())
 
 
 def cells(rows: Sequence[Row]) -> list[tuple[float, int, list[Row]]]:
