@@ -12,7 +12,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .decoding import Generation, Round, autoregressive, generate
-from .drafters import AdaptiveTree, BestFirstTree, Chain, CostAwareTree, FixedTree, LookupTree, NoDraft, SampledTree
+from .drafters import (
+    AdaptiveTree,
+    BestFirstTree,
+    Chain,
+    CostAwareTree,
+    FixedTree,
+    Lookahead,
+    LookupTree,
+    NoDraft,
+    ProgressiveTree,
+    PromptLookup,
+    SampledTree,
+    SelfDraft,
+)
 from .models import ToyModel
 from .sampling import Chance, Sampling
 from .summary import Summary, summarize
@@ -56,12 +69,16 @@ __all__ = [
     "Generation",
     "Greedy",
     "HFModel",
+    "Lookahead",
     "LookupTree",
     "NoDraft",
     "Pair",
+    "ProgressiveTree",
+    "PromptLookup",
     "Round",
     "SampledTree",
     "Sampling",
+    "SelfDraft",
     "Summary",
     "TargetWalk",
     "TokenLevel",

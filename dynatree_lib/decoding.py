@@ -33,11 +33,13 @@ class Round:
         tree: the verified tree.
         verdict: accepted path and next token, cut where the text ended.
         adaptation: the drafter's report on its state.
+        beside: what was scored beside the tree, for the drafter (`Proposal.beside`).
     """
 
     tree: TokenTree
     verdict: Verdict
     adaptation: dict[str, float] = field(default_factory=dict)
+    beside: TokenTree | None = None
 
     @property
     def committed(self) -> int:
@@ -88,12 +90,13 @@ class ScoreRequest:
     """What the loop needs next: these nodes scored in one forward of the target's session."""
 
     session: Session
-    tree: TokenTree
+    tokens: np.ndarray
+    parents: np.ndarray
     sampling: Sampling
 
     def run(self) -> Rows:
-        """Score it."""
-        return self.session.score(self.tree.tokens, self.tree.parents, self.sampling)
+        """Score them."""
+        return self.session.score(self.tokens, self.parents, self.sampling)
 
 
 def generate(
@@ -143,8 +146,8 @@ def generate(
 
     Raises:
         ValueError: before any work, for an empty prompt, a prompt that fills the context, token ids outside the
-            vocabulary, a budget below 1, a draft of another vocabulary, or a verifier that cannot serve `sampling` or
-            would be biased for this drafter's trees.
+            vocabulary, a budget below 1, a draft of another vocabulary, a drafter that the target cannot serve, or a
+            verifier that cannot serve `sampling` or would be biased for this drafter's trees.
     """
     if not isinstance(target, LanguageModel):
         raise TypeError(
@@ -156,6 +159,7 @@ def generate(
     verifier = verifier or default_verifier(sampling.greedy, drafter.drawing)
     verifier.check(sampling, drafter.drawing, drafter.chain)
     check_vocabularies(target, drafter)
+    drafter.check(target)
     ids = _checked_prompt(target, prompt, state, max_new_tokens)
     eos = target.eos_token_ids if eos_token_ids is None else _tuple(eos_token_ids)
     stopping = Stopping(max_new_tokens, eos, _tuple(stop_strings), tokenizer or getattr(target, "tokenizer", None))
@@ -221,7 +225,7 @@ class _Loop:
                 f"'{drafter.name}' proposed sampled tokens and declares deterministic ones, so no rule can be chosen "
                 "for it; override `drawing` (Drawing.RECORDED where every token follows its recorded law)."
             )
-        rows = yield ScoreRequest(state.target, tree, self.sampling)
+        rows = yield ScoreRequest(state.target, *proposal.nodes, self.sampling)
         verdict = self.verifier.verify(tree, rows, proposal.laws, state.chance)
         fresh = [*(int(token) for token in tree.tokens[list(verdict.path)]), verdict.next_token]
         count, reason = self.stopping.cut(self.tokens, fresh, state.tail)
@@ -229,7 +233,7 @@ class _Loop:
         state.drafting = drafter.observe(state.drafting, proposal, rows, verdict)
         self._commit(tree, verdict)
         self.tokens += fresh[:count]
-        self.rounds.append(Round(tree, verdict, adaptation))
+        self.rounds.append(Round(tree, verdict, adaptation, proposal.beside))
         if self.on_tokens:
             self.on_tokens(fresh[:count])
         return reason

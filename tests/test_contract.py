@@ -9,8 +9,8 @@ import reference
 import torch
 from models import CONFIGS, hf_greedy, noisy_copy, prompt, random_model, raw_model
 
-from dynatree_lib import FixedTree, NoDraft, Sampling, TokenTree, generate
-from dynatree_lib.drafters import DRAFTERS
+from dynatree_lib import FixedTree, Sampling, TokenTree, generate
+from dynatree_lib.drafters import DRAFTERS, ModelDrafter
 from dynatree_lib.models.huggingface import HFModel
 
 ARCHITECTURES = [kind for kind in CONFIGS if kind not in ("mpt", "bloom")]
@@ -59,7 +59,7 @@ def test_eos_inside_a_path(trial, kind):
             last = out.rounds[-1]
             ends = last.tree.tokens[1:][last.tree.depths[1:] == len(last.verdict.path) + 1]
             inside += text[place] in ends
-    assert inside or kind is NoDraft
+    assert inside or not issubclass(kind, ModelDrafter)  # test_forward_drafters.py has the others
     assert hf_greedy(target, ids, 60, text[firsts[5]]) == text[: firsts[5] + 1]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dynatree_lib import Chance, CostAwareTree, LookupTree, ToyModel, generate
-from dynatree_lib.drafters.lookup_tree import Copies
+from dynatree_lib.drafters.copying import Copies
 from dynatree_lib.sampling import Rows, Sampling
 from dynatree_lib.verifiers.base import Verdict
 

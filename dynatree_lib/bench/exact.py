@@ -18,7 +18,7 @@ from ..drafters.base import Drafter, Proposal
 from ..models.toy import ToyModel
 from ..sampling import NOTHING, Chance, Rows, Sampling, probabilities
 from ..tree import TokenTree
-from ..verifiers.base import Verdict, Verifier
+from ..verifiers.base import Drawing, Verdict, Verifier
 
 Result = TypeVar("Result")
 Text = tuple[int, ...]
@@ -87,11 +87,17 @@ def outcomes(
 def proposals(
     drafter: Drafter, prompt: Sequence[int], sampling: Sampling, room: int = 99
 ) -> Iterator[tuple[Proposal, float]]:
-    """Every tree the drafter may propose after `prompt`, with its probability."""
+    """Every tree the drafter may propose after `prompt`, with its probability.
+
+    A deterministic drafter may still begin with random tokens (Progressive Tree Drafting). Whatever they are, the text
+    has to have the target's law, so they are drawn once, from the drafting stream of seed 0.
+    """
 
     def run(chance: Chance) -> Proposal:
         return drafter.propose(drafter.start(prompt, chance), room, sampling)
 
+    if drafter.drawing is Drawing.FIXED:
+        return iter([(run(Chance(0, "draft")), 1.0)])
     return outcomes(run)
 
 

@@ -9,7 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..drafters import AdaptiveTree, BestFirstTree, Chain, CostAwareTree, FixedTree, LookupTree, NoDraft, SampledTree
+from ..drafters import (
+    AdaptiveTree,
+    BestFirstTree,
+    Chain,
+    CostAwareTree,
+    FixedTree,
+    Lookahead,
+    LookupTree,
+    NoDraft,
+    ProgressiveTree,
+    PromptLookup,
+    SampledTree,
+    SelfDraft,
+)
 from ..drafters.base import Drafter
 from ..models.pairs import Pair
 from ..verifiers import VERIFIERS
@@ -103,6 +116,10 @@ METHODS: dict[str, Method] = {
     "cost-aware-tree": drafted(CostAwareTree),
     "lookup-tree": drafted(LookupTree),
     "sampled-tree": drafted(SampledTree),
+    "prompt-lookup": drafted(PromptLookup, draft=False),
+    "lookahead": drafted(Lookahead, draft=False),
+    "self-draft": drafted(SelfDraft, draft=False),
+    "ptd": drafted(ProgressiveTree, draft=False),
 }
 
 

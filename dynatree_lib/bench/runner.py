@@ -124,8 +124,9 @@ class DrafterRunner:
 
 def _without_caches(state: DecodingState) -> DecodingState:
     """The state with what the drafter learnt, its memory given back: the next text has caches of its own."""
-    for session in (state.target, state.drafting.session):
-        session.start(())
+    state.target.start(())
+    if isinstance(state.drafting, DraftState):
+        state.drafting.session.start(())
     return state
 
 
@@ -139,7 +140,7 @@ def fullest(prompt: int, rounds: Sequence[Round], limit: int | None = None) -> i
     """
     most, committed = 0, prompt - 1
     for one in rounds:
-        most = max(most, committed + len(one.tree))
+        most = max(most, committed + len(one.tree) + (0 if one.beside is None else len(one.beside) - 1))
         committed += one.committed
         committed = committed if limit is None else min(committed, limit)
     return most

@@ -6,8 +6,12 @@ from .best_first_tree import BestFirstTree
 from .chain import Chain
 from .cost_aware_tree import CostAwareTree
 from .fixed_tree import FixedTree
+from .lookahead import Lookahead
 from .lookup_tree import LookupTree
+from .progressive_tree import ProgressiveTree
+from .prompt_lookup import PromptLookup
 from .sampled_tree import SampledTree
+from .self_draft import SelfDraft
 
 DRAFTERS: tuple[type[Drafter], ...] = (
     NoDraft,
@@ -18,6 +22,10 @@ DRAFTERS: tuple[type[Drafter], ...] = (
     CostAwareTree,
     LookupTree,
     SampledTree,
+    PromptLookup,
+    Lookahead,
+    SelfDraft,
+    ProgressiveTree,
 )
 """Every drafter; the contract tests run over all of them."""
 
@@ -29,9 +37,13 @@ __all__ = [
     "CostAwareTree",
     "Drafter",
     "FixedTree",
+    "Lookahead",
     "LookupTree",
     "ModelDrafter",
     "NoDraft",
+    "ProgressiveTree",
+    "PromptLookup",
     "Proposal",
     "SampledTree",
+    "SelfDraft",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -26,10 +27,27 @@ class Proposal:
     Attributes:
         tree: the tree to verify; node 0 is the last committed token.
         laws: what sampled children were drawn from, for rules that need it; None from drafters that sample nothing.
+        beside: for methods that draft inside the target's own forward: a tree below the same node 0 whose other nodes
+            are scored in the same forward, at positions by depth, unseen by the nodes of `tree`; never kept.
     """
 
     tree: TokenTree
     laws: Laws | None = None
+    beside: TokenTree | None = None
+
+    @cached_property
+    def nodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Token and parent of every row of the target's forward: the n nodes of `tree`, then those of `beside` below
+        node 0. (n + m,) int64 each.
+        """
+        if self.beside is None:
+            return self.tree.tokens, self.tree.parents
+        above = self.beside.parents[1:]
+        shifted = np.where(above > 0, above + len(self.tree) - 1, 0)
+        return (
+            np.concatenate([self.tree.tokens, self.beside.tokens[1:]]),
+            np.concatenate([self.tree.parents, shifted]),
+        )
 
 
 class Drafter(ABC):
@@ -53,6 +71,9 @@ class Drafter(ABC):
         """Whether its trees never branch."""
         return False
 
+    def check(self, target: LanguageModel) -> None:  # noqa: B027 - most drafters serve every target
+        """Raise ValueError, before any work, where this drafter cannot serve the target."""
+
     @classmethod
     def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
         """Instances that the contract tests run; override to cover every switch."""
@@ -68,11 +89,14 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, state: Any, room: int, sampling: Sampling = GREEDY) -> Proposal:
-        """A tree at most `room` levels deep; deeper nodes could never be kept. `sampling` is the target's."""
+        """A tree at most `room` levels deep; deeper nodes could never be kept. `sampling` is the target's.
+
+        Nodes beside the tree are at most `room` levels deep too, so that the target has a position for each.
+        """
 
     @abstractmethod
     def observe(self, state: Any, proposal: Proposal, rows: Rows, verdict: Verdict) -> Any:
-        """State after the verdict on a proposal; `rows` are the target's rows of its tree."""
+        """State after the verdict on a proposal; `rows` are the target's rows of `proposal.nodes`."""
 
     def inherit(self, state: Any, earlier: Any) -> Any:
         """A new text's state with what this drafter learnt in an earlier text, whose state is left as it is."""
@@ -368,3 +392,18 @@ def check_whole(drafter: Drafter, *names: str) -> None:
     for name in names:
         if not isinstance(getattr(drafter, name), int):
             raise ValueError(f"{name} is {getattr(drafter, name)!r}; give a whole number.")
+
+
+def random_tokens(text: Sequence[int], count: int, chance: Chance) -> list[int]:
+    """`count` tokens drawn from those of a text, each as probable as it is frequent there; they may be equal."""
+    weights = torch.ones(len(text))
+    return [int(text[chance.draw(weights)]) for _ in range(count)]
+
+
+def check_window(target: LanguageModel, depth: int, what: str) -> None:
+    """Raise ValueError where rows `depth` positions ahead cannot fit the target's context."""
+    if depth + 1 >= target.context:
+        raise ValueError(
+            f"{what[0].upper()}{what[1:]} reaches {depth} positions ahead and the context of '{target.name}' is "
+            f"{target.context}; make it smaller."
+        )

@@ -1,0 +1,159 @@
+"""`Lookahead`: n-grams from parallel Jacobi iterations inside the target's own forward (Fu et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..models.base import LanguageModel
+from ..sampling import GREEDY, Chance, Rows, Sampling
+from ..tree import ROOT, TokenTree
+from ..verifiers.base import Verdict
+from .base import Drafter, Proposal, check_whole, check_window, random_tokens
+from .pool import NgramPool
+
+
+@dataclass
+class LookaheadState:
+    """A text's window and n-gram pool.
+
+    Attributes:
+        root: the last committed token.
+        levels: the window, oldest guesses first. The columns of level 0 begin a position after those of the others:
+            its column 0 is the last committed token itself.
+        pool: n-grams by the token before them.
+        text: the last tokens of the text, where its n-grams are kept too.
+    """
+
+    root: int
+    levels: list[list[int]]
+    pool: NgramPool
+    text: list[int]
+
+
+@dataclass(frozen=True)
+class Lookahead(Drafter):
+    """Lookahead decoding: `window` future positions are guessed in parallel by fixed-point (Jacobi) iteration.
+
+    The window holds the last n - 1 iterations' guesses. Column j is a path of n - 1 tokens, one of each iteration; the
+    target predicts what follows it, which makes an n-gram for the pool, and the window moves on by a position. Level 0
+    is a chain below the last token and every column hangs below the place in it that comes before; so the window's
+    mask is that of a tree, of (n - 1) * window - 1 rows. What the pool has after the last token is verified, as one
+    tree with shared prefixes (LADE verifies separate lines).
+
+    Args:
+        window: W, future positions guessed at a time.
+        ngram: N, tokens of an n-gram, the one it is found by included.
+        guesses: G, most n-grams verified, and kept per token.
+        text: whether the prompt's and the text's own n-grams are pooled too.
+
+    Raises:
+        ValueError: for window or guesses < 1, or ngram < 2; by `generate`, for a window that does not fit the context.
+    """
+
+    window: int = 15
+    ngram: int = 5
+    guesses: int = 15
+    text: bool = False
+    name = "lookahead"
+
+    def __post_init__(self) -> None:
+        check_whole(self, "window", "ngram", "guesses")
+        if self.window < 1 or self.guesses < 1:
+            raise ValueError(f"window is {self.window} and guesses {self.guesses}; both must be at least 1.")
+        if self.ngram < 2:
+            raise ValueError(
+                f"ngram is {self.ngram}; it counts the token an n-gram is found by, so give at least 2 (3 to guess in "
+                "parallel)."
+            )
+
+    @classmethod
+    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
+        """The paper's setting for 7B models, the smallest windows, pooled text."""
+        yield cls()
+        yield cls(window=1, ngram=2, guesses=2)
+        yield cls(window=3, ngram=3, guesses=3, text=True)
+
+    # ------------------------------------------------------------------------------------------------------ the state
+    @property
+    def reach(self) -> int:
+        """Positions ahead of the last token that the window holds at most."""
+        return max(self.window + self.ngram - 3, 0)
+
+    def check(self, target: LanguageModel) -> None:
+        """See `Drafter.check`."""
+        check_window(target, self.reach, f"a window of {self.window} with n-grams of {self.ngram}")
+
+    def start(self, prompt: Sequence[int], chance: Chance) -> LookaheadState:
+        """See `Drafter.start`; the window begins with random tokens of the prompt."""
+        first = random_tokens(prompt, self.reach, chance)
+        state = LookaheadState(int(prompt[-1]), [first], NgramPool(self.guesses), [])
+        return self.extend(state, prompt)
+
+    def extend(self, state: LookaheadState, tokens: Sequence[int]) -> LookaheadState:
+        """See `Drafter.extend`."""
+        if self.text:
+            pool_text(state.pool, state.text, tokens, self.ngram - 1)
+        state.root = int(tokens[-1])
+        return state
+
+    def inherit(self, state: LookaheadState, earlier: LookaheadState) -> LookaheadState:
+        """See `Drafter.inherit`: the pool."""
+        state.pool = earlier.pool.copy()
+        return state
+
+    def report(self, state: LookaheadState) -> dict[str, float]:
+        """Size of the pool."""
+        return {"pool_ngrams": float(len(state.pool))}
+
+    # --------------------------------------------------------------------------------------------------- an iteration
+    def propose(self, state: LookaheadState, room: int, sampling: Sampling = GREEDY) -> Proposal:
+        """See `Drafter.propose`; near the end of the text there is no window."""
+        found = [ngram[: max(room, 0)] for ngram in state.pool.after(state.root)]
+        beside = self._beside(state) if room >= self.reach > 0 else None
+        return Proposal(TokenTree.from_paths(state.root, found), beside=beside)
+
+    def _beside(self, state: LookaheadState) -> TokenTree:
+        """The window level by level: level 0 a chain, the column j of the others below its place j."""
+        first, *others = state.levels
+        tokens, parents = [state.root, *first], [ROOT, *range(len(first))]
+        above = [*range(len(first) + 1)]  # column j hangs below node j of level 0; its column 0 is node 0
+        for level in others:
+            tokens += level
+            parents += above
+            above = [*range(len(tokens) - len(level), len(tokens))]
+        return TokenTree.build(tokens, parents)
+
+    def observe(self, state: LookaheadState, proposal: Proposal, rows: Rows, verdict: Verdict) -> LookaheadState:
+        """See `Drafter.observe`."""
+        tree = proposal.tree
+        if proposal.beside is not None or self.reach == 0:
+            columns = rows.argmax[len(rows) - len(state.levels[-1]) :].tolist()
+            self._move(state, columns if self.ngram > 2 else [int(rows.argmax[0]), *columns])
+        return self.extend(state, [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token])
+
+    def _move(self, state: LookaheadState, predicted: list[int]) -> None:
+        """Take in what is predicted after each column, and move the window on by a position."""
+        levels = state.levels
+        if len(levels) == self.ngram - 1:
+            self._collect(state, predicted)
+            moved = [*levels[1:], predicted]
+            state.levels = [moved[0][1:], *moved[1:]]
+        elif len(levels) == 1:
+            state.levels = [levels[0][1:], predicted]
+        else:
+            state.levels = [*(level[1:] for level in levels), predicted[1:]]
+
+    def _collect(self, state: LookaheadState, predicted: list[int]) -> None:
+        columns = [[state.root, *state.levels[0]], *state.levels[1:], predicted]
+        for first, *rest in zip(*columns, strict=False):
+            state.pool.add(first, tuple(rest))
+
+
+def pool_text(pool: NgramPool, text: list[int], tokens: Sequence[int], length: int) -> None:
+    """Pool the n-grams of a text that `tokens` complete; `text` keeps its last `length` tokens."""
+    for token in tokens:
+        text.append(int(token))
+        if len(text) > length:
+            pool.add(text[0], tuple(text[1:]))
+            del text[0]

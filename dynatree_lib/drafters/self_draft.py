@@ -1,0 +1,149 @@
+"""`SelfDraft`: n-grams from perturbed lines inside the target's own forward (Gao et al. 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..models.base import LanguageModel
+from ..sampling import GREEDY, Chance, Rows, Sampling
+from ..tree import ROOT, TokenTree
+from ..verifiers.base import Verdict
+from .base import Drafter, Proposal, check_whole, check_window, random_tokens
+from .lookahead import pool_text
+from .pool import NgramPool
+
+
+@dataclass
+class SelfDraftState:
+    """A text's draft branches and context cache.
+
+    Attributes:
+        root: the last committed token.
+        branches: lines below the last token.
+        full: tokens of each branch when it is full.
+        pool: n-grams by the token before them, of branches and text.
+        text: the last tokens of the text, where its n-grams end.
+    """
+
+    root: int
+    branches: list[list[int]]
+    full: list[int]
+    pool: NgramPool
+    text: list[int]
+
+
+@dataclass(frozen=True)
+class SelfDraft(Drafter):
+    """Self-Draft without its corpus: branches that begin with random tokens of the prompt, and a context cache.
+
+    Beside the tree the target scores some lines below the last token, unseen by each other. Each begins with a few
+    random tokens, the perturbation, and grows by the token predicted at its end; a full one loses its first token
+    instead. The n-grams of branches and predictions, and those of prompt and text, are kept by the token before them;
+    those after the last token are verified, as one tree with shared prefixes.
+
+    After the authors' public code (branches, caches, sizes); its corpus cache is left out, as the PTD paper has it.
+
+    Args:
+        branches: lines.
+        length: tokens of a full branch that were predicted.
+        perturbation: most random tokens a branch begins with; each draws its number.
+        ngram: tokens of an n-gram, the one it is found by included.
+        candidates: most n-grams verified, and kept per token.
+        text: whether the prompt's and the text's own n-grams are cached; the paper does.
+
+    Raises:
+        ValueError: for branches, length, perturbation or candidates < 1, ngram < 2, or longer than any branch with its
+            prediction; by `generate`, for branches that do not fit the context.
+    """
+
+    branches: int = 6
+    length: int = 4
+    perturbation: int = 2
+    ngram: int = 5
+    candidates: int = 10
+    text: bool = True
+    name = "self-draft"
+
+    def __post_init__(self) -> None:
+        names = ("branches", "length", "perturbation", "candidates")
+        check_whole(self, *names, "ngram")
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1.")
+        if self.ngram < 2:
+            raise ValueError(f"ngram is {self.ngram}; it counts the token an n-gram is found by, so give at least 2.")
+        if self.ngram > self.length + 2:
+            raise ValueError(
+                f"ngram is {self.ngram} and a full branch has {self.length + 1} tokens at least, one more with the "
+                f"prediction; give at most {self.length + 2}, or a greater length."
+            )
+
+    @classmethod
+    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
+        """The default, the smallest, and branches without the text."""
+        yield cls()
+        yield cls(branches=1, length=1, perturbation=1, ngram=2, candidates=1)
+        yield cls(branches=3, length=3, ngram=3, text=False)
+
+    # ------------------------------------------------------------------------------------------------------ the state
+    def check(self, target: LanguageModel) -> None:
+        """See `Drafter.check`."""
+        check_window(target, self.length + self.perturbation, f"a branch of length {self.length}")
+
+    def start(self, prompt: Sequence[int], chance: Chance) -> SelfDraftState:
+        """See `Drafter.start`."""
+        counts = [1 + chance.draw(torch.ones(self.perturbation)) for _ in range(self.branches)]
+        branches = [random_tokens(prompt, count, chance) for count in counts]
+        full = [count + self.length for count in counts]
+        return self.extend(SelfDraftState(int(prompt[-1]), branches, full, NgramPool(self.candidates), []), prompt)
+
+    def extend(self, state: SelfDraftState, tokens: Sequence[int]) -> SelfDraftState:
+        """See `Drafter.extend`."""
+        if self.text:
+            pool_text(state.pool, state.text, tokens, self.ngram - 1)
+        state.root = int(tokens[-1])
+        return state
+
+    def inherit(self, state: SelfDraftState, earlier: SelfDraftState) -> SelfDraftState:
+        """See `Drafter.inherit`: the context cache."""
+        state.pool = earlier.pool.copy()
+        return state
+
+    def report(self, state: SelfDraftState) -> dict[str, float]:
+        """Size of the context cache."""
+        return {"pool_ngrams": float(len(state.pool))}
+
+    # --------------------------------------------------------------------------------------------------- an iteration
+    def propose(self, state: SelfDraftState, room: int, sampling: Sampling = GREEDY) -> Proposal:
+        """See `Drafter.propose`; near the end of the text there are no branches."""
+        found = [ngram[: max(room, 0)] for ngram in state.pool.after(state.root)]
+        tree = TokenTree.from_paths(state.root, found)
+        return Proposal(tree, beside=self._beside(state) if room >= max(map(len, state.branches)) else None)
+
+    def _beside(self, state: SelfDraftState) -> TokenTree:
+        tokens, parents = [state.root], [ROOT]
+        for branch in state.branches:
+            parents += [0, *range(len(tokens), len(tokens) + len(branch) - 1)]
+            tokens += branch
+        return TokenTree.build(tokens, parents)
+
+    def observe(self, state: SelfDraftState, proposal: Proposal, rows: Rows, verdict: Verdict) -> SelfDraftState:
+        """See `Drafter.observe`."""
+        tree = proposal.tree
+        if proposal.beside is not None:
+            self._grow(state, rows.argmax[len(tree) :].tolist())
+        return self.extend(state, [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token])
+
+    def _grow(self, state: SelfDraftState, predicted: list[int]) -> None:
+        """Pool every n-gram that ends in a prediction, and add the last prediction of each branch to it."""
+        place, kept = 0, self.ngram - 1
+        for branch, full in zip(state.branches, state.full, strict=True):
+            for end in range(kept, len(branch) + 1):
+                ngram = (*branch[end - kept + 1 : end], predicted[place + end - 1])
+                state.pool.add(branch[end - kept], ngram)
+            place += len(branch)
+            branch.append(predicted[place - 1])
+            del branch[: max(len(branch) - full, 0)]
