@@ -487,3 +487,374 @@ def probability_of_tree(tree, prompt, law, sampling):
             row = [0.0 if token in earlier else share for token, share in enumerate(row)]
         total *= row[int(tree.tokens[node])] / sum(row)
     return total
+
+
+# ------------------------------------------------------------------------------------------- drafters without a model
+Predict = Callable[[tuple[int, ...]], int]
+"""The token a model predicts after a context."""
+
+
+def greedy_of(law: Callable[[tuple[int, ...]], Sequence[float]]) -> Predict:
+    """The most probable token of a law, ties to the lowest id."""
+    return lambda context: max(range(len(law(context))), key=lambda token: (law(context)[token], -token))
+
+
+def merged(cached: dict, tree: dict) -> dict:
+    """M(T, T') of Progressive Tree Drafting (section 3.2); a tree is a nested dict token -> tree below it."""
+    fresh = [v for v in tree if v not in cached]
+    return {v: merged(cached.get(v, {}), tree.get(v, {})) for v in [*cached, *fresh]}
+
+
+def expanded(branch: list, context: tuple[int, ...], predict: Predict, children: int) -> list:
+    """V^i and E^i below one node of T^(i-1), as [token, branches]: d_v is a child of v, unless v has its children."""
+    token, below = branch
+    here = (*context, token)
+    drafted = predict(here)
+    grown = [expanded(child, here, predict, children) for child in below]
+    if drafted not in [child[0] for child in below] and len(below) < children:
+        grown.append([drafted, []])
+    return [token, grown]
+
+
+def levels_below(branch: list) -> int:
+    """Height of [token, branches]."""
+    return max([0, *(1 + levels_below(child) for child in branch[1])])
+
+
+def stepped(branch: list, depth: int) -> list:
+    """STEPANDPRUNE for one subtree T_s: the earliest child and its descendants take its place if it is too deep."""
+    return branch[1][0] if levels_below(branch) > depth else branch
+
+
+def capped(branches: list[list], most: int) -> list[list]:
+    """The `most` nodes with the smallest sum of birth ranks on their path, by subtree, there breadth first."""
+    keys: list[tuple[int, ...]] = []
+
+    def visit(branch: list, key: tuple[int, ...]) -> None:
+        keys.append(key)
+        for rank, child in enumerate(branch[1]):
+            visit(child, (*key, rank))
+
+    def kept(branch: list, key: tuple[int, ...]) -> list:
+        below = [(child, (*key, rank)) for rank, child in enumerate(branch[1])]
+        return [branch[0], [kept(child, its) for child, its in below if its in chosen]]
+
+    for number, branch in enumerate(branches):
+        visit(branch, (number,))
+    chosen = sorted(keys, key=lambda key: (sum(key[1:]), key[0], len(key), key))[:most]
+    return [kept(branch, (number,)) for number, branch in enumerate(branches) if (number,) in chosen]
+
+
+def depth_first(branches: list[list], token: int) -> tuple[list[int], list[int]]:
+    """Tokens and parents of node 0 = `token` and the branches below it, in the order of Figure 3's mask."""
+    tokens, parents = [token], [-1]
+
+    def visit(branch: list, parent: int) -> None:
+        tokens.append(branch[0])
+        parents.append(parent)
+        index = len(tokens) - 1
+        for child in branch[1]:
+            visit(child, index)
+
+    for branch in branches:
+        visit(branch, 0)
+    return tokens, parents
+
+
+def branches_of(tree: TokenTree, node: int = 0) -> list[list]:
+    """What hangs below a node, as [token, branches]."""
+    return [[int(tree.tokens[child]), branches_of(tree, child)] for child in tree.children(node)]
+
+
+class PathPool:
+    """A pool of candidate trees as a flat table: path from a root token down -> [time merged last, times merged]."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.paths: dict[tuple[int, ...], list[int]] = {}
+        self.now = 0
+
+    def touch(self, path: tuple[int, ...]) -> None:
+        """One edge of M, or a root."""
+        for stop in range(1, len(path)):  # M keeps whole trees
+            self.paths.setdefault(path[:stop], [self.now, 0])
+        times = self.paths.get(path, [0, 0])[1]
+        self.paths[path] = [self.now, times + 1]
+
+    def merge(self, branches: list[list]) -> None:
+        """Every subtree with children: breadth first, each node in all the subtrees that hold it, the largest first."""
+        level = [(branch, ()) for branch in branches]
+        while level:
+            for branch, above in level:
+                path = (*above, branch[0])
+                for start in range(len(path) - 1):
+                    self.touch(path[start:])
+                if branch[1]:
+                    self.touch(path[-1:])
+            level = [(child, (*above, branch[0])) for branch, above in level for child in branch[1]]
+
+    def read(self, text: Sequence[int], fresh: int, depth: int) -> None:
+        """Token by token of the last `fresh`, the paths of up to `depth` levels that it completes, the longest first,
+        each from its root down.
+        """
+        for end in range(len(text) - fresh + 1, len(text) + 1):
+            for length in range(min(depth + 1, end), 1, -1):
+                path = tuple(text[end - length : end])
+                for stop in range(1, len(path) + 1):
+                    self.touch(path[:stop])
+            self.settle()
+
+    def settle(self) -> None:
+        """Where there are more than `size`, those merged as late as number 3/4 `size` + 1, or earlier, go."""
+        if len(self.paths) > self.size:
+            latest = sorted((time for time, _ in self.paths.values()), reverse=True)
+            last = latest[3 * self.size // 4]
+            gone = [path for path, (time, _) in self.paths.items() if time <= last]
+            self.paths = {
+                path: merged_at
+                for path, merged_at in self.paths.items()
+                if not any(path[:stop] in gone for stop in range(1, len(path) + 1))
+            }
+        self.now += 1
+
+    def trees(self) -> dict:
+        """The same as nested dicts."""
+        out: dict = {}
+        for path in self.paths:
+            here = out
+            for token in path:
+                here = here.setdefault(token, {})
+        return out
+
+    def candidates(
+        self, token: int, chance: Callable[[int], float], room: int, worth: Sequence[float]
+    ) -> list[tuple[int, int, int]]:
+        """The likeliest paths after a token, one at a time: (token, parent, rank), parent 0 being the token.
+
+        `chance` is that of a rank; candidate number k must exceed `worth[k]`. Equally likely ones go in the order in
+        which they could first be taken.
+        """
+        taken: list[tuple[tuple[int, ...], int, int, float]] = [((token,), -1, 0, 1.0)]
+        while len(taken) <= len(worth):
+            best = None
+            for place, (path, _, _, above) in enumerate(taken):
+                below = [one for one in self.paths if one[:-1] == path and len(path) <= room]
+                below.sort(key=lambda one: (-self.paths[one][0], -self.paths[one][1]))
+                for rank, one in enumerate(below):
+                    if one not in [path for path, *_ in taken] and (best is None or above * chance(rank) > best[3]):
+                        best = (one, place, rank, above * chance(rank))
+            if best is None or not best[3] > worth[len(taken) - 1]:
+                break
+            taken.append(best)
+        return [(path[-1], place, rank) for path, place, rank, _ in taken[1:]]
+
+
+@dataclass
+class ProgressiveTwin:
+    """Algorithm 1 of Progressive Tree Drafting, line by line and greedy, with the choices `ProgressiveTree` names.
+
+    Attributes:
+        predict: the target's prediction.
+        drafted: the prediction that expands a node of the draft tree.
+        text: X.
+        tree: T^(i-1), its subtrees T_s as [token, branches].
+        right, tried: by rank, outcomes of the candidates, with forgetting.
+        verify: cost of a forward by rows, convex, in greedy steps; None verifies all candidates.
+    """
+
+    predict: Predict
+    drafted: Predict
+    text: list[int]
+    tree: list[list]
+    depth: int
+    children: int
+    max_draft: int
+    max_candidates: int
+    pool: PathPool
+    text_depth: int
+    prune_first: bool
+    right: list[float]
+    tried: list[float]
+    verify: Callable[[int], float] | None = None
+    committed: float = 0.0
+    spent: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.read(len(self.text))
+
+    def read(self, fresh: int) -> None:
+        """What the text's last `fresh` tokens followed."""
+        if self.text_depth:
+            self.pool.read(self.text, fresh, self.text_depth)
+
+    def chance(self, rank: int) -> float:
+        """Of a candidate of this rank among its siblings."""
+        rank = min(rank, len(self.right) - 1)
+        return self.right[rank] / self.tried[rank]
+
+    def price(self, rows: int) -> float:
+        """What one row more costs, in tokens."""
+        if self.verify is None:
+            return 0.0
+        rows = max(rows, 2)
+        return self.committed / self.spent * (self.verify(rows + 1) - self.verify(rows))
+
+    def iteration(self, room: int) -> tuple[tuple | None, tuple, list[int]]:
+        """One pass of the loop: the draft tree and the candidate tree as (tokens, parents), and X'."""
+        drafting = room > self.depth  # the lowest node of T lies depth + 1 positions ahead
+        draft = depth_first(self.tree, self.text[-1]) if drafting else None
+        rows = 0 if draft is None else len(draft[0]) - 1
+        worth = [self.price(1 + rows + count) for count in range(self.max_candidates)]
+        found = self.pool.candidates(self.text[-1], self.chance, room, worth)  # step 1
+        candidates = ([self.text[-1], *(one[0] for one in found)], [-1, *(one[1] for one in found)])
+        accepted: list[int] = []
+        node: int | None = 0
+        while node is not None:  # steps 2, 5 and 6: E and X'
+            below = [place for place, one in enumerate(found, 1) if one[1] == node]
+            token = self.predict((*self.text, *accepted))
+            node = next((place for place in below if found[place - 1][0] == token), None)
+            for place in below:
+                rank = min(found[place - 1][2], len(self.right) - 1)
+                self.tried[rank] = 0.98 * self.tried[rank] + 1
+                self.right[rank] = 0.98 * self.right[rank] + (place == node)
+            accepted.append(token)
+        self.committed += len(accepted)
+        if self.verify is not None:
+            self.spent += self.verify(1 + rows + len(found))
+        if drafting:
+            context = tuple(self.text)
+            self.tree = [expanded(one, context, self.drafted, self.children) for one in self.tree]  # step 3
+            if not self.prune_first:
+                self.pool.merge(self.tree)
+            self.tree = capped([stepped(one, self.depth) for one in self.tree], self.max_draft)
+            if self.prune_first:
+                self.pool.merge(self.tree)  # step 4
+        self.pool.settle()
+        self.text += accepted
+        self.read(len(accepted))
+        return draft, candidates, accepted
+
+
+@dataclass
+class NgramTwin:
+    """What Lookahead and Self-Draft share: lists of n-grams by the token before them, latest last, and verification.
+
+    Attributes:
+        predict: the target's prediction.
+        text: all tokens.
+        known: token -> n-grams.
+        most: n-grams kept per token.
+        ngram: N.
+        pool_text: whether the text's own n-grams are kept.
+    """
+
+    predict: Predict
+    text: list[int]
+    known: dict[int, list[tuple[int, ...]]]
+    most: int
+    ngram: int
+    pool_text: bool
+
+    def __post_init__(self) -> None:
+        self.read(len(self.text))
+
+    def add(self, gram: Sequence[int]) -> None:
+        """N tokens that followed each other."""
+        key, after = gram[0], tuple(gram[1:])
+        kept = [one for one in self.known.get(key, []) if one != after]
+        self.known[key] = [*kept, after][-self.most :]
+
+    def read(self, fresh: int) -> None:
+        """The n-grams of the text that its last `fresh` tokens complete."""
+        for end in range(len(self.text) - fresh + 1, len(self.text) + 1):
+            if self.pool_text and end >= self.ngram:
+                self.add(self.text[end - self.ngram : end])
+
+    def verified(self, room: int) -> tuple[set[tuple[int, ...]], list[int]]:
+        """Every path of the candidates after the last token, cut to `room`, and what is committed."""
+        guesses = [one[:room] for one in self.known.get(self.text[-1], [])]
+        paths = {one[:stop] for one in guesses for stop in range(1, len(one) + 1)}
+        accepted = [self.predict(tuple(self.text))]
+        while tuple(accepted) in paths:
+            accepted.append(self.predict((*self.text, *accepted)))
+        return paths, accepted
+
+
+@dataclass
+class LookaheadTwin(NgramTwin):
+    """Lookahead decoding (Fu et al. 2024), with `past` as in the authors' code: level by level, None where not filled.
+
+    Level 0 begins with W + N - 3 guesses and has W - 1 once all are filled; the other levels have W.
+    """
+
+    past: list = None  # type: ignore[assignment]
+    window: int = 1
+
+    def lines(self) -> list[tuple[int, ...]]:
+        """The path below the last token to every guess in the window."""
+        first, *others = [level for level in self.past if level is not None]
+        out = [tuple(first[: column + 1]) for column in range(len(first))]
+        for count in range(1, len(others) + 1):
+            for column in range(len(others[0])):
+                out.append((*first[:column], *(level[column] for level in others[:count])))
+        return out
+
+    def after(self, column: int, levels: int) -> int:
+        """What the target predicts after a column of levels 1 to `levels`; it hangs below level 0's place before it."""
+        above = self.past[0][:column]
+        return self.predict((*self.text, *above, *(self.past[level][column] for level in range(1, levels + 1))))
+
+    def iteration(self, room: int) -> tuple[list | None, set[tuple[int, ...]], list[int]]:
+        """The window's lines, the candidates' paths and the committed tokens."""
+        paths, accepted = self.verified(room)
+        drafting = room >= max(self.window + self.ngram - 3, 0)
+        lines = self.lines() if drafting else None
+        if drafting:
+            self.step()
+        self.text += accepted
+        self.read(len(accepted))
+        return lines, paths, accepted
+
+    def step(self) -> None:
+        """One Jacobi iteration of the window."""
+        filled = sum(level is not None for level in self.past)
+        if filled == self.ngram - 1:
+            fresh = [self.after(column, self.ngram - 2) for column in range(self.window)]
+            keys = [self.text[-1], *self.past[0]]
+            for column in range(self.window):
+                self.add([keys[column], *(level[column] for level in self.past[1:]), fresh[column]])
+            self.past = [*self.past[1:], fresh]
+            self.past[0] = self.past[0][1:]
+        elif filled == 1:
+            self.past[1] = [
+                self.predict((*self.text, *self.past[0][: column + 1])) for column in range(len(self.past[0]))
+            ]
+            self.past[0] = self.past[0][1:]
+        else:
+            fresh = [self.after(column, filled - 1) for column in range(len(self.past[filled - 1]))]
+            self.past[:filled] = [level[1:] for level in self.past[:filled]]
+            self.past[filled] = fresh[1:]
+
+
+@dataclass
+class SelfDraftTwin(NgramTwin):
+    """Self-Draft's branches: each grows by its last prediction, a full one loses its first token."""
+
+    branches: list[list[int]] = None  # type: ignore[assignment]
+    full: list[int] = None  # type: ignore[assignment]
+
+    def iteration(self, room: int) -> tuple[list | None, set[tuple[int, ...]], list[int]]:
+        """Every prefix of a branch, the candidates' paths and the committed tokens."""
+        paths, accepted = self.verified(room)
+        lines = None
+        if room >= max(map(len, self.branches)):
+            lines = [tuple(branch[:stop]) for branch in self.branches for stop in range(1, len(branch) + 1)]
+            for number, branch in enumerate(self.branches):
+                for stop in range(self.ngram - 1, len(branch) + 1):
+                    fresh = self.predict((*self.text, *branch[:stop]))
+                    self.add([*branch[stop - self.ngram + 1 : stop], fresh])
+                grown = [*branch, self.predict((*self.text, *branch))]
+                self.branches[number] = grown[-self.full[number] :]
+        self.text += accepted
+        self.read(len(accepted))
+        return lines, paths, accepted

@@ -72,6 +72,21 @@ def test_it_prints_a_table_and_writes_the_json(folders, tmp_path, capsys):
     assert "[1/" not in capsys.readouterr().err
 
 
+def test_both_turns_in_the_terms_of_progressive_tree_drafting(folders, capsys):
+    shared = ["bench", *folders, "--max-new-tokens", "12", "--threads", "1", "--task", "chat", "--limit", "1"]
+    assert main([*shared, "--methods", "ar,ptd,chain", "--turns", "all"]) == 0
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert "[6/6]" in shown.err
+    assert "turn-2" in shown.err
+    start = next(index for index, line in enumerate(lines) if line.endswith("Dft/Ver"))
+    assert [line.split()[0] for line in lines[start + 2 : start + 4]] == ["ptd", "chain"]  # `ar` drafts nothing
+    assert lines[start + 3].endswith(f"0.0/{lines[start + 3].rpartition('/')[2]}")
+    assert any(line.startswith("DE: tokens per iteration") for line in lines)
+    assert main([*shared, "--methods", "ar,chain"]) == 0
+    assert "Dft" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

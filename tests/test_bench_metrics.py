@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,8 @@ from dynatree_lib.bench.metrics import (
     depth_divisor,
     depth_use,
     disturbed,
+    drafting,
+    drafting_metrics,
     mean_split,
     repeated_ngrams,
     seconds_per,
@@ -20,7 +24,7 @@ from dynatree_lib.bench.metrics import (
     summarize_records,
     throughput,
 )
-from dynatree_lib.bench.records import Divergence, Failure, Header, Records, Run, Split
+from dynatree_lib.bench.records import Divergence, Failure, Header, Records, Run, Split, read_records
 
 MODEL = {"weight_bytes": 1000, "cache_bytes_per_row": 10}
 SETUP = {
@@ -73,6 +77,15 @@ def test_speedup_pairs_prompts_and_is_the_ratio_of_total_times():
     assert speedup(mine[2:], reference) is None
 
 
+def test_the_turns_of_a_conversation_are_drawn_together():
+    mine = [run(prompt="a"), run(prompt="a/turn-2", seconds=3.0), run(prompt="b"), run(prompt="c", seconds=9.0)]
+    assert by_prompt(mine) == {"a": (8, 4.0), "b": (4, 1.0), "c": (4, 9.0)}
+    reference = [greedy("a", 4.0), greedy("b", 5.0), greedy("b/turn-2", 80.0)]  # a's second turn and c failed
+    assert speedup(mine, reference) == (9 / 2, (4.0, 5.0))
+    assert throughput(mine[:2])["tokens_per_second_interval"] == (2.0, 2.0)
+    assert drafting_metrics(mine[:2])["decoding_efficiency"] == (2.0, (2.0, 2.0))
+
+
 def test_a_method_is_exactly_as_fast_as_itself():
     runs = [greedy(name, seconds) for name, seconds in (("a", 1.0), ("b", 3.0), ("c", 2.5))]
     assert speedup(runs, runs) == (1.0, (1.0, 1.0))
@@ -107,9 +120,64 @@ def test_acceptance_under_both_definitions():
         "acceptance": 0.5,
         "acceptance_published": 1.0,  # 4 committed tokens over 4 drafted nodes: the bonus tokens count
     }
-    nothing_drafted = acceptance([run(nodes=[0, 0], accepted=[0, 0], depths=[0, 0])])
+    nothing_drafted = acceptance([run(tokens=(1, 2), chunks=(1, 1), nodes=[0, 0], accepted=[0, 0], depths=[0, 0])])
     assert nothing_drafted["acceptance"] is nothing_drafted["acceptance_published"] is None
     assert acceptance([run()])["nodes_per_iteration"] is None
+
+
+def test_the_terms_of_progressive_tree_drafting_by_hand():
+    runs = [
+        run(prompt="a", nodes=[2, 4], accepted=[2, 0], beside=[0, 6]),
+        run(prompt="b", tokens=(1, 2, 3), chunks=(1, 1, 1), nodes=[3, 3, 3], accepted=[0, 0, 0], beside=[5, 5, 5]),
+        run(prompt="b", repeat=1, nodes=[1, 4], accepted=[1, 1], chunks=(2, 2), beside=[4, 0]),
+    ]
+    found = drafting_metrics(runs)
+    expected = {  # 11 tokens of 7 iterations; hits keep 3, 2 and 2 tokens
+        "decoding_efficiency": 11 / 7, "hit_rate": 3 / 7, "accept_length": 7 / 3, "draft_overhead": 25 / 7,
+        "verify_overhead": 20 / 7,
+    }  # fmt: skip
+    assert {name: value for name, (value, _) in found.items()} == pytest.approx(expected)
+    intervals = {name: interval for name, (_, interval) in found.items()}
+    assert intervals["decoding_efficiency"] == pytest.approx((7 / 5, 2.0))  # prompt b alone, prompt a alone
+    assert intervals["hit_rate"] == pytest.approx((2 / 5, 1 / 2))
+    assert intervals["accept_length"] == pytest.approx((2.0, 3.0))
+    fields = drafting(runs)
+    assert list(fields) == ["hit_rate", "accept_length", "draft_rows", "verify_rows"]
+    assert list(fields.values()) == list(expected.values())[1:]
+    assert drafting_metrics(runs, 1) == drafting_metrics(runs, 1)
+
+
+def test_what_runs_do_not_show_has_no_number():
+    plain = [run(tokens=(1, 2), chunks=(1, 1), nodes=[0, 0], accepted=[0, 0])]
+    found = drafting_metrics(plain)
+    assert found.keys() == {"decoding_efficiency", "hit_rate", "verify_overhead"}
+    assert found["hit_rate"] == (0.0, (0.0, 0.0))
+    assert drafting(plain) == {"hit_rate": 0, "accept_length": None, "draft_rows": None, "verify_rows": 0}
+    assert drafting_metrics([run()]).keys() == {"decoding_efficiency"}
+    assert drafting_metrics([run(), *plain]).keys() == {"decoding_efficiency"}
+    seldom = [*plain, run(prompt="b", nodes=[2, 2], accepted=[2, 0])]
+    assert drafting_metrics(seldom)["accept_length"] == (3.0, (1.0, 3.0))  # a resample may be without a hit
+
+
+REFERENCES = Path(__file__).resolve().parents[1] / "outputs" / "reference"
+BENCHMARKS = [path for path in REFERENCES.rglob("*.jsonl") if path.read_bytes().startswith(b'{"kind": "header"')]
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+def test_every_reference_record_keeps_the_identity_of_progressive_tree_drafting(path):
+    records = read_records(path)
+    assert records.notes == []  # a run that broke it would have been left out
+    shown = [one for one in summarize_records(records) if one.hit_rate is not None]
+    assert shown
+    for one in shown:
+        kept = one.hit_rate * (one.accept_length or 0.0)
+        assert one.tokens_per_iteration == pytest.approx(kept + 1 - one.hit_rate, rel=1e-12)
+        assert one.verify_rows == one.nodes_per_iteration
+    for each in records.runs.values():
+        if each.accepted is not None:
+            found = {name: value for name, (value, _) in drafting_metrics([each]).items()}
+            kept = found["hit_rate"] * found.get("accept_length", 0.0)
+            assert found["decoding_efficiency"] == pytest.approx(kept + 1 - found["hit_rate"], rel=1e-12)
 
 
 def test_depth_use_is_what_dynatree_adaptive_prints_as_accept():

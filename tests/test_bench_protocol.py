@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from dynatree_lib import NoDraft, generate
+from dynatree_lib.bench.cost_model import count, counts_of
 from dynatree_lib.bench.methods import custom
-from dynatree_lib.bench.prompts import BenchPrompt
+from dynatree_lib.bench.prompts import BenchPrompt, prepare_prompts
 from dynatree_lib.bench.protocol import NEAR_TIE, read_results, run_benchmark
 from dynatree_lib.bench.runner import Completed
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import Sampling
+from dynatree_lib.workloads import Prompt
 from tests.models import hf_greedy, noisy_copy, prompt, random_model
 
 PROMPTS = [BenchPrompt.from_ids(name, prompt(5, seed)[0].tolist()) for seed, name in enumerate("abc")]
@@ -202,6 +208,109 @@ def test_real_methods_end_to_end(pair, tmp_path):
     assert summaries["chain"].split["draft"] > 0
     assert summaries["hf-generate"].split is None
     assert read_results(tmp_path / "r.jsonl").to_json()["methods"] == results.to_json()["methods"]
+
+
+def test_rows_beside_the_tree_are_recorded_and_counted_as_rows_of_the_target(pair, tmp_path):
+    methods, path = "ar,hf-generate,prompt-lookup,ptd,ptd:commit=rebuild,lookahead,self-draft", tmp_path / "r.jsonl"
+    results = run_benchmark(pair, methods, PROMPTS[:2], max_new_tokens=24, records=path)
+    assert results.records.failures == {}
+    assert read_results(path).records.runs == results.records.runs
+    counted = count(pair, ["ptd", "ptd:commit=rebuild", "lookahead"], PROMPTS[:2], 24)
+    for label, counts in counted.items():
+        runs = [run for run in results.records.runs.values() if run.method == label]
+        assert all(len(run.beside) == run.iterations and sum(run.beside) > 0 for run in runs)
+        rows = sum(sum(run.nodes) + sum(run.beside) for run in runs)
+        again = sum(sum(run.accepted) for run in runs) if "rebuild" in label else 0
+        assert sum(counts.nodes) == sum(counts_of(runs, results.records.header).nodes) == rows + again
+        summary = results.summary(label)
+        assert summary.identical == "2/2"
+        assert summary.draft_rows == sum(sum(run.beside) for run in runs) / summary.iterations
+        assert summary.verify_rows == summary.nodes_per_iteration
+        kept = summary.hit_rate * (summary.accept_length or 0)
+        assert summary.tokens_per_iteration == pytest.approx(kept + 1 - summary.hit_rate)
+    assert (results.summary("ar").draft_rows, results.summary("ar").hit_rate) == (0, 0)
+    assert results.summary("hf-generate").draft_rows is results.summary("hf-generate").hit_rate is None
+
+
+def test_a_run_that_breaks_the_identity_is_a_failure_of_its_method(pair):
+    def wrong(pair, instrument):
+        def runner(prompt_ids, *, max_new_tokens, eos_token_ids, on_tokens, sampling, seed):
+            out = generate(pair.target, prompt_ids, NoDraft(), max_new_tokens=max_new_tokens, on_tokens=on_tokens)
+            return Completed(out.tokens, len(out.rounds) - 1, out.rounds[1:], "length", 9)
+
+        return runner
+
+    results = run_benchmark(pair, [custom("wrong", wrong)], PROMPTS[:1], max_new_tokens=4)
+    assert "HR * AL" in results.records.failures["wrong", "a", 0].error
+
+
+# ------------------------------------------------------------------------------------------------------ further turns
+@pytest.fixture(scope="module")
+def spoken(pair) -> Pair:
+    """The random pair with a tokenizer of one token per character."""
+    letters = {chr(32 + index): index for index in range(95)} | {"[UNK]": 95, "\n": 96}
+    made = Tokenizer(models.WordLevel(letters, unk_token="[UNK]"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    return replace(pair, tokenizer=PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]"))
+
+
+ASKED = [Prompt("q", "chat", ("hello", "and?", "so?")), Prompt("one", "chat", ("single",))]
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_a_further_turn_follows_the_targets_own_replies(spoken, template):
+    pair = replace(spoken, tokenizer=copy.deepcopy(spoken.tokenizer))
+    pair.tokenizer.chat_template = template
+    found = prepare_prompts(pair, ASKED, 12, "all")
+    assert [one.id for one in found] == ["q", "q/turn-2", "q/turn-3", "one"]
+    assert prepare_prompts(pair, ASKED, 12) == [found[0], found[3]]
+    texts = [pair.tokenizer.decode(one.ids) for one in found]
+    asked, answered, last, single = texts
+    reply = pair.tokenizer.decode(hf_greedy(pair.target, torch.tensor([found[0].ids]), 12), skip_special_tokens=True)
+    again = pair.tokenizer.decode(hf_greedy(pair.target, torch.tensor([found[1].ids]), 12), skip_special_tokens=True)
+    assert (asked, single) == (("<user>hello", "<user>single") if template else ("hello", "single"))
+    assert answered == (f"{asked}<assistant>{reply}<user>and?" if template else f"hello\n\n{reply}\n\nand?")
+    assert last == (f"{answered}<assistant>{again}<user>so?" if template else f"{answered}\n\n{again}\n\nso?")
+    assert len({one.sha256 for one in found}) == 4
+    assert found[0].sha256 == ASKED[0].sha256
+
+
+def test_a_reply_ends_at_eos(spoken, monkeypatch):
+    whole = prepare_prompts(spoken, ASKED[:1], 12, "all")[1]
+    tokens = hf_greedy(spoken.target, torch.tensor([[*spoken.tokenizer("hello")["input_ids"]]]), 12)
+    monkeypatch.setattr(spoken.target, "eos_token_ids", (tokens[3],))
+    short = prepare_prompts(spoken, ASKED[:1], 12, "all")[1]
+    assert len(whole.ids) - len(short.ids) == 12 - 1 - tokens.index(tokens[3])
+    with pytest.raises(ValueError, match="turns is 'second'"):
+        prepare_prompts(spoken, ASKED, 12, "second")
+
+
+def test_a_second_turn_that_does_not_fit_is_named(spoken):
+    long = [Prompt("long", "chat", ("x" * 290, "y" * 100))]
+    with pytest.raises(ValueError, match=r"'long/turn-2' has \d+ tokens .* exceeds the context of 600"):
+        run_benchmark(spoken, "ar", long, max_new_tokens=120, turns="all")
+    run_benchmark(spoken, "ar", long, max_new_tokens=4)
+
+
+def test_both_turns_are_measured_alike_and_the_header_says_so(spoken, tmp_path):
+    path = tmp_path / "r.jsonl"
+    warm = {"max_new_tokens": 8, "sampling": Sampling(1.0), "seed": 3, "warmup": 0, "records": path, "turns": "all"}
+    results = run_benchmark(spoken, "ar,chain", ASKED, **warm)
+    assert {prompt for _, prompt, _ in results.records.runs} == {"q", "q/turn-2", "q/turn-3", "one"}
+    setup = results.records.header.setup
+    assert setup["turns"].startswith("both turns; ")
+    assert [one["id"] for one in setup["prompts"]] == ["q", "q/turn-2", "q/turn-3", "one"]
+    said: list[str] = []
+    run_benchmark(spoken, "ar,chain", ASKED, **warm, existing="resume", progress=said.append)
+    assert said == []  # the replies are the same again, so nothing is missing
+    with pytest.raises(ValueError, match=r"differs in .*setup.turns"):
+        run_benchmark(spoken, "ar,chain", ASKED, **{**warm, "turns": "first"}, existing="resume")
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patched:  # a file that exists is refused before any reply is decoded
+        patched.setattr("dynatree_lib.bench.prompts.autoregressive", None)
+        with pytest.raises(ValueError, match="exists; resume it"):
+            run_benchmark(spoken, "ar,chain", ASKED, **warm)
 
 
 def test_a_traced_run_shows_the_events_of_each_iteration(pair):

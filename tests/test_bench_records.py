@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -25,6 +26,7 @@ HEADER = Header({"threads": 2}, {"seed": 0, "methods": []}, "2026-01-01T00:00:00
 LINES = [
     Run("ar", "a", 0, 0.5, [1, 2], [[0.1, 1], [0.5, 1]], 2, "length", [0, 0], [0, 0], [0, 0], {"evictions": 1}, 3),
     Run("ar", "a", 1, 0.25, [1, 2], [[0.25, 2]], 1, "eos"),
+    Run("ptd", "a", 0, 0.5, [1, 2, 3], [[0.1, 2], [0.5, 1]], 2, "length", [3, 2], [1, 0], [2, 2], beside=[0, 6]),
     Failure("chain", "a", 0, "ValueError: no"),
     Divergence("ar", "a", 1, 2, 5, None, 0.25, False),
     Split("ar", "a", 1.0, 0.0, 0.75, 0.25, 2, [["target", 0.0, 0.75, 1], ["commit", 1.0, 1.0, 2]]),
@@ -61,9 +63,9 @@ def test_a_cut_off_last_line_is_dropped_with_a_sentence(path):
     path.write_text(path.read_text()[:-20])
     records = read_records(path)
     assert len(records.splits) == 0
-    assert len(records.runs) == 2
+    assert len(records.runs) == 3
     assert records.notes == [
-        "Line 6 of records.jsonl is cut off, as after a crash; it is left out and counts as not done."
+        "Line 7 of records.jsonl is cut off, as after a crash; it is left out and counts as not done."
     ]
 
 
@@ -75,6 +77,9 @@ def test_a_cut_off_last_line_is_dropped_with_a_sentence(path):
         lambda body: body | {"seconds": -1.0},
         lambda body: body | {"tokens": [1, "x"]},
         lambda body: body | {"tokens": [1, 2, 3]},
+        lambda body: body | {"accepted": [1, 0]},
+        lambda body: body | {"nodes": [0]},
+        lambda body: body | {"beside": [0.5, 0]},
         lambda body: body | {"unheard": 1},
         lambda body: {key: value for key, value in body.items() if key != "iterations"},
         lambda body: [],
@@ -85,10 +90,25 @@ def test_a_corrupt_line_costs_its_run_only(path, change):
     lines[1] = json.dumps(change(json.loads(lines[1])))
     path.write_text("\n".join(lines) + "\n")
     records = read_records(path)
-    assert list(records.runs) == [("ar", "a", 1)]
+    assert list(records.runs) == [("ar", "a", 1), ("ptd", "a", 0)]
     assert len(records.divergences) == len(records.splits) == len(records.failures) == 1
     assert len(records.notes) == 1
     assert records.notes[0].startswith("Line 2 of records.jsonl is not a record")
+
+
+def test_a_run_whose_accepted_tokens_do_not_make_its_text_is_refused_with_the_counts():
+    with pytest.raises(ValueError, match=r"1 accepted tokens .* 2 iterations are not its 2 tokens, .*HR \* AL"):
+        replace(LINES[0], accepted=[1, 0])
+    with pytest.raises(ValueError, match="depths has 1 entries for 2 iterations"):
+        replace(LINES[0], depths=[0])
+
+
+def test_a_file_from_before_rows_beside_the_tree_is_read(path):
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({k: v for k, v in one.items() if k != "beside"}) + "\n" for one in lines))
+    records = read_records(path)
+    assert records.notes == []
+    assert [run.beside for run in records.runs.values()] == [None] * 3
 
 
 def test_a_run_replaces_its_failure():

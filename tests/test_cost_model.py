@@ -86,6 +86,10 @@ def test_the_measured_costs_are_those_of_the_clock():
         "best-first-tree",
         "cost-aware-tree",
         "lookup-tree",
+        "lookahead",
+        "prompt-lookup",
+        "ptd",
+        "self-draft",
         "sampled-tree",
     }
 

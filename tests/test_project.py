@@ -114,8 +114,8 @@ def code_lines(paths):
 
 
 def test_sizes_stay_readable():
-    assert code_lines(modules()) < 12000
-    assert code_lines(core_modules()) < 3000
+    assert code_lines(modules()) < 13500
+    assert code_lines(core_modules()) < 3400
     sizes = dict(functions(modules()))
     assert not {name: size for name, size in sizes.items() if size > 60}
     assert statistics.median(sizes.values()) < 12

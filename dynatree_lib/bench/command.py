@@ -45,6 +45,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="add the best configuration of each method that `dynatree tune` saved, as 'chain (tuned)' and so on",
     )  # fmt: skip
     add_workload(what)
+    what.add_argument(
+        "--turns", choices=("first", "all"), default="first",
+        help="all: each further turn of a prompt too, as a prompt of its own after the target's own greedy replies",
+    )  # fmt: skip
     how = parser.add_argument_group("how")
     how.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
     add_sampling(how)
@@ -97,7 +101,7 @@ def _measured(args: argparse.Namespace) -> Results:
         max_new_tokens=args.max_new_tokens, sampling=sampling, seed=args.seed, warmup=args.warmup, repeats=args.repeats,
         ignore_eos=not args.stop_at_eos, trace=args.trace, records=args.records,
         existing="resume" if args.resume else "replace" if args.overwrite else "refuse",
-        progress=progress, source=workload.source,
+        progress=progress, source=workload.source, turns=args.turns,
     )  # fmt: skip
 
 
@@ -137,10 +141,11 @@ def report(results: Results) -> str:
     lines = [
         f"{setup['pair']} in {setup['dtype']} on {where}, {environment['threads']} threads; "
         f"{setup['max_new_tokens']} new tokens, {setup['eos_rule']}.",
-        setup["workload"],
+        setup["workload"] + ("" if setup["turns"].startswith("the first") else f" Turns: {setup['turns']}."),
         "",
         *table([_HEADINGS, *(_row(one) for one in summaries)]),
         "",
+        *_beside(results, summaries),
         *_remarks(results, summaries),
     ]
     return "\n".join(lines) + "\n"
@@ -163,6 +168,29 @@ def _row(one: MethodSummary) -> tuple[str, ...]:
         f"{1000 * one.ttft:.1f}",
         one.identical or "-",
     )
+
+
+def _beside(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
+    """Progressive Tree Drafting's terms for every method that drafts, if one of them drafts beside its tree."""
+    from .metrics import drafting_metrics
+
+    if not any(one.draft_rows for one in summaries):
+        return []
+    rows = [("method", "DE [95 %]", "HR [95 %]", "AL [95 %]", "Dft/Ver")]
+    for one in (one for one in summaries if one.verify_rows):
+        found = drafting_metrics([run for run in results.records.runs.values() if run.method == one.label])
+        known = (found.get(name, (None, None)) for name in ("decoding_efficiency", "hit_rate", "accept_length"))
+        efficiency, hits, length = (with_interval(value, interval, 2) for value, interval in known)
+        rows.append(
+            (one.label, efficiency, hits, length, f"{_number(one.draft_rows, 1)}/{_number(one.verify_rows, 1)}")
+        )
+    return [*table(rows), "", *_TERMS, ""]
+
+
+_TERMS = (
+    "DE: tokens per iteration; HR: share of iterations that keep a drafted token; AL: tokens of such an iteration.",
+    "Dft/Ver: rows scored beside the tree and drafted nodes of it, per iteration (Progressive Tree Drafting, 4.1).",
+)
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -32,7 +32,7 @@ from .prompts import BenchPrompt, prepare_prompts
 from .protocol import Results
 from .ranks import RankAcceptance
 from .records import Header, Run, check_writable, write_atomically
-from .runner import Completed
+from .runner import Completed, rows_beside
 
 FORMAT = 1
 """Version of the file; a reader refuses others."""
@@ -56,8 +56,8 @@ class Counts:
     Attributes:
         tokens: generated.
         iterations: target forwards that decided tokens.
-        nodes: drafted nodes in each forward of the target, node 0 not counted; with `commit="rebuild"` the second
-            forward of an iteration is one of them.
+        nodes: rows of each forward of the target, node 0 not counted: drafted nodes, and what is scored beside the
+            tree; with `commit="rebuild"` the second forward of an iteration is one of them.
         draft_forwards: levels drafted.
         draft_rows: nodes the draft read in them.
         prompt_tokens: read before the first token, over all texts; 0 leaves reading the prompt out of the cost.
@@ -141,7 +141,7 @@ def _own_loop(options: Mapping[str, Any]) -> bool:
 def counted(done: Completed, prompt: int = 0, method: str = "", rebuilt: bool = False) -> Counts:
     """Counts of one text; without `prompt`, `method` and `rebuilt`, of its rows and levels alone."""
     rounds = done.rounds or []
-    nodes = [len(one.tree) - 1 for one in rounds]
+    nodes = [len(one.tree) - 1 + rows_beside(one) for one in rounds]
     again = [len(one.verdict.path) for one in rounds] if rebuilt else []
     return Counts(len(done.tokens), done.iterations, (*nodes, *again), *_drafted(done.counters), prompt, method)
 
@@ -170,7 +170,8 @@ def _recorded(run: Run, prompt: int, entry: Mapping[str, Any]) -> Counts:
     if run.nodes is None or run.accepted is None:
         raise ValueError(f"The run of '{run.method}' on {run.prompt} shows no trees, so there is nothing to count.")
     rebuilt = entry.get("options", {}).get("commit") == "rebuild"
-    nodes = (*run.nodes, *(run.accepted if rebuilt else ()))
+    rows = (drafted + more for drafted, more in zip(run.nodes, run.beside or [0] * len(run.nodes), strict=True))
+    nodes = (*rows, *(run.accepted if rebuilt else ()))
     return Counts(len(run.tokens), run.iterations, nodes, *_drafted(run.counters), prompt, entry.get("name", ""))
 
 
@@ -402,8 +403,9 @@ def _measure(
 
 
 def _drafters(draft: LanguageModel) -> list[Drafter]:
-    """Every drafter with a draft model, as it comes."""
-    return [kind(draft) for kind in DRAFTERS if issubclass(kind, ModelDrafter)]  # type: ignore[call-arg]
+    """Every drafter, as it comes."""
+    kinds = [kind for kind in DRAFTERS if kind is not NoDraft]
+    return [kind(draft) if issubclass(kind, ModelDrafter) else kind() for kind in kinds]  # type: ignore[call-arg]
 
 
 def _costs(verifying: Sequence[Timing], drafting: Sequence[Timing], lengths: Sequence[int]) -> MeasuredCosts:

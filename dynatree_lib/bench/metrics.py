@@ -1,7 +1,7 @@
 """From records to the numbers of a table: speed with bootstrap intervals, acceptance, latency, memory, equality.
 
 Pure functions of records; nothing is measured here. Intervals are 95 % percentile bootstrap intervals over prompts,
-because prompts, not runs, are what another benchmark would draw anew.
+because prompts, not runs, are what another benchmark would draw anew; the turns of a conversation are drawn together.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .records import Divergence, Header, Records, Run, Split
+from .records import TURN, Divergence, Header, Records, Run, Split
 
 RESAMPLES = 2000
 Interval = tuple[float, float]
@@ -37,7 +37,12 @@ class MethodSummary:
         iteration_cost: seconds_per_iteration in units of `hf-generate`'s tpot, one greedy step.
         tokens_per_iteration, committed_path_length: committed tokens per iteration, the bonus token included.
         accepted_path_length: accepted drafted tokens per iteration, the bonus token not included.
-        nodes_per_iteration: drafted nodes, node 0 not counted.
+        hit_rate: HR of PTD's section 4.1: share of iterations that kept at least one drafted token.
+        accept_length: AL, tokens of such an iteration, the bonus token included; None where nothing was ever kept.
+            Pooled over all iterations, DE = HR * AL + (1 - HR), with tokens_per_iteration as DE.
+        draft_rows: Dft, rows scored beside the tree per iteration, for drafting within the target's forward. What a
+            draft model reads is not among them.
+        verify_rows, nodes_per_iteration: Ver, drafted nodes of the tree per iteration, node 0 not counted.
         draft_levels: forwards of the draft per iteration; None for methods without one, and for Hugging Face's.
         acceptance: accepted drafted tokens / drafted nodes.
         acceptance_published: committed tokens / drafted nodes, what DynaTree's first paper prints as "Accept.".
@@ -81,6 +86,10 @@ class MethodSummary:
     tokens_per_iteration: float
     committed_path_length: float
     accepted_path_length: float | None
+    hit_rate: float | None
+    accept_length: float | None
+    draft_rows: float | None
+    verify_rows: float | None
     nodes_per_iteration: float | None
     draft_levels: float | None
     acceptance: float | None
@@ -132,7 +141,7 @@ def _summary(entry: dict[str, Any], by_label: dict[str, list[Run]], records: Rec
         seconds_per_iteration=iteration,
         iteration_cost=iteration / step if iteration and step else None,
         tokens_per_iteration=tokens / iterations, committed_path_length=tokens / iterations,
-        **acceptance(runs),
+        **acceptance(runs), **drafting(runs),
         depth_use=depth_use(entry["name"], entry["options"], tokens / iterations),
         draft_levels=draft_levels(runs),
         repeated_4grams=mean_repetition(runs),
@@ -154,12 +163,18 @@ def reference_label(header: Header, name: str) -> str | None:
 
 # ------------------------------------------------------------------------------------------------------------- speed
 def by_prompt(runs: Sequence[Run]) -> dict[str, tuple[int, float]]:
-    """Prompt id -> (tokens, seconds), summed over repeats."""
+    """Prompt id -> (tokens, seconds), summed over repeats and over the turns of a conversation."""
     out: dict[str, tuple[int, float]] = {}
     for run in runs:
-        tokens, seconds = out.get(run.prompt, (0, 0.0))
-        out[run.prompt] = tokens + len(run.tokens), seconds + run.seconds
+        prompt = conversation(run)
+        tokens, seconds = out.get(prompt, (0, 0.0))
+        out[prompt] = tokens + len(run.tokens), seconds + run.seconds
     return out
+
+
+def conversation(run: Run) -> str:
+    """Id of the run's prompt; of its first turn where it is a further one."""
+    return run.prompt.partition(TURN)[0]
 
 
 def bootstrap(rows: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], seed: int = 0) -> Interval:
@@ -202,8 +217,9 @@ def throughput(runs: Sequence[Run], seed: int = 0) -> dict[str, Any]:
 
 def speedup(runs: Sequence[Run], reference: Sequence[Run], seed: int = 0) -> tuple[float, Interval] | None:
     """Tokens per second over the reference's on the prompts both have, with its paired bootstrap interval."""
-    mine, its = by_prompt(runs), by_prompt(reference)
-    rows = np.array([[*mine[prompt], *its[prompt]] for prompt in mine if prompt in its], float)
+    shared = {run.prompt for run in runs} & {run.prompt for run in reference}
+    mine, its = (by_prompt([run for run in some if run.prompt in shared]) for some in (runs, reference))
+    rows = np.array([[*mine[prompt], *its[prompt]] for prompt in mine], float)
     if not len(rows):
         return None
 
@@ -248,6 +264,69 @@ def acceptance(runs: Sequence[Run]) -> dict[str, Any]:
     committed = sum(len(run.tokens) for run in runs)
     shares = (accepted / nodes, committed / nodes) if nodes else (None, None)
     return dict(zip(names, (accepted / iterations, nodes / iterations, *shares), strict=True))
+
+
+_DRAFTING = {  # Table 4 of PTD: (what is counted, per what)
+    "decoding_efficiency": ("tokens", "iterations"),
+    "hit_rate": ("hits", "iterations"),
+    "accept_length": ("hit_tokens", "hits"),
+    "draft_overhead": ("beside", "iterations"),
+    "verify_overhead": ("nodes", "iterations"),
+}
+
+
+def drafting_metrics(runs: Sequence[Run], seed: int = 0) -> dict[str, tuple[float, Interval]]:
+    """DE, HR, AL, Dft and Ver (PTD, section 4.1) of one method's runs, under the column names of the paper's Table 4.
+
+    Each is pooled over all iterations, so that DE = HR * AL + (1 - HR) holds up to rounding, and has its bootstrap
+    interval over prompts. Left out: what the runs do not show, and `accept_length` where no drafted token was kept; in
+    resamples without a hit it counts as 1, the bonus token alone.
+    """
+    out = {}
+    for name, parts in _DRAFTING.items():
+        rows = _pooled(runs, parts)
+        if rows is not None and rows[:, 1].any():
+            out[name] = float(_quotient_or_one(rows[None])[0]), bootstrap(rows, _quotient_or_one, seed)
+    return out
+
+
+def drafting(runs: Sequence[Run]) -> dict[str, Any]:
+    """The same without intervals as the fields of a summary; None where `drafting_metrics` leaves a number out."""
+    fields = ("hit_rate", "accept_length", "draft_rows", "verify_rows")
+    out: dict[str, Any] = {}
+    for name, parts in zip(fields, list(_DRAFTING.values())[1:], strict=True):
+        rows = _pooled(runs, parts)
+        out[name] = None if rows is None or not rows[:, 1].any() else float(quotient(rows))
+    return out
+
+
+def _pooled(runs: Sequence[Run], parts: tuple[str, str]) -> np.ndarray | None:
+    """(n, 2) sums of two counts, one row per prompt; None unless every run has both."""
+    sums: dict[str, np.ndarray] = {}
+    for run in runs:
+        counts = _counts(run)
+        if not counts.keys() >= set(parts):
+            return None
+        sums[conversation(run)] = sums.get(conversation(run), np.zeros(2)) + [counts[name] for name in parts]
+    return np.array(list(sums.values()))
+
+
+def _counts(run: Run) -> dict[str, int]:
+    """What a run shows of its iterations, summed."""
+    shown = {"nodes": run.nodes, "beside": run.beside}
+    out = {"tokens": len(run.tokens), "iterations": run.iterations}
+    out |= {name: sum(each) for name, each in shown.items() if each is not None}
+    if run.accepted is not None:
+        hits = [count + 1 for count in run.accepted if count]
+        out |= {"hits": len(hits), "hit_tokens": sum(hits)}
+    return out
+
+
+def _quotient_or_one(drawn: np.ndarray) -> np.ndarray:
+    """`quotient`, and 1 where there is nothing to divide by."""
+    first, second = np.moveaxis(drawn.sum(-2), -1, 0)
+    value: np.ndarray = np.where(second > 0, first, 1) / np.maximum(second, 1)
+    return value
 
 
 _DIVISORS = {"chain": ("length", 0), "fixed-tree": ("depth", 1), "adaptive-tree": ("base_depth", 2)}

@@ -22,6 +22,7 @@ from ..sampling import GREEDY, Sampling
 from ..tree import ROOT, TokenTree
 from .prompts import BenchPrompt
 from .protocol import _known_objects_frozen, _quiet_machine, _synchronize
+from .runner import rows_beside
 
 DEEPEST = 8
 """Deepest level of a probe's tree."""
@@ -132,7 +133,7 @@ class Timing:
         steps = [np.subtract(after, before) for before, after in pairwise(marks)]
         self.blocks.append(
             [
-                Iteration(float(seconds), len(one.tree) - 1, int(levels), int(read))
+                Iteration(float(seconds), len(one.tree) - 1 + rows_beside(one), int(levels), int(read))
                 for (seconds, levels, read), one in zip(steps[1:-1], rounds[1:-1], strict=True)
             ]
         )

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from ..decoding import autoregressive
 from ..models.pairs import Pair
 from ..workloads import render
+from .records import TURN
+
+Turns = Literal["first", "all"]
 
 
 @dataclass(frozen=True)
@@ -32,20 +36,44 @@ class BenchPrompt:
         return cls(name, numbers, hashlib.sha256(repr(numbers).encode()).hexdigest())
 
 
-def prepare_prompts(pair: Pair, prompts: Sequence[Any], max_new_tokens: int) -> list[BenchPrompt]:
-    """Tokenise the first turn of each prompt, under the tokenizer's chat template if it has one.
+def prepare_prompts(
+    pair: Pair, prompts: Sequence[Any], max_new_tokens: int, turns: Turns = "first"
+) -> list[BenchPrompt]:
+    """Tokenise each prompt, under the tokenizer's chat template if it has one.
+
+    Args:
+        pair: whose tokenizer, and whose target's context.
+        prompts: objects with `id`, `text`, `sha256` (of a `Workload`), plain texts, or `BenchPrompt`s.
+        max_new_tokens: budget of each text.
+        turns: "all" makes each further turn of a prompt a prompt of its own after it, "ID/turn-2", ...: the
+            conversation so far (`workloads.render`) with the replies that the target's greedy plain decoding gives, to
+            its EOS or to the budget. So every method meets the same second turn, also where methods sample, and a
+            method's own reply to the first plays no part. Decoding the replies takes the time of as many plain texts.
 
     Raises:
         ValueError: for no prompts, an id given twice, a budget below 1, an empty prompt, or one that does not fit the
-            target's context together with the budget.
+            target's context together with the budget: all of it before any reply is decoded, but for further turns,
+            whose length depends on the replies. Nothing is left out or cut.
     """
+    if turns not in ("first", "all"):
+        raise ValueError(f"turns is {turns!r}; choose 'first' or 'all'.")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {max_new_tokens}; ask for at least 1 token.")
-    out = [_prepared(pair, prompt, number) for number, prompt in enumerate(prompts)]
-    if not out:
+    first = [_prepared(pair, prompt, number) for number, prompt in enumerate(prompts)]
+    if not first:
         raise ValueError("There are no prompts to measure on; give at least one.")
+    _check(pair, first, max_new_tokens)
+    if turns == "first":
+        return first
+    both = zip(prompts, first, strict=True)
+    out = [each for prompt, one in both for each in (one, *_further(pair, prompt, one, max_new_tokens))]
+    _check(pair, out, max_new_tokens)
+    return out
+
+
+def _check(pair: Pair, prompts: Sequence[BenchPrompt], max_new_tokens: int) -> None:
     seen: set[str] = set()
-    for one in out:
+    for one in prompts:
         if one.id in seen:
             raise ValueError(f"Two prompts have the id '{one.id}'; records need ids that differ.")
         seen.add(one.id)
@@ -56,7 +84,6 @@ def prepare_prompts(pair: Pair, prompts: Sequence[Any], max_new_tokens: int) -> 
                 f"Prompt '{one.id}' has {len(one.ids)} tokens and with {max_new_tokens} new ones exceeds the context "
                 f"of {pair.target.context}; shorten it, leave it out (max_tokens= of load_workload), or ask for fewer."
             )
-    return out
 
 
 def _prepared(pair: Pair, prompt: Any, number: int) -> BenchPrompt:
@@ -65,9 +92,29 @@ def _prepared(pair: Pair, prompt: Any, number: int) -> BenchPrompt:
     if pair.tokenizer is None:
         raise ValueError("This pair has no tokenizer; give prompts as BenchPrompt.from_ids(name, ids).")
     text = prompt if isinstance(prompt, str) else prompt.text
-    rendered = render(text, pair.tokenizer)
-    special = {"add_special_tokens": False} if getattr(pair.tokenizer, "chat_template", None) else {}
-    ids = tuple(pair.tokenizer(rendered, **special)["input_ids"])
+    ids = _tokens(pair, render(text, pair.tokenizer))
     if isinstance(prompt, str):
         return BenchPrompt(f"prompt-{number}", ids, hashlib.sha256(text.encode()).hexdigest())
     return BenchPrompt(prompt.id, ids, prompt.sha256)
+
+
+def _tokens(pair: Pair, rendered: str) -> tuple[int, ...]:
+    special = {"add_special_tokens": False} if getattr(pair.tokenizer, "chat_template", None) else {}
+    return tuple(pair.tokenizer(rendered, **special)["input_ids"])
+
+
+def _further(pair: Pair, prompt: Any, latest: BenchPrompt, budget: int) -> Iterator[BenchPrompt]:
+    """The turns after the first, each hashed with the replies before it; checked before a reply to it is decoded."""
+    turns = getattr(prompt, "turns", ())
+    replies: list[str] = []
+    for number in range(2, len(turns) + 1):
+        reply = autoregressive(pair.target, latest.ids, max_new_tokens=budget, keep_state=False)
+        if reply.finish_reason == "interrupted":  # the loop swallows Ctrl-C to save the text
+            raise KeyboardInterrupt
+        replies.append(pair.tokenizer.decode(reply.tokens, skip_special_tokens=True))
+        text = render(turns, pair.tokenizer, replies)
+        latest = BenchPrompt(
+            f"{prompt.id}{TURN}{number}", _tokens(pair, text), hashlib.sha256(text.encode()).hexdigest()
+        )
+        _check(pair, [latest], budget)
+        yield latest

@@ -25,9 +25,9 @@ from ..sampling import Sampling
 from .environment import describe_environment, describe_model, peak_rss_bytes, public_name, public_text
 from .methods import Variant, variants
 from .metrics import MethodSummary, reference_label, summarize_records
-from .prompts import BenchPrompt, prepare_prompts
+from .prompts import BenchPrompt, Turns, prepare_prompts
 from .records import Divergence, Failure, Header, Key, Line, Records, Run, Split, Writer, check_writable, read_records
-from .runner import Completed, DrafterRunner, Runner
+from .runner import Completed, DrafterRunner, Runner, rows_beside
 from .trace import Trace
 
 NEAR_TIE = 1e-4
@@ -35,6 +35,11 @@ NEAR_TIE = 1e-4
 WARMUP_TOKENS = 32
 """Most tokens of an untimed run."""
 
+_TURNS = {
+    "first": "the first of each prompt",
+    "all": "both turns; each further turn is a prompt of its own, after the target's greedy replies to those before it "
+    "(plain decoding, to EOS or the budget), the same for every method",
+}
 Existing = Literal["refuse", "resume", "replace", "reuse"]
 
 
@@ -95,6 +100,7 @@ def run_benchmark(
     progress: Callable[[str], None] | None = None,
     profile: str | None = None,
     source: str = "prompts given by the caller",
+    turns: Turns = "first",
     clock: Callable[[], float] = time.perf_counter,
 ) -> Results:
     """Measure methods against each other on one pair.
@@ -117,6 +123,8 @@ def run_benchmark(
         progress: called with a line of text per run.
         profile: name of the profile, for the record.
         source: sentence on where the prompts come from, for the record.
+        turns: "all" measures each further turn of a prompt too, as a prompt of its own after the target's own greedy
+            replies (`prepare_prompts`), which are decoded untimed before anything is measured, also on resuming.
         clock: seconds.
 
     Raises:
@@ -124,11 +132,18 @@ def run_benchmark(
             the context, a file that cannot be written, or one of another setup.
     """
     run = _Benchmark(
-        pair, variants(methods), prepare_prompts(pair, prompts, max_new_tokens), sampling or Sampling(),
-        max_new_tokens, seed, warmup, repeats, ignore_eos, trace, profile, source, clock, progress or _silent,
+        pair, variants(methods), prepare_prompts(pair, prompts, max_new_tokens), sampling or Sampling(), max_new_tokens,
+        seed, warmup, repeats, ignore_eos, trace, profile, source, turns, clock, progress or _silent,
     )  # fmt: skip
     run.check()
     path = None if records is None else check_writable(Path(records))
+    if path is not None and existing == "refuse" and path.exists():
+        raise ValueError(
+            f"{path} exists; resume it (existing='resume', --resume), replace it (existing='replace', --overwrite), "
+            "or give another file."
+        )
+    if turns != "first":
+        run.prompts = prepare_prompts(pair, prompts, max_new_tokens, turns)
     run.open(path, existing)
     try:
         with _known_objects_frozen():
@@ -160,6 +175,7 @@ class _Benchmark:
     trace: int
     profile: str | None
     source: str
+    turns: Turns
     clock: Callable[[], float]
     progress: Callable[[str], None]
     runners: dict[str, Runner] = field(default_factory=dict)
@@ -194,11 +210,6 @@ class _Benchmark:
         self.records = Records(header)
         if path is None:
             return
-        if path.exists() and existing == "refuse":
-            raise ValueError(
-                f"{path} exists; resume it (existing='resume', --resume), replace it (existing='replace', "
-                "--overwrite), or give another file."
-            )
         if path.exists() and existing in ("resume", "reuse"):
             try:
                 self.records = _resumable(path, header)
@@ -236,7 +247,7 @@ class _Benchmark:
             "max_new_tokens": self.budget,
             "ignore_eos": self.ignore_eos,
             "eos_token_ids": list(self.pair.target.eos_token_ids),
-            "turns": "the first of each prompt",
+            "turns": _TURNS[self.turns],
             "eos_rule": "EOS is an ordinary token: every run goes to the budget"
             if self.ignore_eos
             else "a text ends at the target's EOS or at the budget",
@@ -378,11 +389,12 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
 
 def _shapes(rounds: list[Round] | None) -> dict[str, list[int] | None]:
     if rounds is None:
-        return {"nodes": None, "accepted": None, "depths": None}
+        return dict.fromkeys(("nodes", "accepted", "depths", "beside"))
     return {
         "nodes": [len(one.tree) - 1 for one in rounds],
         "accepted": [len(one.verdict.path) for one in rounds],
         "depths": [one.tree.depth for one in rounds],
+        "beside": [rows_beside(one) for one in rounds],
     }
 
 

@@ -19,6 +19,8 @@ FORMAT = 1
 
 Key = tuple[str, str, int]
 """(method label, prompt id, repeat)."""
+TURN = "/turn-"
+"""Stands in the id of a prompt that is a further turn of another, "ID/turn-2"."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Run:
         cache_rows: rows the target's cache holds at most, drafted nodes included.
         peak_device_bytes: most bytes allocated on the GPU during the run, weights included; None on a CPU.
         peak_rss_bytes: largest resident size of the process so far.
+        beside: rows scored beside the tree in each iteration (`Proposal.beside`, node 0 not counted); None where the
+            method does not show them, and in older files.
     """
 
     kind: ClassVar[str] = "run"
@@ -85,12 +89,22 @@ class Run:
     cache_rows: int = 0
     peak_device_bytes: int | None = None
     peak_rss_bytes: int | None = None
+    beside: list[int] | None = None
 
     def __post_init__(self) -> None:
         if not (self.seconds > 0 and self.tokens and self.iterations > 0 and self.emissions):
             raise ValueError("a run needs a positive time, at least one token, one iteration and one emission")
         if sum(int(count) for _, count in self.emissions) != len(self.tokens):
             raise ValueError("the emissions of a run do not add up to its tokens")
+        for name in ("nodes", "accepted", "depths", "beside"):
+            each = getattr(self, name)
+            if each is not None and len(each) != self.iterations:
+                raise ValueError(f"{name} has {len(each)} entries for {self.iterations} iterations")
+        if self.accepted is not None and sum(self.accepted) + self.iterations != len(self.tokens):
+            raise ValueError(
+                f"{sum(self.accepted)} accepted tokens and one more of each of {self.iterations} iterations are not "
+                f"its {len(self.tokens)} tokens, so that DE = HR * AL + (1 - HR) does not hold"
+            )
 
     @property
     def key(self) -> Key:

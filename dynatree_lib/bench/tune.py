@@ -187,8 +187,22 @@ def candidates(costs: MeasuredCosts, max_rows: int = 64) -> list[Variant]:
         *adaptive,
         *aware,
         *lookup,
+        *_without_model(costs),
     ]
     return [variant(spec) for spec in dict.fromkeys(specs)]
+
+
+def _without_model(costs: MeasuredCosts) -> list[str]:
+    """Candidates that need no draft model; the rows of their draft are few, because rows are what they cost."""
+    ptd = [
+        f"ptd:start_tree={lines},depth={depth},max_draft={lines * (depth + 1)},text_depth=10,prune_first=false,"
+        f"verify_cost={text(costs.verify_points)}"
+        for lines, depth in ((1, 3), (1, 6), (2, 3), (2, 6), (4, 6))
+    ]
+    lookahead = _grid("lookahead", window=(3, 7), ngram=(3, 5), guesses=(3, 7), text=("true",))
+    self_draft = _grid("self-draft", branches=(1, 3, 6), candidates=(3, 10))
+    copies = _grid("prompt-lookup", ngram=(2, 3), length=(6, 10, 15))
+    return ["ptd", *ptd, *lookahead, *self_draft, *copies]
 
 
 def _grid(method: str, **axes: Sequence[Any]) -> list[str]:

@@ -99,7 +99,9 @@ class Lookahead(Drafter):
 
     def inherit(self, state: LookaheadState, earlier: LookaheadState) -> LookaheadState:
         """See `Drafter.inherit`: the pool."""
-        state.pool = earlier.pool.copy()
+        pool = earlier.pool.copy()
+        pool.absorb(state.pool)
+        state.pool = pool
         return state
 
     def report(self, state: LookaheadState) -> dict[str, float]:

@@ -36,7 +36,8 @@ class CandidatePool:
 
     When a `settle` finds more than `size` nodes, the least recently merged ones go until three quarters of `size` are
     left, or fewer, because nodes merged at the same time go together. What is merged at one time must not exceed
-    three quarters of `size`. A parent is merged whenever its child is, so what stays is whole.
+    three quarters of `size`. A path is merged from its root, so a parent is no older than its child and what stays is
+    whole.
 
     Args:
         size: most nodes between two settlements, roots included.
@@ -71,6 +72,27 @@ class CandidatePool:
             stamps = np.sort([node.stamp for node in self])[::-1]
             self._forget(int(stamps[3 * self.size // 4]))
         self.now += 1
+
+    def merge(self, path: Sequence[int]) -> None:
+        """M of a path with the tree of its first token."""
+        node = self.root(path[0])
+        for token in path[1:]:
+            node = self.child(node, token)
+
+    def absorb(self, other: CandidatePool) -> None:
+        """M of another pool's trees, as merged after everything in this one."""
+        todo = [(other.roots, self.roots)]
+        for its, mine in todo:  # grows while it is read
+            for token, node in its.items():
+                found = mine.get(token)
+                if found is None:
+                    found = mine[token] = Candidate(token)
+                    self.nodes += 1
+                found.stamp = self.now + node.stamp
+                found.count += node.count
+                todo.append((node.children, found.children))
+        self.now += other.now
+        self.settle()
 
     def __iter__(self) -> Iterator[Candidate]:
         nodes = [*self.roots.values()]
@@ -141,39 +163,49 @@ class NgramPool:
         self.size = size
         self.tokens = tokens
         self._after: OrderedDict[int, OrderedDict[tuple[int, ...], None]] = OrderedDict()
+        self._count = 0
 
     def add(self, token: int, ngram: tuple[int, ...]) -> None:
         """`ngram` was seen after `token`."""
         known = self._after.setdefault(token, OrderedDict())
         self._after.move_to_end(token)
+        self._count += ngram not in known
         known[ngram] = None
         known.move_to_end(ngram)
         if len(known) > self.size:
             known.popitem(last=False)
+            self._count -= 1
         if len(self._after) > self.tokens:
-            self._after.popitem(last=False)
+            self._count -= len(self._after.popitem(last=False)[1])
 
     def after(self, token: int) -> list[tuple[int, ...]]:
         """What was seen after a token, the latest first."""
         return [*reversed(self._after.get(token, ()))]
 
+    def absorb(self, other: NgramPool) -> None:
+        """Add another pool's n-grams, as seen after everything in this one."""
+        for token, known in other._after.items():
+            for ngram in known:
+                self.add(token, ngram)
+
     def __len__(self) -> int:
-        return sum(map(len, self._after.values()))
+        return self._count
 
     def copy(self) -> NgramPool:
         """A pool of its own with the same content."""
         other = NgramPool(self.size, self.tokens)
         other._after = OrderedDict((token, known.copy()) for token, known in self._after.items())
+        other._count = self._count
         return other
 
 
 def best_first(
     root: Candidate | None, chances: RankChances, depth: int, worth: Sequence[float]
-) -> tuple[list[int], list[int], list[int], list[float]]:
+) -> tuple[list[int], list[int], list[int]]:
     """The candidates below a cached tree's root that are most likely right, the likeliest first.
 
     A node's chance is the product along its path of the chance of its rank; siblings rank by when they were merged
-    last, then by how often.
+    last, then by how often, then by which came first.
 
     Args:
         root: of the cached tree, or None for nothing.
@@ -182,19 +214,18 @@ def best_first(
         worth: chance that candidate number 1, 2, ... must exceed to be taken; its length is the most that are.
 
     Returns:
-        token, parent (0 is the root, then in the order returned), rank and chance of each.
+        token, parent (0 is the root, then in the order returned) and rank of each.
     """
     tokens: list[int] = []
     parents: list[int] = []
     ranks: list[int] = []
-    found: list[float] = []
     open_: list[tuple[float, int, int, int, int, Candidate]] = []
     number = 0
 
     def push(node: Candidate, index: int, chance: float, level: int) -> None:
         nonlocal number
         siblings = sorted(node.children.values(), key=lambda one: (-one.stamp, -one.count))
-        for rank, child in enumerate(siblings[: len(worth)]):
+        for rank, child in enumerate(siblings[: len(worth) + len(chances.right)]):  # later ranks are no likelier
             number += 1
             heapq.heappush(open_, (-chance * chances[rank], number, index, rank, level + 1, child))
 
@@ -207,7 +238,6 @@ def best_first(
         tokens.append(node.token)
         parents.append(parent)
         ranks.append(rank)
-        found.append(-minus)
         if level < depth and node.children:
             push(node, len(tokens), -minus, level)
-    return tokens, parents, ranks, found
+    return tokens, parents, ranks

@@ -15,7 +15,7 @@ from ..verifiers.base import Verdict
 from .base import Drafter, Proposal, check_whole, check_window, random_tokens
 from .pool import Candidate, CandidatePool, RankChances, best_first
 
-PRIOR = (0.5, 0.25, 0.12, 0.06, 0.03)
+PRIOR = (0.5, 0.2, 0.1, 0.05, 0.03)
 """Chance of the candidates by rank before the text has shown any."""
 WEIGHT = 50.0
 """Greedy steps for which the rate given counts against the rate of the text itself."""
@@ -45,7 +45,7 @@ class ProgressiveState:
         chance: the drafting stream.
         subtrees: the subtrees T_s of the draft tree's root.
         pool: candidate trees by root token.
-        recent: cached nodes at which the last tokens of the text end, where the text itself is merged.
+        tail: the last tokens of the text, where the text itself is merged.
         order: nodes of the draft tree depth first, as they are scored; `parents` their parents, 0 being the root.
         chances: of candidates by rank; `ranks`: those of the current candidate tree.
         committed, spent: tokens, and predicted cost in greedy steps, so far.
@@ -56,9 +56,9 @@ class ProgressiveState:
     subtrees: list[Grown]
     pool: CandidatePool
     chances: RankChances
-    recent: list[Candidate] = field(default_factory=list)
     order: list[Grown] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
+    tail: list[int] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     committed: float = 0.0
     spent: float = 0.0
@@ -74,19 +74,23 @@ class ProgressiveTree(Drafter):
     merged into a pool, and what the pool has after the last token is the candidate tree.
 
     Left open by the paper, chosen on bundled prompts outside the first 20 (notebook 21): the initial tree, the caps,
-    and which candidates go first under a cap: those whose rank among their siblings, the latest merged first, was right
-    most often in this text.
+    and which candidates go first under a cap: siblings rank by when they were merged last, and how often each
+    rank was right is learnt from the text.
 
     Args:
         depth: d_max, most levels of a subtree T_s below its root, so of a candidate tree. (Section 3.2 limits T_s,
             Algorithm 1 the whole tree.)
         children: most children of a node of the draft tree.
-        start: children per node of the initial tree, level by level; drawn from the prompt's tokens.
-        max_draft: most rows of the draft tree; where it has more, the nodes with the fewest later-born choices on
-            their path stay.
+        start_tree: children per node of the initial tree, level by level, or of its one level; drawn from the prompt's
+            tokens.
+        max_draft: most rows of the draft tree; where it has more, those nodes stay whose path takes the earliest
+            children (the least sum of their ranks among siblings), those of earlier subtrees first.
         max_candidates: most rows of the candidate tree.
         max_pool: most nodes kept in the pool; the least recently merged go.
-        text: whether the text itself is merged too, as Lookahead and Self-Draft do; the paper does not.
+        text_depth: levels of what follows each token of the text itself that are merged too, as Lookahead and
+            Self-Draft can; 0 for none, as in the paper.
+        prune_first: merge what stepwise pruning leaves, the order of Algorithm 1; False merges the grown tree and
+            prunes it then, which loses no prediction.
         temperature, top_k, top_p: how a node's next token is chosen: at temperature 0 the most probable, above it drawn
             (section 4.2.4).
         verify_cost: cost of the target's forward over 1, 2, 4, ... rows in greedy steps, as for `CostAwareTree`; then
@@ -100,11 +104,12 @@ class ProgressiveTree(Drafter):
 
     depth: int = 6
     children: int = 4
-    start_tree: tuple[int, ...] = (4,)
+    start_tree: int | tuple[int, ...] = 4
     max_draft: int = 64
     max_candidates: int = 32
     max_pool: int = 20_000
-    text: bool = False
+    text_depth: int = 0
+    prune_first: bool = True
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
@@ -113,20 +118,27 @@ class ProgressiveTree(Drafter):
     name = "ptd"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "start_tree", tuple(self.start_tree))  # a list will do
-        check_whole(self, "depth", "children", "max_draft", "max_candidates", "max_pool")
+        check_whole(self, "depth", "children", "max_draft", "max_candidates", "max_pool", "text_depth")
         for name in ("depth", "children", "max_draft", "max_candidates"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; give at least 1.")
-        if not self.start_tree or min(self.start_tree) < 1 or len(self.start_tree) > self.depth:
+        whole = all(isinstance(count, int) and count >= 1 for count in self._levels)
+        if not whole or not 1 <= len(self._levels) <= self.depth:
             raise ValueError(
-                f"start_tree is {self.start_tree}; give at least 1 child per node for 1 to {self.depth} levels (depth)."
+                f"start_tree is {self.start_tree}; give at least 1 child per node, a whole number, for 1 to "
+                f"{self.depth} levels (depth)."
             )
-        least = 2 * (self.depth + 1) * (self.max_draft + 1)
+        if self.max_draft <= self.depth:
+            raise ValueError(
+                f"max_draft is {self.max_draft} and depth {self.depth}; the draft tree could not grow deep enough to "
+                f"move on, so give at least {self.depth + 1} rows, or less depth."
+            )
+        if self.text_depth < 0:
+            raise ValueError(f"text_depth is {self.text_depth}; give the levels to merge, or 0 for none.")
+        least = 2 * max(self._grown, (self.text_depth + 1) * (self.text_depth + 2) // 2)
         if self.max_pool < least:
             raise ValueError(
-                f"max_pool is {self.max_pool}; a draft tree of {self.max_draft} rows and depth {self.depth} may merge "
-                f"{least // 2} nodes at a time, so give at least {least}."
+                f"max_pool is {self.max_pool}; up to {least // 2} nodes are merged at a time, so give at least {least}."
             )
         Sampling(self.temperature, self.top_k, self.top_p)
         if self.verify_cost is not None:
@@ -139,9 +151,19 @@ class ProgressiveTree(Drafter):
     def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
         """The default, tight caps with the text merged, drawn expansion, a cost-aware cap."""
         yield cls()
-        yield cls(depth=3, children=2, start_tree=(2, 2), max_draft=6, max_candidates=4, max_pool=100, text=True)
-        yield cls(depth=4, children=3, temperature=1.0, top_k=3, start_tree=(1,))
-        yield cls(depth=4, start_tree=(2,), text=True, verify_cost=(1.0, 1.3, 1.35, 1.4, 1.6, 2.1, 3.2))
+        yield cls(depth=3, children=2, start_tree=(2, 2), max_draft=6, max_candidates=4, max_pool=150, text_depth=2)
+        yield cls(depth=4, children=3, temperature=1.0, top_k=3, start_tree=(1,), prune_first=False)
+        yield cls(depth=4, start_tree=(2,), text_depth=9, verify_cost=(1.0, 1.3, 1.35, 1.4, 1.6, 2.1, 3.2))
+
+    @property
+    def _levels(self) -> Sequence[int]:
+        """Children per node of the initial tree, by level."""
+        return self.start_tree if isinstance(self.start_tree, Sequence) else (self.start_tree,)
+
+    @property
+    def _grown(self) -> int:
+        """Most nodes that are merged of a draft tree at a time."""
+        return (1 if self.prune_first else 2) * self.max_draft * (self.depth + 2)
 
     # ------------------------------------------------------------------------------------------------------ the state
     def check(self, target: LanguageModel) -> None:
@@ -152,7 +174,7 @@ class ProgressiveTree(Drafter):
         """See `Drafter.start`."""
         subtrees = Grown(ROOT)
         level = [subtrees]
-        for count in self.start_tree:
+        for count in self._levels:
             for node in level:
                 node.children = {token: Grown(token) for token in random_tokens(prompt, count, chance)}
             level = [child for node in level for child in node.children.values()]
@@ -161,6 +183,7 @@ class ProgressiveTree(Drafter):
             committed=WEIGHT * self.rate, spent=WEIGHT,
         )  # fmt: skip
         self._read(state, prompt)
+        self._cut(state)
         self._list(state)
         return state
 
@@ -172,7 +195,9 @@ class ProgressiveTree(Drafter):
 
     def inherit(self, state: ProgressiveState, earlier: ProgressiveState) -> ProgressiveState:
         """See `Drafter.inherit`: the pool and what was learnt of it; the draft tree is the new text's own."""
-        state.pool, state.chances = earlier.pool.copy(), earlier.chances.copy()
+        pool = earlier.pool.copy()
+        pool.absorb(state.pool)
+        state.pool, state.chances = pool, earlier.chances.copy()
         return state
 
     def report(self, state: ProgressiveState) -> dict[str, float]:
@@ -187,9 +212,10 @@ class ProgressiveTree(Drafter):
             tokens = [state.root, *(node.token for node in state.order)]
             beside = TokenTree.build(tokens, [ROOT, *state.parents])
         worth = self._worth(state, 0 if beside is None else len(beside) - 1)
-        tokens, parents, state.ranks, chances = best_first(state.pool.roots.get(state.root), state.chances, room, worth)
-        tree = TokenTree.build([state.root, *tokens], [ROOT, *parents], [0.0, *_conditional(parents, chances)])
-        return Proposal(tree, beside=beside)
+        cached = state.pool.roots.get(state.root)
+        tokens, parents, state.ranks = best_first(cached, state.chances, room, worth)
+        logprobs = [0.0, *(math.log(state.chances[rank]) for rank in state.ranks)]
+        return Proposal(TokenTree.build([state.root, *tokens], [ROOT, *parents], logprobs), beside=beside)
 
     def observe(self, state: ProgressiveState, proposal: Proposal, rows: Rows, verdict: Verdict) -> ProgressiveState:
         """See `Drafter.observe`."""
@@ -200,11 +226,15 @@ class ProgressiveTree(Drafter):
             state.spent += float(self._curve.at(len(rows)))
         if beside is not None:
             self._grow(state, self._predicted(state, rows, len(tree)))
+            if not self.prune_first:
+                self._merge(state)
             state.subtrees = [self._stepped(subtree) for subtree in state.subtrees]
             self._cut(state)
-            self._merge(state)
-        self._read(state, [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token])
+            self._list(state)
+            if self.prune_first:
+                self._merge(state)
         state.pool.settle()
+        self._read(state, [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token])
         state.root = verdict.next_token
         return state
 
@@ -222,11 +252,15 @@ class ProgressiveTree(Drafter):
     def _learn(self, state: ProgressiveState, tree: TokenTree, verdict: Verdict) -> None:
         """Which candidates were right, at every node whose next token is known now."""
         path = [0, *verdict.path]
-        for node, taken in zip(path, [*verdict.path, None], strict=True):
+        tokens = [
+            *tree.tokens[path[1:]].tolist(),
+            verdict.next_token,
+        ]  # where the text was cut, the last was drafted too
+        for node, token in zip(path, tokens, strict=True):
             siblings = tree.children(node)
-            if len(siblings):
-                ranks = [state.ranks[child - 1] for child in siblings]
-                state.chances.learn(ranks, None if taken is None else state.ranks[taken - 1])
+            ranks = [state.ranks[child - 1] for child in siblings]
+            right = [rank for rank, child in zip(ranks, siblings, strict=True) if tree.tokens[child] == token]
+            state.chances.learn(ranks, right[0] if right else None)
 
     def _predicted(self, state: ProgressiveState, rows: Rows, first: int) -> list[int]:
         """The next token of each node of the draft tree, whose rows begin at `first`."""
@@ -248,10 +282,10 @@ class ProgressiveTree(Drafter):
         return next(iter(subtree.children.values())) if subtree.height > self.depth else subtree
 
     def _cut(self, state: ProgressiveState) -> None:
-        """Keep `max_draft` nodes: those with the fewest later-born choices on their path, the shallowest first."""
-        nodes = [(0, 0, subtree) for subtree in state.subtrees]
-        for later, depth, node in nodes:  # grows while it is read
-            nodes += ((later + rank, depth + 1, child) for rank, child in enumerate(node.children.values()))
+        """Keep `max_draft` nodes: those with the least sum of birth ranks on their path, earlier subtrees first."""
+        nodes = [(0, place, subtree) for place, subtree in enumerate(state.subtrees)]
+        for later, place, node in nodes:  # grows while it is read; parents come before their children
+            nodes += ((later + rank, place, child) for rank, child in enumerate(node.children.values()))
         if len(nodes) <= self.max_draft:
             return
         kept = {id(node) for _, _, node in sorted(nodes, key=lambda one: one[:2])[: self.max_draft]}
@@ -272,25 +306,18 @@ class ProgressiveTree(Drafter):
 
     def _merge(self, state: ProgressiveState) -> None:
         """M of every subtree of the draft tree into the pool's tree with its root token."""
-        self._list(state)
         pool = state.pool
-        ends: list[list[Candidate]] = [[]]  # where the paths from every ancestor to a node end in the pool
-        for node, parent in zip(state.order, state.parents, strict=True):
-            here = [pool.child(end, node.token) for end in ends[parent]]
+        todo: list[tuple[Grown, list[Candidate]]] = [(subtree, []) for subtree in state.subtrees]
+        for node, above in todo:  # grows while it is read; `above`: where the paths from its ancestors end in the pool
+            ends = [pool.child(end, node.token) for end in above]
             if node.children:
-                here.append(pool.root(node.token))
-            ends.append(here)
+                ends.append(pool.root(node.token))
+                todo += ((child, ends) for child in node.children.values())
 
     def _read(self, state: ProgressiveState, tokens: Sequence[int]) -> None:
-        """Merge what the text's last tokens were followed by."""
-        if not self.text:
-            return
-        for token in tokens:
-            ends = [state.pool.child(end, int(token)) for end in state.recent[-self.depth :]]
-            state.recent = [*ends, state.pool.root(int(token))]
-
-
-def _conditional(parents: Sequence[int], chances: Sequence[float]) -> list[float]:
-    """Log-probability of each candidate given its parent."""
-    whole = [1.0, *chances]
-    return [math.log(chance / whole[parent]) for parent, chance in zip(parents, chances, strict=True)]
+        """Merge what the text's last tokens are followed by."""
+        for token in tokens if self.text_depth else ():
+            state.tail = [*state.tail, int(token)][-self.text_depth - 1 :]
+            for start in range(len(state.tail) - 1):
+                state.pool.merge(state.tail[start:])
+            state.pool.settle()

@@ -109,7 +109,9 @@ class SelfDraft(Drafter):
 
     def inherit(self, state: SelfDraftState, earlier: SelfDraftState) -> SelfDraftState:
         """See `Drafter.inherit`: the context cache."""
-        state.pool = earlier.pool.copy()
+        pool = earlier.pool.copy()
+        pool.absorb(state.pool)
+        state.pool = pool
         return state
 
     def report(self, state: SelfDraftState) -> dict[str, float]:

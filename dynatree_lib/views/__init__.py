@@ -5,7 +5,8 @@ iterations: `text_rounds` (HTML), `timeline`, `adaptation`, `acceptance_by_depth
 `bars_with_intervals`, `bars_by_panel`, `sweep_lines`, `line_panels`, `progression`, `heatmap`, `scatter`,
 `distribution`, `stacked_bars`, `cost_curve`. Rows for them from Rounds: `node_rows`, `growth_rows`, `depth_rows`,
 `rank_rows`, `calibration_rows`, `iteration_rows`. Of verification: `verification_steps` (rows by `step_row`),
-`law_panels`. Of one rule's gain over another: `gain_panels`, `gain_plane`.
+`law_panels`. Of one rule's gain over another: `gain_panels`, `gain_plane`. Of drafting inside the target's forward:
+`forward_trees`, `forward_mask`, `draft_steps`, `pool_trees`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ except ImportError as error:
 
 from .ablation import Panel, adaptation, progression
 from .charts import bars_with_intervals, cost_curve, distribution, heatmap, scatter, stacked_bars, sweep_lines
+from .drafting import draft_births, draft_steps, forward_mask, forward_trees, pool_trees
 from .gains import gain_panels, gain_plane
 from .growth import grown_tree, growth_rows
 from .panels import bars_by_panel, iteration_rows, stacked_trees
@@ -41,7 +43,11 @@ __all__ = [
     "cost_curve",
     "depth_rows",
     "distribution",
+    "draft_births",
+    "draft_steps",
     "draft_tree",
+    "forward_mask",
+    "forward_trees",
     "gain_panels",
     "gain_plane",
     "grown_tree",
@@ -52,6 +58,7 @@ __all__ = [
     "law_panels",
     "line_panels",
     "node_rows",
+    "pool_trees",
     "positions",
     "progression",
     "rank_rows",

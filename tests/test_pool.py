@@ -1,0 +1,245 @@
+"""The pools of the drafters without a model: M, eviction, retrieval and n-grams against slow literal versions."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+import reference
+
+from dynatree_lib import Chance, Lookahead, ProgressiveTree, SelfDraft
+from dynatree_lib.drafters.pool import CandidatePool, NgramPool, RankChances, best_first
+from dynatree_lib.drafters.progressive_tree import Grown
+from dynatree_lib.verifiers.base import Verdict
+
+PRIOR = (0.5, 0.25, 0.12)
+
+
+def random_branches(rng, count, depth, breadth, tokens):
+    """Subtrees as [token, branches]; siblings below a node differ, as in a draft tree."""
+    out = []
+    for token in rng.integers(0, tokens, count).tolist():
+        below = (
+            [] if depth == 0 else random_branches(rng, int(rng.integers(0, breadth + 1)), depth - 1, breadth, tokens)
+        )
+        out.append([token, list({child[0]: child for child in below}.values())])
+    return out
+
+
+def as_grown(branch):
+    node = Grown(branch[0])
+    node.children = {child[0]: as_grown(child) for child in branch[1]}
+    return node
+
+
+def as_branch(node):
+    return [node.token, [as_branch(child) for child in node.children.values()]]
+
+
+def as_dict(branch):
+    return {child[0]: as_dict(child) for child in branch[1]}
+
+
+def drafting(pool, branches):
+    """A state with this draft tree, listed."""
+    state = types.SimpleNamespace(subtrees=[as_grown(branch) for branch in branches], pool=pool, order=[], parents=[])
+    ProgressiveTree()._list(state)
+    return state
+
+
+def flat(pool):
+    """[time, count] of every node by its path."""
+    out = {}
+
+    def visit(node, above):
+        path = (*above, node.token)
+        out[path] = [node.stamp, node.count]
+        for child in node.children.values():
+            visit(child, path)
+
+    for node in pool.roots.values():
+        visit(node, ())
+    return out
+
+
+def nested(nodes):
+    return {node.token: nested(node.children.values()) for node in nodes}
+
+
+def every_subtree(branches):
+    for branch in branches:
+        yield branch
+        yield from every_subtree(branch[1])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_merging_is_m_of_every_subtree(seed):
+    """Section 3.2: any subtree T' of T is merged with the cached tree of the same root; content, times and counts."""
+    rng = np.random.default_rng(seed)
+    pool, slow, cached = CandidatePool(10**6), reference.PathPool(10**6), {}
+    for _ in range(4):
+        branches = random_branches(rng, int(rng.integers(1, 4)), int(rng.integers(0, 5)), 3, int(rng.integers(2, 7)))
+        ProgressiveTree()._merge(drafting(pool, branches))
+        slow.merge(branches)
+        for subtree in every_subtree(branches):
+            if subtree[1]:
+                cached = reference.merged(cached, {subtree[0]: as_dict(subtree)})
+        assert nested(pool.roots.values()) == cached == slow.trees()
+        assert flat(pool) == slow.paths
+        assert pool.nodes == len(slow.paths)
+        pool.settle()
+        slow.settle()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_least_recently_merged_go(seed):
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(60, 150))
+    pool, slow, evictions = CandidatePool(size), reference.PathPool(size), 0
+    for _ in range(40):
+        branches = random_branches(rng, 2, 3, 2, 9)
+        ProgressiveTree()._merge(drafting(pool, branches))
+        slow.merge(branches)
+        before = len(slow.paths)
+        pool.settle()
+        slow.settle()
+        evictions += len(slow.paths) < before
+        assert flat(pool) == slow.paths
+        assert pool.nodes == len(slow.paths) <= size
+        if len(slow.paths) < before:
+            assert len(slow.paths) <= 3 * size // 4
+    assert evictions >= 2
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_retrieval_takes_the_likeliest_one_at_a_time(seed):
+    rng = np.random.default_rng(seed)
+    pool, slow, chances = CandidatePool(10**6), reference.PathPool(10**6), RankChances(PRIOR)
+    for _ in range(5):
+        branches = random_branches(rng, 2, 4, 3, 5)
+        ProgressiveTree()._merge(drafting(pool, branches))
+        slow.merge(branches)
+        pool.settle()
+        slow.settle()
+        chances.learn([0, 1, 2, 4], int(rng.integers(0, 5)))
+        worth = rng.uniform(0, 0.05, int(rng.integers(5, 15))).tolist() if seed % 2 else [0.0] * 9
+        for token in range(5):
+            room = int(rng.integers(0, 6))
+            found = best_first(pool.roots.get(token), chances, room, worth)
+            assert list(zip(*found, strict=True)) == slow.candidates(token, chances.__getitem__, room, worth)
+
+
+def test_a_short_cap_takes_the_likeliest_too():
+    # Chances need not fall with rank, so siblings beyond the cap must be weighed too.
+    pool, chances = CandidatePool(99), RankChances(PRIOR)
+    for token in (5, 6):
+        pool.child(pool.root(1), token)
+        pool.settle()
+    for _ in range(20):
+        chances.learn([0, 1], 1)
+    assert chances[1] > 0.8 > 0.2 > chances[0]
+    assert best_first(pool.roots[1], chances, 9, [0.0])[0] == [5]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_stepwise_pruning_and_the_cap(seed):
+    rng = np.random.default_rng(seed)
+    drafter = ProgressiveTree(depth=int(rng.integers(1, 5)), max_draft=int(rng.integers(5, 25)), start_tree=(1,))
+    branches = random_branches(rng, int(rng.integers(1, 5)), int(rng.integers(0, 6)), 3, 9)
+    found = [as_branch(drafter._stepped(as_grown(branch))) for branch in branches]
+    assert found == [reference.stepped(branch, drafter.depth) for branch in branches]
+    state = drafting(CandidatePool(9), branches)
+    drafter._cut(state)
+    assert [as_branch(node) for node in state.subtrees] == reference.capped(branches, drafter.max_draft)
+    assert sum(1 for _ in every_subtree(reference.capped(branches, drafter.max_draft))) <= drafter.max_draft
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_growing_adds_each_prediction_once_and_keeps_the_width(seed):
+    rng = np.random.default_rng(seed)
+    branches = random_branches(rng, 3, 3, 2, 6)
+    drafter = ProgressiveTree(children=int(rng.integers(1, 4)), start_tree=(1,))
+    state = drafting(CandidatePool(9), branches)
+    predicted = rng.integers(0, 6, len(state.order)).tolist()
+    drafter._grow(state, predicted)
+    calls = iter(predicted)  # depth first, as the rows are
+    expected = [reference.expanded(one, (), lambda _: next(calls), drafter.children) for one in branches]
+    assert [as_branch(node) for node in state.subtrees] == expected
+
+
+def test_ngrams_are_kept_by_the_token_before_them_latest_first():
+    rng = np.random.default_rng(0)
+    for size, tokens in ((1, 5), (3, 5), (4, 3)):
+        pool, known = NgramPool(size, tokens), {}
+        for _ in range(300):
+            token, ngram = int(rng.integers(0, 5)), tuple(rng.integers(0, 3, 2).tolist())
+            pool.add(token, ngram)
+            kept = [one for one in known.pop(token, []) if one != ngram]
+            known[token] = [*kept, ngram][-size:]
+            known = dict(list(known.items())[-tokens:])
+            for key in range(5):
+                assert pool.after(key) == known.get(key, [])[::-1]
+            assert len(pool) == sum(map(len, known.values()))
+
+
+def test_copies_are_apart():
+    trees, chances, ngrams = CandidatePool(100), RankChances(PRIOR), NgramPool(3)
+    trees.child(trees.root(1), 2)
+    ngrams.add(1, (2, 3))
+    others = trees.copy(), chances.copy(), ngrams.copy()
+    assert flat(others[0]) == flat(trees)
+    assert (others[0].nodes, others[0].now, others[0].size) == (trees.nodes, trees.now, trees.size)
+    others[0].child(others[0].root(1), 3)
+    others[0].settle()
+    others[1].learn([0], 0)
+    others[2].add(1, (5, 5))
+    assert flat(trees) == {(1,): [0, 1], (1, 2): [0, 1]}
+    assert (trees.nodes, trees.now) == (2, 0)
+    assert [chances[rank] for rank in range(4)] == pytest.approx([*PRIOR, PRIOR[-1]])
+    assert ngrams.after(1) == [(2, 3)]
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+def size_of(thing, seen):
+    """Bytes of an object and of all it holds, each object once."""
+    if id(thing) in seen or isinstance(thing, type):
+        return 0
+    seen.add(id(thing))
+    total = sys.getsizeof(thing)
+    held = []
+    if isinstance(thing, dict):
+        held += [*thing.keys(), *thing.values()]
+    elif isinstance(thing, list | tuple | set):
+        held += thing
+    held += [getattr(thing, name) for name in getattr(type(thing), "__slots__", ()) if hasattr(thing, name)]
+    held += vars(thing).values() if hasattr(thing, "__dict__") else []
+    todo = 0
+    for one in held:
+        todo += size_of(one, seen)
+    return total + todo
+
+
+class Noise:
+    """Rows whose predictions are random: nothing repeats, so nothing is shared."""
+
+    def __init__(self, count, rng):
+        self.argmax = rng.integers(0, 50_000, count)
+
+    def __len__(self):
+        return len(self.argmax)
+
+
+@pytest.mark.parametrize(
+    "drafter", [ProgressiveTree(), ProgressiveTree(text_depth=6), Lookahead(text=True), SelfDraft()], ids=str
+)
+def test_a_pool_takes_under_50_mb(drafter):
+    """2,000 tokens of the worst text: every prediction a random one of 50,000, one token per iteration."""
+    rng = np.random.default_rng(0)
+    state = drafter.start(rng.integers(0, 50_000, 50).tolist(), Chance())
+    for _ in range(2000):
+        proposal = drafter.propose(state, 99)
+        rows = Noise(len(proposal.nodes[0]), rng)
+        state = drafter.observe(state, proposal, rows, Verdict((), int(rng.integers(0, 50_000))))
+    assert size_of(state.pool, set()) < 50e6
+    if isinstance(drafter, ProgressiveTree):
+        assert state.pool.nodes == len(flat(state.pool)) <= drafter.max_pool
