@@ -1,16 +1,19 @@
-"""The published DynaTree implementation's way of decoding, one switch per difference, for the ablation.
+"""What two papers publish and this library does otherwise, to be measured: DynaTree's code, and PTD's Algorithm 2.
 
-Two of the five differences are choices that the core offers (`root`, `commit`). Three are faults and live here only, as
+`Switches`: the published DynaTree implementation's way of decoding, one switch per difference, for the ablation. Two of
+the five differences are choices that the core offers (`root`, `commit`). Three are faults and live here only, as
 sessions that misbehave: tree nodes without positions, a draft that reads its whole prefix again each iteration, and one
 draft forward per node over a cache that all siblings write to. (Read from the authors' public repository
 cny123222/DynaTree, spec_decode/core/tree_speculative_generator.py at commit 94fee74.)
+
+`ListedSampling`: the sampling rule of Progressive Tree Drafting as its listing, or its prose, can be read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,7 +21,10 @@ import torch
 from .decoding import Generation, generate
 from .drafters import FixedTree
 from .models.huggingface import HFModel, HFSession
-from .sampling import Rows, Sampling
+from .sampling import Chance, Laws, Rows, Sampling
+from .tree import TokenTree
+from .verifiers.base import Drawing, Verdict
+from .verifiers.residual import ResidualRule
 
 
 @dataclass(frozen=True)
@@ -149,3 +155,61 @@ class RereadingSession(_ReadsAgain):
             self._reset()
             self._queue, self.length = list(self._text), 0
         return super().score(tokens, parents, sampling)
+
+
+Reading = Literal["candidates", "unscaled", "original", "one number"]
+
+READINGS: dict[Reading, str] = {
+    "candidates": "line 13 as printed: what is left is divided by its sum over the remaining candidates",
+    "unscaled": "line 13 left out: a rejected candidate's probability is set to zero and nothing is divided",
+    "original": "line 13 over the whole vocabulary, as in Appendix C, but line 18 draws from the node's law before it",
+    "one number": "the same, line 18 too, but one random number for all candidates, as section 3.3 can be read",
+}
+"""How Algorithm 2 of Progressive Tree Drafting can be read; none keeps the target's law."""
+
+
+@dataclass(frozen=True)
+class ListedSampling(ResidualRule):
+    """Algorithm 2 of Progressive Tree Drafting (its appendix B) as it is listed, which is biased; `TokenLevel` is the
+    corrected rule.
+
+    As printed it never ends for a node with one child that is rejected: the loop of line 4 waits for a set that no line
+    makes smaller, while nothing is left to divide. Here every candidate is tried once, nothing is divided by zero, and
+    where line 18 has nothing left to draw from it draws from the node's law.
+
+    Args:
+        reading: one of `READINGS`.
+    """
+
+    reading: Reading = "candidates"
+    name = "listed-sampling"
+    refuses: ClassVar[tuple[Drawing, ...]] = tuple(Drawing)
+
+    def __post_init__(self) -> None:
+        if self.reading not in READINGS:
+            raise ValueError(f"reading is {self.reading!r}; choose from {', '.join(map(repr, READINGS))}.")
+
+    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+        """See `Verifier.verify`; how tokens were drawn is not looked at."""
+        path = [0]
+        while True:
+            children = tree.children(path[-1]).tolist()
+            child, law = self._try(children, tree.tokens[children].tolist(), rows.row(path[-1]), chance)
+            if child is None:
+                return Verdict(tuple(path[1:]), chance.draw(law))
+            path.append(child)
+
+    def _try(
+        self, children: list[int], tokens: list[int], law: torch.Tensor, chance: Chance
+    ) -> tuple[int | None, torch.Tensor]:
+        """The child that is taken, or None, and what line 18 draws from."""
+        left, seen = law.double().clone(), 0.0
+        for place, (child, token) in enumerate(zip(children, tokens, strict=True)):
+            share = min(1.0, float(left[token]))
+            if chance.accept(max(0.0, share - seen) / (1 - seen) if seen < 1 else 0.0):
+                return child, left
+            seen = max(seen, share) if self.reading == "one number" else 0.0
+            left[token] = 0
+            total = float((left[list({*tokens[place + 1 :]})] if self.reading == "candidates" else left).sum())
+            left /= total if total > 0 and self.reading != "unscaled" else 1.0
+        return None, law if self.reading == "original" or not left.any() else left

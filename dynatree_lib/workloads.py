@@ -293,6 +293,13 @@ def load_workload(
     return Workload(label, sentence, tuple(prompts), bundled=label.startswith("bundled"))
 
 
+def join_workloads(workloads: Sequence[Workload]) -> Workload:
+    """Several workloads as one, one after another; their sources in one sentence each."""
+    prompts = tuple(prompt for one in workloads for prompt in one.prompts)
+    sources = " ".join(one.source for one in workloads)
+    return Workload(" + ".join(one.name for one in workloads), sources, prompts, all(one.bundled for one in workloads))
+
+
 def _check_counts(**counts: int | None) -> None:
     for argument, value in counts.items():
         if value is not None and value < 1:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from dynatree_lib.__main__ import main
 from dynatree_lib.bench.arguments import table
 from dynatree_lib.bench.command import method_list
+from dynatree_lib.bench.quote import quote
 from tests.models import VOCABULARY, noisy_copy, random_model
 
 
@@ -29,6 +30,20 @@ def folders(tmp_path_factory):
         model.model.save_pretrained(place / name)
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(place / name)
     return ["--target", str(place / "target"), "--draft", str(place / "draft"), "--dtype", "float64"]
+
+
+def test_several_workloads_are_measured_in_one_run(folders, tmp_path, capsys):
+    file = tmp_path / "out.json"
+    what = ["--workload", "bundled/math,bundled/code", "--limit", "1", "--methods", "ar,ptd", "--max-new-tokens", "24"]
+    assert main(["bench", *folders, *what, "--threads", "1", "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert [one["id"] for one in found["setup"]["prompts"]] == ["math-01", "code-01"]
+    assert "Dft/Ver" in capsys.readouterr().out
+    cells = quote(found, "out.json").splitlines()
+    assert cells[1].endswith("| identical texts | hit rate | accept length | Dft/Ver |")
+    assert cells[3].endswith("|  |  |  |")  # plain decoding drafts nothing
+    ptd = found["methods"][1]
+    assert f"| {ptd['draft_rows']:.0f}/{ptd['verify_rows']:.0f} |" in cells[4]
 
 
 METHODS = "ar,hf-generate,hf-assisted,chain,fixed-tree:depth=3,branching=2,streaming-llm:cache=24"

@@ -7,7 +7,15 @@ import pytest
 
 from dynatree_lib import workloads
 from dynatree_lib.paths import data_path
-from dynatree_lib.workloads import BUNDLED_TASKS, SPEC_BENCH_TASKS, Prompt, WorkloadError, load_workload, render
+from dynatree_lib.workloads import (
+    BUNDLED_TASKS,
+    SPEC_BENCH_TASKS,
+    Prompt,
+    WorkloadError,
+    join_workloads,
+    load_workload,
+    render,
+)
 
 WIKI = """
  = Title =
@@ -106,6 +114,14 @@ def test_limit_takes_the_tasks_in_turn():
     workload = load_workload("bundled", limit=10)
     assert [prompt.task for prompt in workload] == [*BUNDLED_TASKS, BUNDLED_TASKS[0]]
     assert load_workload("bundled/math", limit=2).ids == ("math-01", "math-02")
+
+
+def test_workloads_are_joined_one_after_another():
+    both = join_workloads([load_workload(f"bundled/{task}", limit=2) for task in ("math", "code")])
+    assert both.ids == ("math-01", "math-02", "code-01", "code-02")
+    assert both.name == "bundled/math + bundled/code"
+    assert both.source.count("2 prompts of bundled/") == 2
+    assert both.bundled
 
 
 def test_math_prompts_have_the_format_of_the_training_text():

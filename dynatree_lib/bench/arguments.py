@@ -28,7 +28,8 @@ def add_pair(to: Options) -> None:
 
 def add_workload(to: Options, *, which: str = "name of the workload", limit: int | None = None) -> None:
     """--workload, --task, --data, --limit."""
-    to.add_argument("--workload", default="bundled", help=f"{which} (default: the bundled prompts)")
+    help_ = f"{which}, or several separated by commas (default: the bundled prompts)"
+    to.add_argument("--workload", default="bundled", help=help_)
     to.add_argument("--task", help="only this task of the workload, e.g. code with the bundled prompts")
     to.add_argument("--data", metavar="DIR", help="local folder of the data set, instead of the hub")
     told = "" if limit is None else " (default: %(default)s)"
@@ -74,13 +75,17 @@ def pair_of(args: argparse.Namespace) -> Pair:
 
 
 def workload_of(args: argparse.Namespace, room: int, tokenizer: Any, limit: int | None = None) -> Workload:
-    """The prompts, none with more than `room` tokens."""
-    from ..workloads import load_workload
+    """The prompts, none with more than `room` tokens; of several workloads up to `limit` each."""
+    from ..workloads import join_workloads, load_workload
 
-    name = f"{args.workload}/{args.task}" if args.task else args.workload
-    return load_workload(
-        name, limit=limit, seed=args.seed, source=args.data or "auto", max_tokens=room, tokenizer=tokenizer
-    )
+    names = [f"{name}/{args.task}" if args.task else name for name in args.workload.split(",")]
+    several = [
+        load_workload(
+            name, limit=limit, seed=args.seed, source=args.data or "auto", max_tokens=room, tokenizer=tokenizer
+        )
+        for name in names
+    ]
+    return several[0] if len(several) == 1 else join_workloads(several)
 
 
 def room_for(pair: Pair, max_new_tokens: int) -> int:

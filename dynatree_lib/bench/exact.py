@@ -2,7 +2,8 @@
 
 Randomness comes through `Chance` alone, so a `Chance` that takes scripted branches replays every decision. The law of
 an iteration's output follows without sampling error: what was kept, completed to a fixed length by the target itself,
-must have the target's own law (Traversal Verification, definition 3.2).
+must have the target's own law (Traversal Verification, definition 3.2). `texts` does the same for whole texts from the
+production loop, where a drafter that learns from the text has something to propose.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import torch
 
+from ..decoding import DecodingState, Generation, generate
 from ..drafters.base import Drafter, Proposal
 from ..models.toy import ToyModel
-from ..sampling import NOTHING, Chance, Rows, Sampling, probabilities
+from ..sampling import NOTHING, Chance, Laws, Rows, Sampling, probabilities
 from ..tree import TokenTree
 from ..verifiers.base import Drawing, Verdict, Verifier
 
@@ -192,3 +195,100 @@ def bias(
     length = max(len(text) for text in found.kept)
     expected = text_law(target, prompt, length, sampling)
     return distance(found.completed(target, prompt, length, sampling), expected), found
+
+
+@dataclass(frozen=True)
+class Texts:
+    """All texts the production loop may write, exactly.
+
+    Attributes:
+        law: probability of every text, cut at the length asked for.
+        outcomes: ways the verifying stream's decisions may go.
+        nodes: most drafted nodes of a tree; siblings: most children of a node that a tree had.
+        kept: expected drafted tokens that are kept, those of an iteration that goes beyond the length included.
+    """
+
+    law: TextLaw
+    outcomes: int
+    nodes: int
+    siblings: int
+    kept: float
+
+
+class _Scripted(Verifier):
+    """A rule that decides by a chance of its own, whichever it is handed."""
+
+    def __init__(self, rule: Verifier, chance: Chance) -> None:
+        self.rule, self.chance, self.name = rule, chance, rule.name
+
+    def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
+        """See `Verifier.check`."""
+        self.rule.check(sampling, drawing, chain)
+
+    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+        """See `Verifier.sample`."""
+        return self.rule.sample(tree, rows, laws, self.chance)
+
+
+def texts(
+    target: ToyModel,
+    drafter: Drafter,
+    verifier: Verifier,
+    prompt: Sequence[int],
+    length: int,
+    sampling: Sampling,
+    *,
+    seed: int = 0,
+    margin: int = 32,
+    warm: DecodingState | None = None,
+) -> Texts:
+    """Enumerate what `generate` may write after `prompt`: several iterations, every decision of the verifying stream.
+
+    The drafting stream is that of `seed`, not enumerated: whatever it drew, a lossless rule must give each text the
+    target's probability. This asks more than the law of an average over drafts, and what `Drafter.drawing` may look at
+    is another matter: a drafter that draws from recorded laws is biased given its draws.
+
+    Args:
+        target: the table.
+        drafter: deterministic given the text and the drafting stream.
+        verifier: the rule.
+        prompt: tokens before the text.
+        length: tokens of the texts that are compared.
+        sampling: the target's.
+        seed: of the drafting stream.
+        margin: tokens of the budget beyond `length`, so that a drafter is not told that the text ends; a text is
+            interrupted once it has `length`. At 0 the texts end there, as a budget ends them.
+        warm: a text's state that these begin with, as for `generate`.
+
+    Raises:
+        ValueError: for a drafter whose tokens are drawn from recorded laws, and what `generate` refuses.
+    """
+    if drafter.drawing is not Drawing.FIXED:
+        raise ValueError(
+            f"'{drafter.name}' draws its tokens, so its texts have the target's law only on average over the drafting "
+            "stream; give a deterministic drafter, or enumerate an iteration with iteration()."
+        )
+
+    def run(chance: Chance) -> Generation:
+        left = length
+
+        def count(tokens: list[int]) -> None:
+            nonlocal left
+            left -= len(tokens)
+            if left <= 0:
+                raise KeyboardInterrupt
+
+        rule = _Scripted(verifier, chance)
+        return generate(
+            target, prompt, drafter, verifier=rule, sampling=sampling, seed=seed, max_new_tokens=length + margin,
+            eos_token_ids=(), on_tokens=count, keep_state=False, warm=warm,
+        )  # fmt: skip
+
+    law: dict[Text, float] = defaultdict(float)
+    count, kept, trees = 0, 0.0, list[TokenTree]()
+    for done, mass in outcomes(run):
+        law[tuple(done.tokens[:length])] += mass
+        count, kept = count + 1, kept + mass * sum(len(one.verdict.path) for one in done.rounds)
+        trees += (one.tree for one in done.rounds)
+    siblings = max(int(np.bincount(tree.parents[1:], minlength=1).max()) for tree in trees)
+    return Texts(dict(law), count, max(map(len, trees)) - 1, siblings, kept)

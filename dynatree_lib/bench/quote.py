@@ -25,13 +25,17 @@ COLUMNS = (
     "iteration cost",
     "identical texts",
 )
+DRAFTING = ("hit rate", "accept length", "Dft/Ver")
 
 
 def quote(results: Mapping[str, Any], name: str) -> str:
     """Markdown for the JSON object of `dynatree bench`; `name` is the file it came from."""
     setup, environment = results["setup"], results["environment"]
-    lines = ["", "| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * (len(COLUMNS) - 1) + "|"]
-    lines += ["| " + " | ".join(_cells(one)) + " |" for one in results["methods"]]
+    beside = any(one.get("draft_rows") for one in results["methods"])  # the terms of Progressive Tree Drafting
+    columns = [*COLUMNS, *DRAFTING] if beside else COLUMNS
+    lines = ["", "| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
+    rows = [[*_cells(one), *(_drafting(one) if beside else ())] for one in results["methods"]]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
     tokens = setup["max_new_tokens"]
     return "\n".join(
         [
@@ -59,6 +63,13 @@ def _cells(one: Mapping[str, Any]) -> list[str]:
         "" if cost is None else f"{cost:.2f}",
         one["identical"] or "",
     ]
+
+
+def _drafting(one: Mapping[str, Any]) -> list[str]:
+    if not one["nodes_per_iteration"]:
+        return [""] * len(DRAFTING)
+    length = "" if one["accept_length"] is None else f"{one['accept_length']:.2f}"
+    return [f"{one['hit_rate']:.2f}", length, f"{one['draft_rows']:.0f}/{one['verify_rows']:.0f}"]
 
 
 def _sampled(sampling: Mapping[str, Any]) -> str:

@@ -73,9 +73,9 @@ class ProgressiveTree(Drafter):
     root becomes too deep, its earliest child's branch takes its place (stepwise pruning). All subtrees of T are
     merged into a pool, and what the pool has after the last token is the candidate tree.
 
-    Left open by the paper, chosen on bundled prompts outside the first 20 (notebook 21): the initial tree, the caps,
-    and which candidates go first under a cap: siblings rank by when they were merged last, and how often each
-    rank was right is learnt from the text.
+    Left open by the paper, chosen by counts on bundled prompts outside the first 20
+    (outputs/reference/cpu/ptd_choices.json): the initial tree, the caps, and which candidates go first under a cap:
+    siblings rank by when they were merged last, and how often each rank was right is learnt from the text.
 
     Args:
         depth: d_max, most levels of a subtree T_s below its root, so of a candidate tree. (Section 3.2 limits T_s,
