@@ -219,6 +219,8 @@ class _Loop:
         state, drafter = self.state, self.state.drafter
         adaptation = drafter.report(state.drafting)
         proposal = drafter.propose(state.drafting, room, self.sampling)
+        if proposal.beside is not None and proposal.beside.depth > self.context - state.target.position - 2:
+            proposal = replace(proposal, beside=None)  # the target has no positions for it
         tree = proposal.tree
         if drafter.drawing is Drawing.FIXED and tree.law.any():
             raise ValueError(

@@ -132,6 +132,15 @@ class Chance:
         """
         return self.draw_distinct(weights, 1)[0]
 
+    def draw_each(self, weights: torch.Tensor) -> list[int]:
+        """For each row of (m, V) non-negative weights with a positive sum, on any device, what `draw` would draw."""
+        coins = torch.rand(len(weights), generator=self._generator, dtype=torch.float64).to(weights.device)
+        reached = weights.double().cumsum(-1)
+        indices = torch.searchsorted(reached, (coins * reached[:, -1])[:, None], right=True)[:, 0]
+        last = (reached < reached[:, -1:]).sum(-1)  # where the product was rounded up to the total
+        found: list[int] = torch.minimum(indices, last).tolist()
+        return found
+
     def draw_distinct(self, weights: torch.Tensor, count: int) -> list[int]:
         """Up to `count` indices drawn one after another without replacement, in draw order.
 
@@ -183,10 +192,10 @@ class Rows:
             ValueError: if a row holds NaN; the message names the node and the model.
         """
         top = self.logits.max(-1)
-        values, ids = top.values.float().cpu().numpy(), top.indices.cpu().numpy()
+        values, ids = torch.stack((top.values.float(), top.indices.float())).cpu().numpy()  # ids below 2^24 are exact
         if not np.isfinite(values).all():
             raise ValueError(bad_row(self.owner, int(np.flatnonzero(~np.isfinite(values))[0])))
-        return ids
+        return ids.astype(np.int64)
 
     def row(self, node: int) -> torch.Tensor:
         """(V,) law of the next token after `node`, on the CPU.

@@ -18,6 +18,7 @@ class Summary:
         tokens_per_iteration: tokens / iterations, the bonus token included.
         accepted_length: mean accepted drafted tokens per iteration, the bonus token not included.
         nodes: mean drafted nodes per iteration, node 0 not included.
+        beside: mean rows per iteration that were scored beside the tree, for the drafter.
         node_acceptance: accepted drafted tokens / drafted nodes (the "Accept." of the first DynaTree paper counts
             committed tokens instead; see the notebooks).
         depth_acceptance: accepted drafted tokens / deepest level drafted, a path's share of its tree's depth.
@@ -28,6 +29,7 @@ class Summary:
     tokens_per_iteration: float
     accepted_length: float
     nodes: float
+    beside: float
     node_acceptance: float
     depth_acceptance: float
 
@@ -35,6 +37,7 @@ class Summary:
         return (
             f"{self.tokens} tokens in {self.iterations} iterations: {self.tokens_per_iteration:.2f} tokens per "
             f"iteration, {self.accepted_length:.2f} of {self.nodes:.1f} drafted nodes accepted"
+            + (f", {self.beside:.1f} rows beside them" if self.beside else "")
         )
 
 
@@ -53,6 +56,7 @@ def summarize(generations: Generation | Iterable[Generation]) -> Summary:
         tokens_per_iteration=tokens / count,
         accepted_length=accepted / count,
         nodes=drafted / count,
+        beside=sum(len(one.beside) - 1 for one in rounds if one.beside) / count,
         node_acceptance=accepted / max(drafted, 1),
         depth_acceptance=accepted / max(levels, 1),
     )

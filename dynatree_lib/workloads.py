@@ -294,8 +294,13 @@ def load_workload(
 
 
 def join_workloads(workloads: Sequence[Workload]) -> Workload:
-    """Several workloads as one, one after another; their sources in one sentence each."""
+    """Several workloads as one, one after another; their sources in one sentence each.
+
+    Where two have a prompt of the same id, ids get their workload's name in front.
+    """
     prompts = tuple(prompt for one in workloads for prompt in one.prompts)
+    if len({prompt.id for prompt in prompts}) < len(prompts):
+        prompts = tuple(replace(prompt, id=f"{one.name}:{prompt.id}") for one in workloads for prompt in one.prompts)
     sources = " ".join(one.source for one in workloads)
     return Workload(" + ".join(one.name for one in workloads), sources, prompts, all(one.bundled for one in workloads))
 

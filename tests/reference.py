@@ -617,6 +617,11 @@ class PathPool:
             }
         self.now += 1
 
+    def below(self, path: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The children of a path: merged last first, then merged most often, then the oldest."""
+        children = [one for one in self.paths if one[:-1] == path]
+        return sorted(children, key=lambda one: (-self.paths[one][0], -self.paths[one][1]))
+
     def trees(self) -> dict:
         """The same as nested dicts."""
         out: dict = {}
@@ -638,9 +643,7 @@ class PathPool:
         while len(taken) <= len(worth):
             best = None
             for place, (path, _, _, above) in enumerate(taken):
-                below = [one for one in self.paths if one[:-1] == path and len(path) <= room]
-                below.sort(key=lambda one: (-self.paths[one][0], -self.paths[one][1]))
-                for rank, one in enumerate(below):
+                for rank, one in enumerate(self.below(path) if len(path) <= room else []):
                     if one not in [path for path, *_ in taken] and (best is None or above * chance(rank) > best[3]):
                         best = (one, place, rank, above * chance(rank))
             if best is None or not best[3] > worth[len(taken) - 1]:
@@ -699,11 +702,10 @@ class ProgressiveTwin:
         rows = max(rows, 2)
         return self.committed / self.spent * (self.verify(rows + 1) - self.verify(rows))
 
-    def iteration(self, room: int) -> tuple[tuple | None, tuple, list[int]]:
+    def iteration(self, room: int) -> tuple[tuple, tuple, list[int]]:
         """One pass of the loop: the draft tree and the candidate tree as (tokens, parents), and X'."""
-        drafting = room > self.depth  # the lowest node of T lies depth + 1 positions ahead
-        draft = depth_first(self.tree, self.text[-1]) if drafting else None
-        rows = 0 if draft is None else len(draft[0]) - 1
+        draft = depth_first(self.tree, self.text[-1])
+        rows = len(draft[0]) - 1
         worth = [self.price(1 + rows + count) for count in range(self.max_candidates)]
         found = self.pool.candidates(self.text[-1], self.chance, room, worth)  # step 1
         candidates = ([self.text[-1], *(one[0] for one in found)], [-1, *(one[1] for one in found)])
@@ -713,22 +715,23 @@ class ProgressiveTwin:
             below = [place for place, one in enumerate(found, 1) if one[1] == node]
             token = self.predict((*self.text, *accepted))
             node = next((place for place in below if found[place - 1][0] == token), None)
-            for place in below:
-                rank = min(found[place - 1][2], len(self.right) - 1)
-                self.tried[rank] = 0.98 * self.tried[rank] + 1
-                self.right[rank] = 0.98 * self.right[rank] + (place == node)
             accepted.append(token)
+        for place in range(len(accepted)):  # all that was cached on the way is a lesson, verified or not
+            siblings = self.pool.below((self.text[-1], *accepted[:place]))[: self.max_candidates]
+            for number, path in enumerate(siblings):
+                rank = min(number, len(self.right) - 1)
+                self.tried[rank] = 0.98 * self.tried[rank] + 1
+                self.right[rank] = 0.98 * self.right[rank] + (path[-1] == accepted[place])
         self.committed += len(accepted)
         if self.verify is not None:
             self.spent += self.verify(1 + rows + len(found))
-        if drafting:
-            context = tuple(self.text)
-            self.tree = [expanded(one, context, self.drafted, self.children) for one in self.tree]  # step 3
-            if not self.prune_first:
-                self.pool.merge(self.tree)
-            self.tree = capped([stepped(one, self.depth) for one in self.tree], self.max_draft)
-            if self.prune_first:
-                self.pool.merge(self.tree)  # step 4
+        context = tuple(self.text)
+        self.tree = [expanded(one, context, self.drafted, self.children) for one in self.tree]  # step 3
+        if not self.prune_first:
+            self.pool.merge(self.tree)
+        self.tree = capped([stepped(one, self.depth) for one in self.tree], self.max_draft)
+        if self.prune_first:
+            self.pool.merge(self.tree)  # step 4
         self.pool.settle()
         self.text += accepted
         self.read(len(accepted))
@@ -804,13 +807,11 @@ class LookaheadTwin(NgramTwin):
         above = self.past[0][:column]
         return self.predict((*self.text, *above, *(self.past[level][column] for level in range(1, levels + 1))))
 
-    def iteration(self, room: int) -> tuple[list | None, set[tuple[int, ...]], list[int]]:
+    def iteration(self, room: int) -> tuple[list, set[tuple[int, ...]], list[int]]:
         """The window's lines, the candidates' paths and the committed tokens."""
         paths, accepted = self.verified(room)
-        drafting = room >= max(self.window + self.ngram - 3, 0)
-        lines = self.lines() if drafting else None
-        if drafting:
-            self.step()
+        lines = self.lines()
+        self.step()
         self.text += accepted
         self.read(len(accepted))
         return lines, paths, accepted
@@ -843,18 +844,18 @@ class SelfDraftTwin(NgramTwin):
     branches: list[list[int]] = None  # type: ignore[assignment]
     full: list[int] = None  # type: ignore[assignment]
 
-    def iteration(self, room: int) -> tuple[list | None, set[tuple[int, ...]], list[int]]:
+    def iteration(self, room: int) -> tuple[list, set[tuple[int, ...]], list[int]]:
         """Every prefix of a branch, the candidates' paths and the committed tokens."""
         paths, accepted = self.verified(room)
-        lines = None
-        if room >= max(map(len, self.branches)):
-            lines = [tuple(branch[:stop]) for branch in self.branches for stop in range(1, len(branch) + 1)]
-            for number, branch in enumerate(self.branches):
-                for stop in range(self.ngram - 1, len(branch) + 1):
-                    fresh = self.predict((*self.text, *branch[:stop]))
-                    self.add([*branch[stop - self.ngram + 1 : stop], fresh])
-                grown = [*branch, self.predict((*self.text, *branch))]
-                self.branches[number] = grown[-self.full[number] :]
+        lines = [tuple(branch[:stop]) for branch in self.branches for stop in range(1, len(branch) + 1)]
+        for number, branch in enumerate(self.branches):
+            whole = [*([] if number else self.text[-1:]), *branch]  # the last token belongs to the first line
+            before = self.text if number else self.text[:-1]
+            for stop in range(self.ngram - 1, len(whole) + 1):
+                fresh = self.predict((*before, *whole[:stop]))
+                self.add([*whole[stop - self.ngram + 1 : stop], fresh])
+            grown = [*branch, self.predict((*self.text, *branch))]
+            self.branches[number] = grown[-self.full[number] :]
         self.text += accepted
         self.read(len(accepted))
         return lines, paths, accepted

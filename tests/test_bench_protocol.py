@@ -299,7 +299,7 @@ def test_both_turns_are_measured_alike_and_the_header_says_so(spoken, tmp_path):
     results = run_benchmark(spoken, "ar,chain", ASKED, **warm)
     assert {prompt for _, prompt, _ in results.records.runs} == {"q", "q/turn-2", "q/turn-3", "one"}
     setup = results.records.header.setup
-    assert setup["turns"].startswith("both turns; ")
+    assert setup["turns"].startswith("all turns; ")
     assert [one["id"] for one in setup["prompts"]] == ["q", "q/turn-2", "q/turn-3", "one"]
     said: list[str] = []
     run_benchmark(spoken, "ar,chain", ASKED, **warm, existing="resume", progress=said.append)

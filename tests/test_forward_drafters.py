@@ -226,10 +226,11 @@ def test_lookahead_is_the_window_of_fu_et_al(case, seed):
 def test_self_draft_is_its_branches(case, seed):
     target, text, drafter = shifting(9, seed), [1, 2, 3, 1, 5], SelfDraft(**case)
     branches = drafter.start(text, Chance(seed, "draft")).branches
+    full = [drafter.length, *(len(branch) + drafter.length for branch in branches[1:])]  # the first is not perturbed
     assert {len(branch) for branch in branches} <= set(range(1, drafter.perturbation + 1))
     twin = reference.SelfDraftTwin(
         reference.greedy_of(target.law), [*text], {}, drafter.candidates, drafter.ngram, drafter.text,
-        branches=[[*branch] for branch in branches], full=[len(branch) + drafter.length for branch in branches],
+        branches=[[*branch] for branch in branches], full=full,
     )  # fmt: skip
     accepted = []
     for proposal, _, verdict, state, room in driven(target, text, drafter, 90, seed):
@@ -353,6 +354,31 @@ def test_a_warm_text_still_pools_its_own_prompt(name):
     for earlier in (None, first.state):
         tree = generate(target, text, drafter, max_new_tokens=20, warm=earlier).rounds[0].tree
         assert 7 in tree.tokens[tree.children(0)]
+
+
+def test_a_warm_text_leaves_what_the_earlier_one_learnt():
+    target, drafter = shifting(9, 7), SMALL["ptd-text"]
+    earlier = generate(target, [1, 2, 3], drafter, max_new_tokens=30).state
+    before = ([*earlier.drafting.chances.right], [*earlier.drafting.chances.tried])
+    generate(target, [4, 5], drafter, max_new_tokens=30, warm=earlier)
+    assert (earlier.drafting.chances.right, earlier.drafting.chances.tried) == before
+
+
+def test_a_turn_is_read_like_a_prompt():
+    drafter = ProgressiveTree(text_depth=3)
+    whole = drafter.start([1, 2, 3, 1, 2, 5], Chance())
+    turned = drafter.extend(drafter.start([1, 2, 3], Chance()), [1, 2, 5])
+    assert {node.token for node in turned.pool.roots[2].children.values()} == {3, 5}
+    trees = [drafter.propose(state, 9).tree.tokens.tolist() for state in (whole, turned)]
+    assert (trees[0], turned.pool.nodes, turned.root) == (trees[1], whole.pool.nodes, 5)
+
+
+def test_a_candidate_that_was_too_dear_is_learnt_of_too():
+    """What is not verified for its price must not stay so for ever: its chance follows the text all the same."""
+    dear = ProgressiveTree(text_depth=3, verify_cost=(1.0, 9.0, 99.0))
+    out = generate(counting(5), [0, 1, 2, 3, 4, 0], dear, max_new_tokens=8)
+    assert all(len(one.tree) == 1 for one in out.rounds)
+    assert out.state.drafting.chances[0] > 0.6 > 0.5 == dear.start([0], Chance()).chances[0]
 
 
 def test_a_warm_text_counts_the_nodes_it_has():
@@ -583,12 +609,25 @@ def test_budgets_and_contexts_of_every_size(drafter):
 
 
 @every(SMALL)
+def test_a_text_in_pieces_is_drafted_like_the_text_as_a_whole(drafter):
+    target = shifting(9, 2)
+    whole = generate(target, [1, 2, 1], drafter, max_new_tokens=60)
+    state, text, rows = None, [], 0
+    for _ in range(20):
+        out = generate(target, [] if state else [1, 2, 1], drafter, max_new_tokens=3, state=state)
+        state, text = out.state, text + out.tokens
+        rows += sum(one.beside is not None for one in out.rounds)
+        assert all(one.beside is not None for one in out.rounds) or whole.rounds[0].beside is None
+    assert text == whole.tokens
+    assert rows or isinstance(drafter, PromptLookup) or whole.rounds[0].beside is None
+
+
+@every(SMALL)
 @pytest.mark.parametrize("room", [0, 1, 2, 3, 5])
-def test_room_is_respected_beside_the_tree_too(drafter, room):
+def test_room_is_respected_and_proposals_repeat(drafter, room):
     state = drafter.start([1, 2, 1, 2, 1], Chance())
     proposal = drafter.propose(state, room)
     assert proposal.tree.depth <= room
-    assert proposal.beside is None or proposal.beside.depth <= room
     assert arrays(drafter.propose(state, room).beside) == arrays(proposal.beside)
 
 

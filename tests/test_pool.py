@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 import reference
+import torch
 
 from dynatree_lib import Chance, Lookahead, ProgressiveTree, SelfDraft
 from dynatree_lib.drafters.pool import CandidatePool, NgramPool, RankChances, best_first
@@ -121,7 +122,7 @@ def test_retrieval_takes_the_likeliest_one_at_a_time(seed):
         slow.merge(branches)
         pool.settle()
         slow.settle()
-        chances.learn([0, 1, 2, 4], int(rng.integers(0, 5)))
+        chances.learn(5, int(rng.integers(0, 5)))
         worth = rng.uniform(0, 0.05, int(rng.integers(5, 15))).tolist() if seed % 2 else [0.0] * 9
         for token in range(5):
             room = int(rng.integers(0, 6))
@@ -136,7 +137,7 @@ def test_a_short_cap_takes_the_likeliest_too():
         pool.child(pool.root(1), token)
         pool.settle()
     for _ in range(20):
-        chances.learn([0, 1], 1)
+        chances.learn(2, 1)
     assert chances[1] > 0.8 > 0.2 > chances[0]
     assert best_first(pool.roots[1], chances, 9, [0.0])[0] == [5]
 
@@ -191,7 +192,7 @@ def test_copies_are_apart():
     assert (others[0].nodes, others[0].now, others[0].size) == (trees.nodes, trees.now, trees.size)
     others[0].child(others[0].root(1), 3)
     others[0].settle()
-    others[1].learn([0], 0)
+    others[1].learn(1, 0)
     others[2].add(1, (5, 5))
     assert flat(trees) == {(1,): [0, 1], (1, 2): [0, 1]}
     assert (trees.nodes, trees.now) == (2, 0)
@@ -243,3 +244,29 @@ def test_a_pool_takes_under_50_mb(drafter):
     assert size_of(state.pool, set()) < 50e6
     if isinstance(drafter, ProgressiveTree):
         assert state.pool.nodes == len(flat(state.pool)) <= drafter.max_pool
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_absorbed_pool_comes_after_its_own(seed):
+    """M of both, one after the other, as if the second had been merged later."""
+    rng = np.random.default_rng(seed)
+    first, second, slow = CandidatePool(10**6), CandidatePool(10**6), reference.PathPool(10**6)
+    for pool in (first, second):
+        for _ in range(4):
+            branches = random_branches(rng, 2, 3, 3, 5)
+            ProgressiveTree()._merge(drafting(pool, branches))
+            slow.merge(branches)
+            pool.settle()
+            slow.settle()
+    untouched = flat(second)
+    first.absorb(second)
+    assert flat(first) == slow.paths
+    assert (first.nodes, first.now) == (len(slow.paths), slow.now + 1)
+    assert flat(second) == untouched
+
+
+def test_each_row_is_drawn_as_a_single_one_would_be():
+    weights = torch.tensor(np.random.default_rng(0).random((50, 7)) * (np.random.default_rng(1).random((50, 7)) < 0.6))
+    weights[:, 3] += 0.1
+    together, alone = Chance(5), Chance(5)
+    assert together.draw_each(weights) == [alone.draw(row) for row in weights]

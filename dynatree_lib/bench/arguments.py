@@ -78,7 +78,8 @@ def workload_of(args: argparse.Namespace, room: int, tokenizer: Any, limit: int 
     """The prompts, none with more than `room` tokens; of several workloads up to `limit` each."""
     from ..workloads import join_workloads, load_workload
 
-    names = [f"{name}/{args.task}" if args.task else name for name in args.workload.split(",")]
+    given = [name.strip() for name in args.workload.split(",")]
+    names = [f"{name}/{args.task}" if args.task else name for name in given]
     several = [
         load_workload(
             name, limit=limit, seed=args.seed, source=args.data or "auto", max_tokens=room, tokenizer=tokenizer

@@ -58,6 +58,10 @@ class Replay(Chance):
         """See `Chance.accept_lazily`."""
         return self.accept(probability())
 
+    def draw_each(self, weights: torch.Tensor) -> list[int]:
+        """See `Chance.draw_each`."""
+        return [self.draw(row) for row in weights]
+
     def draw_distinct(self, weights: torch.Tensor, count: int) -> list[int]:
         """See `Chance.draw_distinct`."""
         left = weights.double().tolist()

@@ -37,7 +37,7 @@ WARMUP_TOKENS = 32
 
 _TURNS = {
     "first": "the first of each prompt",
-    "all": "both turns; each further turn is a prompt of its own, after the target's greedy replies to those before it "
+    "all": "all turns; each further turn is a prompt of its own, after the target's greedy replies to those before it "
     "(plain decoding, to EOS or the budget), the same for every method",
 }
 Existing = Literal["refuse", "resume", "replace", "reuse"]

@@ -91,7 +91,8 @@ class Drafter(ABC):
     def propose(self, state: Any, room: int, sampling: Sampling = GREEDY) -> Proposal:
         """A tree at most `room` levels deep; deeper nodes could never be kept. `sampling` is the target's.
 
-        Nodes beside the tree are at most `room` levels deep too, so that the target has a position for each.
+        What stands beside the tree may be deeper; where the target's context ends before it does, the loop leaves all
+        of it out, and `observe` is handed the proposal without it.
         """
 
     @abstractmethod

@@ -110,9 +110,9 @@ class Lookahead(Drafter):
 
     # --------------------------------------------------------------------------------------------------- an iteration
     def propose(self, state: LookaheadState, room: int, sampling: Sampling = GREEDY) -> Proposal:
-        """See `Drafter.propose`; near the end of the text there is no window."""
+        """See `Drafter.propose`."""
         found = [ngram[: max(room, 0)] for ngram in state.pool.after(state.root)]
-        beside = self._beside(state) if room >= self.reach > 0 else None
+        beside = self._beside(state) if self.reach else None
         return Proposal(TokenTree.from_paths(state.root, found), beside=beside)
 
     def _beside(self, state: LookaheadState) -> TokenTree:

@@ -137,9 +137,9 @@ class RankChances:
         rank = min(rank, len(self.right) - 1)
         return self.right[rank] / self.tried[rank]
 
-    def learn(self, ranks: Sequence[int], right: int | None) -> None:
-        """The candidates of these ranks were tried together; `right` is the rank of the right one, if it was there."""
-        for rank in ranks:
+    def learn(self, count: int, right: int | None) -> None:
+        """Of `count` siblings, `right` is the rank of the one that was right, if it was there."""
+        for rank in range(count):
             place = min(rank, len(self.right) - 1)
             self.tried[place] = FORGETTING * self.tried[place] + 1
             self.right[place] = FORGETTING * self.right[place] + (rank == right)
@@ -199,13 +199,17 @@ class NgramPool:
         return other
 
 
+def ranked(node: Candidate) -> list[Candidate]:
+    """The children of a cached node: those merged last first, then those merged most often, then the oldest."""
+    return sorted(node.children.values(), key=lambda one: (-one.stamp, -one.count))
+
+
 def best_first(
     root: Candidate | None, chances: RankChances, depth: int, worth: Sequence[float]
 ) -> tuple[list[int], list[int], list[int]]:
     """The candidates below a cached tree's root that are most likely right, the likeliest first.
 
-    A node's chance is the product along its path of the chance of its rank; siblings rank by when they were merged
-    last, then by how often, then by which came first.
+    A node's chance is the product along its path of the chance of its rank (`ranked`).
 
     Args:
         root: of the cached tree, or None for nothing.
@@ -224,8 +228,7 @@ def best_first(
 
     def push(node: Candidate, index: int, chance: float, level: int) -> None:
         nonlocal number
-        siblings = sorted(node.children.values(), key=lambda one: (-one.stamp, -one.count))
-        for rank, child in enumerate(siblings[: len(worth) + len(chances.right)]):  # later ranks are no likelier
+        for rank, child in enumerate(ranked(node)[: len(worth) + len(chances.right)]):  # later ranks are no likelier
             number += 1
             heapq.heappush(open_, (-chance * chances[rank], number, index, rank, level + 1, child))
 

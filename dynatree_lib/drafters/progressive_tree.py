@@ -13,7 +13,7 @@ from ..sampling import GREEDY, Chance, Rows, Sampling, probabilities
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal, check_whole, check_window, random_tokens
-from .pool import Candidate, CandidatePool, RankChances, best_first
+from .pool import Candidate, CandidatePool, RankChances, best_first, ranked
 
 PRIOR = (0.5, 0.2, 0.1, 0.05, 0.03)
 """Chance of the candidates by rank before the text has shown any."""
@@ -33,7 +33,10 @@ class Grown:
     @property
     def height(self) -> int:
         """Levels below it."""
-        return 1 + max((child.height for child in self.children.values()), default=-1)
+        levels, below = 0, [*self.children.values()]
+        while below:
+            levels, below = levels + 1, [child for node in below for child in node.children.values()]
+        return levels
 
 
 @dataclass
@@ -47,7 +50,7 @@ class ProgressiveState:
         pool: candidate trees by root token.
         tail: the last tokens of the text, where the text itself is merged.
         order: nodes of the draft tree depth first, as they are scored; `parents` their parents, 0 being the root.
-        chances: of candidates by rank; `ranks`: those of the current candidate tree.
+        chances: of candidates by rank.
         committed, spent: tokens, and predicted cost in greedy steps, so far.
     """
 
@@ -59,7 +62,6 @@ class ProgressiveState:
     order: list[Grown] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
     committed: float = 0.0
     spent: float = 0.0
 
@@ -82,7 +84,7 @@ class ProgressiveTree(Drafter):
             Algorithm 1 the whole tree.)
         children: most children of a node of the draft tree.
         start_tree: children per node of the initial tree, level by level, or of its one level; drawn from the prompt's
-            tokens.
+            tokens, equal draws falling together.
         max_draft: most rows of the draft tree; where it has more, those nodes stay whose path takes the earliest
             children (the least sum of their ranks among siblings), those of earlier subtrees first.
         max_candidates: most rows of the candidate tree.
@@ -122,6 +124,8 @@ class ProgressiveTree(Drafter):
         for name in ("depth", "children", "max_draft", "max_candidates"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; give at least 1.")
+        if isinstance(self.start_tree, Sequence):  # a list will do
+            object.__setattr__(self, "start_tree", tuple(self.start_tree))
         whole = all(isinstance(count, int) and count >= 1 for count in self._levels)
         if not whole or not 1 <= len(self._levels) <= self.depth:
             raise ValueError(
@@ -206,22 +210,21 @@ class ProgressiveTree(Drafter):
 
     # --------------------------------------------------------------------------------------------------- an iteration
     def propose(self, state: ProgressiveState, room: int, sampling: Sampling = GREEDY) -> Proposal:
-        """See `Drafter.propose`; near the end of the text there is no draft tree."""
-        beside = None
-        if state.order and room > self.depth:
-            tokens = [state.root, *(node.token for node in state.order)]
-            beside = TokenTree.build(tokens, [ROOT, *state.parents])
-        worth = self._worth(state, 0 if beside is None else len(beside) - 1)
+        """See `Drafter.propose`."""
+        below = [state.root, *(node.token for node in state.order)]
+        beside = TokenTree.build(below, [ROOT, *state.parents])
+        worth = self._worth(state, len(state.order))
         cached = state.pool.roots.get(state.root)
-        tokens, parents, state.ranks = best_first(cached, state.chances, room, worth)
-        logprobs = [0.0, *(math.log(state.chances[rank]) for rank in state.ranks)]
+        tokens, parents, ranks = best_first(cached, state.chances, room, worth)
+        logprobs = [0.0, *(math.log(state.chances[rank]) for rank in ranks)]
         return Proposal(TokenTree.build([state.root, *tokens], [ROOT, *parents], logprobs), beside=beside)
 
     def observe(self, state: ProgressiveState, proposal: Proposal, rows: Rows, verdict: Verdict) -> ProgressiveState:
         """See `Drafter.observe`."""
         tree, beside = proposal.tree, proposal.beside
-        self._learn(state, tree, verdict)
-        state.committed += len(verdict.path) + 1
+        tokens = [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token]
+        self._learn(state, tokens)
+        state.committed += len(tokens)
         if self._curve is not None:
             state.spent += float(self._curve.at(len(rows)))
         if beside is not None:
@@ -234,7 +237,7 @@ class ProgressiveTree(Drafter):
             if self.prune_first:
                 self._merge(state)
         state.pool.settle()
-        self._read(state, [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token])
+        self._read(state, tokens)
         state.root = verdict.next_token
         return state
 
@@ -249,26 +252,22 @@ class ProgressiveTree(Drafter):
         rate = state.committed / state.spent
         return [rate * self._curve.price(1 + drafting + count) for count in range(self.max_candidates)]
 
-    def _learn(self, state: ProgressiveState, tree: TokenTree, verdict: Verdict) -> None:
-        """Which candidates were right, at every node whose next token is known now."""
-        path = [0, *verdict.path]
-        tokens = [
-            *tree.tokens[path[1:]].tolist(),
-            verdict.next_token,
-        ]  # where the text was cut, the last was drafted too
-        for node, token in zip(path, tokens, strict=True):
-            siblings = tree.children(node)
-            ranks = [state.ranks[child - 1] for child in siblings]
-            right = [rank for rank, child in zip(ranks, siblings, strict=True) if tree.tokens[child] == token]
-            state.chances.learn(ranks, right[0] if right else None)
+    def _learn(self, state: ProgressiveState, tokens: Sequence[int]) -> None:
+        """Which of the cached candidates on the committed path were right, whether they paid for a row or not."""
+        node = state.pool.roots.get(state.root)
+        for token in tokens:
+            if node is None or not node.children:
+                return
+            siblings = [one.token for one in ranked(node)[: self.max_candidates]]
+            state.chances.learn(len(siblings), siblings.index(token) if token in siblings else None)
+            node = node.children.get(token)
 
     def _predicted(self, state: ProgressiveState, rows: Rows, first: int) -> list[int]:
         """The next token of each node of the draft tree, whose rows begin at `first`."""
         expansion = Sampling(self.temperature, self.top_k, self.top_p)
         if expansion.greedy:
             return rows.argmax[first:].tolist()
-        laws = probabilities(rows.logits[first:], expansion).cpu()
-        return [state.chance.draw(law) for law in laws]
+        return state.chance.draw_each(probabilities(rows.logits[first:], expansion))
 
     # ------------------------------------------------------------------------------------------------- the draft tree
     def _grow(self, state: ProgressiveState, predicted: Sequence[int]) -> None:

@@ -41,8 +41,9 @@ class SelfDraft(Drafter):
 
     Beside the tree the target scores some lines below the last token, unseen by each other. Each begins with a few
     random tokens, the perturbation, and grows by the token predicted at its end; a full one loses its first token
-    instead. The n-grams of branches and predictions, and those of prompt and text, are kept by the token before them;
-    those after the last token are verified, as one tree with shared prefixes.
+    instead. The first line keeps predicted tokens only, and the last token is part of its n-grams. The n-grams of lines
+    and predictions, and those of prompt and text, are kept by the token before them; those after the last token are
+    verified, as one tree with shared prefixes.
 
     After the authors' public code (branches, caches, sizes); its corpus cache is left out, as the PTD paper has it.
 
@@ -98,6 +99,7 @@ class SelfDraft(Drafter):
         counts = [1 + chance.draw(torch.ones(self.perturbation)) for _ in range(self.branches)]
         branches = [random_tokens(prompt, count, chance) for count in counts]
         full = [count + self.length for count in counts]
+        full[0] = self.length
         return self.extend(SelfDraftState(int(prompt[-1]), branches, full, NgramPool(self.candidates), []), prompt)
 
     def extend(self, state: SelfDraftState, tokens: Sequence[int]) -> SelfDraftState:
@@ -120,10 +122,10 @@ class SelfDraft(Drafter):
 
     # --------------------------------------------------------------------------------------------------- an iteration
     def propose(self, state: SelfDraftState, room: int, sampling: Sampling = GREEDY) -> Proposal:
-        """See `Drafter.propose`; near the end of the text there are no branches."""
+        """See `Drafter.propose`."""
         found = [ngram[: max(room, 0)] for ngram in state.pool.after(state.root)]
         tree = TokenTree.from_paths(state.root, found)
-        return Proposal(tree, beside=self._beside(state) if room >= max(map(len, state.branches)) else None)
+        return Proposal(tree, beside=self._beside(state))
 
     def _beside(self, state: SelfDraftState) -> TokenTree:
         tokens, parents = [state.root], [ROOT]
@@ -136,16 +138,18 @@ class SelfDraft(Drafter):
         """See `Drafter.observe`."""
         tree = proposal.tree
         if proposal.beside is not None:
-            self._grow(state, rows.argmax[len(tree) :].tolist())
+            self._grow(state, [int(rows.argmax[0]), *rows.argmax[len(tree) :].tolist()])
         return self.extend(state, [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token])
 
     def _grow(self, state: SelfDraftState, predicted: list[int]) -> None:
         """Pool every n-gram that ends in a prediction, and add the last prediction of each branch to it."""
         place, kept = 0, self.ngram - 1
-        for branch, full in zip(state.branches, state.full, strict=True):
-            for end in range(kept, len(branch) + 1):
-                ngram = (*branch[end - kept + 1 : end], predicted[place + end - 1])
-                state.pool.add(branch[end - kept], ngram)
+        for number, (branch, full) in enumerate(zip(state.branches, state.full, strict=True)):
+            after = predicted[place + 1 : place + 1 + len(branch)]
+            line = branch if number else [state.root, *branch]
+            known = after if number else [predicted[0], *after]
+            for end in range(kept, len(line) + 1):
+                state.pool.add(line[end - kept], (*line[end - kept + 1 : end], known[end - 1]))
             place += len(branch)
-            branch.append(predicted[place - 1])
+            branch.append(after[-1])
             del branch[: max(len(branch) - full, 0)]
