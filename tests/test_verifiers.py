@@ -22,7 +22,7 @@ from dynatree_lib import (
 )
 from dynatree_lib.bench.exact import bias, distance, outcomes, text_law
 from dynatree_lib.drafters import DRAFTERS
-from dynatree_lib.sampling import Rows
+from dynatree_lib.sampling import Chance, Rows
 from dynatree_lib.verifiers import VERIFIERS, Drawing
 
 TARGET = ToyModel.random(3, seed=1)
@@ -84,10 +84,12 @@ def test_generated_law_is_the_targets(drafter, sampling, monkeypatch):
     """The whole loop with the rule it chooses itself, over several iterations and the cut at the budget."""
     import dynatree_lib.decoding as decoding
 
-    budget = 4 if drafter.drawing is Drawing.FIXED else 2
+    fixed = drafter.drawing is Drawing.FIXED  # then any draws are of no account to the law, and are not enumerated
+    budget = 4 if fixed else 2
 
     def run(chance):
-        monkeypatch.setattr(decoding, "Chance", lambda seed, stream: chance)
+        streams = {"verify": chance, "draft": Chance(0, "draft") if fixed else chance}
+        monkeypatch.setattr(decoding, "Chance", lambda seed, stream: streams[stream])
         return tuple(generate(TARGET, [0], drafter, sampling=sampling, max_new_tokens=budget).tokens)
 
     found = defaultdict(float)
