@@ -59,3 +59,37 @@ def test_what_the_readme_says_of_sampling_is_in_its_records():
     ):
         row = ratios(sampled, [label], [over])[0]
         assert "{:.2f} [{:.2f}, {:.2f}]".format(row["ratio"], *row["interval"]) in told
+
+
+def test_what_the_readme_says_of_ptd_is_in_its_records():
+    from dynatree_lib.bench.metrics import speedup
+    from dynatree_lib.bench.protocol import read_results
+    from dynatree_lib.bench.ptd_analysis import Tally
+    from dynatree_lib.bench.tune import load_tuned
+
+    section = README.split("### Without a draft model")[1].split("### The rules alone")[0]
+    places = ROOT / "outputs" / "reference" / "cpu"
+    costs = load_tuned(places / "tuned.json").costs
+    priced = "ptd:start_tree=1,depth=3,max_draft=4,text_depth=10,prune_first=false,verify_cost="
+    said = {
+        "ptd": {
+            "DE": [("ptd", "lookahead"), ("ptd", "self-draft"), ("ptd:text_depth=6", "lookahead:text=true"),
+                   ("ptd:text_depth=6", "self-draft")],
+            "speed": [("ptd", "ar"), ("ptd", "self-draft"), (priced, "ar"), (priced, "prompt-lookup")],
+        },
+        "ptd-sampled": {"DE": [], "speed": [("ptd", "ar"), (priced, "ar")]},
+    }  # fmt: skip
+    for name, ratios in said.items():
+        results = read_results(places / f"{name}.jsonl")
+        runs, labels = [*results.records.runs.values()], results.records.header.setup["methods"]
+        full = {one["label"].split("verify_cost=")[0] + "verify_cost=" * ("verify_cost" in one["label"]): one["label"]
+                for one in labels}  # fmt: skip
+        tally = Tally.of(results, costs)
+        found = [tally.over(one, other, "DE")["text"] for one, other in ratios["DE"]]
+        for one, other in ratios["speed"]:
+            value, (low, high) = speedup(
+                [r for r in runs if r.method == full[one]], [r for r in runs if r.method == other]
+            )
+            found.append(f"{value:.2f} [{low:.2f}, {high:.2f}]")
+        missing = [text for text in found if text not in " ".join(section.split())]
+        assert not missing, name
