@@ -39,4 +39,16 @@ dynatree bench "${common[@]}" --methods "hf-generate,ar,chain:length=4,$rest" \
 dynatree bench "${common[@]}" --temperature 0.5 \
   --methods "hf-generate,ar,sampled-tree:branching=1,depth=4,verifier=token-level,$rest" \
   --json "$out/ptd-sampled.json" --records "$out/ptd-sampled.jsonl" --overwrite | tee "$out/ptd-sampled.txt"
+python3 - "$out" "$aware" <<'PYTHON'
+import json, sys
+from pathlib import Path
+from dynatree_lib import load_pair
+from dynatree_lib.bench.environment import describe_environment
+from dynatree_lib.bench.ptd_analysis import stage_rows
+from dynatree_lib.workloads import load_workload
+
+rows = stage_rows(load_pair("tiny"), ["ar", "ptd", sys.argv[2]], load_workload("bundled").prompts[:10], 200)
+found = {"environment": describe_environment(), "rows": rows}
+Path(sys.argv[1], "ptd_stages.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+PYTHON
 python3 -m dynatree_lib.bench.quote README.md
