@@ -46,6 +46,11 @@ class Round:
         """Tokens this iteration added to the text: the accepted path and the bonus token."""
         return len(self.verdict.path) + 1
 
+    @property
+    def rows_beside(self) -> int:
+        """Rows scored beside the tree, node 0 not counted: PTD's drafting overhead (its section 4.1)."""
+        return 0 if self.beside is None else len(self.beside) - 1
+
 
 @dataclass
 class DecodingState:
@@ -229,7 +234,7 @@ class _Loop:
             )
         rows = yield ScoreRequest(state.target, *proposal.nodes, self.sampling)
         verdict = self.verifier.verify(tree, rows, proposal.laws, state.chance)
-        fresh = [*(int(token) for token in tree.tokens[list(verdict.path)]), verdict.next_token]
+        fresh = verdict.tokens(tree)
         count, reason = self.stopping.cut(self.tokens, fresh, state.tail)
         verdict = Verdict(verdict.path[: count - 1], fresh[count - 1])
         state.drafting = drafter.observe(state.drafting, proposal, rows, verdict)

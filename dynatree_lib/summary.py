@@ -56,7 +56,7 @@ def summarize(generations: Generation | Iterable[Generation]) -> Summary:
         tokens_per_iteration=tokens / count,
         accepted_length=accepted / count,
         nodes=drafted / count,
-        beside=sum(len(one.beside) - 1 for one in rounds if one.beside) / count,
+        beside=sum(one.rows_beside for one in rounds) / count,
         node_acceptance=accepted / max(drafted, 1),
         depth_acceptance=accepted / max(levels, 1),
     )

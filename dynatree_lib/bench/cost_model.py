@@ -32,7 +32,7 @@ from .prompts import BenchPrompt, prepare_prompts
 from .protocol import Results
 from .ranks import RankAcceptance
 from .records import Header, Run, check_writable, write_atomically
-from .runner import Completed, rows_beside
+from .runner import Completed
 
 FORMAT = 1
 """Version of the file; a reader refuses others."""
@@ -141,7 +141,7 @@ def _own_loop(options: Mapping[str, Any]) -> bool:
 def counted(done: Completed, prompt: int = 0, method: str = "", rebuilt: bool = False) -> Counts:
     """Counts of one text; without `prompt`, `method` and `rebuilt`, of its rows and levels alone."""
     rounds = done.rounds or []
-    nodes = [len(one.tree) - 1 + rows_beside(one) for one in rounds]
+    nodes = [len(one.tree) - 1 + one.rows_beside for one in rounds]
     again = [len(one.verdict.path) for one in rounds] if rebuilt else []
     return Counts(len(done.tokens), done.iterations, (*nodes, *again), *_drafted(done.counters), prompt, method)
 

@@ -179,7 +179,7 @@ def iteration(
         rows = target_rows(target, prompt, proposal.tree, sampling)
         for verdict, decided in verdicts(verifier, proposal, rows):
             count += 1
-            kept[(*proposal.tree.tokens[list(verdict.path)].tolist(), verdict.next_token)] += drawn * decided
+            kept[tuple(verdict.tokens(proposal.tree))] += drawn * decided
     return Iteration(dict(kept), trees, count)
 
 

@@ -22,7 +22,6 @@ from ..sampling import GREEDY, Sampling
 from ..tree import ROOT, TokenTree
 from .prompts import BenchPrompt
 from .protocol import _known_objects_frozen, _quiet_machine, _synchronize
-from .runner import rows_beside
 
 DEEPEST = 8
 """Deepest level of a probe's tree."""
@@ -133,7 +132,7 @@ class Timing:
         steps = [np.subtract(after, before) for before, after in pairwise(marks)]
         self.blocks.append(
             [
-                Iteration(float(seconds), len(one.tree) - 1 + rows_beside(one), int(levels), int(read))
+                Iteration(float(seconds), len(one.tree) - 1 + one.rows_beside, int(levels), int(read))
                 for (seconds, levels, read), one in zip(steps[1:-1], rounds[1:-1], strict=True)
             ]
         )

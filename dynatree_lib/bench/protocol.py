@@ -27,7 +27,7 @@ from .methods import Variant, variants
 from .metrics import MethodSummary, reference_label, summarize_records
 from .prompts import BenchPrompt, Turns, prepare_prompts
 from .records import Divergence, Failure, Header, Key, Line, Records, Run, Split, Writer, check_writable, read_records
-from .runner import Completed, DrafterRunner, Runner, rows_beside
+from .runner import Completed, DrafterRunner, Runner
 from .trace import Trace
 
 NEAR_TIE = 1e-4
@@ -394,7 +394,7 @@ def _shapes(rounds: list[Round] | None) -> dict[str, list[int] | None]:
         "nodes": [len(one.tree) - 1 for one in rounds],
         "accepted": [len(one.verdict.path) for one in rounds],
         "depths": [one.tree.depth for one in rounds],
-        "beside": [rows_beside(one) for one in rounds],
+        "beside": [one.rows_beside for one in rounds],
     }
 
 

@@ -25,7 +25,7 @@ from ..verifiers.base import Drawing, Verdict
 from .ablation import faster, told
 from .cost_model import MeasuredCosts, check_countable, counts_of
 from .methods import Variant, variants
-from .metrics import Interval, bootstrap
+from .metrics import Interval, bootstrap, quotient
 from .prompts import prepare_prompts
 from .protocol import Results, _known_objects_frozen, _quiet_machine, _synchronize
 from .records import Run
@@ -393,9 +393,8 @@ def stage_shares(rows: Iterable[Row], seed: int = 0) -> list[Row]:
         iterations = sum(row["iterations"] for row in mine)
         parts = {stage: 1000 * sum(row[stage] for row in mine) / iterations for stage in STAGES}
         own = np.array([[row["retrieval"] + row["update"], row["seconds"]] for row in mine])
-        interval = bootstrap(own, lambda drawn: drawn[..., 0].sum(-1) / drawn[..., 1].sum(-1), seed)
-        share = float(own[:, 0].sum() / own[:, 1].sum())
-        out.append({"method": label, **parts, "total": sum(parts.values()), "own": share, "own_interval": interval})
+        share = {"own": float(quotient(own)), "own_interval": bootstrap(own, quotient, seed)}
+        out.append({"method": label, **parts, "total": sum(parts.values()), **share})
     return out
 
 

@@ -121,7 +121,7 @@ class RankAcceptance:
 def _outcomes(one: Round) -> Iterator[tuple[int, int, int | None]]:
     """(level, children, rank of the right one or None) of every accepted node that has children."""
     path = [0, *one.verdict.path]
-    tokens = [*one.tree.tokens[path[1:]].tolist(), one.verdict.next_token]
+    tokens = one.verdict.tokens(one.tree)
     for level, (node, token) in enumerate(zip(path, tokens, strict=True)):
         children = one.tree.tokens[one.tree.children(node)].tolist()
         if children:

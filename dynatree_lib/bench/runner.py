@@ -130,11 +130,6 @@ def _without_caches(state: DecodingState) -> DecodingState:
     return state
 
 
-def rows_beside(one: Round) -> int:
-    """Rows scored beside an iteration's tree, node 0 not counted: the paper's drafting overhead (PTD, 4.1)."""
-    return 0 if one.beside is None else len(one.beside) - 1
-
-
 def fullest(prompt: int, rounds: Sequence[Round], limit: int | None = None) -> int:
     """Rows of the target's cache at its fullest: what is committed before an iteration, and that iteration's tree.
 
@@ -145,7 +140,7 @@ def fullest(prompt: int, rounds: Sequence[Round], limit: int | None = None) -> i
     """
     most, committed = 0, prompt - 1
     for one in rounds:
-        most = max(most, committed + len(one.tree) + rows_beside(one))
+        most = max(most, committed + len(one.tree) + one.rows_beside)
         committed += one.committed
         committed = committed if limit is None else min(committed, limit)
     return most

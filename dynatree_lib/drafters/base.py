@@ -405,6 +405,6 @@ def check_window(target: LanguageModel, depth: int, what: str) -> None:
     """Raise ValueError where rows `depth` positions ahead cannot fit the target's context."""
     if depth + 1 >= target.context:
         raise ValueError(
-            f"{what[0].upper()}{what[1:]} reaches {depth} positions ahead and the context of '{target.name}' is "
+            f"{what} reaches {depth} positions ahead and the context of '{target.name}' is "
             f"{target.context}; make it smaller."
         )

@@ -10,29 +10,24 @@ from ..sampling import GREEDY, Chance, Rows, Sampling
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal, check_whole, check_window, random_tokens
+from .ngrams import NgramDrafter, NgramState
 from .pool import NgramPool
 
 
 @dataclass
-class LookaheadState:
-    """A text's window and n-gram pool.
+class LookaheadState(NgramState):
+    """A text's n-gram pool and window.
 
     Attributes:
-        root: the last committed token.
         levels: the window, oldest guesses first. The columns of level 0 begin a position after those of the others:
             its column 0 is the last committed token itself.
-        pool: n-grams by the token before them.
-        text: the last tokens of the text, where its n-grams are kept too.
     """
 
-    root: int
     levels: list[list[int]]
-    pool: NgramPool
-    text: list[int]
 
 
 @dataclass(frozen=True)
-class Lookahead(Drafter):
+class Lookahead(NgramDrafter[LookaheadState]):
     """Lookahead decoding: `window` future positions are guessed in parallel by fixed-point (Jacobi) iteration.
 
     The window holds the last n - 1 iterations' guesses. Column j is a path of n - 1 tokens, one of each iteration; the
@@ -82,38 +77,19 @@ class Lookahead(Drafter):
 
     def check(self, target: LanguageModel) -> None:
         """See `Drafter.check`."""
-        check_window(target, self.reach, f"a window of {self.window} with n-grams of {self.ngram}")
+        check_window(target, self.reach, f"A window of {self.window} with n-grams of {self.ngram}")
 
     def start(self, prompt: Sequence[int], chance: Chance) -> LookaheadState:
         """See `Drafter.start`; the window begins with random tokens of the prompt."""
         first = random_tokens(prompt, self.reach, chance)
-        state = LookaheadState(int(prompt[-1]), [first], NgramPool(self.guesses), [])
+        state = LookaheadState(int(prompt[-1]), NgramPool(self.guesses), [], [first])
         return self.extend(state, prompt)
-
-    def extend(self, state: LookaheadState, tokens: Sequence[int]) -> LookaheadState:
-        """See `Drafter.extend`."""
-        if self.text:
-            pool_text(state.pool, state.text, tokens, self.ngram - 1)
-        state.root = int(tokens[-1])
-        return state
-
-    def inherit(self, state: LookaheadState, earlier: LookaheadState) -> LookaheadState:
-        """See `Drafter.inherit`: the pool."""
-        pool = earlier.pool.copy()
-        pool.absorb(state.pool)
-        state.pool = pool
-        return state
-
-    def report(self, state: LookaheadState) -> dict[str, float]:
-        """Size of the pool."""
-        return {"pool_ngrams": float(len(state.pool))}
 
     # --------------------------------------------------------------------------------------------------- an iteration
     def propose(self, state: LookaheadState, room: int, sampling: Sampling = GREEDY) -> Proposal:
         """See `Drafter.propose`."""
-        found = [ngram[: max(room, 0)] for ngram in state.pool.after(state.root)]
         beside = self._beside(state) if self.reach else None
-        return Proposal(TokenTree.from_paths(state.root, found), beside=beside)
+        return Proposal(self.retrieved(state, room), beside=beside)
 
     def _beside(self, state: LookaheadState) -> TokenTree:
         """The window level by level: level 0 a chain, the column j of the others below its place j."""
@@ -128,11 +104,10 @@ class Lookahead(Drafter):
 
     def observe(self, state: LookaheadState, proposal: Proposal, rows: Rows, verdict: Verdict) -> LookaheadState:
         """See `Drafter.observe`."""
-        tree = proposal.tree
         if proposal.beside is not None or self.reach == 0:
             columns = rows.argmax[len(rows) - len(state.levels[-1]) :].tolist()
             self._move(state, columns if self.ngram > 2 else [int(rows.argmax[0]), *columns])
-        return self.extend(state, [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token])
+        return self.extend(state, verdict.tokens(proposal.tree))
 
     def _move(self, state: LookaheadState, predicted: list[int]) -> None:
         """Take in what is predicted after each column, and move the window on by a position."""
@@ -150,12 +125,3 @@ class Lookahead(Drafter):
         columns = [[state.root, *state.levels[0]], *state.levels[1:], predicted]
         for first, *rest in zip(*columns, strict=False):
             state.pool.add(first, tuple(rest))
-
-
-def pool_text(pool: NgramPool, text: list[int], tokens: Sequence[int], length: int) -> None:
-    """Pool the n-grams of a text that `tokens` complete; `text` keeps its last `length` tokens."""
-    for token in tokens:
-        text.append(int(token))
-        if len(text) > length:
-            pool.add(text[0], tuple(text[1:]))
-            del text[0]

@@ -105,7 +105,7 @@ class LookupTree(CostAwareTree):
     def observe(self, state: DraftState, proposal: Proposal, rows: Rows, verdict: Verdict) -> DraftState:
         """See `Drafter.observe`."""
         assert isinstance(state, LookupState)
-        tokens = [*proposal.tree.tokens[list(verdict.path)].tolist(), verdict.next_token]
+        tokens = verdict.tokens(proposal.tree)
         state.copies.learn(state.copied, tokens)
         state.copies.append(tokens)
         state.copied = []

@@ -58,12 +58,16 @@ class CandidatePool:
         return self._touched(node.children, token)
 
     def _touched(self, among: dict[int, Candidate], token: int) -> Candidate:
+        found = self._made(among, token)
+        found.stamp = self.now
+        found.count += 1
+        return found
+
+    def _made(self, among: dict[int, Candidate], token: int) -> Candidate:
         found = among.get(token)
         if found is None:
             found = among[token] = Candidate(token)
             self.nodes += 1
-        found.stamp = self.now
-        found.count += 1
         return found
 
     def settle(self) -> None:
@@ -84,10 +88,7 @@ class CandidatePool:
         todo = [(other.roots, self.roots)]
         for its, mine in todo:  # grows while it is read
             for token, node in its.items():
-                found = mine.get(token)
-                if found is None:
-                    found = mine[token] = Candidate(token)
-                    self.nodes += 1
+                found = self._made(mine, token)
                 found.stamp = self.now + node.stamp
                 found.count += node.count
                 todo.append((node.children, found.children))

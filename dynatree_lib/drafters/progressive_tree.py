@@ -172,7 +172,7 @@ class ProgressiveTree(Drafter):
     # ------------------------------------------------------------------------------------------------------ the state
     def check(self, target: LanguageModel) -> None:
         """See `Drafter.check`."""
-        check_window(target, self.depth + 1, f"a draft tree of depth {self.depth}")
+        check_window(target, self.depth + 1, f"A draft tree of depth {self.depth}")
 
     def start(self, prompt: Sequence[int], chance: Chance) -> ProgressiveState:
         """See `Drafter.start`."""
@@ -222,7 +222,7 @@ class ProgressiveTree(Drafter):
     def observe(self, state: ProgressiveState, proposal: Proposal, rows: Rows, verdict: Verdict) -> ProgressiveState:
         """See `Drafter.observe`."""
         tree, beside = proposal.tree, proposal.beside
-        tokens = [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token]
+        tokens = verdict.tokens(tree)
         self._learn(state, tokens)
         state.committed += len(tokens)
         if self._curve is not None:

@@ -66,4 +66,4 @@ class PromptLookup(Drafter):
 
     def observe(self, state: list[Copies], proposal: Proposal, rows: Rows, verdict: Verdict) -> list[Copies]:
         """See `Drafter.observe`."""
-        return self.extend(state, [*proposal.tree.tokens[list(verdict.path)].tolist(), verdict.next_token])
+        return self.extend(state, verdict.tokens(proposal.tree))

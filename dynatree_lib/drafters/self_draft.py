@@ -12,31 +12,25 @@ from ..sampling import GREEDY, Chance, Rows, Sampling
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal, check_whole, check_window, random_tokens
-from .lookahead import pool_text
+from .ngrams import NgramDrafter, NgramState
 from .pool import NgramPool
 
 
 @dataclass
-class SelfDraftState:
-    """A text's draft branches and context cache.
+class SelfDraftState(NgramState):
+    """A text's context cache, of branches and text, and its draft branches.
 
     Attributes:
-        root: the last committed token.
         branches: lines below the last token.
         full: tokens of each branch when it is full.
-        pool: n-grams by the token before them, of branches and text.
-        text: the last tokens of the text, where its n-grams end.
     """
 
-    root: int
     branches: list[list[int]]
     full: list[int]
-    pool: NgramPool
-    text: list[int]
 
 
 @dataclass(frozen=True)
-class SelfDraft(Drafter):
+class SelfDraft(NgramDrafter[SelfDraftState]):
     """Self-Draft without its corpus: branches that begin with random tokens of the prompt, and a context cache.
 
     Beside the tree the target scores some lines below the last token, unseen by each other. Each begins with a few
@@ -92,7 +86,7 @@ class SelfDraft(Drafter):
     # ------------------------------------------------------------------------------------------------------ the state
     def check(self, target: LanguageModel) -> None:
         """See `Drafter.check`."""
-        check_window(target, self.length + self.perturbation, f"a branch of length {self.length}")
+        check_window(target, self.length + self.perturbation, f"A branch of length {self.length}")
 
     def start(self, prompt: Sequence[int], chance: Chance) -> SelfDraftState:
         """See `Drafter.start`."""
@@ -100,32 +94,12 @@ class SelfDraft(Drafter):
         branches = [random_tokens(prompt, count, chance) for count in counts]
         full = [count + self.length for count in counts]
         full[0] = self.length
-        return self.extend(SelfDraftState(int(prompt[-1]), branches, full, NgramPool(self.candidates), []), prompt)
-
-    def extend(self, state: SelfDraftState, tokens: Sequence[int]) -> SelfDraftState:
-        """See `Drafter.extend`."""
-        if self.text:
-            pool_text(state.pool, state.text, tokens, self.ngram - 1)
-        state.root = int(tokens[-1])
-        return state
-
-    def inherit(self, state: SelfDraftState, earlier: SelfDraftState) -> SelfDraftState:
-        """See `Drafter.inherit`: the context cache."""
-        pool = earlier.pool.copy()
-        pool.absorb(state.pool)
-        state.pool = pool
-        return state
-
-    def report(self, state: SelfDraftState) -> dict[str, float]:
-        """Size of the context cache."""
-        return {"pool_ngrams": float(len(state.pool))}
+        return self.extend(SelfDraftState(int(prompt[-1]), NgramPool(self.candidates), [], branches, full), prompt)
 
     # --------------------------------------------------------------------------------------------------- an iteration
     def propose(self, state: SelfDraftState, room: int, sampling: Sampling = GREEDY) -> Proposal:
         """See `Drafter.propose`."""
-        found = [ngram[: max(room, 0)] for ngram in state.pool.after(state.root)]
-        tree = TokenTree.from_paths(state.root, found)
-        return Proposal(tree, beside=self._beside(state))
+        return Proposal(self.retrieved(state, room), beside=self._beside(state))
 
     def _beside(self, state: SelfDraftState) -> TokenTree:
         tokens, parents = [state.root], [ROOT]
@@ -136,10 +110,9 @@ class SelfDraft(Drafter):
 
     def observe(self, state: SelfDraftState, proposal: Proposal, rows: Rows, verdict: Verdict) -> SelfDraftState:
         """See `Drafter.observe`."""
-        tree = proposal.tree
         if proposal.beside is not None:
-            self._grow(state, [int(rows.argmax[0]), *rows.argmax[len(tree) :].tolist()])
-        return self.extend(state, [*tree.tokens[list(verdict.path)].tolist(), verdict.next_token])
+            self._grow(state, [int(rows.argmax[0]), *rows.argmax[len(proposal.tree) :].tolist()])
+        return self.extend(state, verdict.tokens(proposal.tree))
 
     def _grow(self, state: SelfDraftState, predicted: list[int]) -> None:
         """Pool every n-gram that ends in a prediction, and add the last prediction of each branch to it."""

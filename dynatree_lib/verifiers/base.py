@@ -39,6 +39,10 @@ class Verdict:
     path: tuple[int, ...]
     next_token: int
 
+    def tokens(self, tree: TokenTree) -> list[int]:
+        """What it adds to the text: the tokens of the path in the tree it was given on, and the next token."""
+        return [*tree.tokens[list(self.path)].tolist(), self.next_token]
+
 
 class Verifier(ABC):
     """A verification rule. Stateless; all randomness through the `Chance` it is handed."""
