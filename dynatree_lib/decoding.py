@@ -181,6 +181,7 @@ def autoregressive(
     return generate(target, prompt, NoDraft(), **options)
 
 
+@torch.inference_mode()
 def _drive(loop: Generator[ScoreRequest, Rows, Generation]) -> Generation:
     try:
         request = next(loop)

@@ -36,6 +36,13 @@ def _ancestors(parents: bytes) -> np.ndarray:
     return out
 
 
+def below_chain(length: int, parents: np.ndarray) -> np.ndarray:
+    """(length + n,) parents of a chain of this length with a forest of n nodes below its end."""
+    if not length:
+        return parents
+    return np.concatenate([np.arange(length) - 1, parents + length])  # roots, -1, come to hang below the last
+
+
 def tree_mask(parents: np.ndarray, prefix: int) -> np.ndarray:
     """(n, prefix + n) bool, the paper's A: every node sees the whole prefix, its ancestors and itself."""
     n = len(parents)
@@ -46,16 +53,25 @@ def tree_mask(parents: np.ndarray, prefix: int) -> np.ndarray:
 
 def depth_positions(parents: np.ndarray, position: int) -> np.ndarray:
     """(n,) int64 position of each node: `position` for the roots, one more per level. Siblings share a position."""
-    return position + depths_of(np.asarray(parents, np.int64))
+    return position + _depths(np.ascontiguousarray(parents, np.int64).tobytes())
 
 
-def additive(allowed: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """(n, m) mask of `dtype` from (n, m) bool: 0 where allowed, the dtype's most negative number elsewhere.
+@lru_cache(maxsize=256)
+def _depths(parents: bytes) -> np.ndarray:
+    return depths_of(np.frombuffer(parents, np.int64))
+
+
+def additive(allowed: np.ndarray, dtype: torch.dtype, base: int = 0) -> torch.Tensor:
+    """(n, base + m) mask of `dtype` from (n, m) bool: 0 where allowed, the dtype's most negative number elsewhere.
 
     Not -inf: a row with nothing allowed (padding) would become NaN and spread.
+
+    Args:
+        base: columns before them that every row sees.
     """
-    barred = torch.from_numpy(~allowed)
-    return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(barred, torch.finfo(dtype).min)
+    mask = torch.zeros((len(allowed), base + allowed.shape[1]), dtype=dtype)
+    mask[:, base:].masked_fill_(torch.from_numpy(~allowed), torch.finfo(dtype).min)
+    return mask
 
 
 def sliding_window(

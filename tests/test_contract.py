@@ -112,24 +112,6 @@ def test_tree_scores_equal_plain_forwards(kind, attention):
     assert session.length == session.position == len(text)
 
 
-@pytest.mark.parametrize("kind", ["gpt_neox", "gpt_neox-serial"])
-def test_the_lean_forward_is_the_models_own(kind):
-    """The same tree, scored by the lean forward and by transformers' modules, in one cache layout."""
-    lean = random_model(kind)
-    assert lean.lean is not None
-    plain = HFModel(lean.model, lean=False)
-    assert plain.lean is None
-    tree = TokenTree.from_paths(5, [[1, 2, 3], [1, 4], [6, 2]])
-    rows = []
-    for model in (lean, plain):
-        session = model.session()
-        session.start(prompt(20)[0].tolist())
-        session.score(tree.tokens, tree.parents, Sampling())
-        session.commit([0, 1])
-        rows.append(session.score([7, 8, 9], [-1, 0, 0], Sampling()).logits)
-    assert torch.allclose(*rows, rtol=0, atol=1e-11)
-
-
 def test_a_tree_grown_level_by_level_scores_the_same():
     target = random_model("gpt_neox")
     tree = TokenTree.from_paths(5, [[1, 2], [3, 4]])

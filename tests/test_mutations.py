@@ -52,8 +52,7 @@ def no_ancestors(parents: np.ndarray) -> np.ndarray:
 
 
 def keep_the_first_rows(self, base_rows: int, rows) -> None:
-    for layer in self.layers:
-        layer.keep(base_rows, None, len(rows))
+    self.size = base_rows + len(rows)
 
 
 def bonus_of_the_root(self, tree, rows, laws, chance) -> Verdict:
@@ -132,11 +131,11 @@ def test_every_fault_is_noticed(fault, monkeypatch):
 def test_a_wrong_lean_forward_is_refused_at_loading(monkeypatch):
     from models import raw_model
 
-    swapped = lean.LeanGPTNeoX._attention
+    attend = lean.LeanGPTNeoX._attend
 
-    def unturned(self, layer, index, hidden, cos, sin, mask, cache_):
-        return swapped(self, layer, index, hidden, cos.abs(), sin, mask, cache_)
+    def unturned(self, qkv, index, turn, mask, cache_):
+        return attend(self, qkv, index, (turn[0].abs(), turn[1]), mask, cache_)
 
-    monkeypatch.setattr(lean.LeanGPTNeoX, "_attention", unturned)
+    monkeypatch.setattr(lean.LeanGPTNeoX, "_attend", unturned)
     with pytest.raises(ValueError, match="does not score a token tree"):
         huggingface.HFModel(raw_model("gpt_neox"))

@@ -46,10 +46,11 @@ def add_sampling(to: Options, temperature: float = 0.0) -> None:
 
 
 def add_machine(to: Options) -> None:
-    """--device, --dtype, --threads."""
+    """--device, --dtype, --engine, --threads."""
     to.add_argument("--device", help="cpu, cuda, cuda:1, auto (default: cpu)")
     to.add_argument("--dtype", help="float32, bfloat16, float16, float64 (default: float32 on the CPU)")
-    to.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")
+    to.add_argument("--engine", default="auto", help="eager, lean, packed: what runs the forwards (default: the fastest)")
+    to.add_argument("--threads", help="torch threads; auto tries how many are fastest (default: torch's own choice)")
 
 
 def sampling_of(args: argparse.Namespace) -> Sampling:
@@ -65,13 +66,23 @@ def pair_of(args: argparse.Namespace) -> Pair:
 
     from ..models.pairs import load_pair
 
-    if args.threads is not None:
-        if args.threads < 1:
-            raise ValueError(f"--threads is {args.threads}; give at least 1.")
-        torch.set_num_threads(args.threads)
+    trying = args.threads == "auto"
+    if args.threads is not None and not trying:
+        if not (args.threads.isdecimal() and int(args.threads) >= 1):
+            raise ValueError(f"--threads is {args.threads}; give a whole number of at least 1, or auto.")
+        torch.set_num_threads(int(args.threads))
     if args.pair is None and args.target is None and args.draft is None:
         args.pair = "tiny"
-    return load_pair(args.pair, target=args.target, draft=args.draft, device_map=args.device, dtype=args.dtype)
+    pair = load_pair(
+        args.pair, target=args.target, draft=args.draft, device_map=args.device, dtype=args.dtype, engine=args.engine
+    )
+    if trying:
+        from .threads import choose_threads
+
+        found = choose_threads(pair)
+        told = ", ".join(f"{count}: {1000 * seconds:.2f} ms" for count, seconds in found.items())
+        progress(f"{torch.get_num_threads()} threads are fastest (an iteration's forwards by threads: {told}).")
+    return pair
 
 
 def workload_of(args: argparse.Namespace, room: int, tokenizer: Any, limit: int | None = None) -> Workload:

@@ -103,6 +103,7 @@ def describe_model(model: HFModel) -> dict[str, Any]:
         "context": model.context,
         "dtype": str(model.dtype).removeprefix("torch."),
         "attention": model.model.config._attn_implementation,
+        "engine": model.engine.name,
         "device": str(model.device.type),
         "weight_bytes": weight_bytes(model),
         "cache_bytes_per_row": cache_bytes_per_row(model),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..models.base import LanguageModel, Session
-from ..sampling import GREEDY, Chance, Laws, Rows, Sampling, bad_row, probabilities
+from ..sampling import GREEDY, Chance, Laws, Rows, Sampling, bad_row, unchecked
 from ..tree import DISTINCT, IID, POINT, ROOT, TokenTree, renumbering
 from ..verifiers.base import Drawing, Verdict
 
@@ -207,6 +207,12 @@ class ModelDrafter(Drafter):
         return state
 
 
+ROOM = 64
+"""Nodes that a growing tree has room for at first; it doubles."""
+COLUMNS = {"tokens": np.int64, "parents": np.int64, "logprobs": np.float64, "cumulative": np.float64,
+           "row_of": np.int64, "law": np.uint8}  # fmt: skip
+
+
 class Growth:
     """A tree while it grows: node arrays, and the draft's forward over a frontier of nodes.
 
@@ -219,18 +225,21 @@ class Growth:
         highest: largest token id the draft knows.
     """
 
+    tokens: np.ndarray
+    parents: np.ndarray
+    logprobs: np.ndarray
+    cumulative: np.ndarray
+    row_of: np.ndarray
+    law: np.ndarray
+
     def __init__(self, state: DraftState, highest: int, sampling: Sampling = GREEDY) -> None:
         self.state = state
         self.sampling = sampling
         self.laws: Laws | None = None
         self.session = state.session
         self.highest = highest
-        self.tokens = np.array([state.root], np.int64)
-        self.parents = np.array([ROOT], np.int64)
-        self.logprobs = np.zeros(1)
-        self.cumulative = np.zeros(1)
-        self.row_of = np.array([-1], np.int64)
-        self.law = np.array([POINT], np.uint8)
+        self._room = {name: np.empty(ROOM, dtype) for name, dtype in COLUMNS.items()}
+        self._fill(0, [state.root], [ROOT], [0.0], [0.0], [-1], [POINT])
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -290,11 +299,11 @@ class Growth:
         Raises:
             ValueError: for logits that describe no law; the message names the node and the draft.
         """
-        try:
-            laws = probabilities(logits, Sampling(1.0) if sampling.greedy else sampling).cpu()  # one transfer per level
-        except ValueError as error:
-            bad = int(torch.isfinite(logits.amax(-1)).logical_not().nonzero()[0])
-            raise ValueError(bad_row(self.session.owner, int(frontier[bad]))) from error
+        given = unchecked(logits, Sampling(1.0) if sampling.greedy else sampling)
+        laws, plain = torch.stack((given, logits.log_softmax(-1))).cpu()  # one transfer per level
+        bad = laws.isnan().any(-1).nonzero()
+        if len(bad):
+            raise ValueError(bad_row(self.session.owner, int(frontier[int(bad[0])])))
         self.laws = self.laws or Laws(self.session.owner)
         drawn: list[tuple[int, int, int]] = []
         for index, (node, count) in enumerate(zip(frontier.tolist(), counts.tolist(), strict=True)):
@@ -302,21 +311,31 @@ class Growth:
             how = "top" if sampling.greedy else draw
             drawn += [(index, *child) for child in _children(laws[index], count, how, self.state.chance)]
         rows, tokens, codes = np.array(drawn, np.int64).reshape(-1, 3).T
-        shares = logits.log_softmax(-1)[torch.from_numpy(rows), torch.from_numpy(tokens)]
-        return rows, tokens, shares.double().cpu().numpy(), codes.astype(np.uint8)
+        shares = plain[torch.from_numpy(rows), torch.from_numpy(tokens)]
+        return rows, tokens, shares.double().numpy(), codes.astype(np.uint8)
 
     def add(
         self, parents: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, law: np.ndarray | None = None
     ) -> np.ndarray:
         """Append (k,) children, deterministic ones unless `law` has their codes; their node indices."""
         first = len(self)
-        self.tokens = np.concatenate([self.tokens, tokens])
-        self.parents = np.concatenate([self.parents, parents])
-        self.logprobs = np.concatenate([self.logprobs, logprobs])
-        self.cumulative = np.concatenate([self.cumulative, self.cumulative[parents] + logprobs])
-        self.row_of = np.concatenate([self.row_of, np.full(len(tokens), -1)])
-        self.law = np.concatenate([self.law, np.full(len(tokens), POINT, np.uint8) if law is None else law])
+        while first + len(tokens) > len(self._room["tokens"]):
+            self._room = {name: np.concatenate([room, np.empty_like(room)]) for name, room in self._room.items()}
+        self._fill(
+            first, tokens, parents, logprobs, self.cumulative[parents] + logprobs, -1, POINT if law is None else law
+        )
         return np.arange(first, len(self))
+
+    def add_path(self, tokens: Sequence[int], logprobs: np.ndarray) -> None:
+        """Append a path of deterministic nodes below node 0, the only node so far."""
+        self._fill(1, tokens, np.arange(len(tokens)), logprobs, np.cumsum(logprobs), -1, POINT)
+
+    def _fill(self, first: int, *columns: Any) -> None:
+        """Write values from node `first` on, in the order of `COLUMNS`, and forget what stood behind them."""
+        end = first + len(columns[0])
+        for (name, room), values in zip(self._room.items(), columns, strict=True):
+            room[first:end] = values
+            setattr(self, name, room[:end])
 
     def keep(self, nodes: np.ndarray) -> None:
         """Forget all other nodes; `nodes` are ascending indices, closed under parents, node 0 among them.
@@ -326,9 +345,9 @@ class Growth:
         """
         if self.law.any():
             raise RuntimeError("keep() would select nodes of a sampled tree after they were drawn, which biases it.")
-        self.parents = renumbering(len(self), nodes)[self.parents[nodes]]
-        self.tokens, self.logprobs, self.row_of = self.tokens[nodes], self.logprobs[nodes], self.row_of[nodes]
-        self.cumulative, self.law = self.cumulative[nodes], self.law[nodes]
+        parents = renumbering(len(self), nodes)[self.parents[nodes]]
+        kept = (column[nodes] for column in (self.logprobs, self.cumulative, self.row_of, self.law))
+        self._fill(0, self.tokens[nodes], parents, *kept)
 
     def tree(self) -> TokenTree:
         """The finished tree."""
@@ -366,9 +385,11 @@ def most_probable(
     """
     breadth = min(breadth, logits.shape[-1])
     indices = logits.topk(min(breadth + 1, logits.shape[-1]), -1).indices  # one more, to see a tie at the edge
-    logprobs = _log_shares(logits, indices)
-    sharp = logprobs if sharpness == 1 else _log_shares(sharpness * logits, indices)
-    tokens = _ties_by_id(indices.cpu().numpy(), logprobs, breadth, logits)
+    laws = [logits] if sharpness == 1 else [logits, sharpness * logits]
+    shares = [law.log_softmax(-1).gather(-1, indices) for law in laws]
+    found = torch.stack((indices.to(logits.dtype), *shares)).cpu().double().numpy()  # one transfer; ids below 2^24
+    logprobs, sharp = found[1], found[-1]
+    tokens = _ties_by_id(found[0].astype(np.int64), logprobs, breadth, logits)
     return tokens[:, :breadth], logprobs[:, :breadth], sharp[:, :breadth]
 
 
@@ -381,11 +402,6 @@ def _ties_by_id(tokens: np.ndarray, logprobs: np.ndarray, breadth: int, logits: 
     for row in np.flatnonzero(equal[:, breadth - 1 :].any(-1)):  # the tie may go on among the tokens left out
         tokens[row] = logits[row].sort(stable=True, descending=True).indices[: tokens.shape[1]].cpu().numpy()
     return tokens
-
-
-def _log_shares(logits: torch.Tensor, indices: torch.Tensor) -> np.ndarray:
-    shares: np.ndarray = logits.log_softmax(-1).gather(-1, indices).cpu().double().numpy()
-    return shares
 
 
 def check_whole(drafter: Drafter, *names: str) -> None:

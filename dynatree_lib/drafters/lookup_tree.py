@@ -137,14 +137,11 @@ class LookupTree(CostAwareTree):
         """Add the copied tokens whose row pays."""
         state.copied = state.copies.following(count)
         chances = np.cumprod(state.copies.chances(len(state.copied)))
-        below = 0
-        for token, chance in zip(state.copied, chances, strict=True):
-            if chance <= rate * self._prices.row[len(growth)]:
-                return
-            (node,) = growth.add(np.array([below]), np.array([token]), np.log([chance / grown.chance[below]]))
-            grown.copy[below] = node
-            grown.chance, grown.copy = np.append(grown.chance, chance), np.append(grown.copy, ROOT)
-            below = int(node)
+        pays = chances > rate * self._prices.row[len(growth) + np.arange(len(chances))]
+        count = len(chances) if pays.all() else int(pays.argmin())
+        grown.chance = np.append(grown.chance, chances[:count])
+        grown.copy = np.append(np.arange(1, count + 1), ROOT)
+        growth.add_path(state.copied[:count], np.log(grown.chance[1:] / grown.chance[:-1]))
 
     def _unlike_copies(
         self, growth: Growth, grown: _Grown, frontier: np.ndarray, rate: float, level: int

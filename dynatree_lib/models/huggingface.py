@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from typing import Any
+from collections.abc import Callable
+from functools import cached_property, wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..masks import additive, ancestor_matrix, depth_positions, sliding_window
+from ..masks import additive, ancestor_matrix, below_chain, depth_positions, sliding_window
 from .base import LanguageModel, Session
 from .cache import TreeCache
 from .check import check_architecture, check_tree_attention
-from .lean import LeanGPTNeoX
+from .engines import Eager, EngineName, engine_of
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 LONGEST_JOINT_PREFILL = 256
 """Queued tokens up to this many are read in one forward with the tree; more are read before it, without a mask."""
 
@@ -26,11 +29,12 @@ class HFModel(LanguageModel):
     Args:
         model: a `PreTrainedModel` of a supported architecture, with sdpa or eager attention; it is put in eval mode.
         tokenizer: its tokenizer, or None.
-        lean: use the lean forward where the architecture has one (`models/lean.py`).
+        engine: what runs its forwards (`engines.EngineName`); "auto" is the fastest that serves it.
         check: score a small tree both ways once and refuse the model if the logits differ.
 
     Raises:
-        ValueError: for an architecture or attention implementation that cannot score trees; the sentence says why.
+        ValueError: for an architecture or attention implementation that cannot score trees, or an engine that cannot
+            serve it; the sentence says why.
     """
 
     def __init__(
@@ -39,7 +43,7 @@ class HFModel(LanguageModel):
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         check: bool = True,
-        lean: bool = True,
+        engine: EngineName = "auto",
     ) -> None:
         check_architecture(model.config)
         self.model = model.eval()
@@ -53,19 +57,26 @@ class HFModel(LanguageModel):
         self.vocabulary = vocabulary_fingerprint(tokenizer) if tokenizer is not None else None
         self.layers = int(config.num_hidden_layers)
         self.session_class: type[HFSession] = HFSession
-        self.lean = LeanGPTNeoX.of(model) if lean else None
+        self.engine = engine_of(model, engine)
         if check:
             check_tree_attention(self)
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """Device of the input embeddings."""
         return self.model.get_input_embeddings().weight.device
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
         return self.model.dtype
+
+    @cached_property
+    def window(self) -> int | None:
+        """Tokens that a sliding-window layer looks back, where the model has such layers."""
+        types = getattr(self.model.config, "layer_types", None)
+        slides = not types or "sliding_attention" in types
+        return getattr(self.model.config, "sliding_window", None) if slides else None
 
     @property
     def parameters(self) -> int:
@@ -94,38 +105,47 @@ class HFModel(LanguageModel):
     def forward(
         self, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: TreeCache, keep: int
     ) -> torch.Tensor:
-        """One forward of (n,) tokens; (keep, V) logits of the last `keep` rows."""
+        """One forward of (n,) tokens of one sequence; (keep, V) logits of the last `keep` rows.
+
+        Without a mask each row sees the whole cache and the rows before it.
+        """
         device = self.device
         ids, places = torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device)
-        if self.lean is not None and (mask is not None or len(tokens) == 1):
-            return self.lean(ids, places, mask, cache, keep)[:, : self.vocab_size]
-        output = self.model(
-            input_ids=ids[None],
-            position_ids=places[None],
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        )
-        return output.logits[0, :, : self.vocab_size]
+        plain = mask is None and len(tokens) > 1 and cache.get_seq_length() > 0
+        engine = Eager(self.model) if plain else self.engine
+        return engine(ids[None], places[None], mask, cache, keep)[0, :, : self.vocab_size]
 
-    def mask(self, allowed: np.ndarray, rows: np.ndarray, keys: np.ndarray) -> torch.Tensor | dict[str, torch.Tensor]:
-        """What the model takes as attention mask for (n, m) bool `allowed`; one mask per layer type where it has types.
+    def mask(
+        self, base: int, tail: np.ndarray, rows: np.ndarray, keys: np.ndarray
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """What the model takes as attention mask for n rows; one mask per layer type where it has types.
 
         Args:
-            rows: (n,) positions of the scored rows.
-            keys: (m,) positions of the cache columns.
+            base: cache columns that all rows see.
+            tail: (n, m) bool, which of the columns after them.
+            rows: (n,) positions of the rows.
+            keys: (m,) positions of the tail's columns; those before them go on downwards.
         """
-        config = self.model.config
-        window = getattr(config, "sliding_window", None)
-        types = set(getattr(config, "layer_types", None) or ())
-        if window is None or (types and "sliding_attention" not in types):
-            return self._additive(allowed)
-        narrow = self._additive(sliding_window(allowed, rows, keys, window))
-        return {"full_attention": self._additive(allowed), "sliding_attention": narrow} if types else narrow
+        full = additive(tail, self.dtype, base).to(self.device)[None, None]
+        if self.window is None:
+            return full
+        allowed = np.concatenate([np.ones((len(tail), base), bool), tail], 1)
+        columns = np.concatenate([np.arange(keys[0] - base, keys[0]), keys])
+        narrow = additive(sliding_window(allowed, rows, columns, self.window), self.dtype).to(self.device)[None, None]
+        types = getattr(self.model.config, "layer_types", None)
+        return {"full_attention": full, "sliding_attention": narrow} if types else narrow
 
-    def _additive(self, allowed: np.ndarray) -> torch.Tensor:
-        return additive(allowed, self.dtype).to(self.device)[None, None]
+
+def in_inference_mode(method: Method) -> Method:
+    """The method in torch's inference mode, which takes as long to enter as some of these methods: entered only where
+    the caller (`generate`) has not."""
+    guarded = torch.inference_mode()(method)
+
+    @wraps(method)
+    def run(*args: Any, **options: Any) -> Any:
+        return (method if torch.is_inference_mode_enabled() else guarded)(*args, **options)
+
+    return cast(Method, run)
 
 
 class HFSession(Session):
@@ -139,7 +159,7 @@ class HFSession(Session):
     def _reset(self) -> None:
         self._cache = TreeCache(self.model.layers)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
         if len(queue) > LONGEST_JOINT_PREFILL or not len(tokens):
             self._prefill(np.asarray(queue, np.int64))
@@ -154,30 +174,26 @@ class HFSession(Session):
     def _prefill(self, queue: np.ndarray) -> None:
         if not len(queue):
             return
-        # No mask: transformers builds its own causal one, and sdpa can use its fast causal kernel.
+        # No mask: sdpa can use its fast causal kernel.
         start = self.position - len(queue)
         positions = np.arange(start, self.position)
         self.model.forward(queue, positions, None, self._cache, keep=1)
 
     def _mask_and_positions(self, base: int, queued: int, count: int, parents: np.ndarray) -> tuple[Any, np.ndarray]:
         """Mask over [committed, queued, pending] columns for the queued rows and the last `count` nodes."""
-        nodes = len(parents)
-        node_positions = self._node_positions(parents)
-        keys = np.concatenate([np.arange(self.position - queued - base, self.position), node_positions])
-        rows = np.concatenate([keys[base : base + queued], node_positions[nodes - count :]])
-        allowed = np.zeros((queued + count, base + queued + nodes), bool)
-        allowed[:, :base] = True
-        allowed[:queued, base : base + queued] = np.tri(queued, dtype=bool)
-        allowed[queued:, base : base + queued] = True
-        allowed[queued:, base + queued :] = ancestor_matrix(parents)[nodes - count :]
-        if len(rows) == 1 and allowed.all():
+        keys = self._node_positions(parents)
+        if queued:
+            keys = np.concatenate([np.arange(self.position - queued, self.position), keys])
+        rows = keys[len(keys) - queued - count :]
+        tail = ancestor_matrix(below_chain(queued, parents))[-len(rows) :]
+        if len(rows) == 1 and tail.all():
             return None, rows  # one row that sees everything needs no mask, and attention is faster without
-        return self.model.mask(allowed, rows, keys), rows
+        return self.model.mask(base, tail, rows, keys), rows
 
     def _node_positions(self, parents: np.ndarray) -> np.ndarray:
         return depth_positions(parents, self.position)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def _keep(self, rows: np.ndarray) -> None:
         self._cache.keep(self.length, torch.from_numpy(rows))
 

@@ -6,12 +6,17 @@ compares this path with the model's own forward, and any other architecture simp
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch.nn import functional
 from transformers import GPTNeoXForCausalLM, PreTrainedModel
-from transformers.cache_utils import Cache
+
+Norm = tuple[torch.Tensor | None, torch.Tensor | None]
+"""(h,) scale and shift of a layer norm."""
+Turn = tuple[torch.Tensor, torch.Tensor]
+"""(B, n, 1, 1, R) cosines and signed sines of the rows' positions."""
 
 
 class _Layer(NamedTuple):
@@ -24,11 +29,13 @@ class _Layer(NamedTuple):
 
 
 class LeanGPTNeoX:
-    """The forward of one GPT-NeoX model, one sequence at a time.
+    """The forward of one GPT-NeoX model: an `Engine`.
 
     Args:
         model: in eval mode, all weights on one device; its weights are referred to, not copied.
     """
+
+    name = "lean"
 
     def __init__(self, model: GPTNeoXForCausalLM) -> None:
         core, config = model.gpt_neox, model.config
@@ -37,8 +44,9 @@ class LeanGPTNeoX:
         self.parallel = config.use_parallel_residual
         self.embedding, self.head = core.embed_in.weight, model.get_output_embeddings().weight
         self.final_norm = _pair(core.final_layer_norm)
-        self.activation = core.layers[0].mlp.act
-        self.layers = [
+        exact = config.hidden_act == "gelu"
+        self.activation: Callable[[torch.Tensor], torch.Tensor] = functional.gelu if exact else core.layers[0].mlp.act
+        self.layers: list[Any] = [
             _Layer(
                 _pair(one.input_layernorm), _pair(one.attention.query_key_value), _pair(one.attention.dense),
                 _pair(one.post_attention_layernorm), _pair(one.mlp.dense_h_to_4h), _pair(one.mlp.dense_4h_to_h),
@@ -54,55 +62,52 @@ class LeanGPTNeoX:
         self.rotated, self.half = 2 * half, half
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> LeanGPTNeoX | None:
+    def of(cls, model: PreTrainedModel) -> Self | None:
         """The lean forward of this model, or None where it has none."""
         fits = isinstance(model, GPTNeoXForCausalLM) and model.config._attn_implementation == "sdpa"
         one_device = len({weight.device for weight in model.parameters()}) == 1
         return cls(model) if fits and one_device else None
 
     def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Cache, keep: int
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Any, keep: int
     ) -> torch.Tensor:
-        """(keep, V) logits of the last `keep` of n rows.
-
-        Args:
-            tokens: (n,) ids.
-            positions: (n,) positions.
-            mask: (1, 1, n, m) additive mask over all m cache columns, or None when every row sees all of them.
-            cache: takes the rows' keys and values.
-        """
-        hidden = functional.embedding(tokens, self.embedding)
-        cos, sin = self.cos[positions], self.sin[positions]
+        """(B, keep, V) logits; see `Engine`."""
+        hidden = torch.embedding(self.embedding, ids)
+        turn = self.cos[positions], self.sin[positions]
         for index, layer in enumerate(self.layers):
-            attended = self._attention(layer, index, hidden, cos, sin, mask, cache)
-            if not self.parallel:
-                hidden = hidden + attended
-            normed = functional.layer_norm(hidden, self.width, *layer.norm_mlp, self.eps)
-            grown = functional.linear(self.activation(functional.linear(normed, *layer.up)), *layer.down)
-            hidden = grown + attended + hidden if self.parallel else grown + hidden
-        return functional.linear(
-            functional.layer_norm(hidden[-keep:], self.width, *self.final_norm, self.eps), self.head
-        )
+            hidden = self._layer(layer, index, hidden, turn, mask, cache)
+        return self._logits(hidden[:, -keep:])
 
-    def _attention(
-        self,
-        layer: _Layer,
-        index: int,
-        hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        mask: torch.Tensor | None,
-        cache: Cache,
+    def _layer(
+        self, layer: Any, index: int, hidden: torch.Tensor, turn: Turn, mask: torch.Tensor | None, cache: Any
     ) -> torch.Tensor:
-        normed = functional.layer_norm(hidden, self.width, *layer.norm_in, self.eps)
-        qkv = functional.linear(normed, *layer.qkv).view(len(hidden), self.heads, 3, self.head_size)
-        turning = qkv[:, :, :2, : self.rotated]  # queries and keys together
+        normed = self._norm(hidden, layer.norm_in)
+        qkv = (
+            functional.linear(normed, *layer.qkv).view(*hidden.shape[:2], self.heads, 3, self.head_size).transpose(2, 3)
+        )
+        attended = functional.linear(self._attend(qkv, index, turn, mask, cache), *layer.dense)
+        if not self.parallel:
+            hidden = hidden + attended
+        normed = self._norm(hidden, layer.norm_mlp)
+        grown = functional.linear(self.activation(functional.linear(normed, *layer.up)), *layer.down)
+        return grown + attended + hidden if self.parallel else grown + hidden
+
+    def _norm(self, hidden: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return torch.layer_norm(hidden, self.width, norm[0], norm[1], self.eps)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return functional.linear(self._norm(hidden, self.final_norm), self.head)
+
+    def _attend(self, qkv: torch.Tensor, index: int, turn: Turn, mask: torch.Tensor | None, cache: Any) -> torch.Tensor:
+        """Rotate queries and keys of (B, n, 3, H, D) in place, store keys and values, attend; (B, n, H * D)."""
+        turning = qkv[:, :, :2, :, : self.rotated]  # queries and keys together
         swapped = torch.cat([turning[..., self.half :], turning[..., : self.half]], -1)
-        turning.copy_(turning * cos + swapped * sin)
-        query, key, value = qkv.permute(2, 1, 0, 3)[:, None].unbind(0)  # (1, H, n, D) each
+        turning.mul_(turn[0]).addcmul_(swapped, turn[1])
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, n, D) each
         keys, values = cache.update(key, value, index)
-        mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-        return functional.linear(mixed.transpose(1, 2).reshape(len(hidden), -1), *layer.dense)
+        causal = mask is None and query.shape[2] > 1
+        mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=causal)
+        return mixed.transpose(1, 2).flatten(2)
 
 
 def _pair(module: Any) -> tuple[torch.Tensor, torch.Tensor]:

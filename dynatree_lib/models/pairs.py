@@ -13,6 +13,7 @@ import torch
 
 from ..paths import data_path
 from .check import check_architecture
+from .engines import EngineName, check_engine
 from .huggingface import HFModel
 
 MODELS_FOLDER = "DYNATREE_MODELS"
@@ -61,6 +62,7 @@ def load_pair(
     device_map: str | dict | None = None,
     dtype: str | torch.dtype | None = None,
     attn_implementation: str = "sdpa",
+    engine: EngineName = "auto",
 ) -> Pair:
     """Load a pair by name, or any two compatible models by hub name or folder.
 
@@ -72,6 +74,7 @@ def load_pair(
             (and needs accelerate).
         dtype: "float32", "bfloat16", ...; by default float32 on the CPU and for "tiny", the checkpoint's own elsewhere.
         attn_implementation: "sdpa" or "eager".
+        engine: what runs the forwards, `models.engines.EngineName`: "auto" takes the fastest for each model.
 
     Raises:
         ValueError: for an unknown name, a missing half, models that cannot be loaded or cannot score trees, or
@@ -80,7 +83,10 @@ def load_pair(
     if name is not None and (target or draft):
         raise ValueError("Give either a pair's name or target= and draft=, not both.")
     device = _device(device_map)
-    options = {"device": device, "dtype": _dtype(dtype, name, device), "attn_implementation": attn_implementation}
+    options = {
+        "device": device, "dtype": _dtype(dtype, name, device), "attn_implementation": attn_implementation,
+        "engine": engine,
+    }  # fmt: skip
     if name is not None:
         target, draft = _sources(name)
     if not target or not draft:
@@ -118,6 +124,7 @@ def load_model(
     device: Any = "cpu",
     dtype: Any = torch.float32,
     attn_implementation: str = "sdpa",
+    engine: EngineName = "auto",
     tokenizer: Any = None,
 ) -> HFModel:
     """One model from a hub name or folder, with its own tokenizer unless one is given.
@@ -125,6 +132,7 @@ def load_model(
     Raises:
         ValueError: if it cannot be loaded (the sentence says what would serve) or cannot score trees.
     """
+    check_engine(engine)
     source = _local_copy(source)
     simple = isinstance(device, str) and device.split(":")[0] in ("cpu", "cuda", "mps")
     placement = {} if simple else {"device_map": device}
@@ -132,7 +140,7 @@ def load_model(
     tokenizer = tokenizer or _from_pretrained("AutoTokenizer", source)
     kernels = {"dtype": dtype, "attn_implementation": attn_implementation}
     model = _from_pretrained("AutoModelForCausalLM", source, **kernels, **placement)
-    return HFModel(model.to(device) if simple else model, tokenizer)
+    return HFModel(model.to(device) if simple else model, tokenizer, engine=engine)
 
 
 @contextlib.contextmanager

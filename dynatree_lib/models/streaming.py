@@ -9,12 +9,10 @@ says "lossy". How rows are appended and trees are masked is left to `HFSession`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 
 from .base import LanguageModel
-from .cache import TreeLayer
 from .check import STEADY_FREQUENCIES
 from .huggingface import HFModel, HFSession
 
@@ -90,13 +88,16 @@ class StreamingSession(HFSession):
         recent = torch.arange(rows - (kept - model.sinks), rows)
         old = torch.cat([torch.arange(model.sinks), recent]).to(model.base.device)
         new = torch.arange(kept, device=old.device)
-        layers = [cast(TreeLayer, layer) for layer in self._cache.layers]
-        precise = torch.promote_types(layers[0].keys.dtype, torch.float32)
-        angles = [_cos_sin(model.rotary, positions, precise) for positions in (old, new)]
-        for layer in layers:
-            layer.keys[:, :, :kept] = rotate(layer.keys.index_select(2, old), *angles)
-            layer.values[:, :, :kept] = layer.values.index_select(2, old)
-            layer.size = kept
+        states = self._cache.states
+        assert states is not None
+        angles = [
+            _cos_sin(model.rotary, positions, torch.promote_types(states.dtype, torch.float32))
+            for positions in (old, new)
+        ]
+        kept_states = states.index_select(4, old)
+        states[:, 0, ..., :kept, :] = rotate(kept_states[:, 0], *angles)
+        states[:, 1, ..., :kept, :] = kept_states[:, 1]
+        self._cache.size = kept
         self.length, self.position = kept, kept + len(self._queue)
         self.evictions += 1
         self.evicted += rows - kept
@@ -140,7 +141,7 @@ def rotate(
     angles: dividing by cos² + sin² undoes their rounding and any attention scaling exactly.
 
     Args:
-        keys: (1, H, n, D); only the first R components are rotary (GPT-NeoX's `rotary_pct`).
+        keys: (..., H, n, D); only the first R components are rotary (GPT-NeoX's `rotary_pct`).
         old: cosines and sines, (1, 1, n, R) each, halves repeated.
         new: the same for the new positions.
     """

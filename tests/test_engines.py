@@ -1,0 +1,169 @@
+"""Engines: transformers' own forward, the lean one and the packed one give the same logits; which is chosen when."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from models import CONTEXT, noisy_copy, prompt, random_model, raw_model
+
+from dynatree_lib import Chain, FixedTree, Sampling, autoregressive, generate, load_pair
+from dynatree_lib.masks import additive, ancestor_matrix, below_chain
+from dynatree_lib.models import engines
+from dynatree_lib.models.cache import TreeCache
+from dynatree_lib.models.huggingface import HFModel
+from dynatree_lib.models.packed import PackedGPTNeoX, packed
+
+TREE = [-1, 0, 0, 1, 1, 3, 2]
+NEEDS_BFLOAT16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 on this CPU"
+)
+
+
+def scored(model: HFModel) -> torch.Tensor:
+    """Logits of a tree after a text that was committed along another tree, and of a row and a prefill after it."""
+    session, rows = model.session(), []
+    session.start(prompt(20)[0].tolist())
+    rows.append(session.score([5, *range(1, 7)], TREE, Sampling()).logits)
+    session.commit([0, 1, 3])
+    rows.append(session.score([7], [-1], Sampling()).logits)
+    session.commit([0])
+    session.extend(prompt(300)[0].tolist())  # read by a forward of its own, behind what is in the cache
+    rows.append(session.score([8, 9, 10], [-1, 0, 0], Sampling()).logits)
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind", "dtype", "close"),
+    [
+        ("lean", "gpt_neox", torch.float64, 1e-10),
+        ("lean", "gpt_neox-serial", torch.float64, 1e-10),
+        ("lean", "gpt_neox", torch.float32, 1e-3),
+        ("packed", "gpt_neox", torch.float32, 1e-3),
+        pytest.param("packed", "gpt_neox", torch.bfloat16, 0.3, marks=NEEDS_BFLOAT16),
+    ],
+)
+def test_an_engine_gives_the_models_own_logits(engine, kind, dtype, close):
+    raw = raw_model(kind, dtype=dtype)
+    made = HFModel(raw, engine=engine)
+    assert made.engine.name == engine
+    torch.testing.assert_close(scored(made), scored(HFModel(raw, engine="eager")), rtol=0, atol=close)
+
+
+def test_auto_takes_the_fastest_that_serves():
+    names = {
+        (kind, dtype): HFModel(raw_model(kind, dtype=dtype)).engine.name
+        for kind, dtype in (
+            ("gpt_neox", torch.float32), ("gpt_neox", torch.float64), ("gpt_neox-serial", torch.float32),
+            ("llama", torch.float32),
+        )
+    }  # fmt: skip
+    assert list(names.values()) == ["packed", "lean", "lean", "eager"]
+    assert HFModel(raw_model("gpt_neox", attention="eager", dtype=torch.float32)).engine.name == "eager"
+
+
+def test_auto_does_not_copy_large_weights(monkeypatch):
+    monkeypatch.setattr(engines, "LARGEST_COPY", 1000)
+    assert HFModel(raw_model("gpt_neox", dtype=torch.float32)).engine.name == "lean"
+    assert HFModel(raw_model("gpt_neox", dtype=torch.float32), engine="packed").engine.name == "packed"
+
+
+def test_without_onednn_there_is_no_packed_engine(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert PackedGPTNeoX.of(raw_model("gpt_neox", dtype=torch.float32)) is None
+    assert HFModel(raw_model("gpt_neox", dtype=torch.float32)).engine.name == "lean"
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind"), [("packed", "llama"), ("lean", "gpt2"), ("packed", "gpt_neox"), ("packed", "gpt_neox-serial")]
+)
+def test_an_engine_that_cannot_serve_is_refused(engine, kind):
+    with pytest.raises(ValueError, match=f"Engine '{engine}' cannot run this {kind[:4]}.*engine='auto'"):
+        HFModel(raw_model(kind), engine=engine)  # float64
+
+
+def test_an_unknown_engine_is_refused_before_any_work():
+    with pytest.raises(ValueError, match="engine is 'fast'; choose from auto, eager, lean, packed"):
+        load_pair("tiny", engine="fast")
+
+
+def test_the_copy_is_the_matrix():
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = (torch.randn(size, generator=generator) for size in ((40, 24), (40,)))
+    for rows in (1, 2, 7, 33):
+        x = torch.randn(1, rows, 24, generator=generator)
+        for shift in (bias, None):
+            torch.testing.assert_close(packed(weight, shift)(x), torch.nn.functional.linear(x, weight, shift))
+
+
+@pytest.mark.parametrize("engine", ["eager", "lean", "packed"])
+def test_texts_are_the_same_whatever_runs_the_forwards(engine):
+    """On the bundled pair in float32; every first divergence would be a near-tie, and here there is none."""
+    pair, other = load_pair("tiny"), load_pair("tiny", engine=engine)
+    ids = pair.tokenizer("def read_lines(path):").input_ids
+    text = autoregressive(pair.target, ids, max_new_tokens=40).tokens
+    for drafter in (Chain(other.draft, 4), FixedTree(other.draft)):
+        assert generate(other.target, ids, drafter, max_new_tokens=40).tokens == text
+
+
+def test_a_batch_of_rows_is_scored_as_its_sequences_alone():
+    model = random_model("gpt_neox")
+    ids = torch.stack([prompt(6, seed)[0] for seed in (1, 2, 3)])
+    mask = additive(np.tri(6, dtype=bool), torch.float64)[None, None]
+    places = torch.arange(6)[None]
+    with torch.inference_mode():
+        together = model.engine(ids, places.expand(3, -1), mask, TreeCache(model.layers), 6)
+        apart = [model.engine(one[None], places, mask, TreeCache(model.layers), 6) for one in ids]
+    torch.testing.assert_close(together, torch.cat(apart), rtol=0, atol=1e-12)
+
+
+# --------------------------------------------------------------------------------------------------------- the cache
+def test_a_forward_counts_when_its_last_layer_is_written():
+    """An interrupted forward leaves rows behind that nobody counts."""
+    cache, states = TreeCache(3, capacity=4), torch.zeros(1, 2, 5, 8)
+    cache.update(states, states, 0)
+    cache.update(states, states, 1)
+    assert cache.size == 0
+    for layer in range(3):
+        keys, _ = cache.update(states + 1, states, layer)
+        assert keys.shape == (1, 2, 5, 8)
+    assert cache.size == 5
+
+
+def test_growing_keeps_the_rows_and_a_commit_moves_them():
+    cache = TreeCache(2, capacity=1)
+    rows = torch.arange(40.0).reshape(1, 1, 40, 1)
+    for begin in range(0, 40, 8):
+        part = rows[:, :, begin : begin + 8]
+        for layer in range(2):
+            keys, values = cache.update(part + layer, -part, layer)
+    assert keys.flatten().tolist() == [place + 1 for place in range(40)]
+    assert values.flatten().tolist() == [-place for place in range(40)]
+    cache.keep(30, torch.tensor([0, 3, 7]))
+    assert cache.size == 33
+    assert cache.states[1, 0, 0, 0, 28:33, 0].tolist() == [29, 30, 31, 34, 38]
+
+
+# ---------------------------------------------------------------------------------------------------------- the masks
+@pytest.mark.parametrize("queued", [0, 1, 4])
+def test_queued_tokens_are_a_chain_above_the_tree(queued):
+    parents = np.array(TREE)
+    allowed = ancestor_matrix(below_chain(queued, parents))
+    expected = np.zeros_like(allowed)
+    expected[:queued, :queued] = np.tri(queued, dtype=bool)
+    expected[queued:, :queued] = True
+    expected[queued:, queued:] = ancestor_matrix(parents)
+    np.testing.assert_array_equal(allowed, expected)
+
+
+def test_columns_before_the_tail_are_open_to_every_row():
+    mask = additive(np.eye(2, dtype=bool), torch.float32, 3)
+    low = torch.finfo(torch.float32).min
+    assert mask.tolist() == [[0, 0, 0, 0, low], [0, 0, 0, low, 0]]
+
+
+def test_models_can_be_copied_with_their_engine():
+    model = random_model("gpt_neox")
+    assert copy.copy(model).engine is model.engine
+    assert noisy_copy(model).engine is not model.engine
+    assert model.context == CONTEXT
