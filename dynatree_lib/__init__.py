@@ -34,8 +34,11 @@ from .verifiers import Block, Greedy, TargetWalk, TokenLevel, Traversal
 
 if TYPE_CHECKING:
     from . import views
+    from .batching import generate_batch
     from .models.huggingface import HFModel
     from .models.pairs import Pair, load_pair, make_pair
+    from .models.static import StaticModel, static_pair
+    from .plain import autoregressive_fast
 
 __version__ = "0.1.0"
 
@@ -45,6 +48,10 @@ _LAZY = {
     "load_pair": ".models.pairs",
     "make_pair": ".models.pairs",
     "Pair": ".models.pairs",
+    "StaticModel": ".models.static",
+    "static_pair": ".models.static",
+    "autoregressive_fast": ".plain",
+    "generate_batch": ".batching",
     "views": ".views",
 }
 
@@ -79,6 +86,7 @@ __all__ = [
     "SampledTree",
     "Sampling",
     "SelfDraft",
+    "StaticModel",
     "Summary",
     "TargetWalk",
     "TokenLevel",
@@ -86,9 +94,12 @@ __all__ = [
     "ToyModel",
     "Traversal",
     "autoregressive",
+    "autoregressive_fast",
     "generate",
+    "generate_batch",
     "load_pair",
     "make_pair",
+    "static_pair",
     "summarize",
     "views",
 ]

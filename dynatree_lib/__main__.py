@@ -21,6 +21,7 @@ COMMANDS = {
     "tune": ("dynatree_lib.bench.tune_command", "choose the configuration for a pair on this machine"),
     "audit": ("dynatree_lib.bench.audit_command", "check by enumeration that every rule keeps the target's law"),
     "judge": ("dynatree_lib.bench.judge_command", "compare verification rules on the same drafted trees"),
+    "precision": ("dynatree_lib.bench.precision_command", "find where rounding changes greedy texts, by dtype"),
     "pairs": ("dynatree_lib.models.command", "list the target/draft pairs and check one"),
     "train": ("dynatree_lib.training", "train a target, distil a draft"),
 }
@@ -47,7 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser with every command listed, and the options of the one that was asked for."""
-    parser = argparse.ArgumentParser(prog="dynatree", description="Tree speculative decoding, measured and reproduced.")
+    parser = argparse.ArgumentParser(
+        prog="dynatree", description="Tree speculative decoding, measured and reproduced.",
+        # argparse reckons the room for names without their own indent, which pushes the longest one's line down.
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, indent_increment=1),
+    )  # fmt: skip
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, line) in COMMANDS.items():
         command = commands.add_parser(name, help=line, description=line.capitalize() + ".")

@@ -1,7 +1,7 @@
 """The decoding loop: draft a tree, score it with the target in one forward, keep a path, repeat.
 
-The loop is a generator that yields score requests and is sent rows, so that one driver serves one sequence and another
-could serve a batch. It knows no drafting or verification rule, measures nothing and prints nothing.
+The loop is a generator that yields score requests and is sent rows. It knows no drafting or verification rule, measures
+nothing and prints nothing. Several sequences at once: `batching`.
 """
 
 from __future__ import annotations
@@ -165,9 +165,9 @@ def generate(
     verifier.check(sampling, drafter.drawing, drafter.chain)
     check_vocabularies(target, drafter)
     drafter.check(target)
-    ids = _checked_prompt(target, prompt, state, max_new_tokens)
-    eos = target.eos_token_ids if eos_token_ids is None else _tuple(eos_token_ids)
-    stopping = Stopping(max_new_tokens, eos, _tuple(stop_strings), tokenizer or getattr(target, "tokenizer", None))
+    ids = checked_prompt(target, prompt, state, max_new_tokens)
+    eos = target.eos_token_ids if eos_token_ids is None else as_tuple(eos_token_ids)
+    stopping = Stopping(max_new_tokens, eos, as_tuple(stop_strings), tokenizer or getattr(target, "tokenizer", None))
     _check_warm(warm, state, drafter)
     state = _begin(target, drafter, ids, seed, warm) if state is None else _resume(state, target, drafter, ids)
     loop = _Loop(state, verifier, sampling, stopping, target.context, on_tokens, commit, keep_state)
@@ -299,7 +299,8 @@ def _check_warm(warm: DecodingState | None, state: DecodingState | None, drafter
         raise ValueError("The warm state belongs to another drafter; give a state of the same one, or none.")
 
 
-def _tuple(value: Any) -> tuple[Any, ...]:
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """One value as a tuple of one, several as a tuple."""
     return (value,) if isinstance(value, int | str) else tuple(value)
 
 
@@ -323,12 +324,13 @@ def check_vocabularies(target: LanguageModel, drafter: Drafter) -> None:
         )
 
 
-def _checked_prompt(
+def checked_prompt(
     target: LanguageModel,
     prompt: Sequence[int] | np.ndarray | torch.Tensor,
     state: DecodingState | None,
     max_new_tokens: int,
 ) -> list[int]:
+    """The prompt as a list of ids; ValueError as for `generate`."""
     array = torch.as_tensor(prompt, device="cpu").numpy()
     if array.size and array.dtype.kind not in "iu":
         raise ValueError(

@@ -9,9 +9,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from dynatree_lib.__main__ import main
+from dynatree_lib.bench import bandwidth
 from dynatree_lib.bench.arguments import table
-from dynatree_lib.bench.command import method_list
+from dynatree_lib.bench.command import method_list, report
+from dynatree_lib.bench.methods import METHODS as TABLE
+from dynatree_lib.bench.protocol import Results
 from dynatree_lib.bench.quote import quote
+from dynatree_lib.bench.records import Header, Records, Run
 from tests.models import VOCABULARY, noisy_copy, random_model
 
 
@@ -30,6 +34,11 @@ def folders(tmp_path_factory):
         model.model.save_pretrained(place / name)
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(place / name)
     return ["--target", str(place / "target"), "--draft", str(place / "draft"), "--dtype", "float64"]
+
+
+@pytest.fixture(autouse=True)
+def small_buffers(monkeypatch):
+    monkeypatch.setattr(bandwidth, "STREAM", {"cpu": 2**20})
 
 
 def test_several_workloads_are_measured_in_one_run(folders, tmp_path, capsys):
@@ -65,6 +74,12 @@ def test_it_prints_a_table_and_writes_the_json(folders, tmp_path, capsys):
     ]  # fmt: skip
     assert len({len(line) for line in lines[start : start + 8]}) == 1
     assert "(lossy)" in lines[start + 7]
+    assert "x bound" in lines[start]
+    assert "x ar-fast" not in lines[start]  # which was not measured
+    shares = [line.split()[-3] for line in lines[start + 5 : start + 8]]  # before time to first token and equality
+    assert all(98 <= sum(map(int, each.split("/"))) <= 102 for each in shares)
+    assert any(line.startswith("Bound: plain decoding that reads 0.") for line in lines)
+    assert any("GB/s before the runs" in line and "GB/s after the runs" in line for line in lines)
     assert "bundled" in lines[1]
     assert "[12/12]" in shown.err
 
@@ -79,12 +94,61 @@ def test_it_prints_a_table_and_writes_the_json(folders, tmp_path, capsys):
         assert by_name[name]["tokens_per_iteration"] >= 1
     assert by_name["fixed-tree"]["options"]["depth"] == 3
     assert found["setup"]["target"]["files"]["model.safetensors"]
+    bound = found["bandwidth"]
+    assert [one["when"] for one in bound["measured"]] == ["before", "before", "after", "after"]
+    assert bound["weight_bytes"] == found["setup"]["target"]["forward_bytes"] == bound["measured"][0]["size"]
+    for one in found["methods"]:  # all texts are equally long
+        assert one["bound_ratio"] == pytest.approx(one["tokens_per_second"] / bound["tokens_per_second"])
+    heading = quote(found, "out.json").splitlines()[1].split(" | ")
+    assert heading[3:8] == ["x `ar`", "x bound", "tokens per iteration", "iteration cost", "draft/verify/host %"]
     assert str(tmp_path.parent) not in file.read_text() + records.read_text()
 
     again = main(["bench", *folders, "--methods", METHODS, "--limit", "2", "--max-new-tokens", "12", "--records",
                   str(records), "--resume", "--trace", "1", "--threads", "1"])  # fmt: skip
     assert again == 0
-    assert "[1/" not in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert "[1/" not in shown.err
+    assert "bandwidth" not in shown.err  # that of the runs is in the file
+    assert "x bound" in shown.out
+
+
+def test_all_is_every_method(folders, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(
+        "dynatree_lib.bench.protocol.run_benchmark", lambda pair, methods, *rest, **more: asked.append(methods)
+    )
+    monkeypatch.setattr("dynatree_lib.bench.command.report", lambda results: "")
+    with pytest.raises(AttributeError):  # there are no results
+        main(["bench", *folders, "--methods", "all", "--limit", "1", "--max-new-tokens", "4"])
+    assert [one.name for one in asked[0]] == list(TABLE)
+
+
+def plain(label, seconds):
+    return Run(label, "a", 0, seconds, [1, 2, 3, 4], [[0.1, 1], [seconds, 3]], 2, "length")
+
+
+def test_the_strongest_plain_loop_has_a_column_where_it_was_measured():
+    entries = [
+        {"label": name, "name": name, "options": {}, "lossless": True, "draft": False} for name in ("ar", "ar-fast")
+    ]
+    model = {"weight_bytes": 1, "cache_bytes_per_row": 1, "device": "cpu"}
+    setup = {
+        "methods": entries, "target": model, "draft": model, "reference": "ar", "sampling": {"temperature": 0.0},
+        "pair": "p", "dtype": "float32", "max_new_tokens": 4, "eos_rule": "none", "workload": "w", "turns": "the first",
+        "near_tie_margin": 0.1, "prompts": [{"id": "a", "tokens": 3}],
+    }  # fmt: skip
+    environment = {"gpu": None, "cpu": "c", "threads": 1}
+    results = Results(Records(Header(environment, setup)))
+    for one in (plain("ar", 3.0), plain("ar-fast", 2.0)):
+        results.records.add(one)
+    lines = report(results).splitlines()
+    assert "x ar-fast [95 %]" in lines[3]
+    assert "0.67 [0.67, 0.67]" in lines[5]
+    assert "x bound" not in lines[3]
+    assert not any(line.startswith("Bound") for line in lines)
+    quoted = quote(results.to_json(), "f").splitlines()
+    assert quoted[1].split(" | ")[3:5] == ["x `ar`", "x `ar-fast`"]
+    assert "| 0.67 [0.67, 0.67] | 2.00 |" in quoted[3]
 
 
 def test_both_turns_in_the_terms_of_progressive_tree_drafting(folders, capsys):

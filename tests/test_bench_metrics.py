@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dynatree_lib.bench.metrics import (
+    Bound,
     acceptance,
     bootstrap,
     by_prompt,
@@ -24,7 +25,7 @@ from dynatree_lib.bench.metrics import (
     summarize_records,
     throughput,
 )
-from dynatree_lib.bench.records import Divergence, Failure, Header, Records, Run, Split, read_records
+from dynatree_lib.bench.records import Bandwidth, Divergence, Failure, Header, Records, Run, Split, read_records
 
 MODEL = {"weight_bytes": 1000, "cache_bytes_per_row": 10}
 SETUP = {
@@ -246,3 +247,57 @@ def test_runs_that_took_twice_the_usual_time_per_iteration_are_disturbed():
         "chain:length=2": 1
     }
     assert disturbed([*calm, greedy("a"), greedy("b"), greedy("c", seconds=4.1)], 2.0) == {"hf-generate": 1}
+
+
+# ------------------------------------------------------------------------------------------------------------ the bound
+def _bounded(*lines):
+    """Records of two prompts with a target whose forward reads 900 bytes and 10 per row, and bandwidths."""
+    target = {**MODEL, "forward_bytes": 900}
+    prompts = [{"id": "a", "tokens": 5}, {"id": "b", "tokens": 20}]
+    methods = [*SETUP["methods"], {**SETUP["methods"][2], "label": "ar-fast", "name": "ar-fast"}]
+    setup = {**SETUP, "target": target, "prompts": prompts, "methods": methods, "max_new_tokens": 4}
+    records = Records(Header({}, setup))
+    for line in lines:
+        records.add(line)
+    return records
+
+
+MEMORY = [
+    Bandwidth("before", 1000, 2000.0, 1500.0),
+    Bandwidth("before", 9000, 70.0, 80.0),
+    Bandwidth("after", 1000, 3000.0, 2600.0),
+    Bandwidth("after", 9000, 70.0, 80.0),
+]
+
+
+def test_the_bound_reads_weights_and_cache_once_for_every_token():
+    bound = Bound.of(_bounded(*MEMORY))
+    assert bound.bytes_per_second == 2500.0  # of the buffer of the weights' size, between before and after
+    for prompt, length in (("a", 5), ("b", 20)):
+        forward_by_forward = sum(900 + 10 * (length + token) for token in range(4))
+        assert bound.seconds(prompt, 4) == pytest.approx(forward_by_forward / 2500)
+    assert bound.tokens_per_second(4) == pytest.approx(8 / (bound.seconds("a", 4) + bound.seconds("b", 4)))
+    assert Bound.of(_bounded()) is None
+    assert Bound.of(_bounded(Bandwidth("before", 1000, 1.0, 7.0))).bytes_per_second == 7.0
+
+
+def test_ratios_to_the_bound_and_to_the_strongest_plain_loop():
+    runs = [run(prompt="a", seconds=2.0), run(prompt="b", seconds=3.0), greedy("a", 8.0), greedy("b", 9.0)]
+    fast = [run("ar-fast", name, seconds=4.0, chunks=(1, 1, 1, 1)) for name in "ab"]
+    records = _bounded(*runs, *fast, *MEMORY)
+    bound = Bound.of(records)
+    found = {one.label: one for one in summarize_records(records)}
+    chain, plain = found["chain:length=2"], found["ar-fast"]
+    assert chain.bound_ratio == pytest.approx(chain.tokens_per_second / bound.tokens_per_second(4))
+    assert plain.bound_ratio == pytest.approx((bound.seconds("a", 4) + bound.seconds("b", 4)) / 8)
+    assert chain.speedup_ar_fast == pytest.approx(8 / 5)
+    assert chain.speedup_ar_fast_interval == pytest.approx((4 / 3, 2.0))
+    assert plain.speedup_ar_fast_interval == (1.0, 1.0)
+    without = {one.label: one for one in summarize_records(_bounded(*runs))}["chain:length=2"]
+    assert without.bound_ratio is without.speedup_ar_fast is without.speedup_ar_fast_interval is None
+
+
+def test_records_from_before_the_bound_have_none():
+    for path in BENCHMARKS:
+        for one in summarize_records(read_records(path)):
+            assert one.bound_ratio is None or one.bound_ratio > 0

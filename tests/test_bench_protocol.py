@@ -13,13 +13,17 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dynatree_lib import NoDraft, generate
+from dynatree_lib import Chain, NoDraft, ToyModel, generate
+from dynatree_lib.bench import bandwidth
 from dynatree_lib.bench.cost_model import count, counts_of
 from dynatree_lib.bench.methods import custom
 from dynatree_lib.bench.prompts import BenchPrompt, prepare_prompts
 from dynatree_lib.bench.protocol import NEAR_TIE, read_results, run_benchmark
 from dynatree_lib.bench.runner import Completed
+from dynatree_lib.bench.trace import Trace, TracedModel
+from dynatree_lib.models.base import Session
 from dynatree_lib.models.pairs import Pair
+from dynatree_lib.models.streaming import StreamingModel
 from dynatree_lib.sampling import Sampling
 from dynatree_lib.workloads import Prompt
 from tests.models import hf_greedy, noisy_copy, prompt, random_model
@@ -322,6 +326,111 @@ def test_a_traced_run_shows_the_events_of_each_iteration(pair):
     assert roles.count("commit") == roles.count("target") == run.iterations == split.iterations
     assert [rows for role, _, _, rows in split.events if role == "target"] == [nodes + 1 for nodes in run.nodes]
     assert all(start <= end for _, start, end, _ in split.events)
+
+
+def timed_engine(model, time, seconds):
+    """The model with an engine that moves a clock on."""
+    engine, other = model.engine, copy.copy(model)
+
+    def slow(*arguments):
+        time[0] += seconds
+        return engine(*arguments)
+
+    slow.name = engine.name
+    other.engine = slow
+    return other
+
+
+def test_host_is_everything_outside_the_models_forwards(pair, monkeypatch):
+    time, score = [0.0], Session.score
+
+    def slower(self, *arguments):
+        time[0] += 1.0  # a mask being built, say
+        return score(self, *arguments)
+
+    monkeypatch.setattr(Session, "score", slower)
+    slow = replace(pair, target=timed_engine(pair.target, time, 10.0), draft=timed_engine(pair.draft, time, 3.0))
+    results = run_benchmark(slow, "chain:length=2", PROMPTS[:1], max_new_tokens=8, trace=1, clock=lambda: time[0])
+    split = results.records.splits["chain:length=2", "a", 0]
+    levels = sum(role == "draft" for role, *_ in split.events)
+    assert levels > split.iterations
+    assert (split.verify, split.draft, split.host) == (10.0 * split.iterations, 3.0 * levels, levels + split.iterations)
+    assert (
+        split.seconds
+        == split.verify + split.draft + split.host
+        == results.records.runs["chain:length=2", "a", 0].seconds
+    )
+
+
+def test_what_tracing_takes_is_no_time_of_the_host(pair):
+    time = [0.0]
+
+    def clock():
+        time[0] += 0.5  # every look at the clock takes half a second, and nothing else takes any
+        return time[0]
+
+    trace = Trace(clock, lambda: None)
+    trace.begin()
+    out = generate(
+        trace.instrument(pair.target, "target"), PROMPTS[0].ids, Chain(trace.instrument(pair.draft, "draft"), 2),
+        max_new_tokens=12, on_tokens=trace.on_tokens,
+    )  # fmt: skip
+    assert trace.overhead == 0.5
+    parts = trace.parts(trace.now())
+    assert parts["verify"] == 0.5 * len(out.rounds)  # a forward ends one look after it begins
+    assert parts["host"] <= 0.5  # the last look of all
+
+
+def test_what_is_traced_is_a_copy_and_the_text_is_the_same(pair):
+    trace = Trace(lambda: 0.0, lambda: None)
+    trace.begin()
+    streaming = StreamingModel(pair.target, 64)
+    plain = generate(pair.target, PROMPTS[0].ids, NoDraft(), max_new_tokens=12).tokens
+    for model in (pair.target, streaming):
+        traced = trace.instrument(model, "target")
+        assert type(traced) is type(model)
+        trace.events.clear()
+        out = generate(traced, PROMPTS[0].ids, Chain(pair.draft, 2), max_new_tokens=12, commit="rebuild")
+        assert out.tokens == plain
+        again = [len(one.verdict.path) + 1 for one in out.rounds]  # rows of each second forward, which reads text only
+        nodes = [rows for _, _, _, rows in trace.events]
+        assert nodes[::2] == [len(one.tree) for one in out.rounds]
+        assert nodes[1::2] == [1 if count == 1 else 0 for count in again]
+    assert "forward" not in vars(pair.target)
+    assert streaming.base is pair.target
+    assert isinstance(trace.instrument(ToyModel.random(5, seed=0), "target"), TracedModel)
+
+
+# -------------------------------------------------------------------------------------------------------- the bandwidth
+@pytest.fixture
+def small_buffers(monkeypatch):
+    monkeypatch.setattr(bandwidth, "STREAM", {"cpu": 2**20})
+
+
+def test_the_bandwidth_is_measured_before_and_after_the_runs(pair, world, tmp_path, small_buffers):
+    path = tmp_path / "r.jsonl"
+    results = bench(pair, [Fake("x", *world)], world, records=path, bandwidth=True)
+    kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+    assert kinds == ["header", "bandwidth", "bandwidth", "run", "run", "run", "bandwidth", "bandwidth"]
+    assert read_results(path).to_json()["bandwidth"] == results.to_json()["bandwidth"]
+    assert results.summary("x").bound_ratio > 0
+    said: list[str] = []
+    again = [Fake("x", *world)]
+    resumed = bench(pair, again, world, records=path, bandwidth=True, existing="resume", progress=said.append)
+    assert said == []
+    assert resumed.records.bandwidths == results.records.bandwidths
+    assert bench(pair, again, world).to_json()["bandwidth"] is None
+
+
+def test_runs_stand_without_a_bandwidth(pair, world, monkeypatch):
+    def fails(*arguments):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("dynatree_lib.bench.protocol.measure_bandwidth", fails)
+    results = bench(pair, [Fake("x", *world)], world, bandwidth=True)
+    assert len(results.records.runs) == 3
+    assert results.records.notes[0] == "The bandwidth before the runs was not measured: MemoryError: no room"
+    assert results.summary("x").bound_ratio is None
 
 
 def test_a_divergence_has_its_place_and_margin(pair):

@@ -9,6 +9,7 @@ import pytest
 
 from dynatree_lib.bench.environment import describe_environment, public_name, public_text
 from dynatree_lib.bench.records import (
+    Bandwidth,
     Divergence,
     Failure,
     Header,
@@ -30,6 +31,8 @@ LINES = [
     Failure("chain", "a", 0, "ValueError: no"),
     Divergence("ar", "a", 1, 2, 5, None, 0.25, False),
     Split("ar", "a", 1.0, 0.0, 0.75, 0.25, 2, [["target", 0.0, 0.75, 1], ["commit", 1.0, 1.0, 2]]),
+    Bandwidth("before", 4096, 2e10, 1.5e10),
+    Bandwidth("before", 4096, 2e10, 1.5e10),
 ]
 
 
@@ -47,7 +50,7 @@ def test_round_trip(path):
     records = read_records(path)
     assert records.header == HEADER
     assert list(records.lines()) == sorted(
-        LINES, key=lambda line: ["run", "error", "divergence", "split"].index(line.kind)
+        LINES, key=lambda line: ["run", "error", "divergence", "split", "bandwidth"].index(line.kind)
     )
     assert records.notes == []
 
@@ -62,10 +65,10 @@ def test_every_line_is_on_disk_before_the_next(tmp_path):
 def test_a_cut_off_last_line_is_dropped_with_a_sentence(path):
     path.write_text(path.read_text()[:-20])
     records = read_records(path)
-    assert len(records.splits) == 0
+    assert len(records.bandwidths) == 1
     assert len(records.runs) == 3
     assert records.notes == [
-        "Line 7 of records.jsonl is cut off, as after a crash; it is left out and counts as not done."
+        "Line 9 of records.jsonl is cut off, as after a crash; it is left out and counts as not done."
     ]
 
 
@@ -109,6 +112,14 @@ def test_a_file_from_before_rows_beside_the_tree_is_read(path):
     records = read_records(path)
     assert records.notes == []
     assert [run.beside for run in records.runs.values()] == [None] * 3
+
+
+def test_a_bandwidth_is_checked_like_a_run(path):
+    lines = path.read_text().splitlines()
+    for change in ({"read": 0.0}, {"size": 0.5}, {"when": 3}):
+        path.write_text("\n".join([*lines[:-1], json.dumps(json.loads(lines[-1]) | change)]) + "\n")
+        records = read_records(path)
+        assert len(records.bandwidths) == len(records.notes) == 1
 
 
 def test_a_run_replaces_its_failure():

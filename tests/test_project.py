@@ -22,7 +22,8 @@ MASK_NOTEBOOK = "02_tree_attention_masks"  # the one that teaches by defining a 
 
 # Rooms of the core, each above the rooms it may import from; rooms on one step do not import each other. A drafter is
 # told verdicts, so drafters stand above verifiers; a verifier never sees a drafter.
-ROOMS = ["paths tree stopping costs", "masks sampling", "models", "verifiers", "drafters", "decoding", "summary"]
+ROOMS = ["paths tree stopping costs", "masks sampling", "models", "verifiers", "drafters", "decoding"]
+ROOMS.append("plain batching summary")
 STREET = {room: step for step, rooms in enumerate(ROOMS) for room in rooms.split()}
 NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 NOT_IN_CORE = {"plotly", "ipywidgets", "anywidget", "datasets", "papermill", "nbformat", "IPython", "pandas", "dask"}
@@ -114,8 +115,8 @@ def code_lines(paths):
 
 
 def test_sizes_stay_readable():
-    assert code_lines(modules()) < 13500
-    assert code_lines(core_modules()) < 3400
+    assert code_lines(modules()) < 16400
+    assert code_lines(core_modules()) < 4400
     sizes = dict(functions(modules()))
     assert not {name: size for name, size in sizes.items() if size > 60}
     assert statistics.median(sizes.values()) < 12

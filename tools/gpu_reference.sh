@@ -19,7 +19,7 @@ for recipe in tiny pythia-160m-14m; do
     dynatree tune --pair "$out/$recipe" --device cuda --dtype "$dtype" --max-rows 256 --out "$out/tuned-$recipe-$dtype.json"
     dynatree bench --pair "$out/$recipe" --device cuda --dtype "$dtype" --limit 20 --max-new-tokens 200 --trace \
       --tuned "$out/tuned-$recipe-$dtype.json" \
-      --methods "hf-generate,hf-assisted,hf-prompt-lookup,ar,chain:length=4,fixed-tree,adaptive-tree,best-first-tree,cost-aware-tree,lookup-tree,ptd,ptd:text_depth=6,lookahead,self-draft,prompt-lookup,fixed-tree:depth=8,branching=3,tau=0.03,max_nodes=64" \
+      --methods "hf-generate,hf-assisted,hf-prompt-lookup,ar,ar-fast,chain:length=4,fixed-tree,adaptive-tree,best-first-tree,cost-aware-tree,lookup-tree,ptd,ptd:text_depth=6,lookahead,self-draft,prompt-lookup,fixed-tree:depth=8,branching=3,tau=0.03,max_nodes=64" \
       --json "$out/bench-$recipe-$dtype.json" --records "$out/bench-$recipe-$dtype.jsonl" --overwrite
   done
 done

@@ -46,10 +46,11 @@ def add_sampling(to: Options, temperature: float = 0.0) -> None:
 
 
 def add_machine(to: Options) -> None:
-    """--device, --dtype, --engine, --threads."""
+    """--device, --dtype, --engine, --static, --threads."""
     to.add_argument("--device", help="cpu, cuda, cuda:1, auto (default: cpu)")
     to.add_argument("--dtype", help="float32, bfloat16, float16, float64 (default: float32 on the CPU)")
-    to.add_argument("--engine", default="auto", help="eager, lean, packed: what runs the forwards (default: the fastest)")
+    to.add_argument("--engine", default="auto", help="eager, lean or packed forwards (default: the fastest)")
+    to.add_argument("--static", action="store_true", help="static buffers; on a GPU, CUDA graphs captured beforehand")
     to.add_argument("--threads", help="torch threads; auto tries how many are fastest (default: torch's own choice)")
 
 
@@ -76,6 +77,10 @@ def pair_of(args: argparse.Namespace) -> Pair:
     pair = load_pair(
         args.pair, target=args.target, draft=args.draft, device_map=args.device, dtype=args.dtype, engine=args.engine
     )
+    if args.static:
+        from ..models.static import static_pair
+
+        pair = static_pair(pair, warm=True)
     if trying:
         from .threads import choose_threads
 

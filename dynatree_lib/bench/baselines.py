@@ -1,4 +1,4 @@
-"""Hugging Face's own decoding methods as runners, and StreamingLLM with chain speculation.
+"""Hugging Face's own decoding methods as runners, this library's plain loop, and StreamingLLM with chain speculation.
 
 The Hugging Face methods run `model.generate` under a generation configuration of our own, lent to the model for the
 call, so that a checkpoint's defaults (sampling, EOS ids, assistant settings) neither change the measurement nor are
@@ -21,6 +21,7 @@ from ..drafters import Chain
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair
 from ..models.streaming import StreamingModel, StreamingSession
+from ..plain import EVERY, autoregressive_fast
 from ..sampling import Sampling
 from .runner import Completed, DrafterRunner, Instrument, OnTokens, Runner
 
@@ -92,6 +93,25 @@ class HFPromptLookup:
 
 
 @dataclass(frozen=True)
+class ARFast:
+    """Plain decoding without trees, as fast as this library can: `plain.autoregressive_fast`.
+
+    Attributes:
+        every: tokens that the host reads at a time where the device feeds itself.
+    """
+
+    every: int = EVERY
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every is {self.every}; read at least 1 token at a time.")
+
+    def runner(self, pair: Pair, instrument: Instrument) -> Runner:
+        """The method on this pair; it has no sessions to instrument."""
+        return _PlainRunner(pair.target, self.every)
+
+
+@dataclass(frozen=True)
 class StreamingLLM:
     """StreamingLLM's cache with chain speculation, the last baseline of the first DynaTree paper.
 
@@ -121,6 +141,19 @@ class StreamingLLM:
 
 def _evictions(session: StreamingSession) -> dict[str, int]:
     return {"evictions": session.evictions, "evicted_rows": session.evicted}
+
+
+@dataclass(frozen=True)
+class _PlainRunner:
+    target: HFModel
+    every: int
+
+    def __call__(self, prompt_ids: Sequence[int], **options: Any) -> Completed:
+        out = autoregressive_fast(self.target, prompt_ids, every=self.every, **options)
+        if out.finish_reason == "interrupted":  # it swallows Ctrl-C to save the text; a benchmark must stop
+            raise KeyboardInterrupt
+        rows = len(prompt_ids) + len(out.tokens) - 1
+        return Completed(out.tokens, len(out.tokens), None, out.finish_reason, rows)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .arguments import (
     add_machine,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .metrics import MethodSummary
     from .protocol import Results
 
-DEFAULT_METHODS = "hf-generate,hf-assisted,ar,chain,fixed-tree"
+DEFAULT_METHODS = "hf-generate,hf-assisted,ar,ar-fast,chain,fixed-tree"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--methods", default=DEFAULT_METHODS, metavar="LIST",
         help="methods with options, e.g. hf-generate,chain:length=6,fixed-tree:depth=6,branching=3,tau=0.03 "
-        "(default: %(default)s); --methods help lists them",
+        "(default: %(default)s); all: every method as it comes; --methods help lists them",
     )  # fmt: skip
     what.add_argument(
         "--tuned", type=Path, metavar="FILE",
@@ -83,12 +83,13 @@ def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -
 
 
 def _measured(args: argparse.Namespace) -> Results:
-    from .methods import variants
+    from .methods import METHODS, variants
     from .protocol import run_benchmark
     from .records import check_writable
 
     # Everything that can be checked is checked before models are loaded.
-    methods = variants([*variants(args.methods), *(_tuned(args.tuned) if args.tuned else [])])
+    given = list(METHODS) if args.methods == "all" else args.methods
+    methods = variants([*variants(given), *(_tuned(args.tuned) if args.tuned else [])])
     sampling = sampling_of(args)
     for path in filter(None, (args.json, args.records)):
         check_writable(path)
@@ -99,7 +100,7 @@ def _measured(args: argparse.Namespace) -> Results:
     return run_benchmark(
         pair, methods, workload.prompts,
         max_new_tokens=args.max_new_tokens, sampling=sampling, seed=args.seed, warmup=args.warmup, repeats=args.repeats,
-        ignore_eos=not args.stop_at_eos, trace=args.trace, records=args.records,
+        ignore_eos=not args.stop_at_eos, trace=args.trace, bandwidth=True, records=args.records,
         existing="resume" if args.resume else "replace" if args.overwrite else "refuse",
         progress=progress, source=workload.source, turns=args.turns,
     )  # fmt: skip
@@ -136,6 +137,7 @@ def report(results: Results) -> str:
     """The table with what it rests on."""
     setup, environment = results.records.header.setup, results.records.header.environment
     summaries = results.summaries()
+    columns = _columns(summaries)
     gpu = environment["gpu"]
     where = gpu["name"] if gpu and setup["target"]["device"] == "cuda" else environment["cpu"] or "unknown CPU"
     lines = [
@@ -143,7 +145,7 @@ def report(results: Results) -> str:
         f"{setup['max_new_tokens']} new tokens, {setup['eos_rule']}.",
         setup["workload"] + ("" if setup["turns"].startswith("the first") else f" Turns: {setup['turns']}."),
         "",
-        *table([_HEADINGS, *(_row(one) for one in summaries)]),
+        *table([list(columns), *([cell(one) for cell in columns.values()] for one in summaries)]),
         "",
         *_beside(results, summaries),
         *_remarks(results, summaries),
@@ -151,23 +153,31 @@ def report(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-_HEADINGS = (
-    "method", "tokens/s [95 %]", "x hf-generate [95 %]", "tokens/iter", "nodes", "iteration cost", "TTFT ms",
-    "identical",
-)  # fmt: skip
+def _columns(summaries: Sequence[MethodSummary]) -> dict[str, Callable[[MethodSummary], str]]:
+    """Heading -> cell; columns that no method has a number for are left out."""
+    columns: dict[str, Callable[[MethodSummary], str]] = {
+        "method": lambda one: one.label + ("" if one.lossless else " (lossy)"),
+        "tokens/s [95 %]": lambda one: with_interval(one.tokens_per_second, one.tokens_per_second_interval, 1),
+        "x hf-generate [95 %]": lambda one: with_interval(one.speedup_hf_generate, one.speedup_hf_generate_interval, 2),
+        "x ar-fast [95 %]": lambda one: with_interval(one.speedup_ar_fast, one.speedup_ar_fast_interval, 2),
+        "x bound": lambda one: _number(one.bound_ratio, 2),
+        "tokens/iter": lambda one: f"{one.tokens_per_iteration:.2f}",
+        "nodes": lambda one: _number(one.nodes_per_iteration, 1),
+        "iteration cost": lambda one: _number(one.iteration_cost, 2),
+        "draft/verify/host %": lambda one: _shares(one.split),
+        "TTFT ms": lambda one: f"{1000 * one.ttft:.1f}",
+        "identical": lambda one: one.identical or "-",
+    }
+    needs = {
+        "x ar-fast [95 %]": any(one.speedup_ar_fast is not None for one in summaries),
+        "x bound": any(one.bound_ratio is not None for one in summaries),
+        "draft/verify/host %": any(one.split for one in summaries),
+    }
+    return {name: cell for name, cell in columns.items() if needs.get(name, True)}
 
 
-def _row(one: MethodSummary) -> tuple[str, ...]:
-    return (
-        one.label + ("" if one.lossless else " (lossy)"),
-        with_interval(one.tokens_per_second, one.tokens_per_second_interval, 1),
-        with_interval(one.speedup_hf_generate, one.speedup_hf_generate_interval, 2),
-        f"{one.tokens_per_iteration:.2f}",
-        _number(one.nodes_per_iteration, 1),
-        _number(one.iteration_cost, 2),
-        f"{1000 * one.ttft:.1f}",
-        one.identical or "-",
-    )
+def _shares(split: dict[str, float] | None) -> str:
+    return "/".join(f"{100 * split[part]:.0f}" for part in ("draft", "verify", "host")) if split else "-"
 
 
 def _beside(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
@@ -202,18 +212,38 @@ def _remarks(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
     lines = [
         "tokens/s: all tokens over all seconds; intervals: bootstrap over prompts.",
         "Iteration cost: seconds per iteration in units of one greedy step of hf-generate.",
+        *_bound(results),
     ]
+    if any(one.split for one in summaries):
+        lines.append("Draft, verify: time in the models' forwards; host: all the rest (traced runs, apart from these).")
     if setup["reference"] and any(one.identical for one in summaries):
         lines.append(f"Identical: texts that equal those of {setup['reference']}, token for token.")
     for one in summaries:
         if one.divergences and one.lossless:
             lines.append(f"{one.label}: {len(one.divergences)} divergent runs, {one.near_ties} of them near-ties "
                          f"(top-2 margin below {setup['near_tie_margin']:g}).")  # fmt: skip
-        if one.split:
-            shares = ", ".join(f"{part} {one.split[part]:.0%}" for part in ("draft", "verify", "host"))
-            lines.append(f"{one.label}: {shares} of the time (traced runs).")
         counts = [f"{name.replace('_', ' ')} {n}" for name, n in one.counters.items() if not name.startswith("draft_")]
         if counts:
             lines.append(f"{one.label}: {', '.join(counts)}.")
     lines += [f"{one.method} failed on {one.prompt}: {one.error}" for one in results.records.failures.values()]
     return [*lines, *results.records.notes]
+
+
+def _bound(results: Results) -> list[str]:
+    """What plain decoding could reach at the bandwidth of the memory, and what was measured for it."""
+    found = results.to_json()["bandwidth"]
+    if found is None:
+        return []
+    sizes = dict.fromkeys(one["size"] for one in found["measured"])
+    speeds = "; ".join(f"{size / 2**20:.0f} MiB at {_speeds(found['measured'], size)}" for size in sizes)
+    return [
+        f"Bound: plain decoding that reads {found['weight_bytes'] / 1e6:.1f} MB of weights and its cache for each "
+        f"token at {found['bytes_per_second'] / 1e9:.1f} GB/s, {found['tokens_per_second']:.0f} tokens/s.",
+        f"Memory, the faster of reading and copying: {speeds}.",
+    ]
+
+
+def _speeds(measured: Sequence[dict[str, Any]], size: int) -> str:
+    """GB/s before and after the runs."""
+    mine = [one for one in measured if one["size"] == size]
+    return ", ".join(f"{max(one['read'], one['copy']) / 1e9:.1f} GB/s {one['when']} the runs" for one in mine)

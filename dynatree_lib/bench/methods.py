@@ -26,7 +26,7 @@ from ..drafters import (
 from ..drafters.base import Drafter
 from ..models.pairs import Pair
 from ..verifiers import VERIFIERS
-from .baselines import HFAssisted, HFGenerate, HFPromptLookup, StreamingLLM
+from .baselines import ARFast, HFAssisted, HFGenerate, HFPromptLookup, StreamingLLM
 from .options import convert, option_defaults, option_types, parse_spec, split_specs
 from .runner import DrafterRunner, Instrument, Runner, untouched
 
@@ -108,6 +108,7 @@ METHODS: dict[str, Method] = {
     "hf-assisted": baseline(HFAssisted, traced=False),
     "hf-prompt-lookup": baseline(HFPromptLookup, draft=False, traced=False),
     "ar": drafted(NoDraft, draft=False),
+    "ar-fast": baseline(ARFast, draft=False, traced=False),
     "streaming-llm": baseline(StreamingLLM, lossless=False),
     "chain": drafted(Chain),
     "fixed-tree": drafted(FixedTree),

@@ -31,7 +31,10 @@ class MethodSummary:
         tokens_per_second_mean: mean over prompts of each prompt's tokens per second, with its interval;
             tokens_per_second_std: the standard deviation of the same.
         speedup_hf_generate: tokens_per_second over that of `hf-generate` on the same prompts (with equal token counts:
-            the ratio of total times), with its paired interval. speedup_ar: the same over `ar`.
+            the ratio of total times), with its paired interval. speedup_ar, speedup_ar_fast: the same over `ar`, and
+            over `ar-fast`, the strongest plain loop.
+        bound_ratio: tokens_per_second over those of `Bound` for the same prompts and lengths; below 1 for plain
+            decoding, and above it only where an iteration keeps several tokens. None where no bandwidth was measured.
         ttft: time to the first token, mean over runs. tpot: time per token after the first, pooled.
         seconds_per_iteration: between the first emission and the last, pooled.
         iteration_cost: seconds_per_iteration in units of `hf-generate`'s tpot, one greedy step.
@@ -57,7 +60,7 @@ class MethodSummary:
         weight_bytes: of the models the method uses. cache_bytes: keys and values of the target at the fullest moment
             (and of the draft, taken as equally long), computed from rows and shapes; buffers may be larger.
         peak_device_bytes: most that was allocated on the GPU in any run, both models included.
-        split: shares of draft, verify and host in traced runs, and seconds per iteration there.
+        split: shares of draft, verify and host (`records.Split`) in traced runs, and seconds per iteration there.
         counters: further counts, summed.
     """
 
@@ -79,6 +82,9 @@ class MethodSummary:
     speedup_hf_generate_interval: Interval | None
     speedup_ar: float | None
     speedup_ar_interval: Interval | None
+    speedup_ar_fast: float | None
+    speedup_ar_fast_interval: Interval | None
+    bound_ratio: float | None
     ttft: float
     tpot: float | None
     seconds_per_iteration: float | None
@@ -124,7 +130,8 @@ def _of(runs: Iterable[Run], label: str) -> list[Run]:
 def _summary(entry: dict[str, Any], by_label: dict[str, list[Run]], records: Records, seed: int) -> MethodSummary:
     label, runs = entry["label"], by_label[entry["label"]]
     header = records.header
-    hf, ar = (by_label.get(reference_label(header, name) or "", []) for name in ("hf-generate", "ar"))
+    hf, ar, fast = (by_label.get(reference_label(header, name) or "", []) for name in ("hf-generate", "ar", "ar-fast"))
+    bound = Bound.of(records)
     divergences = [one for one in records.divergences.values() if one.method == label]
     step = seconds_per(hf, lambda run: len(run.tokens)) if hf else None
     iteration = seconds_per(runs, lambda run: run.iterations)
@@ -136,6 +143,8 @@ def _summary(entry: dict[str, Any], by_label: dict[str, list[Run]], records: Rec
         tokens=tokens, iterations=iterations,
         **throughput(runs, seed),
         **speedup_fields("speedup_hf_generate", runs, hf, seed), **speedup_fields("speedup_ar", runs, ar, seed),
+        **speedup_fields("speedup_ar_fast", runs, fast, seed),
+        bound_ratio=bound.ratio(runs) if bound else None,
         ttft=float(np.mean([run.emissions[0][0] for run in runs])),
         tpot=seconds_per(runs, lambda run: len(run.tokens)),
         seconds_per_iteration=iteration,
@@ -230,6 +239,53 @@ def speedup_fields(name: str, runs: Sequence[Run], reference: Sequence[Run], see
     """`speedup` as the two fields of a summary."""
     value, interval = speedup(runs, reference, seed) or (None, None)
     return {name: value, f"{name}_interval": interval}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The limit that memory sets to plain decoding: a token's forward reads all weights and the cache, once.
+
+    Seconds per token = (weight bytes a forward reads + bytes of the cache it reads, mean over the tokens) / bandwidth.
+    Forward t = 0, 1, ... of a text attends to the prompt and t tokens, the row of its own among them; the first, which
+    reads the prompt, is charged as if it read one row, so that no loop of one forward per token can be ahead of this.
+
+    Attributes:
+        bytes_per_second: the higher of reading and copying a buffer of the weights' size (or the largest that was
+            measured, if smaller), median over the measurements before and after the runs.
+        weight_bytes: read by a forward of the target: without embeddings, whose rows are looked up, unless tied.
+        row_bytes: keys and values of one token.
+        lengths: prompt id -> tokens.
+    """
+
+    bytes_per_second: float
+    weight_bytes: int
+    row_bytes: int
+    lengths: Mapping[str, int]
+
+    @classmethod
+    def of(cls, records: Records) -> Bound | None:
+        """The bound of a run; None where no bandwidth was measured."""
+        if not records.bandwidths:
+            return None
+        target = records.header.setup["target"]
+        size = min(one.size for one in records.bandwidths)
+        mine = [one for one in records.bandwidths if one.size == size]
+        speed = max(np.median([one.read for one in mine]), np.median([one.copy for one in mine]))
+        lengths = {one["id"]: one["tokens"] for one in records.header.setup["prompts"]}
+        return cls(float(speed), target["forward_bytes"], target["cache_bytes_per_row"], lengths)
+
+    def seconds(self, prompt: str, tokens: int) -> float:
+        """Least seconds of plain decoding of so many tokens after a prompt."""
+        rows = tokens * self.lengths[prompt] + tokens * (tokens - 1) / 2
+        return (tokens * self.weight_bytes + rows * self.row_bytes) / self.bytes_per_second
+
+    def tokens_per_second(self, tokens: int) -> float:
+        """Of plain decoding at the bound: so many tokens after each prompt, all tokens over all seconds."""
+        return tokens * len(self.lengths) / sum(self.seconds(prompt, tokens) for prompt in self.lengths)
+
+    def ratio(self, runs: Sequence[Run]) -> float:
+        """Tokens per second of some runs over those of the bound for texts of the same lengths."""
+        return sum(self.seconds(run.prompt, len(run.tokens)) for run in runs) / sum(run.seconds for run in runs)
 
 
 def disturbed(runs: Iterable[Run], factor: float = 2.0) -> dict[str, int]:

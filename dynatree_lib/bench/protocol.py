@@ -22,9 +22,10 @@ from ..decoding import Round
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair
 from ..sampling import Sampling
+from .bandwidth import forward_bytes, measure_bandwidth
 from .environment import describe_environment, describe_model, peak_rss_bytes, public_name, public_text
 from .methods import Variant, variants
-from .metrics import MethodSummary, reference_label, summarize_records
+from .metrics import Bound, MethodSummary, reference_label, summarize_records
 from .prompts import BenchPrompt, Turns, prepare_prompts
 from .records import Divergence, Failure, Header, Key, Line, Records, Run, Split, Writer, check_writable, read_records
 from .runner import Completed, DrafterRunner, Runner
@@ -65,16 +66,27 @@ class Results:
         return found[label]
 
     def to_json(self) -> dict[str, Any]:
-        """Environment, setup, one object per method, failures and notes; ready for `json.dump`."""
+        """Environment, setup, one object per method, bandwidth, failures and notes; ready for `json.dump`."""
         records = self.records
+        bound = Bound.of(records)
         return {
             "environment": records.header.environment,
             "setup": records.header.setup,
             "started": records.header.started,
             "methods": [asdict(one) for one in self.summaries()],
+            "bandwidth": None if bound is None else self._bandwidth(bound),
             "errors": [asdict(one) for one in records.failures.values()],
             "notes": records.notes,
             "process_peak_rss_bytes": max((run.peak_rss_bytes or 0 for run in records.runs.values()), default=0),
+        }
+
+    def _bandwidth(self, bound: Bound) -> dict[str, Any]:
+        return {
+            "bytes_per_second": bound.bytes_per_second,
+            "weight_bytes": bound.weight_bytes,
+            "cache_bytes_per_row": bound.row_bytes,
+            "tokens_per_second": bound.tokens_per_second(self.records.header.setup["max_new_tokens"]),
+            "measured": [asdict(one) for one in self.records.bandwidths],
         }
 
 
@@ -95,6 +107,7 @@ def run_benchmark(
     repeats: int = 1,
     ignore_eos: bool = True,
     trace: int = 0,
+    bandwidth: bool = False,
     records: str | Path | None = None,
     existing: Existing = "refuse",
     progress: Callable[[str], None] | None = None,
@@ -117,6 +130,8 @@ def run_benchmark(
         ignore_eos: run every method to the budget, so that all generate equally much; otherwise the target's EOS ends
             a text.
         trace: number of first prompts on which a further, traced run splits the time of the methods that allow it.
+        bandwidth: measure the memory's speed before and after the timed runs, for the bound on plain decoding
+            (`metrics.Bound`); takes a second, and up to 2 GiB on a GPU.
         records: file that gets a line per run as soon as it is done.
         existing: what to do if that file exists: "refuse", "resume" (skip what is in it; header must match),
             "replace", or "reuse" (resume where the header matches, replace otherwise: what a notebook wants).
@@ -133,7 +148,7 @@ def run_benchmark(
     """
     run = _Benchmark(
         pair, variants(methods), prepare_prompts(pair, prompts, max_new_tokens), sampling or Sampling(), max_new_tokens,
-        seed, warmup, repeats, ignore_eos, trace, profile, source, turns, clock, progress or _silent,
+        seed, warmup, repeats, ignore_eos, trace, bandwidth, profile, source, turns, clock, progress or _silent,
     )  # fmt: skip
     run.check()
     path = None if records is None else check_writable(Path(records))
@@ -173,6 +188,7 @@ class _Benchmark:
     repeats: int
     ignore_eos: bool
     trace: int
+    bandwidth: bool
     profile: str | None
     source: str
     turns: Turns
@@ -238,8 +254,8 @@ class _Benchmark:
         ]  # fmt: skip
         setup = {
             "pair": " + ".join(public_name(part) for part in self.pair.name.split(" + ")),
-            "target": describe_model(self.pair.target),
-            "draft": describe_model(self.pair.draft),
+            "target": {**describe_model(self.pair.target), "forward_bytes": forward_bytes(self.pair.target)},
+            "draft": {**describe_model(self.pair.draft), "forward_bytes": forward_bytes(self.pair.draft)},
             "dtype": str(self.pair.target.dtype).removeprefix("torch."),
             "methods": entries,
             "workload": self.source,
@@ -257,6 +273,7 @@ class _Benchmark:
             "warmup_tokens": min(WARMUP_TOKENS, self.budget),
             "repeats": self.repeats,
             "traced_prompts": self.trace,
+            "trace": "draft and verify are the models' forwards, host is everything else",
             "order": "interleaved prompt by prompt, first method rotated",
             "near_tie_margin": NEAR_TIE,
             "profile": self.profile,
@@ -273,12 +290,27 @@ class _Benchmark:
         }  # a text begins where the one before it ended
         todo = [item for item in self._schedule() if self._key(*item) not in done or item[0].label in anew]
         self._warm_up({one.label for one, _, _ in todo})
+        self._memory("before", bool(todo))
         for number, (one, prompt, repeat) in enumerate(todo, 1):
             line = self._attempt(one, prompt, repeat)
             self._record(line)
             self.progress(f"[{number}/{len(todo)}] {one.label} on {prompt.id}: {_told(line)}")
+        self._memory("after", bool(todo))
         self._compare()
         self._trace()
+
+    def _memory(self, when: str, wanted: bool) -> None:
+        """Measure the bandwidth of memory, which bounds plain decoding."""
+        if not (self.bandwidth and wanted):
+            return
+        self.progress(f"bandwidth of the memory, {when} the runs")
+        try:
+            with _quiet_machine(self.device):
+                for line in measure_bandwidth(self.device, forward_bytes(self.pair.target), when):
+                    self._record(line)
+        except Exception as error:  # the runs stand without a bound
+            text = public_text(f"{type(error).__name__}: {error}")
+            self.records.notes.append(f"The bandwidth {when} the runs was not measured: {text}")
 
     def _schedule(self) -> Iterator[tuple[Variant, BenchPrompt, int]]:
         for number, prompt in enumerate(self.prompts):
@@ -364,12 +396,9 @@ class _Benchmark:
         with _quiet_machine(self.device):
             trace.begin()
             done = self._call(runner, prompt, 0, self.budget, trace.on_tokens)
-            seconds = trace.now()
-        draft, verify = trace.total("draft"), trace.total("target")
-        events = trace.events if keep_events else []
-        return Split(
-            one.label, prompt.id, seconds, draft, verify, seconds - draft - verify, done.iterations, list(events)
-        )
+            parts = trace.parts(trace.now())
+        events = list(trace.events) if keep_events else []
+        return Split(one.label, prompt.id, sum(parts.values()), **parts, iterations=done.iterations, events=events)
 
 
 def _resumable(path: Path, header: Header) -> Records:

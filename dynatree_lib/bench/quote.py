@@ -9,33 +9,23 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .grids import text
 from .methods import METHODS
 
-COLUMNS = (
-    "method",
-    "tokens/s",
-    "x `hf-generate`",
-    "x `ar`",
-    "tokens per iteration",
-    "iteration cost",
-    "identical texts",
-)
 DRAFTING = ("hit rate", "accept length", "Dft/Ver")
+Cell = Callable[[Mapping[str, Any]], str]
 
 
 def quote(results: Mapping[str, Any], name: str) -> str:
     """Markdown for the JSON object of `dynatree bench`; `name` is the file it came from."""
     setup, environment = results["setup"], results["environment"]
-    beside = any(one.get("draft_rows") for one in results["methods"])  # the terms of Progressive Tree Drafting
-    columns = [*COLUMNS, *DRAFTING] if beside else COLUMNS
+    columns = _columns(results)
     lines = ["", "| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
-    rows = [[*_cells(one), *(_drafting(one) if beside else ())] for one in results["methods"]]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    lines += ["| " + " | ".join(cell(one) for cell in columns.values()) + " |" for one in results["methods"]]
     tokens = setup["max_new_tokens"]
     return "\n".join(
         [
@@ -45,6 +35,7 @@ def quote(results: Mapping[str, Any], name: str) -> str:
             f"{setup['dtype']}, {environment['cpu']}, {environment['threads']} threads. {setup['workload']}",
             "Iteration cost: time of an iteration in greedy steps of `hf-generate`. Brackets: 95 % bootstrap",
             f"interval over prompts. Record: [{name}]({name}).",
+            *_told(results),
             *_tuned(results["methods"]),
             "",
             "",
@@ -52,17 +43,52 @@ def quote(results: Mapping[str, Any], name: str) -> str:
     )
 
 
-def _cells(one: Mapping[str, Any]) -> list[str]:
-    cost = one["iteration_cost"]
-    return [
-        f"`{_label(one['label'])}`",
-        f"{one['tokens_per_second']:.0f}",
-        _ratio(one["speedup_hf_generate"], one["speedup_hf_generate_interval"]),
-        _ratio(one["speedup_ar"], one["speedup_ar_interval"]),
-        f"{one['tokens_per_iteration']:.2f}",
-        "" if cost is None else f"{cost:.2f}",
-        one["identical"] or "",
-    ]
+def _columns(results: Mapping[str, Any]) -> dict[str, Cell]:
+    """Heading -> cell of a method; those that this record has no number for, older ones above all, are left out."""
+    methods = results["methods"]
+    ratio: Callable[[str], Cell] = lambda key: lambda one: _ratio(one[key], one[f"{key}_interval"])  # noqa: E731
+    number: Callable[[str], Cell] = lambda key: lambda one: "" if one[key] is None else f"{one[key]:.2f}"  # noqa: E731
+    columns: dict[str, Cell] = {
+        "method": lambda one: f"`{_label(one['label'])}`",
+        "tokens/s": lambda one: f"{one['tokens_per_second']:.0f}",
+        "x `hf-generate`": ratio("speedup_hf_generate"),
+        "x `ar`": ratio("speedup_ar"),
+    }
+    if any(one.get("speedup_ar_fast") for one in methods):
+        columns["x `ar-fast`"] = ratio("speedup_ar_fast")
+    if results.get("bandwidth"):
+        columns["x bound"] = number("bound_ratio")
+    columns |= {"tokens per iteration": number("tokens_per_iteration"), "iteration cost": number("iteration_cost")}
+    if _traced(results):
+        columns["draft/verify/host %"] = _shares
+    columns["identical texts"] = lambda one: one["identical"] or ""
+    if any(one.get("draft_rows") for one in methods):  # the terms of Progressive Tree Drafting
+        term: Callable[[int], Cell] = lambda place: lambda one: _drafting(one)[place]  # noqa: E731
+        columns |= {name: term(place) for place, name in enumerate(DRAFTING)}
+    return columns
+
+
+def _traced(results: Mapping[str, Any]) -> bool:
+    """Whether there are shares in which host is all but the forwards (`records.Split`)."""
+    return "trace" in results["setup"] and any(one["split"] for one in results["methods"])
+
+
+def _shares(one: Mapping[str, Any]) -> str:
+    return "/".join(f"{100 * one['split'][part]:.0f}" for part in ("draft", "verify", "host")) if one["split"] else ""
+
+
+def _told(results: Mapping[str, Any]) -> list[str]:
+    """What the columns that not every record has stand for."""
+    bound, lines = results.get("bandwidth"), []
+    if bound:
+        lines.append(
+            f"Bound: plain decoding that reads {bound['weight_bytes'] / 1e6:.1f} MB of weights and its cache for each "
+            f"token at {bound['bytes_per_second'] / 1e9:.1f} GB/s, measured in the same run: "
+            f"{bound['tokens_per_second']:.0f} tokens/s."
+        )
+    if _traced(results):
+        lines.append("Draft and verify: time in the models' forwards; host: all the rest (traced runs).")
+    return lines
 
 
 def _label(label: str) -> str:

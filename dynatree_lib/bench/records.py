@@ -161,10 +161,11 @@ class Split:
     """Where the time of one traced run went; not a throughput measurement, because tracing synchronises.
 
     Attributes:
-        seconds: the whole run.
+        seconds: the whole run, reading the prompt included, without what tracing itself took.
         draft: seconds in forwards of the draft.
         verify: seconds in forwards of the target.
-        host: the rest.
+        host: the rest: everything outside the models' forwards, building masks and bookkeeping too. (Where the setup
+            has no entry "trace", in older files, a session's own part of these counts in its forward.)
         iterations: of the traced run.
         events: [role, start, end, rows] of every forward and ["commit", t, t, tokens] at the end of every iteration,
             in seconds since the start; empty where only the sums were kept.
@@ -186,8 +187,30 @@ class Split:
         return self.method, self.prompt, 0
 
 
-Line = Run | Failure | Divergence | Split
-_KINDS: dict[str, type[Line]] = {one.kind: one for one in (Run, Failure, Divergence, Split)}
+@dataclass(frozen=True)
+class Bandwidth:
+    """How fast the device moved one buffer, beside the runs; nothing replaces it, every measurement stays.
+
+    Attributes:
+        when: "before" the timed runs or "after" them.
+        size: bytes of the buffer.
+        read: bytes per second of reading it, median of several.
+        copy: bytes per second of copying it, what is read and what is written counted both.
+    """
+
+    kind: ClassVar[str] = "bandwidth"
+    when: str
+    size: int
+    read: float
+    copy: float
+
+    def __post_init__(self) -> None:
+        if not (self.size > 0 and self.read > 0 and self.copy > 0):
+            raise ValueError("a bandwidth needs a positive size and positive speeds")
+
+
+Line = Run | Failure | Divergence | Split | Bandwidth
+_KINDS: dict[str, type[Line]] = {one.kind: one for one in (Run, Failure, Divergence, Split, Bandwidth)}
 
 
 @dataclass
@@ -198,6 +221,7 @@ class Records:
         header: what all runs share.
         runs, failures, divergences, splits: by (method label, prompt id, repeat).
         notes: full sentences about lines that were left out.
+        bandwidths: every measurement, in order; empty in older files.
     """
 
     header: Header
@@ -206,9 +230,13 @@ class Records:
     divergences: dict[Key, Divergence] = field(default_factory=dict)
     splits: dict[Key, Split] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    bandwidths: list[Bandwidth] = field(default_factory=list)
 
     def add(self, line: Line) -> None:
         """Take a line in; a run that succeeded replaces its earlier failure."""
+        if isinstance(line, Bandwidth):
+            self.bandwidths.append(line)
+            return
         places: dict[str, dict] = {
             "run": self.runs, "error": self.failures, "divergence": self.divergences, "split": self.splits,
         }  # fmt: skip
@@ -220,6 +248,7 @@ class Records:
         """Every line but the header."""
         for place in (self.runs, self.failures, self.divergences, self.splits):
             yield from place.values()
+        yield from self.bandwidths
 
 
 def dumps(line: Header | Line) -> str:

@@ -248,9 +248,10 @@ class Growth:
         """One draft forward over the nodes in `frontier` (their parents read before); rows of these nodes."""
         above = self.parents[frontier]
         parents = np.where(above >= 0, self.row_of[above], ROOT)
-        self.row_of[frontier] = self.session.pending + np.arange(len(frontier))
+        first = self.session.pending
+        self.row_of[frontier] = range(first, first + len(frontier))
         tokens = np.minimum(self.tokens[frontier], self.highest)
-        return self.session.score(tokens, parents, Sampling())
+        return self.session.score(tokens, parents, GREEDY)
 
     def logits(self, frontier: np.ndarray) -> torch.Tensor:
         """Read the frontier; its (f, V) logits in float32 or float64."""
@@ -387,10 +388,13 @@ def most_probable(
     indices = logits.topk(min(breadth + 1, logits.shape[-1]), -1).indices  # one more, to see a tie at the edge
     laws = [logits] if sharpness == 1 else [logits, sharpness * logits]
     shares = [law.log_softmax(-1).gather(-1, indices) for law in laws]
-    found = torch.stack((indices.to(logits.dtype), *shares)).cpu().double().numpy()  # one transfer; ids below 2^24
-    logprobs, sharp = found[1], found[-1]
-    tokens = _ties_by_id(found[0].astype(np.int64), logprobs, breadth, logits)
-    return tokens[:, :breadth], logprobs[:, :breadth], sharp[:, :breadth]
+    if logits.device.type == "cpu":
+        tokens, found = indices.numpy(), [share.numpy().astype(np.float64) for share in shares]
+    else:  # one transfer; ids are exact below 2^24
+        ids, *found = torch.stack((indices.to(logits.dtype), *shares)).cpu().double().numpy()
+        tokens = ids.astype(np.int64)
+    tokens = _ties_by_id(tokens, found[0], breadth, logits)
+    return tokens[:, :breadth], found[0][:, :breadth], found[-1][:, :breadth]
 
 
 def _ties_by_id(tokens: np.ndarray, logprobs: np.ndarray, breadth: int, logits: torch.Tensor) -> np.ndarray:

@@ -198,9 +198,8 @@ class CostAwareTree(ModelDrafter):
 
     def _worth_drafting(self, rate: float, share: float, once: float) -> bool:
         """Whether some number of levels, gaining `share` of their tokens, pays for itself and for what is paid once."""
-        levels = np.arange(1, self.depth + 1)
-        cost = levels * (self._prices.row[1] + self._prices.reading[1]) + once
-        return bool((share * np.cumsum(self.child**levels) > rate * cost).any())
+        prices = self._prices
+        return bool((share * prices.gain > rate * (prices.levels + once)).any())
 
     def _extra(self, nodes: int) -> float:
         """The first level, when there is node 0 alone, bears the overhead."""
@@ -219,7 +218,9 @@ class CostAwareTree(ModelDrafter):
         counts = range(1, self.max_nodes + 1)
         rows = np.array([0.0, *(self.verifying.price(count) for count in counts)])
         reading = np.array([0.0, *self.reading.at(np.array(counts))])
-        return _Prices(rows, reading, self.verifying.at(np.array(counts)))
+        levels = np.arange(1, self.depth + 1)
+        gain, cost = np.cumsum(self.child**levels), levels * (rows[1] + reading[1])
+        return _Prices(rows, reading, self.verifying.at(np.array(counts)), gain, cost)
 
 
 @dataclass(frozen=True)
@@ -230,8 +231,12 @@ class _Prices:
         row: price of one row more in a tree of [n] nodes.
         reading: cost of a level that reads [n] nodes.
         verifying: cost of verifying [n - 1] nodes.
+        gain: tokens that a path of [l - 1] levels can be expected to gain.
+        levels: what it costs.
     """
 
     row: np.ndarray
     reading: np.ndarray
     verifying: np.ndarray
+    gain: np.ndarray
+    levels: np.ndarray

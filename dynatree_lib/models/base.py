@@ -90,9 +90,12 @@ class Session(ABC):
         Returns:
             Rows of the n nodes: the law of the token after each.
         """
-        parents = np.concatenate([self._parents, np.asarray(parents, np.int64)])
-        if len(parents) and not (parents < np.arange(len(parents))).all():
+        parents = np.asarray(parents, np.int64)
+        pending = len(self._parents)
+        if not (parents < np.arange(pending, pending + len(parents))).all():
             raise ValueError("score() needs parents that come before their children.")
+        if pending:
+            parents = np.concatenate([self._parents, parents])
         logits = self._read(self._queue, np.asarray(tokens, np.int64), parents)
         self.length += len(self._queue)
         self._queue = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
@@ -58,16 +59,16 @@ class TreeCache(Cache):
             self.states[..., : self.size, :] = old[..., : self.size, :]
         self._views = [tuple(layer.unbind(0)) for layer in self.states.unbind(0)]
 
-    def keep(self, base: int, rows: torch.Tensor) -> None:
+    def keep(self, base: int, rows: np.ndarray) -> None:
         """Keep the first `base` rows, move the rows `base + rows` behind them, forget the others.
 
         Args:
-            rows: (k,) int64 on the CPU, ascending.
+            rows: (k,) int64, ascending.
         """
         count = len(rows)
-        if count and int(rows[-1]) != count - 1:  # otherwise they stand there already
+        if count and rows[-1] != count - 1:  # otherwise they stand there already
             assert self.states is not None
-            index = (base + rows).to(self.states.device)
+            index = torch.from_numpy(base + rows).to(self.states.device)
             self.states[..., base : base + count, :] = self.states.index_select(4, index)
         self.size = base + count
 

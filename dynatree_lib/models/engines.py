@@ -36,7 +36,7 @@ class Engine(Protocol):
             ids: (B, n) int64 token ids.
             positions: (B, n) int64 positions.
             mask: (B, 1, n, m) additive mask over all m cache columns, these rows' own included; None where each row
-                sees the cache and the rows before it, which needs an empty cache or a single row (`Eager` neither).
+                sees the cache and the rows before it, for an empty cache or a single row.
             cache: `update(key, value, layer)` takes (B, H, n, D) states and returns (B, H, m, D) of all columns.
             keep: rows to compute logits of.
         """

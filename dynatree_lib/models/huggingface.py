@@ -16,7 +16,7 @@ from ..masks import additive, ancestor_matrix, below_chain, depth_positions, sli
 from .base import LanguageModel, Session
 from .cache import TreeCache
 from .check import check_architecture, check_tree_attention
-from .engines import Eager, EngineName, engine_of
+from .engines import EngineName, engine_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 LONGEST_JOINT_PREFILL = 256
@@ -107,13 +107,10 @@ class HFModel(LanguageModel):
     ) -> torch.Tensor:
         """One forward of (n,) tokens of one sequence; (keep, V) logits of the last `keep` rows.
 
-        Without a mask each row sees the whole cache and the rows before it.
+        Without a mask each row sees the cache and the rows before it: for an empty cache, or a single row.
         """
-        device = self.device
-        ids, places = torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device)
-        plain = mask is None and len(tokens) > 1 and cache.get_seq_length() > 0
-        engine = Eager(self.model) if plain else self.engine
-        return engine(ids[None], places[None], mask, cache, keep)[0, :, : self.vocab_size]
+        ids, places = torch.from_numpy(np.stack((tokens, positions))).to(self.device).split(1)
+        return self.engine(ids, places, mask, cache, keep)[0, :, : self.vocab_size]
 
     def mask(
         self, base: int, tail: np.ndarray, rows: np.ndarray, keys: np.ndarray
@@ -174,10 +171,11 @@ class HFSession(Session):
     def _prefill(self, queue: np.ndarray) -> None:
         if not len(queue):
             return
-        # No mask: sdpa can use its fast causal kernel.
-        start = self.position - len(queue)
-        positions = np.arange(start, self.position)
-        self.model.forward(queue, positions, None, self._cache, keep=1)
+        positions = np.arange(self.position - len(queue), self.position)
+        base, mask = self._cache.get_seq_length(), None  # from the start, sdpa can use its fast causal kernel
+        if base and len(queue) > 1:
+            mask = self.model.mask(base, np.tri(len(queue), dtype=bool), positions, positions)
+        self.model.forward(queue, positions, mask, self._cache, keep=1)
 
     def _mask_and_positions(self, base: int, queued: int, count: int, parents: np.ndarray) -> tuple[Any, np.ndarray]:
         """Mask over [committed, queued, pending] columns for the queued rows and the last `count` nodes."""
@@ -195,7 +193,7 @@ class HFSession(Session):
 
     @in_inference_mode
     def _keep(self, rows: np.ndarray) -> None:
-        self._cache.keep(self.length, torch.from_numpy(rows))
+        self._cache.keep(self.length, rows)
 
 
 def vocabulary_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
