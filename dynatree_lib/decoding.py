@@ -243,7 +243,8 @@ class _Loop:
         self.tokens += fresh[:count]
         self.rounds.append(Round(tree, verdict, adaptation, proposal.beside))
         if self.on_tokens:
-            self.on_tokens(fresh[:count])
+            with torch.inference_mode(False):  # the caller's code
+                self.on_tokens(fresh[:count])
         return reason
 
     def _commit(self, tree: TokenTree, verdict: Verdict) -> None:

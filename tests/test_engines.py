@@ -144,6 +144,20 @@ def test_growing_keeps_the_rows_and_a_commit_moves_them():
     assert cache.states[1, 0, 0, 0, 28:33, 0].tolist() == [29, 30, 31, 34, 38]
 
 
+def test_layers_on_several_devices_have_a_store_on_each():
+    devices = [torch.device("cpu"), torch.device("meta"), torch.device("cpu")]
+    cache = TreeCache(3, capacity=2, devices=devices)
+    for begin in (0, 3, 6):
+        rows = torch.arange(begin, begin + 3.0).reshape(1, 1, 3, 1)
+        for layer, device in enumerate(devices):
+            keys, _ = cache.update((rows + 10 * layer).to(device), rows.to(device), layer)
+            assert keys.device == device
+    assert keys.flatten().tolist() == [20 + place for place in range(9)]
+    assert [store.shape[0] for store in cache.stores] == [2, 1]
+    cache.keep(2, np.array([1, 4]))
+    assert cache.stores[0][1, 0, 0, 0, :4, 0].tolist() == [20, 21, 23, 26]
+
+
 # ---------------------------------------------------------------------------------------------------------- the masks
 @pytest.mark.parametrize("queued", [0, 1, 4])
 def test_queued_tokens_are_a_chain_above_the_tree(queued):

@@ -34,10 +34,10 @@ found = {name: run_benchmark(load_pair("tiny"), methods, prompts, max_new_tokens
          for name, heat in (("greedy", 0.0), ("temperature 0.5", 0.5))}
 Path(sys.argv[1], "ptd_choices.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 PYTHON
-dynatree bench "${common[@]}" --methods "hf-generate,ar,chain:length=4,$rest" \
+dynatree bench "${common[@]}" --methods "hf-generate,ar,ar-fast,chain:length=4,$rest" \
   --json "$out/ptd.json" --records "$out/ptd.jsonl" --overwrite | tee "$out/ptd.txt"
 dynatree bench "${common[@]}" --temperature 0.5 \
-  --methods "hf-generate,ar,sampled-tree:branching=1,depth=4,verifier=token-level,$rest" \
+  --methods "hf-generate,ar,ar-fast,sampled-tree:branching=1,depth=4,verifier=token-level,$rest" \
   --json "$out/ptd-sampled.json" --records "$out/ptd-sampled.jsonl" --overwrite | tee "$out/ptd-sampled.txt"
 python3 - "$out" "$aware" <<'PYTHON'
 import json, sys

@@ -1,11 +1,12 @@
 """A key/value cache whose tail can be rewritten: tree nodes are appended, the accepted path moved up, the rest dropped.
 
 transformers' own DynamicCache concatenates, which copies the whole cache at each forward; this one writes into a buffer
-with spare room and hands out views. All layers share one tensor, so that a commit is one gather.
+with spare room and hands out views. All layers of a device share one tensor, so that a commit is one gather.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,20 +18,28 @@ class TreeCache(Cache):
     """Keys and values of all layers of one sequence.
 
     Attributes:
-        states: (L, 2, 1, H, capacity, D) keys and values in the dtype of the first ones written; None before.
+        stores: (L, 2, 1, H, capacity, D) keys and values in the dtype of the first ones written; where layers lie on
+            several devices one such tensor for each, of the layers there. None before the first forward.
         size: rows in use. A forward appends its rows layer by layer and they count once the last layer has them, so
             that an interrupted forward leaves nothing behind.
 
     Args:
         layers: L of the model.
         capacity: rows to make room for beyond the first forward's; it doubles when needed.
+        devices: of each layer; by default all are where the first layer's states are.
     """
 
-    def __init__(self, layers: int, capacity: int = 256) -> None:
+    def __init__(self, layers: int, capacity: int = 256, devices: Sequence[torch.device] | None = None) -> None:
         super().__init__(layers=[DynamicLayer() for _ in range(layers)])  # what transformers reads layer types from
-        self.depth, self.capacity = layers, capacity
-        self.states: torch.Tensor | None = None
+        self.depth, self.capacity, self.devices = layers, capacity, devices
+        self.stores: list[torch.Tensor] = []
         self.size = 0
+
+    @property
+    def states(self) -> torch.Tensor:
+        """The store, where there is one."""
+        (states,) = self.stores
+        return states
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -47,17 +56,24 @@ class TreeCache(Cache):
         return keys[:, :, :end], values[:, :, :end]
 
     def _make_room(self, like: torch.Tensor, end: int) -> None:
-        if self.states is None:
+        if not self.stores:
             self.capacity += end
         elif end <= self.capacity:
             return
         else:
             self.capacity = max(end, 2 * self.capacity)
-        old, (batch, heads, _, width) = self.states, like.shape
-        self.states = like.new_empty((self.depth, 2, batch, heads, self.capacity, width))
-        if old is not None:
-            self.states[..., : self.size, :] = old[..., : self.size, :]
-        self._views = [tuple(layer.unbind(0)) for layer in self.states.unbind(0)]
+        places = list(self.devices or [like.device] * self.depth)
+        batch, heads, _, width = like.shape
+        old, self.stores = self.stores, []
+        views: dict[int, tuple[torch.Tensor, ...]] = {}
+        for number, device in enumerate(dict.fromkeys(places)):
+            mine = [layer for layer, place in enumerate(places) if place == device]
+            store = like.new_empty((len(mine), 2, batch, heads, self.capacity, width), device=device)
+            if old:
+                store[..., : self.size, :] = old[number][..., : self.size, :]
+            self.stores.append(store)
+            views |= {layer: tuple(part.unbind(0)) for layer, part in zip(mine, store.unbind(0), strict=True)}
+        self._views = views
 
     def keep(self, base: int, rows: np.ndarray) -> None:
         """Keep the first `base` rows, move the rows `base + rows` behind them, forget the others.
@@ -67,9 +83,9 @@ class TreeCache(Cache):
         """
         count = len(rows)
         if count and rows[-1] != count - 1:  # otherwise they stand there already
-            assert self.states is not None
-            index = torch.from_numpy(base + rows).to(self.states.device)
-            self.states[..., base : base + count, :] = self.states.index_select(4, index)
+            for store in self.stores:
+                index = torch.from_numpy(base + rows).to(store.device)
+                store[..., base : base + count, :] = store.index_select(4, index)
         self.size = base + count
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

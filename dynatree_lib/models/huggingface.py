@@ -78,6 +78,15 @@ class HFModel(LanguageModel):
         slides = not types or "sliding_attention" in types
         return getattr(self.model.config, "sliding_window", None) if slides else None
 
+    @cached_property
+    def layer_devices(self) -> list[torch.device] | None:
+        """Device of each layer, where they lie on several."""
+        if len({weight.device for weight in self.model.parameters()}) == 1:
+            return None
+        lists = (part for part in self.model.modules() if isinstance(part, torch.nn.ModuleList))
+        layers = next(part for part in lists if len(part) == self.layers)
+        return [next(layer.parameters()).device for layer in layers]
+
     @property
     def parameters(self) -> int:
         """Number of weights, tied ones counted once."""
@@ -154,7 +163,7 @@ class HFSession(Session):
         self._reset()
 
     def _reset(self) -> None:
-        self._cache = TreeCache(self.model.layers)
+        self._cache = TreeCache(self.model.layers, devices=self.model.layer_devices)
 
     @in_inference_mode
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """The lean forward with joined matrices in oneDNN's layout: a third of its time for one row on a CPU, half for many.
 
 Two things cost time on a CPU beside reading the weights once: torch's matrix product for few rows, which leaves half
-of the bandwidth unused, and calls. oneDNN's product over weights packed beforehand is two to three times as fast (the
-same that torch.compile's freezing reaches for in 16-bit). Parallel residuals let a layer's four matrices be joined
-into two: queries, keys and values with the MLP's first, the attention's output with the MLP's second.
+of the bandwidth unused, and calls. oneDNN's product over weights packed beforehand is two to three times as fast.
+Parallel residuals let a layer's four matrices be joined into two: queries, keys and values with the MLP's first, the
+attention's output with the MLP's second.
 """
 
 from __future__ import annotations

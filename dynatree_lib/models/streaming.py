@@ -89,7 +89,6 @@ class StreamingSession(HFSession):
         old = torch.cat([torch.arange(model.sinks), recent]).to(model.base.device)
         new = torch.arange(kept, device=old.device)
         states = self._cache.states
-        assert states is not None
         angles = [
             _cos_sin(model.rotary, positions, torch.promote_types(states.dtype, torch.float32))
             for positions in (old, new)
