@@ -78,9 +78,9 @@ class CostAwareTree(ModelDrafter):
     """
 
     draft: LanguageModel
-    verify_cost: tuple[float, ...] = (1.0, 1.3, 1.35, 1.4, 1.6, 2.1, 3.2)
-    draft_cost: tuple[float, ...] = (0.15, 0.18, 0.2, 0.22, 0.26)
-    overhead: float = 0.1
+    verify_cost: tuple[float, ...] = (1.0, 1.05, 1.1, 1.3, 1.5, 2.1, 3.3)
+    draft_cost: tuple[float, ...] = (0.2, 0.21, 0.23, 0.26, 0.32)
+    overhead: float = 0.15
     rate: float = 2.0
     sharpness: float = 2.0
     learning: float = 0.03
