@@ -106,7 +106,9 @@ def _static(target: HFModel, rows: int) -> StaticModel | None:
         return None
     known = _STATIC.get(target)
     if known is None or known.context < rows:
-        known = _STATIC[target] = StaticModel(target, min(target.context, max(rows, CAPACITY)))
+        known = StaticModel(target, min(target.context, max(rows, CAPACITY)))
+        known.warm(rows=())  # now, and not in the middle of a text that is being timed
+        _STATIC[target] = known
     return known
 
 

@@ -24,7 +24,7 @@ def test_it_runs_from_end_to_end_and_a_failure_loses_nothing(tmp_path, monkeypat
     body = json.loads((tmp_path / "gpu_speed.json").read_text(encoding="utf-8"))
     assert body["attention"]["error"] == "RuntimeError: no attention today"
     assert "gpu_speed: attention failed: RuntimeError: no attention today" in told
-    assert set(body) == {*CAPTIONS, "environment", "plan", "dtype", "models"} - {"compiled"}
+    assert set(body) == {*CAPTIONS, "environment", "plan", "dtype", "models"}
     assert all("random weights" in body[name]["caption"] for name in ("memory", "plain", "iterations", "costs"))
     assert body["agreement"]["rows"]["finite"]
     assert body["agreement"]["rows"]["largest_difference"] < 1e-4
@@ -54,14 +54,16 @@ def test_a_measurement_without_what_it_needs_says_so(tmp_path, told):
 
 
 def test_goals_come_from_the_measurements(tmp_path):
-    methods = {"methods": [{"label": "hf-generate", "tokens_per_second": 10}, {"label": "a", "tokens_per_second": 70}]}
+    speeds = {"hf-generate": (10, {}), "ar-fast": (90, {}), "ar": (80, {"commit": ""}), "chain": (70, {"commit": ""})}
+    methods = {"methods": [{"label": name, "method": name, "tokens_per_second": speed, "options": options}
+                           for name, (speed, options) in speeds.items()]}  # fmt: skip
     body = {
         "plain": {"rows": [{"ar_fast_over_bound": 1.2}, {"ar_fast_over_bound": 1.5}]},
         "methods": {"rows": {"results": methods}},
         "memory": {"error": "OutOfMemoryError"},
     }
     found = [row["found"] for row in goals(Record(tmp_path / "x.json", body))]
-    assert found == [1.5, None, None, None, None, 7.0]
+    assert found == [1.5, None, None, None, pytest.approx(7 / 9), 7.0]
 
 
 def test_mistakes_are_told_before_anything_is_made(tmp_path):

@@ -85,6 +85,22 @@ def test_tree_scores_equal_plain_forwards(kind, attention):
     assert session.length == session.position == len(text)
 
 
+def test_a_text_that_breaks_down_leaves_nothing_behind():
+    """A hidden column has a weight of 0, which does not hide a NaN."""
+    model = HFModel(raw_model("gpt_neox", seed=3))
+    static, table = StaticModel(model, 100), model.model.get_input_embeddings().weight
+    expected = hf_greedy(model, prompt(8), 20)
+    healthy = table[90].clone()
+    with torch.no_grad():
+        table[90] = torch.nan
+    with pytest.raises(ValueError, match="hold NaN"):
+        autoregressive(static, [*[1] * 30, 90], max_new_tokens=4)
+    with torch.no_grad():
+        table[90] = healthy
+    for decode in (autoregressive, autoregressive_fast):
+        assert decode(static, prompt(8), max_new_tokens=20).tokens == expected
+
+
 def test_rows_stay_what_they_were(trial):
     """A later forward does not change the logits of an earlier one, nor does another session's."""
     _, static, _ = trial
@@ -284,7 +300,7 @@ class FakeCuda:
         self.device = self.stream = lambda which: contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def graph(self, graph, pool):
+    def graph(self, graph, pool, stream):
         buffers, greedy = self.static.buffers, self.static.greedy
         lasting = [buffers.cache.states, buffers.integers, greedy.state, greedy.chosen]
         before, recorder = [each.clone() for each in lasting], Recorder()
@@ -367,6 +383,14 @@ def test_warming_captures_all_of_them_once(captured):
     assert set(other.buffers._graphs) == {(4, 128), ("greedy", other.vocab_size, 128)}
 
 
+def test_copies_of_a_model_share_one_step_of_plain_decoding(captured):
+    """A graph writes to the tensors it was captured with, so a copy must not have others (make_pair copies drafts)."""
+    static = captured(random_model("gpt_neox"))
+    expected = hf_greedy(static, prompt(20), 12)
+    for model in (static, static.narrowed(static.vocab_size), static):
+        assert autoregressive_fast(model, prompt(20), max_new_tokens=12).tokens == expected
+
+
 def test_a_forward_that_cannot_be_captured_says_so(captured, monkeypatch):
     static = captured(random_model("gpt_neox"))
 
@@ -376,17 +400,3 @@ def test_a_forward_that_cannot_be_captured_says_so(captured, monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph", refused)
     with pytest.raises(RuntimeError, match="engine 'lean' could not be captured.*graphs=False"):
         autoregressive(static, [1], max_new_tokens=2)
-
-
-def test_a_failing_compiler_is_noted_and_done_without(monkeypatch):
-    def compiler(function, **options):
-        def fails(*args):
-            raise TypeError("no compiler")
-
-        return fails
-
-    monkeypatch.setattr(torch, "compile", compiler)
-    model = random_model("gpt_neox")
-    static = StaticModel(model, 100, compile=True)
-    assert autoregressive(static, prompt(20), max_new_tokens=30).tokens == hf_greedy(model, prompt(20), 30)
-    assert static.buffers.notes == ["torch.compile failed (TypeError), so the step runs uncompiled."]

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from .arguments import progress
 from .bandwidth import forward_bytes, matmul_flops, measure_bandwidth, median_seconds
 from .cost_model import MeasuredCosts, counts_of, measure_costs
 from .environment import cache_bytes_per_row, describe_environment, describe_model, public_text, weight_bytes
-from .growth import forward_times, growth, level_growth
+from .growth import any_text, forward_times, growth, level_growth
 from .methods import METHODS, Variant, variants
 from .prompts import BenchPrompt
 from .protocol import _known_objects_frozen, _quiet_machine, _synchronize, read_results, run_benchmark
@@ -66,7 +66,6 @@ CAPTIONS = {
     "costs": f"The cost model's prices, in greedy steps of `ar`; {RANDOM}.",
     "methods": "A trained pair, every method on held-out prompts, interleaved: earned acceptance at this pair's cost.",
     "joined": "Predicted, not measured: tokens per iteration of the trained pair, priced with the shapes' costs.",
-    "compiled": f"The step through torch.compile before its capture, beside the step as it is; {RANDOM}.",
     "goals": "What was aimed at, and what this run found; each from the measurement named.",
 }
 
@@ -126,7 +125,9 @@ class Record:
     failed: list[str] = field(default_factory=list)
 
     def take(self, name: str, measure: Callable[[], Any]) -> None:
-        """Keep what a measurement finds, or its error; Ctrl-C ends the run."""
+        """Keep what a measurement finds, or its error; Ctrl-C ends the run. One that was made is not made again."""
+        if "rows" in self.body.get(name, {}):
+            return
         progress(f"gpu_speed: {name}")
         begun = time.monotonic()
         try:
@@ -214,20 +215,15 @@ def measure_shapes(record: Record, plan: Plan, device: torch.device, dtype: torc
     ])  # fmt: skip
     record.take("levels", lambda: level_growth(shapes.pair, (middle,), plan.widths, turns=plan.turns))
     record.take("costs", lambda: costs(shapes.pair, _prompts(shapes), plan).to_json())
-    if device.type == "cuda":
-        record.take("compiled", lambda: compiled(shapes))
-
-
-def text(model: HFModel, tokens: int) -> list[int]:
-    """Any text: its cost is that of its length."""
-    return [(31 * place + 7) % model.vocab_size for place in range(tokens)]
 
 
 def memory(shapes: Shapes) -> Row:
-    """Peaks in bytes, None on a CPU: of plain decoding with the target alone, and with the draft and a tree."""
-    ids, tokens = text(shapes.target, shapes.plan.prefixes[0]), shapes.plan.tokens
+    """Peaks in bytes, None on a CPU: of plain decoding with the target alone, and with the draft and a tree; each with
+    the graphs it needs, all of them captured."""
+    ids, tokens = any_text(shapes.target.warm(rows=()), shapes.plan.prefixes[0]), shapes.plan.tokens
     plainly = _peak(shapes.device, lambda: autoregressive_fast(shapes.target, ids, max_new_tokens=tokens))
-    weights = weight_bytes(shapes.draft)
+    weights = weight_bytes(shapes.draft.warm())
+    shapes.target.warm()
     treed = _peak(shapes.device, lambda: generate(shapes.target, ids, shapes.tree, max_new_tokens=tokens))
     ratios = {name: treed[name] / (plainly[name] + weights) for name in plainly if plainly[name]}
     buffers = {
@@ -252,12 +248,12 @@ def _peak(device: torch.device, run: Callable[[], object]) -> dict[str, Any]:
 
 
 def bandwidth(shapes: Shapes) -> Row:
-    """Every buffer's speeds in bytes per second; `memory`, that of copying one as large as the weights (or the largest
-    measured), is what bounds plain decoding; and operations per second of a matrix product."""
+    """Every buffer's speeds in bytes per second; `memory`, what bounds plain decoding as in `metrics.Bound`: the higher
+    of reading and copying one as large as the weights, or the largest; operations per second of a matrix product."""
     found = measure_bandwidth(shapes.device, forward_bytes(shapes.target))
     sized = found[0]
     flops = matmul_flops(shapes.device, shapes.dtype)
-    return {"buffers": [asdict(one) for one in found], "memory": sized.copy, "read": sized.read, "flops": flops}
+    return {"buffers": [asdict(one) for one in found], "memory": max(sized.read, sized.copy), "flops": flops}
 
 
 def agreement(shapes: Shapes) -> Row:
@@ -267,7 +263,7 @@ def agreement(shapes: Shapes) -> Row:
     logits = []
     for model in (hf, shapes.target):
         session = model.session()
-        session.start(text(model, shapes.plan.prefixes[0]))
+        session.start(any_text(model, shapes.plan.prefixes[0]))
         logits.append(session.score(*nodes, Sampling()).logits.double())
     share = (logits[0] - logits[1]).abs().max() / logits[0].abs().max()
     return {"largest_difference": float(share), "finite": bool(torch.isfinite(logits[1]).all())}
@@ -278,7 +274,7 @@ def plain(shapes: Shapes, bytes_per_second: float) -> list[Row]:
     out = []
     for prefix in shapes.plan.prefixes:
         tokens = min(shapes.plan.tokens, shapes.target.context - prefix - 1)
-        ids = text(shapes.target, prefix)
+        ids = any_text(shapes.target, prefix)
         cached = cache_bytes_per_row(shapes.target) * (prefix + tokens / 2)
         bound = (forward_bytes(shapes.target) + cached) / bytes_per_second
         fast, ours = (_per_token(shapes, decode, ids, tokens) for decode in (autoregressive_fast, autoregressive))
@@ -305,7 +301,7 @@ def iterations(shapes: Shapes, steps: Sequence[Row]) -> list[Row]:
     """An iteration with a full tree after each prefix: seconds, steps of `ar-fast`, where its time goes."""
     out = []
     for step in steps:
-        ids, tokens = text(shapes.target, step["prefix"]), min(step["tokens"], 64)
+        ids, tokens = any_text(shapes.target, step["prefix"]), min(step["tokens"], 64)
         marks, trees = _iterations(shapes, ids, tokens)
         trace = Trace(time.perf_counter, lambda: _synchronize(shapes.device))
         trace.begin()
@@ -347,34 +343,25 @@ def forwards(shapes: Shapes) -> list[Row]:
     return [{**row, "over_one_row": row["milliseconds"] / one[row["model"], row["prefix"]]} for row in found]
 
 
-def compiled(shapes: Shapes) -> Row:
-    """A few forwards as compiled and as they are; what torch.compile could not do is in `notes`."""
-    other = StaticModel(shapes.engine("lean"), compile=True, check=False)
-    rows = sorted({1, max(1, shapes.plan.rows[-1] // 4)})
-    both = {"static": shapes.target, "static, compiled": other}
-    return {
-        "forwards": forward_times(both, rows, shapes.plan.prefixes[0], turns=shapes.plan.turns),
-        "notes": other.buffers.notes,
-    }
-
-
 def attention(shapes: Shapes) -> list[Row]:
-    """Milliseconds of masked attention in all layers: what a kernel made for trees could save at most."""
-    target, calls = shapes.target, 20
-    _, _, _, heads, _, size = target.buffers.cache.states.shape
-    out = []
-    for width in target.buffers.widths:
+    """Milliseconds of masked attention in all layers, each over its own cache and in one graph: what a kernel made for
+    trees could save at most."""
+    buffers, out = shapes.target.buffers, []
+    _, _, _, heads, _, size = buffers.cache.states.shape
+    for width in buffers.widths:
         for rows in (1, shapes.plan.rows[-1] // 4):
-            kept = torch.randn(2, 1, heads, width, size, device=shapes.device, dtype=shapes.dtype)
             query = torch.randn(1, heads, rows, size, device=shapes.device, dtype=shapes.dtype)
-            mask = torch.zeros(1, 1, rows, width, device=shapes.device, dtype=shapes.dtype)
+            mask = buffers.mask(torch.ones(rows, width, dtype=torch.bool, device=shapes.device))
+            states = buffers.cache.states[..., :width, :]
 
-            def work(query: torch.Tensor = query, kept: torch.Tensor = kept, mask: torch.Tensor = mask) -> None:
-                for _ in range(calls):
-                    torch.nn.functional.scaled_dot_product_attention(query, kept[0], kept[1], attn_mask=mask)
+            def work(query: torch.Tensor = query, mask: torch.Tensor = mask, states: torch.Tensor = states) -> Any:
+                for keys, values in states:
+                    mixed = torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+                return mixed
 
-            took = 1000 * target.layers * median_seconds(work, shapes.device) / calls
-            out.append({"rows": rows, "width": width, "milliseconds": took})
+            replay = partial(buffers.replay, ("attention", rows, width), work)
+            took = median_seconds(replay, shapes.device)
+            out.append({"rows": rows, "width": width, "milliseconds": 1000 * took})
     return out
 
 
@@ -384,9 +371,8 @@ def costs(pair: Pair, prompts: Sequence[Any], plan: Plan) -> MeasuredCosts:
 
 
 def _prompts(shapes: Shapes) -> list[BenchPrompt]:
-    return [
-        BenchPrompt.from_ids(f"text-{n}", text(shapes.target, n)) for n in shapes.plan.prefixes[: shapes.plan.priced]
-    ]
+    lengths = shapes.plan.prefixes[: shapes.plan.priced]
+    return [BenchPrompt.from_ids(f"text-{length}", any_text(shapes.target, length)) for length in lengths]
 
 
 # ------------------------------------------------------------------------------------------------- a trained pair, both
@@ -456,17 +442,21 @@ def goals(record: Record) -> list[Row]:
         ("iteration in steps of ar-fast, worst prefix", "iterations",
          lambda: max(row["steps_of_ar_fast"] for row in record.rows("iterations")), {"at most": 2.5}),
         ("peak memory with trees over plain decoding and the draft's weights", "memory",
-         lambda: record.rows("memory")["trees_over_both"]["allocated"], {"at most": 1.05}),
-        ("best method over ar-fast, trained pair", "methods", lambda: _best_over(record, "ar-fast"), {"at least": 1.8}),
-        ("best method over hf-generate, trained pair", "methods", lambda: _best_over(record, "hf-generate"),
+         lambda: record.rows("memory")["trees_over_both"]["reserved"], {"at most": 1.05}),
+        ("best drafted method over ar-fast, trained pair", "methods", lambda: _best_over(record, "ar-fast"),
+         {"at least": 1.8}),
+        ("best drafted method over hf-generate, trained pair", "methods", lambda: _best_over(record, "hf-generate"),
          {"at least": 6.0}),
     ]  # fmt: skip
     return [{"goal": name, "from": source, "found": _or_none(number), **limit} for name, source, number, limit in found]
 
 
 def _best_over(record: Record, reference: str) -> float:
-    speeds = {one["label"]: one["tokens_per_second"] for one in record.rows("methods")["results"]["methods"]}
-    return max(speeds.values()) / speeds[reference]
+    """The fastest method of this library that drafts, over a reference."""
+    found = record.rows("methods")["results"]["methods"]
+    speeds = {one["label"]: one["tokens_per_second"] for one in found}
+    drafting = [one["label"] for one in found if "commit" in one["options"] and one["method"] != "ar"]
+    return max(speeds[label] for label in drafting) / speeds[reference]
 
 
 def _or_none(number: Callable[[], Any]) -> Any:
@@ -483,13 +473,14 @@ PARTS = ("shapes", "pair", "joined")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts asked for; 1 if a measurement failed."""
     parser = argparse.ArgumentParser(prog="python -m dynatree_lib.bench.gpu_speed", description=__doc__)
-    parser.add_argument("out", type=Path, help="folder for the records; parts of an earlier run there are kept")
+    parser.add_argument("out", type=Path, help="folder for the records; what an earlier run there measured is kept")
     parser.add_argument("--parts", default=",".join(PARTS), help="default: %(default)s")
     parser.add_argument(
         "--pair", default="tiny", help="folder of a trained pair, or a named one (default: %(default)s)"
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--again", action="store_true", help="measure anew what an earlier run in that folder has")
     parser.add_argument("--tiny", action="store_true", help="small shapes and few turns: does it run?")
     args = parser.parse_args(arguments)
     parts, device, dtype = args.parts.split(","), torch.device(args.device), getattr(torch, args.dtype)
@@ -500,9 +491,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ValueError("torch sees no CUDA device here; try --device cpu --tiny.")
     args.out.mkdir(parents=True, exist_ok=True)
     record, plan = Record(args.out / FILE), TINY if args.tiny else FULL
-    if record.path.exists():
+    setup = {"environment": describe_environment(), "plan": json.loads(json.dumps(asdict(plan))), "dtype": args.dtype}
+    if record.path.exists() and not args.again:
         record.body = json.loads(record.path.read_text(encoding="utf-8"))
-    record.body |= {"environment": describe_environment(), "plan": asdict(plan), "dtype": args.dtype}
+        if any(record.body.get(key) != value for key, value in setup.items()):
+            raise ValueError(
+                f"{record.path} was measured with other sizes, on another machine or at another commit; give another "
+                "folder, or --again."
+            )
+    record.body |= setup
     if "shapes" in parts:
         measure_shapes(record, plan, device, dtype)
     if "pair" in parts:

@@ -162,7 +162,7 @@ def forward_times(
     for name, model in models.items():
         _check(model, [prefix], rows, min(turns, 1))
         sessions[name] = _remembering(model).session()
-        sessions[name].start(_text(model, prefix))
+        sessions[name].start(any_text(model, prefix))
         sessions[name].flush()
     for _ in range(turns + 1):  # the first does not count
         for name, session in sessions.items():
@@ -243,7 +243,7 @@ def _tree(rows: int, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
     return tree.tokens, tree.parents
 
 
-def _text(model: HFModel, tokens: int) -> list[int]:
+def any_text(model: HFModel, tokens: int) -> list[int]:
     """Any text will do: its cost is that of its length."""
     return [(31 * place + 7) % model.vocab_size for place in range(tokens)]
 
@@ -254,7 +254,7 @@ def _measure(
     device = target.device
     for one in shapes:
         for timing in one.timings:
-            timing.begin(target, _text(target, one.facts["prefix"] - FIRST - _timed(turns) // 2), clock)
+            timing.begin(target, any_text(target, one.facts["prefix"] - FIRST - _timed(turns) // 2), clock)
     with _known_objects_frozen():
         for turn in range(turns):
             if progress:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,8 +56,6 @@ class StaticModel(HFModel):
         widths: columns of the cache that forwards are padded to; all of them are added as the last. By default
             powers of two from `NARROWEST`.
         graphs: capture on a CUDA device; False runs the same steps without, to compare.
-        compile: run the step through torch.compile (before capture); where that fails, `buffers.notes` says why and
-            the step runs as it is.
         check: score a small tree over the buffers and by the model's own forward and refuse if they differ.
 
     Raises:
@@ -74,29 +71,21 @@ class StaticModel(HFModel):
         widths: Sequence[int] | None = None,
         *,
         graphs: bool = True,
-        compile: bool = False,
         check: bool = True,
     ) -> None:
         reason = why_not_static(model)
         if reason:
             raise ValueError(reason)
         self.__dict__.update(model.__dict__)
-        self.__dict__.pop("greedy", None)
         self.context = min(model.context, CAPACITY if capacity is None else capacity)
         if self.context < 2 or not rows or list(rows) != sorted(set(rows)) or rows[0] < 1:
             raise ValueError(
                 f"capacity is {capacity} and rows {tuple(rows)}; give at least 2 and ascending positive numbers."
             )
         self.session_class = StaticSession
-        self.buffers = Buffers(model, self.context, tuple(rows), widths, graphs, compile)
+        self.buffers = Buffers(model, self.context, tuple(rows), widths, graphs)
         if check:
             check_tree_attention(self)
-
-    def narrowed(self, width: int) -> HFModel:
-        """See `HFModel.narrowed`; the buffers are shared too."""
-        other = super().narrowed(width)
-        other.__dict__.pop("greedy", None)
-        return other
 
     def forward(self, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: Any, keep: int) -> torch.Tensor:
         """See `HFModel.forward`; over the buffers' cache, `mask` is what `Buffers.tell` said, None for text alone."""
@@ -105,21 +94,22 @@ class StaticModel(HFModel):
         if mask is None:
             return self.buffers.read(tokens, positions)[:, : self.vocab_size]
         logits, end = self.buffers.forward(*mask), len(tokens)
-        # A copy, because the next replay of any graph may write where this one's output lies.
+        # A copy, because the next forward writes its logits to the same place.
         return logits[end - keep : end, : self.vocab_size].clone()
 
-    @cached_property
+    @property
     def greedy(self) -> GreedyStep:
-        """Plain greedy decoding on the device."""
-        return GreedyStep(self.buffers, self.vocab_size)
+        """Plain greedy decoding on the device; one for all models that share the buffers and the vocabulary."""
+        return self.buffers.greedy(self.vocab_size)
 
     @torch.inference_mode()
     def warm(self, rows: Sequence[int] | None = None, widths: Sequence[int] | None = None) -> StaticModel:
-        """Capture graphs now and not when first needed: of these numbers of rows and widths, by default all."""
+        """Capture graphs now and not when first needed: of these numbers of rows and widths, by default all, and of
+        plain decoding at these widths."""
         buffers = self.buffers
         buffers.lend(None)
         for width in buffers.widths if widths is None else [buffers.width(each) for each in widths]:
-            for count in buffers.rows if rows is None else [buffers.bucket(each) for each in rows]:
+            for count in buffers.rows if rows is None else {buffers.bucket(each) for each in rows}:
                 buffers.integers.zero_()  # padding alone
                 buffers.forward(count, width)
             self.greedy.begin(0, 0)
@@ -132,12 +122,14 @@ class StaticSession(HFSession):
 
     Attributes:
         aside: (L, 2, 1, H, rows, D) cache of this sequence while another one has the buffers.
+        fresh: whether nothing of it was read yet.
     """
 
     model: StaticModel
 
     def _reset(self) -> None:
         self.aside: torch.Tensor | None = None
+        self.fresh = True
 
     @in_inference_mode
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
@@ -169,7 +161,8 @@ class StaticCache(Cache):
     """Keys and values of all layers in one tensor that never moves.
 
     Attributes:
-        states: (L, 2, 1, H, columns, D); finite from the start, because a hidden column still meets a zero weight.
+        states: (L, 2, 1, H, columns, D); zeros at the start of a text, because a hidden column still meets a weight,
+            of zero.
         slots: (n,) int64 columns that the next forward's rows are written to, on the device.
         width: columns that the next forward reads.
 
@@ -216,7 +209,7 @@ class Buffers:
         integers: what a forward is about, on the device: the committed rows, then for each of its rows a token, a
             position, a column, and bits that say which of the columns after the committed ones it sees.
         graph_bytes: memory reserved while graphs were captured, and so kept by them; 0 without CUDA.
-        notes: what was asked for and could not be had.
+        dirty: columns that may hold anything; those behind them are zeros.
     """
 
     def __init__(
@@ -226,7 +219,6 @@ class Buffers:
         rows: tuple[int, ...],
         widths: Sequence[int] | None,
         graphs: bool,
-        compile: bool,
     ) -> None:
         self.engine, self.device, self.dtype, self.rows = model.engine, model.device, model.dtype, rows
         self.capacity, self.words = capacity, -(-rows[-1] // WORD)
@@ -244,13 +236,15 @@ class Buffers:
         self._graphs: dict[Any, tuple[Any, Any]] = {}
         self._pool: Any = None
         self._holder: Callable[[], StaticSession | None] = _nobody
-        self.graph_bytes, self.notes = 0, list[str]()
-        self._run = self._compiled() if compile else self._step
+        self.graph_bytes, self.dirty = 0, 0
+        self._logits: torch.Tensor | None = None
+        self._greedy: dict[int, GreedyStep] = {}
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of the cache and of what forwards are told, on the device."""
-        return self.cache.states.nbytes + self.columns.nbytes + self.integers.nbytes
+        """Bytes of the cache, of what forwards are told and of their logits, on the device."""
+        parts = (self.cache.states, self.columns, self.integers, *([] if self._logits is None else [self._logits]))
+        return sum(part.nbytes for part in parts)
 
     def bucket(self, rows: int) -> int:
         """The number of rows that so many are padded to.
@@ -264,6 +258,12 @@ class Buffers:
         """The width that a forward over so many columns is padded to; ValueError for more than there are."""
         return _at_least(self.widths, columns, "columns", "a larger capacity")
 
+    def greedy(self, vocab_size: int) -> GreedyStep:
+        """The step of plain decoding over so many tokens; graphs hold its tensors, so it lives as long as they do."""
+        if vocab_size not in self._greedy:
+            self._greedy[vocab_size] = GreedyStep(self, vocab_size)
+        return self._greedy[vocab_size]
+
     # ----------------------------------------------------------------------------------------------- whose rows are in
     def lend(self, session: StaticSession | None) -> None:
         """Have this session's rows in the cache; another's are copied aside first."""
@@ -272,6 +272,9 @@ class Buffers:
             holder.aside = self.cache.states[..., : 1 + holder.length + holder.pending, :].clone()
         if holder is not session:
             self._holder = _nobody if session is None else weakref.ref(session)
+        if session is not None and session.fresh:  # a weight of 0 does not hide a NaN that an earlier text left
+            self.cache.states[..., : self.dirty, :] = 0
+            self.dirty, session.fresh = 0, False
         if session is not None and session.aside is not None:
             self.cache.states[..., : session.aside.shape[4], :] = session.aside
             session.aside = None
@@ -299,6 +302,7 @@ class Buffers:
                 f"A text of {end} tokens does not fit static buffers of {self.capacity}; make the StaticModel with a "
                 "larger capacity, or shorten the text."
             )
+        self.dirty = max(self.dirty, 1 + end)
         slots = self.columns[1 + end - len(tokens) : 1 + end]
         columns = self.columns[: -(-(1 + end) // WORD) * WORD]
         mask = self.mask((columns > 0) & (columns <= slots[:, None]))
@@ -324,6 +328,7 @@ class Buffers:
         new, tail = seen.shape
         self.bucket(tail)  # there are bits for no more
         rows, width = self.bucket(new), self.width(1 + base + tail)
+        self.dirty = max(self.dirty, width)
         with self._told(1 + rows * (3 + self.words)) as packed:
             packed[0] = base
             table = packed[1:].reshape(3 + self.words, rows)
@@ -349,7 +354,7 @@ class Buffers:
 
     def forward(self, rows: int, width: int) -> torch.Tensor:
         """Run what stands in `integers`; (rows, V) logits, valid until the next forward."""
-        logits: torch.Tensor = self.replay((rows, width), lambda: self._run(rows, width))
+        logits: torch.Tensor = self.replay((rows, width), lambda: self._step(rows, width))
         return logits
 
     def _step(self, rows: int, width: int) -> torch.Tensor:
@@ -357,7 +362,10 @@ class Buffers:
         slots = table[2]
         self.cache.aim(slots, width)
         seen = self._seen(self.integers[0], slots, table[3:], width)
-        return self.engine(table[0][None], table[1][None], self.mask(seen), self.cache, rows)[0]
+        logits = self.engine(table[0][None], table[1][None], self.mask(seen), self.cache, rows)[0]
+        if self._logits is None:
+            self._logits = logits.new_empty((self.rows[-1], logits.shape[-1]))
+        return self._logits[:rows].copy_(logits)  # one place for all graphs, which would each keep their own
 
     def _seen(self, base: torch.Tensor, slots: torch.Tensor, bits: torch.Tensor, width: int) -> torch.Tensor:
         """(n, width) bool: committed rows, and those that the bits name; of padding rows column 0."""
@@ -414,29 +422,10 @@ class Buffers:
             torch.cuda.empty_cache()
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             reserved, graph = torch.cuda.memory_reserved(), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):  # torch's own is the first device's
                 output = step()
             self.graph_bytes += max(0, torch.cuda.memory_reserved() - reserved)
         return graph, output
-
-    def _compiled(self) -> Callable[[int, int], torch.Tensor]:
-        """The step through torch.compile, one compilation per number of rows and width; as it is where that fails."""
-        from torch._dynamo import config
-
-        compiled: list[Callable[[int, int], torch.Tensor]] = [torch.compile(self._step, dynamic=False)]
-
-        def run(rows: int, width: int) -> torch.Tensor:
-            try:
-                with config.patch(recompile_limit=1024, accumulated_recompile_limit=4096):
-                    return compiled[0](rows, width)
-            except Exception as error:  # whatever a compiler raises: the step itself needs none
-                if compiled[0] is self._step:
-                    raise
-                self.notes.append(f"torch.compile failed ({type(error).__name__}), so the step runs uncompiled.")
-                compiled[0] = self._step
-                return self._step(rows, width)
-
-        return run
 
 
 class GreedyStep:
@@ -458,6 +447,7 @@ class GreedyStep:
 
     def run(self, steps: int, width: int) -> None:
         """Choose so many tokens, each by a forward of `width` columns; nothing is waited for."""
+        self.buffers.dirty = max(self.buffers.dirty, width)
         for _ in range(steps):
             self.buffers.replay(("greedy", self.vocab_size, width), lambda: self._step(width), (self.state,))
 
