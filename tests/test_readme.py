@@ -93,3 +93,50 @@ def test_what_the_readme_says_of_ptd_is_in_its_records():
             found.append(f"{value:.2f} [{low:.2f}, {high:.2f}]")
         missing = [text for text in found if text not in " ".join(section.split())]
         assert not missing, name
+
+
+def test_what_the_readme_says_of_speed_is_in_its_records():
+    from dynatree_lib.bench.protocol import read_results
+    from dynatree_lib.bench.sensitivity import ratios
+
+    folder = ROOT / "outputs" / "reference" / "cpu"
+    told = " ".join(README.split("### At temperature 1")[0].split())
+    results = read_results(folder / "bench.jsonl")
+    lookup, chain, fixed = "lookup-tree (tuned)", "chain (tuned)", "fixed-tree (tuned)"
+    peers = ["hf-generate", "hf-assisted:num_assistant_tokens=5,confidence=0.0", "hf-prompt-lookup", "ar-fast", chain,
+             "prompt-lookup (tuned)"]  # fmt: skip
+    said = [(lookup, other) for other in peers] + [
+        ("ar-fast", "hf-generate"), ("ar-fast", "ar"), ("cost-aware-tree (tuned)", "ar-fast"),
+        ("cost-aware-tree (tuned)", chain), (fixed, chain), ("adaptive-tree (tuned)", fixed),
+    ]  # fmt: skip
+    for label, over in said:
+        row = ratios(results, [label], [over])[0]
+        assert "{:.2f} [{:.2f}, {:.2f}]".format(row["ratio"], *row["interval"]) in told, (label, over)
+    bound = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
+    methods = {one["label"]: one for one in bound["methods"]}
+    assert f"bounds plain decoding at {bound['bandwidth']['tokens_per_second']:,.0f} tokens/s" in told
+    assert f"`ar-fast` reaches {methods['ar-fast']['bound_ratio']:.2f} of it" in told
+    assert f"takes {100 * methods['ar']['split']['host']:.0f} % of an iteration of `ar`" in told
+
+
+def test_what_the_readme_says_of_forwards_batches_and_rounding_is_in_its_records():
+    read = {
+        path.stem: json.loads(path.read_text(encoding="utf-8"))
+        for path in (ROOT / "outputs" / "reference" / "cpu").glob("*.json")
+    }
+    told = " ".join(README.split())
+    forward = {(one["model"], one["rows"]): one["milliseconds"] for one in read["engines"]["target"]}
+    for rows in (1, 16):
+        assert all(f"{forward[engine, rows]:.1f}" in told for engine in ("eager", "lean", "packed"))
+    flat = read["growth"]["flatness"]
+    assert f"{flat['prefix']['overhead']:.2f} beyond the forward, {flat['prefix']['rise']:+.2f} from 128" in told
+    ours = [one for one in read["throughput"]["rows"] if one["method"] != "hf-generate"]
+    equal, total = (sum(one[key] for one in ours) for key in ("identical", "prompts"))
+    assert f"{equal} of {total} texts equal" in told
+    half = {one["label"]: one for one in read["precision-bfloat16"]["dtypes"][0]["comparisons"]}
+    trees = [half[name]["rate"] for name in ("chain:length=4", "fixed-tree", "cost-aware-tree", "lookup-tree")]
+    alone = [one["rate"] for one in half.values() if one["group"] == "rows"]
+    assert f"{min(trees):.1f} to {max(trees):.1f} flips in 1,000 tokens of chains and trees, " in told
+    assert f"{min(alone):.1f} to {max(alone):.1f} of `ar` in 2 to 64 rows" in told
+    assert not any(one["flipped"] for part in read["precision"]["dtypes"] for one in part["comparisons"])
+    assert not any(one["exceeds"] for one in read["precision-bfloat16"]["dtypes"][0]["against"])

@@ -10,7 +10,7 @@ out=${1:-outputs/reference/cpu}
 mkdir -p "$out"
 dynatree() { python3 -m dynatree_lib "$@"; }
 
-python3 -m dynatree_lib.bench.growth "$out/growth.json" | tee "$out/growth.txt"
+python3 -m dynatree_lib.bench.growth "$out/growth.json"
 python3 - "$out" <<'PYTHON'
 import json, sys
 from dataclasses import asdict
