@@ -146,7 +146,7 @@ def generate(
             in a second forward, as published.
         keep_state: whether `Generation.state` keeps the caches; False frees their memory.
 
-    Ctrl-C ends the text, and not the caller's loop: look at `finish_reason`. Logits processors of a checkpoint's
+    Drafters and verifiers run in torch's inference mode, `on_tokens` does not. Ctrl-C ends the text, and not the caller's loop: look at `finish_reason`. Logits processors of a checkpoint's
     generation config (a repetition penalty, say) are not applied.
 
     Raises:

@@ -1,8 +1,8 @@
 """How often an iteration waits for what the device computes: once per draft level and once per verification.
 
 (What it sends is another matter: a plain session uploads ids, masks and commits one by one, a static one in one pinned
-copy per forward.) There need be no device: the logits are of a tensor class that stays itself through every operation of torch and notes
-where something leaves it for the host.
+copy per forward.) There need be no device: the logits are of a tensor class that stays itself through every operation
+of torch and notes where something leaves it for the host.
 """
 
 import pytest

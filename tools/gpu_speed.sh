@@ -7,7 +7,7 @@
 #
 # DATA holds wikitext-2-raw/, pg19/, gsm8k/, mbpp/; without it, or where training fails, the bundled tiny pair is measured.
 # MINUTES bounds the training (default 8). OUT gets gpu_speed.json, pair.jsonl, the pair and logs; a failed part loses no
-# other. Afterwards, copy the two records to outputs/reference/<gpu>/.
+# other, and a second call goes on after the last measurement made. Afterwards, copy the two records to outputs/reference/<gpu>/.
 set -uo pipefail
 out=${1:?folder for the results} data=${2:-} minutes=${3:-8} pair=tiny failed=0
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
