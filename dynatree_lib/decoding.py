@@ -146,8 +146,9 @@ def generate(
             in a second forward, as published.
         keep_state: whether `Generation.state` keeps the caches; False frees their memory.
 
-    Drafters and verifiers run in torch's inference mode, `on_tokens` does not. Ctrl-C ends the text, and not the caller's loop: look at `finish_reason`. Logits processors of a checkpoint's
-    generation config (a repetition penalty, say) are not applied.
+    Ctrl-C ends the text, and not the caller's loop: look at `finish_reason`. Logits processors of a checkpoint's
+    generation config (a repetition penalty, say) are not applied. Drafters and verifiers run in torch's inference mode,
+    `on_tokens` does not.
 
     Raises:
         ValueError: before any work, for an empty prompt, a prompt that fills the context, token ids outside the

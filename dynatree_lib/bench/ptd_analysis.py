@@ -264,7 +264,7 @@ def repeated_rows(label: str, texts: Iterable[Sequence[TokenTree]], n: int = 3) 
 
 # ---------------------------------------------------------------------------------------------------------- run time
 STAGES = ("forward", "retrieval", "update", "other")
-"""Where an iteration's time goes (Figure 8): the target's forward, `propose`, `observe`, and the loop with its masks."""
+"""Where an iteration's time goes (Figure 8): the target's forward, `propose`, `observe`, the loop with its masks."""
 
 
 @dataclass(frozen=True)
