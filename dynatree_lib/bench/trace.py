@@ -82,7 +82,7 @@ class Trace:
         def timed(tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: Any, keep: int) -> Any:
             start = self.now()
             logits = forward(tokens, positions, mask, cache, keep=keep)
-            nodes = 0 if mask is None and len(tokens) > keep else keep  # otherwise it reads committed text
+            nodes = 0 if mask is None and len(tokens) > keep else keep  # a prompt, read whole
             self.events.append([role, start, self.now(), nodes])
             return logits
 
