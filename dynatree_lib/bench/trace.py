@@ -34,7 +34,7 @@ class Trace:
         clock: seconds.
         synchronize: waits for the device.
         events: [role, start, end, rows]: forwards of "target" and "draft" with the nodes they scored (0 where they
-            only read text), and "commit" with the tokens of an iteration; seconds since `begin`.
+            read a prompt whole), and "commit" with the tokens of an iteration; seconds since `begin`.
         overhead: seconds that one event adds to the time outside forwards.
     """
 
