@@ -134,11 +134,9 @@ def renumbering(count: int, keep: np.ndarray) -> np.ndarray:
 
 def depths_of(parents: np.ndarray) -> np.ndarray:
     """(n,) int64 depth of each node of a forest whose roots have parent -1 (depth 0); parents come before children."""
-    out = np.zeros(len(parents), np.int64)
-    level = parents >= 0
-    current = parents.copy()
-    while level.any():
-        out += level
-        current = np.where(level, parents[current], ROOT)
-        level = current >= 0
+    out = (parents >= 0).astype(np.int64)  # levels up to `node`, which each round moves twice as far up
+    node = parents
+    while (node >= 0).any():
+        out = out + np.where(node >= 0, out[node], 0)
+        node = np.where(node >= 0, node[node], ROOT)
     return out

@@ -231,7 +231,7 @@ def _remarks(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
 
 def _bound(results: Results) -> list[str]:
     """What plain decoding could reach at the bandwidth of the memory, and what was measured for it."""
-    found = results.to_json()["bandwidth"]
+    found = results.bandwidth
     if found is None:
         return []
     sizes = dict.fromkeys(one["size"] for one in found["measured"])

@@ -380,10 +380,7 @@ def measure_pair(record: Record, plan: Plan, folder: str, device: torch.device, 
     """The part `pair`: every method on a trained pair over static buffers; records go to OUT/pair.jsonl."""
 
     def measure() -> Row:
-        pair = static_pair(load_pair(folder, device_map=str(device), dtype=dtype))
-        for model in (pair.target, pair.draft):
-            assert isinstance(model, StaticModel)
-            model.warm()
+        pair = static_pair(load_pair(folder, device_map=str(device), dtype=dtype), warm=True)
         room = pair.target.context - max(plan.tokens, 200)
         prompts = load_workload("bundled", limit=plan.prompts, max_tokens=room, tokenizer=pair.tokenizer)
         priced = costs(pair, prompts.prompts[: plan.priced], plan)

@@ -68,19 +68,23 @@ class Results:
     def to_json(self) -> dict[str, Any]:
         """Environment, setup, one object per method, bandwidth, failures and notes; ready for `json.dump`."""
         records = self.records
-        bound = Bound.of(records)
         return {
             "environment": records.header.environment,
             "setup": records.header.setup,
             "started": records.header.started,
             "methods": [asdict(one) for one in self.summaries()],
-            "bandwidth": None if bound is None else self._bandwidth(bound),
+            "bandwidth": self.bandwidth,
             "errors": [asdict(one) for one in records.failures.values()],
             "notes": records.notes,
             "process_peak_rss_bytes": max((run.peak_rss_bytes or 0 for run in records.runs.values()), default=0),
         }
 
-    def _bandwidth(self, bound: Bound) -> dict[str, Any]:
+    @property
+    def bandwidth(self) -> dict[str, Any] | None:
+        """What bounds plain decoding (`metrics.Bound`) and what was measured for it; None where nothing was."""
+        bound = Bound.of(self.records)
+        if bound is None:
+            return None
         return {
             "bytes_per_second": bound.bytes_per_second,
             "weight_bytes": bound.weight_bytes,

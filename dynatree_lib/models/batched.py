@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-from ..masks import ancestor_matrix, depth_positions
+from ..masks import ancestor_matrix, below_chain, depth_positions
 from .base import LanguageModel, Session
 from .huggingface import LONGEST_JOINT_PREFILL, HFModel, HFSession
 
@@ -191,17 +191,13 @@ class LaneSession(Session):
 
     def _request(self, queue: list[int], chunk: int, tokens: np.ndarray, parents: np.ndarray) -> Request:
         """The first `chunk` tokens of the queue and these nodes, the last of the pending rows `parents` is about."""
-        first, count = self.position - len(queue), len(tokens)
-        tail = np.ones((chunk + count, chunk + len(parents)), bool)
-        tail[:chunk] = np.tri(chunk, chunk + len(parents), dtype=bool)
-        tail[chunk:, chunk:] = ancestor_matrix(parents)[len(parents) - count :]
-        nodes = depth_positions(parents, self.position)[len(parents) - count :]
+        count, forest = len(tokens), below_chain(chunk, parents)
         return Request(
             self,
             np.concatenate([np.asarray(queue[:chunk], np.int64), tokens]),
-            np.concatenate([np.arange(first, first + chunk), nodes]),
+            depth_positions(forest, self.position - len(queue))[-(chunk + count) :],
             self.rows - (len(parents) - count),
-            tail,
+            ancestor_matrix(forest)[-(chunk + count) :],
             count,
         )
 
