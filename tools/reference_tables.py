@@ -1,0 +1,174 @@
+"""Every table that the library computes from the records in outputs/reference, as one JSON file.
+
+python3 tools/reference_tables.py [FILE]
+
+FILE is tests/reference_tables.json by default. A test compares it with what the library computes now, so that moving or
+rewriting the code that computes a table cannot change a number unnoticed. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+CPU = ROOT / "outputs" / "reference" / "cpu"
+FILE = ROOT / "tests" / "reference_tables.json"
+RUNS = ("bench", "sampled", "ptd", "ptd-sampled")
+DIGITS = 10
+
+
+def tables() -> Iterator[tuple[str, Any]]:
+    """(name, rows) of every table."""
+    yield from run_tables()
+    yield from length_tables()
+    yield from ptd_tables()
+    yield from judged_tables()
+    yield from other_tables()
+
+
+def run_tables() -> Iterator[tuple[str, Any]]:
+    """Summaries, ratios, drafting metrics, memory, predictions and printed tables of the four recorded runs."""
+    from dynatree_lib.bench.command import report
+    from dynatree_lib.bench.cost_model import prediction_rows
+    from dynatree_lib.bench.footprint import footprint
+    from dynatree_lib.bench.metrics import disturbed, drafting_metrics
+    from dynatree_lib.bench.protocol import read_results
+    from dynatree_lib.bench.quote import quote
+    from dynatree_lib.bench.sensitivity import ratios
+    from dynatree_lib.bench.tune import load_tuned
+
+    costs = load_tuned(CPU / "tuned.json").costs
+    for name in RUNS:
+        results = read_results(CPU / f"{name}.jsonl")
+        labels = [one.label for one in results.summaries()]
+        runs = list(results.records.runs.values())
+        yield f"{name}: summaries", [asdict(one) for one in results.summaries()]
+        yield f"{name}: bandwidth", results.bandwidth
+        yield f"{name}: disturbed", disturbed(runs)
+        for base in ("hf-generate", "ar", "ar-fast"):
+            yield f"{name}: ratios over {base}", ratios(results, labels, [base])
+        terms = {one: drafting_metrics([run for run in runs if run.method == one]) for one in labels}
+        yield f"{name}: drafting metrics", terms
+        yield f"{name}: footprint", footprint(results)
+        yield f"{name}: predictions", prediction_rows(results, costs)
+        yield f"{name}: printed", report(results)
+        yield f"{name}: quoted", quote(results.to_json(), f"{name}.json")
+
+
+def length_tables() -> Iterator[tuple[str, Any]]:
+    """What notebooks 13 and 14 compute: budgets read off one run, stretches of texts, the luck of a choice."""
+    from dynatree_lib.bench import scaling
+    from dynatree_lib.bench.protocol import read_results
+    from dynatree_lib.bench.sensitivity import luck
+
+    ptd, greedy = (read_results(CPU / f"{name}.jsonl") for name in ("ptd", "bench"))
+    labels = ["hf-generate", "ar", "chain:length=4", "ptd", "lookahead", "prompt-lookup"]
+    columns = ["method", "new_tokens", "tokens_per_second", "speedup_ar", "speedup_ar_interval", "tokens_per_iteration"]
+    shorter = [{name: row[name] for name in columns} for row in scaling.by_length(ptd, (32, 64))]
+    yield "scaling: by length", shorter
+    rows = scaling.stretches(ptd, 32, labels)
+    yield "scaling: stretches pooled", scaling.pooled(rows, reference="ar")
+    yield "scaling: by repetition", scaling.by_repetition(rows, (0.5, 0.75), 64)
+    yield "scaling: late over early", [scaling.late_over_early(rows, label, 64) for label in labels[2:]]
+    yield "scaling: late over early, without", scaling.late_over_early(rows, "ptd", 64, without="lookahead")
+    some = ["chain:length=4", "fixed-tree", "cost-aware-tree"]
+    chosen = luck(greedy, some, "ar", 2)
+    yield "sensitivity: luck", [{name: row[name] for name in ("chosen", "there", "elsewhere")} for row in chosen]
+
+
+def ptd_tables() -> Iterator[tuple[str, Any]]:
+    """What notebooks 20 and 21 compute: the quantities of PTD's section 4.1, fronts, stages."""
+    from dynatree_lib.bench.protocol import read_results
+    from dynatree_lib.bench.ptd_analysis import Tally, stage_shares
+    from dynatree_lib.bench.tune import load_tuned
+
+    costs = load_tuned(CPU / "tuned.json").costs
+    ours = ["ptd", "ptd:prune_first=false", "ptd:text_depth=6"]
+    for name in ("ptd", "ptd-sampled"):
+        tally = Tally.of(read_results(CPU / f"{name}.jsonl"), costs)
+        yield f"{name}: quantities", [tally.row(label) for label in tally.sums]
+        for other in ("lookahead", "self-draft"):
+            for quantity in ("DE", "HR", "AL", "Ver", "rows", "speed"):
+                yield f"{name}: {quantity} over {other}", tally.over("ptd", other, quantity)
+        yield f"{name}: front", tally.front(tally.sums)
+        yield f"{name}: at equal rows", tally.at_equal(ours, ["self-draft", "self-draft:text=false"])
+        yield f"{name}: at equal DE", tally.at_equal(ours, ["lookahead", "lookahead:text=true"], "DE", "rows")
+    yield "ptd: stages", stage_shares(json.loads((CPU / "ptd_stages.json").read_text())["rows"])
+
+
+def judged_tables() -> Iterator[tuple[str, Any]]:
+    """What notebooks 30 to 32 compute from judged trees."""
+    from dynatree_lib.bench import traversal_tables, which
+    from dynatree_lib.bench.judge_command import report
+    from dynatree_lib.bench.paired import read_paired
+
+    judged = read_paired(CPU / "judged.jsonl")
+    trees = list(judged.setup["rules"])
+    parts = {tree: judged.where(tree=tree) for tree in trees}
+    yield "judged: printed", report(judged)
+    yield "judged: gains", {tree: traversal_tables.gain_row(part) for tree, part in parts.items()}
+    yield "judged: separate gains", {tree: traversal_tables.separate_gain(part) for tree, part in parts.items()}
+    yield "judged: trees needed", {tree: traversal_tables.trees_needed(part) for tree, part in parts.items()}
+    yield "judged: gain change", [traversal_tables.gain_change(parts[tree], parts[trees[0]]) for tree in trees[1:]]
+    candidates = [which.Candidate(tree, rule) for tree in trees for rule in traversal_tables.RULES]
+    rows = [{**row, "temperature": 1.0, "budget": 5 if row["tree"] == trees[0] else 62} for row in judged.rows]
+    yield "judged: tokens", [which.tokens(rows, one) for one in candidates]
+    yield "judged: sizes", [which.sizes(rows, tree) for tree in trees]
+    yield "judged: compared", [which.compare(rows, one, candidates[0]) for one in candidates]
+    yield "judged: summary", which.summary(rows, candidates)
+    default = dict.fromkeys(trees, "traversal")
+    yield "judged: rule checks", which.rule_checks(rows, default, traversal_tables.RULES)
+
+
+def other_tables() -> Iterator[tuple[str, Any]]:
+    """Records with a format of their own: growth, rounding, the audit, tuning."""
+    from dynatree_lib.bench import audit_command, precision_command, tune_command
+    from dynatree_lib.bench.audit import read_audit
+    from dynatree_lib.bench.growth import flatness
+    from dynatree_lib.bench.tune import load_tuned
+
+    parts = json.loads((CPU / "growth.json").read_text())["rows"]
+    for name, rows in parts.items():
+        whole = "level" if name.startswith("level") else "iteration"
+        yield f"growth: {name}", flatness(rows, name.split()[-1], whole)
+    for name in ("precision", "precision-bfloat16"):
+        yield f"{name}: printed", "\n".join(precision_command.report(json.loads((CPU / f"{name}.json").read_text())))
+    audit = read_audit(ROOT / "outputs" / "reference" / "audit.json")
+    yield "audit: printed", "\n".join(audit_command.report(audit))
+    yield "audit: summary", audit.summary()
+    yield "audit: controls", audit.control_summary()
+    yield "audit: comparison", audit.comparison()
+    tuned = load_tuned(CPU / "tuned.json")
+    yield "tuned: printed", tune_command.report(tuned, "9 of the bundled prompts.", Path("tuned.json"))
+    yield "tuned: drafters", tuned.python
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it, numbers to `DIGITS` significant digits."""
+    if isinstance(value, dict):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, str):
+        return value.splitlines() if "\n" in value else value
+    if value is None or isinstance(value, bool | int):
+        return value
+    return float(f"{float(value):.{DIGITS}g}") if math.isfinite(value) else str(float(value))
+
+
+def main() -> None:
+    """Write the file."""
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else FILE
+    lines = [f"{json.dumps(name)}: {json.dumps(plain(rows), ensure_ascii=False)}" for name, rows in tables()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    sys.stdout.write(f"{len(lines)} tables in {path}\n")
+
+
+if __name__ == "__main__":
+    main()
