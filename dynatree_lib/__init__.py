@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from . import fast  # registers its engines
 from .decoding import Generation, Round, autoregressive, generate
 from .drafters import (
     AdaptiveTree,
@@ -33,12 +34,12 @@ from .tree import TokenTree
 from .verifiers import Block, Greedy, TargetWalk, TokenLevel, Traversal
 
 if TYPE_CHECKING:
-    from . import views
-    from .batching import generate_batch
+    from . import plots
+    from .fast.batching import generate_batch
+    from .fast.plain import autoregressive_fast
+    from .fast.static import StaticModel, static_pair
     from .models.huggingface import HFModel
     from .models.pairs import Pair, load_pair, make_pair
-    from .models.static import StaticModel, static_pair
-    from .plain import autoregressive_fast
 
 __version__ = "0.1.0"
 
@@ -48,11 +49,11 @@ _LAZY = {
     "load_pair": ".models.pairs",
     "make_pair": ".models.pairs",
     "Pair": ".models.pairs",
-    "StaticModel": ".models.static",
-    "static_pair": ".models.static",
-    "autoregressive_fast": ".plain",
-    "generate_batch": ".batching",
-    "views": ".views",
+    "StaticModel": ".fast.static",
+    "static_pair": ".fast.static",
+    "autoregressive_fast": ".fast.plain",
+    "generate_batch": ".fast.batching",
+    "plots": ".plots",
 }
 
 
@@ -62,7 +63,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     module = import_module(_LAZY[name], __name__)
-    return module if name == "views" else getattr(module, name)
+    return module if name == "plots" else getattr(module, name)
 
 
 __all__ = [
@@ -95,11 +96,12 @@ __all__ = [
     "Traversal",
     "autoregressive",
     "autoregressive_fast",
+    "fast",
     "generate",
     "generate_batch",
     "load_pair",
     "make_pair",
+    "plots",
     "static_pair",
     "summarize",
-    "views",
 ]

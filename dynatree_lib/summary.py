@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .decoding import Generation, Round
@@ -60,3 +60,9 @@ def summarize(generations: Generation | Iterable[Generation]) -> Summary:
         node_acceptance=accepted / max(drafted, 1),
         depth_acceptance=accepted / max(levels, 1),
     )
+
+
+def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> float | None:
+    """Share of the n-grams of a text that occurred in it before; None for a text shorter than n."""
+    grams = [tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else None

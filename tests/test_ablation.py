@@ -8,11 +8,13 @@ import pytest
 from models import noisy_copy, random_model
 
 import dynatree_lib as dt
-from dynatree_lib.bench import ablation, grids
-from dynatree_lib.bench.cost_model import MeasuredCosts
-from dynatree_lib.bench.methods import variant
-from dynatree_lib.bench.prompts import BenchPrompt
-from dynatree_lib.bench.protocol import run_benchmark
+from dynatree_lib.experiments.adaptive import ablation
+from dynatree_lib.experiments.adaptive.progression import Panel, adaptation, progression
+from dynatree_lib.measure import grids
+from dynatree_lib.measure.cost_model import MeasuredCosts
+from dynatree_lib.measure.methods import variant
+from dynatree_lib.measure.prompts import BenchPrompt
+from dynatree_lib.measure.protocol import run_benchmark
 from dynatree_lib.models.pairs import Pair
 
 TARGET = random_model("gpt_neox")
@@ -115,22 +117,20 @@ def test_a_claim_stays_open_where_the_interval_includes_one(interval, holds):
     assert ablation.faster(interval) is holds
 
 
-class TestViews:
-    @pytest.fixture(autouse=True)
-    def views(self):
-        pytest.importorskip("plotly")
-        from dynatree_lib import views
+@pytest.fixture(scope="module", autouse=True)
+def drawing():
+    pytest.importorskip("plotly")
 
-        self.views = views
 
+class TestFigures:
     def test_progression_draws_every_side_and_leaves_out_what_is_missing(self):
         rows = [
             {"variant": "fixed tree", "speed": 10.0, "n": 3, "a": 0.5},
             {"variant": "+ breadth & depth", "speed": 12.0},
         ]
-        panels = [self.views.Panel("speed", "tokens/s", {"n": "iterations"}, "iterations"),
-                  self.views.Panel("n", "tokens", {"a": "one", "b": "other"}, "acceptance")]  # fmt: skip
-        figure = self.views.progression({"measured": rows, "published": rows[:1]}, panels)
+        panels = [Panel("speed", "tokens/s", {"n": "iterations"}, "iterations"),
+                  Panel("n", "tokens", {"a": "one", "b": "other"}, "acceptance")]  # fmt: skip
+        figure = progression({"measured": rows, "published": rows[:1]}, panels)
         bars = [trace for trace in figure.data if trace.type == "bar"]
         assert [list(bar.y) for bar in bars] == [[10.0, 12.0], [3], [10.0], [3]]
         assert list(bars[0].x) == ["fixed tree", "+ breadth<br>&amp; depth"]
@@ -143,7 +143,7 @@ class TestViews:
         rows = [
             {"series": s, "tokens": t, "D": t / 10, "tau": None if t == 0 else 0.9} for s in "ab" for t in (0, 4, 9)
         ]
-        figure = self.views.adaptation(rows, {"D": "depth", "tau": "threshold"}, references={"tau": 0.7}, marks=[5])
+        figure = adaptation(rows, {"D": "depth", "tau": "threshold"}, references={"tau": 0.7}, marks=[5])
         assert [trace.name for trace in figure.data] == ["a", "b", "a", "b"]
         assert list(figure.data[0].y) == [0.0, 0.4, 0.9]
         assert figure.layout.yaxis.title.text == "depth"

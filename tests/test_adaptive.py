@@ -15,9 +15,9 @@ import pytest
 import reference
 
 from dynatree_lib import AdaptiveTree, BestFirstTree, Chain, Chance, FixedTree, Sampling, ToyModel, generate, load_pair
-from dynatree_lib.bench.methods import variant
-from dynatree_lib.bench.runner import DrafterRunner
 from dynatree_lib.drafters.history import Controller, History
+from dynatree_lib.measure.methods import variant
+from dynatree_lib.measure.runner import DrafterRunner
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.models.toy import ToySession
 from dynatree_lib.workloads import load_workload

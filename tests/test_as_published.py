@@ -7,7 +7,13 @@ import pytest
 from models import hf_greedy, noisy_copy, prompt, random_model
 
 from dynatree_lib import FixedTree, generate
-from dynatree_lib.as_published import PUBLISHED, Switches, corrections, generate_with, single_faults
+from dynatree_lib.experiments.dynatree.as_published import (
+    PUBLISHED,
+    Switches,
+    corrections,
+    generate_with,
+    single_faults,
+)
 
 TARGET = random_model("gpt_neox")
 TREE = FixedTree(noisy_copy(TARGET), depth=3, branching=2, tau=0.01, max_nodes=32)

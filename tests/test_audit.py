@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dynatree_lib import SampledTree, Sampling, TargetWalk, TokenLevel, ToyModel, Traversal, autoregressive, generate
-from dynatree_lib import __main__ as cli
-from dynatree_lib.bench import audit
-from dynatree_lib.bench.audit import CONTROLS, LIMIT, PAIRS, SAMPLINGS, SEEN, TREES, Audit, Control, read_audit
-from dynatree_lib.bench.exact import bias, distance, outcomes, proposals, text_law
-from dynatree_lib.unsound import (
+from dynatree_lib.cli import main as cli
+from dynatree_lib.measure import audit
+from dynatree_lib.measure.audit import CONTROLS, LIMIT, PAIRS, SAMPLINGS, SEEN, TREES, Audit, Control, read_audit
+from dynatree_lib.measure.exact import bias, distance, outcomes, proposals, text_law
+from dynatree_lib.measure.unsound import (
     UNSOUND,
     BaseLawRecorded,
     DuplicatesDropped,
@@ -430,7 +430,7 @@ def test_what_is_no_audit_is_refused(tmp_path, text):
 
 
 def test_an_audit_that_checked_too_little_says_so_and_fails(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("dynatree_lib.bench.audit.CONTROL_CASES", 2)
+    monkeypatch.setattr("dynatree_lib.measure.audit.CONTROL_CASES", 2)
     assert cli.main(["audit", "--instances", "1", "--out", str(tmp_path / "short.json")]) == 1
     shown = capsys.readouterr().out
     assert "The rule 'traversal' was never checked; ask for more instances." in shown

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dynatree_lib.bench import bandwidth
-from dynatree_lib.bench.bandwidth import (
+from dynatree_lib.measure import bandwidth
+from dynatree_lib.measure.bandwidth import (
     REPEATS,
     ceilings,
     forward_bytes,
@@ -14,7 +14,7 @@ from dynatree_lib.bench.bandwidth import (
     measure_bandwidth,
     median_seconds,
 )
-from dynatree_lib.bench.environment import cache_bytes_per_row, weight_bytes
+from dynatree_lib.measure.environment import cache_bytes_per_row, weight_bytes
 from tests.models import VOCABULARY, random_model
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from dynatree_lib.bench.methods import METHODS, variant
+from dynatree_lib.measure.methods import METHODS, variant
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import Sampling

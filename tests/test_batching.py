@@ -9,27 +9,18 @@ import pytest
 import torch
 from models import noisy_copy, prompt, random_model, raw_model
 
-from dynatree_lib import (
-    FixedTree,
-    Lookahead,
-    NoDraft,
-    SampledTree,
-    Sampling,
-    TokenTree,
-    ToyModel,
-    generate,
-)
-from dynatree_lib.batching import generate_batch
-from dynatree_lib.bench import throughput as measuring
-from dynatree_lib.bench.prompts import BenchPrompt
-from dynatree_lib.bench.throughput import throughput
+from dynatree_lib import FixedTree, Lookahead, NoDraft, SampledTree, Sampling, TokenTree, ToyModel, generate
 from dynatree_lib.drafters import DRAFTERS, Chain
+from dynatree_lib.experiments.speed import throughput as measuring
+from dynatree_lib.experiments.speed.throughput import throughput
+from dynatree_lib.fast import batched
+from dynatree_lib.fast.batched import BatchedModel, Envelope, LaneCache, cheapest_groups
+from dynatree_lib.fast.batching import generate_batch
 from dynatree_lib.masks import ancestor_matrix
-from dynatree_lib.models import batched
-from dynatree_lib.models.batched import BatchedModel, Envelope, LaneCache, cheapest_groups
+from dynatree_lib.measure.prompts import BenchPrompt
+from dynatree_lib.measure.streaming import StreamingModel
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
-from dynatree_lib.models.streaming import StreamingModel
 from dynatree_lib.verifiers import VERIFIERS, Greedy
 
 LENGTHS = (1, 40, 7, 270, 3)  # one of them is read in two parts

@@ -8,14 +8,14 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dynatree_lib.__main__ import main
-from dynatree_lib.bench import bandwidth
-from dynatree_lib.bench.arguments import table
-from dynatree_lib.bench.command import method_list, report
-from dynatree_lib.bench.methods import METHODS as TABLE
-from dynatree_lib.bench.protocol import Results
-from dynatree_lib.bench.quote import quote
-from dynatree_lib.bench.records import Header, Records, Run
+from dynatree_lib.cli.arguments import table
+from dynatree_lib.cli.bench import method_list, report
+from dynatree_lib.cli.main import main
+from dynatree_lib.measure import bandwidth
+from dynatree_lib.measure.methods import METHODS as TABLE
+from dynatree_lib.measure.protocol import Results
+from dynatree_lib.measure.quote import quote
+from dynatree_lib.measure.records import Header, Records, Run
 from tests.models import VOCABULARY, noisy_copy, random_model
 
 
@@ -115,9 +115,9 @@ def test_it_prints_a_table_and_writes_the_json(folders, tmp_path, capsys):
 def test_all_is_every_method(folders, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(
-        "dynatree_lib.bench.protocol.run_benchmark", lambda pair, methods, *rest, **more: asked.append(methods)
+        "dynatree_lib.measure.protocol.run_benchmark", lambda pair, methods, *rest, **more: asked.append(methods)
     )
-    monkeypatch.setattr("dynatree_lib.bench.command.report", lambda results: "")
+    monkeypatch.setattr("dynatree_lib.cli.bench.report", lambda results: "")
     with pytest.raises(AttributeError):  # there are no results
         main(["bench", *folders, "--methods", "all", "--limit", "1", "--max-new-tokens", "4"])
     assert [one.name for one in asked[0]] == list(TABLE)

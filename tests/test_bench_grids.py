@@ -1,12 +1,12 @@
 import pytest
 from models import noisy_copy, random_model
 
-from dynatree_lib.as_published import corrections
-from dynatree_lib.bench import grids
-from dynatree_lib.bench.acceptance import measure_acceptance
-from dynatree_lib.bench.prompts import BenchPrompt
-from dynatree_lib.bench.protocol import read_results, run_benchmark
+from dynatree_lib.experiments.dynatree.as_published import corrections
+from dynatree_lib.measure import grids
+from dynatree_lib.measure.prompts import BenchPrompt
+from dynatree_lib.measure.protocol import read_results, run_benchmark
 from dynatree_lib.models.pairs import Pair
+from dynatree_lib.training.acceptance import measure_acceptance
 from dynatree_lib.workloads import Prompt
 
 TARGET = random_model("gpt_neox")

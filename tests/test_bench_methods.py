@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dynatree_lib.bench.methods import METHODS, variant, variants
-from dynatree_lib.bench.options import split_specs
+from dynatree_lib.measure.methods import METHODS, variant, variants
+from dynatree_lib.measure.options import split_specs
 
 
 def test_commas_separate_methods_and_options():

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynatree_lib.bench.metrics import (
+from dynatree_lib.measure.metrics import (
     Bound,
     acceptance,
     bootstrap,
@@ -25,7 +25,7 @@ from dynatree_lib.bench.metrics import (
     summarize_records,
     throughput,
 )
-from dynatree_lib.bench.records import Bandwidth, Divergence, Failure, Header, Records, Run, Split, read_records
+from dynatree_lib.measure.records import Bandwidth, Divergence, Failure, Header, Records, Run, Split, read_records
 
 MODEL = {"weight_bytes": 1000, "cache_bytes_per_row": 10}
 SETUP = {

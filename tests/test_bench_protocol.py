@@ -14,16 +14,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from dynatree_lib import Chain, NoDraft, ToyModel, generate
-from dynatree_lib.bench import bandwidth
-from dynatree_lib.bench.cost_model import count, counts_of
-from dynatree_lib.bench.methods import custom
-from dynatree_lib.bench.prompts import BenchPrompt, prepare_prompts
-from dynatree_lib.bench.protocol import NEAR_TIE, read_results, run_benchmark
-from dynatree_lib.bench.runner import Completed
-from dynatree_lib.bench.trace import Trace, TracedModel
+from dynatree_lib.measure import bandwidth
+from dynatree_lib.measure.cost_model import count, counts_of
+from dynatree_lib.measure.methods import custom
+from dynatree_lib.measure.prompts import BenchPrompt, prepare_prompts
+from dynatree_lib.measure.protocol import NEAR_TIE, read_results, run_benchmark
+from dynatree_lib.measure.runner import Completed
+from dynatree_lib.measure.streaming import StreamingModel
+from dynatree_lib.measure.trace import Trace, TracedModel
 from dynatree_lib.models.base import Session
 from dynatree_lib.models.pairs import Pair
-from dynatree_lib.models.streaming import StreamingModel
 from dynatree_lib.sampling import Sampling
 from dynatree_lib.workloads import Prompt
 from tests.models import hf_greedy, noisy_copy, prompt, random_model
@@ -312,7 +312,7 @@ def test_both_turns_are_measured_alike_and_the_header_says_so(spoken, tmp_path):
         run_benchmark(spoken, "ar,chain", ASKED, **{**warm, "turns": "first"}, existing="resume")
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patched:  # a file that exists is refused before any reply is decoded
-        patched.setattr("dynatree_lib.bench.prompts.autoregressive", None)
+        patched.setattr("dynatree_lib.measure.prompts.autoregressive", None)
         with pytest.raises(ValueError, match="exists; resume it"):
             run_benchmark(spoken, "ar,chain", ASKED, **warm)
 
@@ -425,7 +425,7 @@ def test_runs_stand_without_a_bandwidth(pair, world, monkeypatch):
     def fails(*arguments):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("dynatree_lib.bench.protocol.measure_bandwidth", fails)
+    monkeypatch.setattr("dynatree_lib.measure.protocol.measure_bandwidth", fails)
     results = bench(pair, [Fake("x", *world)], world, bandwidth=True)
     assert len(results.records.runs) == 3
     assert results.records.notes[0] == "The bandwidth before the runs was not measured: MemoryError: no room"

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from dynatree_lib.bench.environment import describe_environment, public_name, public_text
-from dynatree_lib.bench.records import (
+from dynatree_lib.measure.environment import describe_environment, public_name, public_text
+from dynatree_lib.measure.records import (
     Bandwidth,
     Divergence,
     Failure,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dynatree_lib import __main__ as cli
+from dynatree_lib.cli import main as cli
 
 
 @pytest.fixture

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, TokenTree, ToyModel, generate
-from dynatree_lib.bench.cost_model import (
+from dynatree_lib.decoding import Round
+from dynatree_lib.drafters.base import ModelDrafter
+from dynatree_lib.measure.cost_model import (
     Counts,
     MeasuredCosts,
     best_chain,
@@ -23,14 +25,12 @@ from dynatree_lib.bench.cost_model import (
     timed_tokens,
     undisturbed,
 )
-from dynatree_lib.bench.methods import custom
-from dynatree_lib.bench.probes import RowsProbe
-from dynatree_lib.bench.prompts import BenchPrompt
-from dynatree_lib.bench.protocol import run_benchmark
-from dynatree_lib.bench.ranks import FEW, RankAcceptance, RanksProbe
-from dynatree_lib.bench.runner import Completed
-from dynatree_lib.decoding import Round
-from dynatree_lib.drafters.base import ModelDrafter
+from dynatree_lib.measure.methods import custom
+from dynatree_lib.measure.probes import RowsProbe
+from dynatree_lib.measure.prompts import BenchPrompt
+from dynatree_lib.measure.protocol import run_benchmark
+from dynatree_lib.measure.ranks import FEW, RankAcceptance, RanksProbe
+from dynatree_lib.measure.runner import Completed
 from dynatree_lib.models.base import LanguageModel
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.verifiers.base import Verdict
@@ -278,7 +278,7 @@ def decided(paths, tokens, accepted, bonus):
 
 
 def test_rates_of_rounds_by_hand(monkeypatch):
-    monkeypatch.setattr("dynatree_lib.bench.ranks.FEW", 1)
+    monkeypatch.setattr("dynatree_lib.measure.ranks.FEW", 1)
     paths = [(1, 4), (1, 5), (2,)]  # nodes: 1 -> token 1, 2 -> 4, 3 -> 5, 4 -> token 2
     rounds = [
         decided(paths, 4, [1, 3], 7),  # first child right, then the second

@@ -8,11 +8,11 @@ import torch
 from models import CONTEXT, noisy_copy, prompt, random_model, raw_model
 
 from dynatree_lib import Chain, FixedTree, Sampling, autoregressive, generate, load_pair
+from dynatree_lib.fast.packed import PackedGPTNeoX, packed
 from dynatree_lib.masks import additive, ancestor_matrix, below_chain
 from dynatree_lib.models import engines
 from dynatree_lib.models.cache import TreeCache
 from dynatree_lib.models.huggingface import HFModel
-from dynatree_lib.models.packed import PackedGPTNeoX, packed
 
 TREE = [-1, 0, 0, 1, 1, 3, 2]
 NEEDS_BFLOAT16 = pytest.mark.skipif(

@@ -24,8 +24,8 @@ from dynatree_lib import (
     autoregressive,
     generate,
 )
-from dynatree_lib.bench.methods import variant
 from dynatree_lib.drafters.progressive_tree import PRIOR
+from dynatree_lib.measure.methods import variant
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import GREEDY
 from dynatree_lib.verifiers.base import follow_argmax

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 
 import pytest
 
-from dynatree_lib.bench import gpu_speed
-from dynatree_lib.bench.gpu_speed import CAPTIONS, Record, goals, main
+from dynatree_lib.cli import gpu as command
+from dynatree_lib.experiments import gpu as gpu_speed
+from dynatree_lib.experiments.gpu import CAPTIONS, Record, goals
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    return command.main(parser.parse_args(arguments))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from dynatree_lib import ToyModel
-from dynatree_lib.bench import growth as module
-from dynatree_lib.bench.growth import flatness, forward_times, growth, growth_record, level_growth, main
+from dynatree_lib.cli.growth import main
+from dynatree_lib.experiments.speed import growth as module
+from dynatree_lib.experiments.speed.growth import flatness, forward_times, growth, growth_record, level_growth
 from dynatree_lib.models.huggingface import HFModel, HFSession
 from dynatree_lib.models.pairs import Pair
 from tests.models import noisy_copy, random_model
@@ -168,9 +170,9 @@ def test_a_model_without_a_forward_of_its_own_is_named():
 def test_the_record_and_its_table(tmp_path, monkeypatch, capsys):
     for name, value in (("PREFIXES", (100, 256, 2000)), ("NODES", (1, 16)), ("WIDTHS", (1, 4))):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr("dynatree_lib.bench.arguments.pair_of", lambda args: PAIR)
+    monkeypatch.setattr("dynatree_lib.cli.growth.pair_of", lambda args: PAIR)
     file = tmp_path / "growth.json"
-    assert main([str(file), "--turns", "1"]) == 0
+    assert main(argparse.Namespace(file=file, turns=1)) == 0
     found = json.loads(file.read_text())
     assert [row["prefix"] for row in found["rows"]["prefix"]] == [100, 256]  # the context has no room for more
     assert list(found["rows"]) == list(found["flatness"]) == ["prefix", "nodes", "level prefix", "level width"]

@@ -5,9 +5,9 @@ from itertools import combinations
 
 import pytest
 
-from dynatree_lib.__main__ import main
-from dynatree_lib.bench.paired import read_paired
-from dynatree_lib.bench.ranks import RankAcceptance
+from dynatree_lib.cli.main import main
+from dynatree_lib.measure.judge import read_paired
+from dynatree_lib.measure.ranks import RankAcceptance
 
 SMALL = ["judge", "--limit", "2", "--max-new-tokens", "6", "--threads", "1"]
 

@@ -38,9 +38,9 @@ from dynatree_lib import (
     generate,
     load_pair,
 )
-from dynatree_lib.bench import exact
 from dynatree_lib.drafters import DRAFTERS, ModelDrafter
 from dynatree_lib.drafters.base import Proposal
+from dynatree_lib.measure import exact
 from dynatree_lib.models.toy import ToySession
 from dynatree_lib.sampling import GREEDY, Chance, Laws, Rows, probabilities
 from dynatree_lib.tree import DISTINCT, IID, POINT

@@ -9,7 +9,8 @@ from models import hf_greedy, noisy_copy, prompt, random_model
 from dynatree_lib import Chain, FixedTree, ToyModel, autoregressive, generate
 from dynatree_lib.drafters.base import Growth, ModelDrafter
 from dynatree_lib.drafters.fixed_tree import FixedTree as FixedTreeClass
-from dynatree_lib.models import base, cache, huggingface, lean
+from dynatree_lib.fast import lean
+from dynatree_lib.models import base, cache, huggingface
 from dynatree_lib.stopping import Stopping
 from dynatree_lib.verifiers import greedy
 from dynatree_lib.verifiers.base import Verdict

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dynatree_lib.bench.overlap import overlap
+from dynatree_lib.experiments.ptd.overlap import overlap
 from dynatree_lib.papers import published
 
 TEXT = "The cat sat on the mat."

@@ -10,11 +10,11 @@ import torch
 from models import noisy_copy, random_model
 
 from dynatree_lib import SampledTree, Sampling, ToyModel, generate
-from dynatree_lib.bench import exact
-from dynatree_lib.bench.decisions import Stopwatch, decision_shares, synthetic_tree, time_decisions
-from dynatree_lib.bench.paired import Paired, expected_tokens, judge, read_paired
-from dynatree_lib.bench.prompts import BenchPrompt
 from dynatree_lib.drafters import AdaptiveTree, FixedTree
+from dynatree_lib.experiments.traversal.decisions import Stopwatch, decision_shares, synthetic_tree, time_decisions
+from dynatree_lib.measure import exact
+from dynatree_lib.measure.judge import Paired, expected_tokens, judge, read_paired
+from dynatree_lib.measure.prompts import BenchPrompt
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import Chance
 from dynatree_lib.verifiers import Block, Greedy, TargetWalk, TokenLevel, Traversal

@@ -2,14 +2,7 @@
 
 import pytest
 
-from dynatree_lib.papers import (
-    PAPERS,
-    PaperError,
-    html_table,
-    known_differences,
-    paper_beside_measured,
-    published,
-)
+from dynatree_lib.papers import PAPERS, PaperError, html_table, known_differences, paper_beside_measured, published
 
 # Typed from the tables of the paper's text.
 FIXED_TABLE_1 = [

@@ -7,9 +7,9 @@ import torch
 from models import CONFIGS, hf_greedy, prompt, random_model, raw_model
 
 from dynatree_lib import Sampling, ToyModel, autoregressive
+from dynatree_lib.fast.plain import _static, autoregressive_fast
+from dynatree_lib.fast.static import StaticModel
 from dynatree_lib.models.huggingface import HFModel
-from dynatree_lib.models.static import StaticModel
-from dynatree_lib.plain import _static, autoregressive_fast
 
 KINDS = [kind for kind in CONFIGS if kind not in ("mpt", "bloom")]
 
@@ -136,8 +136,8 @@ class Made:
 
 
 def test_on_a_gpu_buffers_are_made_once_for_models_that_can_have_them(monkeypatch):
-    monkeypatch.setattr("dynatree_lib.plain.StaticModel", Made)
-    monkeypatch.setattr("dynatree_lib.plain.CAPACITY", 50)
+    monkeypatch.setattr("dynatree_lib.fast.plain.StaticModel", Made)
+    monkeypatch.setattr("dynatree_lib.fast.plain.CAPACITY", 50)
     model, windowed = HFModel(raw_model("gpt_neox")), HFModel(raw_model("qwen2-window"))
     assert _static(model, 10) is None
     model.__dict__["device"] = windowed.__dict__["device"] = torch.device("cuda")

@@ -10,11 +10,12 @@ import torch
 from models import CONTEXT, VOCABULARY, noisy_copy, prompt, random_model, raw_model
 
 from dynatree_lib import autoregressive, generate
-from dynatree_lib.__main__ import main
-from dynatree_lib.bench import precision, precision_command
-from dynatree_lib.bench.methods import variant, variants
-from dynatree_lib.bench.precision import Followed, Reference, audit_precision, clopper_pearson, spacing
-from dynatree_lib.bench.prompts import BenchPrompt
+from dynatree_lib.cli import precision as precision_command
+from dynatree_lib.cli.main import main
+from dynatree_lib.experiments.speed import precision
+from dynatree_lib.experiments.speed.precision import Followed, Reference, audit_precision, clopper_pearson, spacing
+from dynatree_lib.measure.methods import variant, variants
+from dynatree_lib.measure.prompts import BenchPrompt
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import make_pair
 from dynatree_lib.sampling import GREEDY, Chance, Rows
@@ -215,7 +216,7 @@ class TestAudit:
 
     def test_both_figures_are_drawn(self, audited):
         pytest.importorskip("plotly")
-        from dynatree_lib.views.precision import flip_rates, margin_histograms
+        from dynatree_lib.experiments.speed.precision_figures import flip_rates, margin_histograms
 
         fewer = [row for row in audited["comparisons"] if row["label"] != "ar in 4 rows"]
         figure = flip_rates([{**audited, "dtype": "float16", "comparisons": fewer}, audited])

@@ -8,13 +8,14 @@ import pytest
 from models import noisy_copy, random_model
 
 import dynatree_lib as dt
-from dynatree_lib.bench import ablation, ptd_analysis
-from dynatree_lib.bench.cost_model import MeasuredCosts
-from dynatree_lib.bench.methods import variant
-from dynatree_lib.bench.metrics import drafting_metrics
-from dynatree_lib.bench.prompts import BenchPrompt
-from dynatree_lib.bench.protocol import run_benchmark
-from dynatree_lib.bench.ptd_analysis import COLUMNS, Tally, most_similar, repeated_rows, similarity
+from dynatree_lib.experiments.adaptive import ablation
+from dynatree_lib.experiments.ptd import analysis as ptd_analysis
+from dynatree_lib.experiments.ptd.analysis import COLUMNS, Tally, most_similar, repeated_rows, similarity
+from dynatree_lib.measure.cost_model import MeasuredCosts
+from dynatree_lib.measure.methods import variant
+from dynatree_lib.measure.metrics import drafting_metrics
+from dynatree_lib.measure.prompts import BenchPrompt
+from dynatree_lib.measure.protocol import run_benchmark
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import Chance
 from dynatree_lib.tree import TokenTree

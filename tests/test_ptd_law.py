@@ -21,9 +21,11 @@ from dynatree_lib import (
     autoregressive,
     generate,
 )
-from dynatree_lib.as_published import READINGS, ListedSampling
-from dynatree_lib.bench import exact
-from dynatree_lib.bench.ptd_law import (
+from dynatree_lib.drafters import DRAFTERS, NoDraft, PromptLookup, SampledTree
+from dynatree_lib.drafters.base import Proposal
+from dynatree_lib.drafters.progressive_tree import Grown
+from dynatree_lib.experiments.dynatree.as_published import READINGS, ListedSampling
+from dynatree_lib.experiments.ptd.listings import (
     LineTwenty,
     cover_rows,
     eligible,
@@ -31,9 +33,7 @@ from dynatree_lib.bench.ptd_law import (
     overlap_gap,
     overlap_rows,
 )
-from dynatree_lib.drafters import DRAFTERS, NoDraft, PromptLookup, SampledTree
-from dynatree_lib.drafters.base import Proposal
-from dynatree_lib.drafters.progressive_tree import Grown
+from dynatree_lib.measure import exact
 from dynatree_lib.verifiers import Drawing
 
 ONE = Sampling(1.0)

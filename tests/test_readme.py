@@ -14,7 +14,7 @@ def test_the_readme_quotes_a_record():
 
 
 def test_every_quoted_table_is_its_records():
-    from dynatree_lib.bench.quote import quote
+    from dynatree_lib.measure.quote import quote
 
     for name, text in QUOTED:
         assert text == quote(json.loads((ROOT / name).read_text(encoding="utf-8")), name)
@@ -26,8 +26,8 @@ def test_linked_files_exist():
 
 
 def test_what_the_readme_says_of_the_audit_is_in_its_record():
-    from dynatree_lib import unsound
-    from dynatree_lib.bench.audit import read_audit
+    from dynatree_lib.measure import unsound
+    from dynatree_lib.measure.audit import read_audit
 
     audit = read_audit(ROOT / "outputs" / "reference" / "audit.json")
     told = re.search(r"audit\.json\): ([\d,]+) instances, none off by more than ([\de-]+)", README)
@@ -39,9 +39,9 @@ def test_what_the_readme_says_of_the_audit_is_in_its_record():
 
 
 def test_what_the_readme_says_of_sampling_is_in_its_records():
-    from dynatree_lib.bench.paired import read_paired
-    from dynatree_lib.bench.protocol import read_results
-    from dynatree_lib.bench.sensitivity import ratios
+    from dynatree_lib.experiments.adaptive.sensitivity import ratios
+    from dynatree_lib.measure.judge import read_paired
+    from dynatree_lib.measure.protocol import read_results
 
     folder = ROOT / "outputs" / "reference" / "cpu"
     told = " ".join(README.split())
@@ -62,10 +62,10 @@ def test_what_the_readme_says_of_sampling_is_in_its_records():
 
 
 def test_what_the_readme_says_of_ptd_is_in_its_records():
-    from dynatree_lib.bench.metrics import speedup
-    from dynatree_lib.bench.protocol import read_results
-    from dynatree_lib.bench.ptd_analysis import Tally
-    from dynatree_lib.bench.tune import load_tuned
+    from dynatree_lib.experiments.ptd.analysis import Tally
+    from dynatree_lib.measure.metrics import speedup
+    from dynatree_lib.measure.protocol import read_results
+    from dynatree_lib.measure.tune import load_tuned
 
     section = README.split("### Without a draft model")[1].split("### The rules alone")[0]
     places = ROOT / "outputs" / "reference" / "cpu"
@@ -96,8 +96,8 @@ def test_what_the_readme_says_of_ptd_is_in_its_records():
 
 
 def test_what_the_readme_says_of_speed_is_in_its_records():
-    from dynatree_lib.bench.protocol import read_results
-    from dynatree_lib.bench.sensitivity import ratios
+    from dynatree_lib.experiments.adaptive.sensitivity import ratios
+    from dynatree_lib.measure.protocol import read_results
 
     folder = ROOT / "outputs" / "reference" / "cpu"
     told = " ".join(README.split("### At temperature 1")[0].split())

@@ -8,9 +8,9 @@ import reference
 import torch
 
 from dynatree_lib import AdaptiveTree, Chance, SampledTree, Sampling, ToyModel, Traversal, generate
-from dynatree_lib.bench.exact import proposals
 from dynatree_lib.drafters.base import Growth
 from dynatree_lib.drafters.sampled_tree import EAGLE_PATHS, slots_of_paths
+from dynatree_lib.measure.exact import proposals
 from dynatree_lib.tree import DISTINCT, IID, POINT
 from dynatree_lib.verifiers import Drawing, TargetWalk, TokenLevel, default_verifier
 

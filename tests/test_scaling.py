@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from models import noisy_copy, random_model
 
-from dynatree_lib import views
-from dynatree_lib.bench import footprint, scaling
-from dynatree_lib.bench.environment import cache_bytes_per_row, weight_bytes
-from dynatree_lib.bench.prompts import BenchPrompt
-from dynatree_lib.bench.protocol import Results, run_benchmark
-from dynatree_lib.bench.records import Divergence, Header, Records, Run
+from dynatree_lib import plots
+from dynatree_lib.experiments.adaptive import footprint, scaling
+from dynatree_lib.measure.environment import cache_bytes_per_row, weight_bytes
+from dynatree_lib.measure.prompts import BenchPrompt
+from dynatree_lib.measure.protocol import Results, run_benchmark
+from dynatree_lib.measure.records import Divergence, Header, Records, Run
 from dynatree_lib.models.pairs import Pair, load_pair
 
 TARGET = random_model("gpt_neox")
@@ -184,7 +184,7 @@ def test_panels_share_a_legend_and_show_what_they_have():
     points = [(name, length) for name in ("ar", "chain") for length in (1, 2)]
     rows = [{"method": name, "T": t, "a": t, "a_interval": [t - 1, t + 1], "b": 2 * t} for name, t in points]
     published = [{"method": "chain", "T": 3, "a": 5}]
-    figure = views.line_panels(rows, "T", {"a": "first", "b": "second"}, published=published, references={"a": 1})
+    figure = plots.line_panels(rows, "T", {"a": "first", "b": "second"}, published=published, references={"a": 1})
     assert [(trace.name, trace.xaxis, trace.showlegend) for trace in figure.data] == [
         ("ar", "x", True), ("chain", "x", True), ("chain (published)", "x", True),
         ("ar", "x2", False), ("chain", "x2", False),
@@ -196,7 +196,7 @@ def test_panels_share_a_legend_and_show_what_they_have():
 
 def test_a_crowded_logarithmic_axis_names_round_numbers_and_another_its_values():
     rows = [{"method": "ar", "T": length, "a": 1, "b": 1 if length < 50 else None} for length in range(20, 120, 12)]
-    figure = views.line_panels(rows, "T", {"a": "many", "b": "few"}, log_x=True)
+    figure = plots.line_panels(rows, "T", {"a": "many", "b": "few"}, log_x=True)
     assert figure.layout.xaxis.tickvals == (20, 50, 100)
     assert figure.layout.xaxis2.tickvals == (20, 32, 44)
 

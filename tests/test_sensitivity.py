@@ -5,10 +5,11 @@ import math
 
 import pytest
 
-from dynatree_lib.bench import sensitivity
-from dynatree_lib.bench.methods import variant
-from dynatree_lib.bench.protocol import Results
-from dynatree_lib.bench.records import Header, Records, Run
+from dynatree_lib.experiments.adaptive import sensitivity
+from dynatree_lib.experiments.adaptive.settings import setting_scatter
+from dynatree_lib.measure.methods import variant
+from dynatree_lib.measure.protocol import Results
+from dynatree_lib.measure.records import Header, Records, Run
 from dynatree_lib.papers import published
 
 
@@ -138,8 +139,8 @@ DOTS = [
 
 class TestFigures:
     def test_setting_scatter_shows_both_sides_on_one_scale(self):
-        views = pytest.importorskip("dynatree_lib.views")
-        drawn = views.setting_scatter(SCATTER, "x", "y", "speed", SCATTER, mark=(0.9, 0.4), title="Settings")
+        pytest.importorskip("dynatree_lib.plots")
+        drawn = setting_scatter(SCATTER, "x", "y", "speed", SCATTER, mark=(0.9, 0.4), title="Settings")
         dots = [trace for trace in drawn.data if trace.text is not None]
         assert [list(trace.text) for trace in dots] == [["1.00", "1.20"]] * 2
         assert {trace.marker.coloraxis for trace in dots} == {"coloraxis"}
@@ -147,8 +148,8 @@ class TestFigures:
         assert sum(trace.text is None for trace in drawn.data) == 2  # a ring in each panel
 
     def test_interval_dots_leave_out_what_is_not_known(self):
-        views = pytest.importorskip("dynatree_lib.views")
-        drawn = views.interval_dots(
+        plots = pytest.importorskip("dynatree_lib.plots")
+        drawn = plots.interval_dots(
             DOTS, "speed", "ends", also={"published": ("theirs", None)}, references={"ar": 1.0}, band=(0.97, 1.03)
         )
         measured, published = drawn.data[:2]

@@ -14,15 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, TokenTree, autoregressive, generate
-from dynatree_lib.bench.environment import describe_model
-from dynatree_lib.bench.protocol import run_benchmark
-from dynatree_lib.bench.trace import Trace
 from dynatree_lib.drafters import DRAFTERS
+from dynatree_lib.fast.plain import autoregressive_fast
+from dynatree_lib.fast.static import StaticModel, static_pair
 from dynatree_lib.masks import ancestor_matrix
+from dynatree_lib.measure.environment import describe_model
+from dynatree_lib.measure.protocol import run_benchmark
+from dynatree_lib.measure.trace import Trace
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
-from dynatree_lib.models.static import StaticModel, static_pair
-from dynatree_lib.plain import autoregressive_fast
 from dynatree_lib.verifiers import VERIFIERS
 
 FULL = [kind for kind in CONFIGS if kind not in ("mpt", "bloom") and "window" not in kind]
@@ -245,7 +245,7 @@ def test_every_kind_of_method_runs_on_a_static_pair(trial):
 
 
 def _bench_prompts():
-    from dynatree_lib.bench.prompts import BenchPrompt
+    from dynatree_lib.measure.prompts import BenchPrompt
 
     return [BenchPrompt.from_ids(str(n), prompt(n)[0].tolist()) for n in (8, 30)]
 

@@ -7,8 +7,8 @@ import torch
 
 from dynatree_lib.decoding import autoregressive, generate
 from dynatree_lib.drafters import Chain, FixedTree
+from dynatree_lib.measure.streaming import StreamingModel
 from dynatree_lib.models.huggingface import HFModel
-from dynatree_lib.models.streaming import StreamingModel
 from dynatree_lib.sampling import Sampling
 from tests.models import noisy_copy, prompt, random_model, raw_model
 

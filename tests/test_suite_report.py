@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from suite_notebooks import write_notebook
 
-from dynatree_lib.__main__ import main
+from dynatree_lib.cli.main import main
 from dynatree_lib.suite.pages import draw_formulas, figure_html
 from dynatree_lib.suite.report import build_report, number
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from suite_notebooks import records_notebook, write_notebook
 
-from dynatree_lib.__main__ import main
+from dynatree_lib.cli.main import main
 from dynatree_lib.suite import receipts
 
 pytest.importorskip("papermill")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dynatree_lib import load_pair
-from dynatree_lib.bench import threads
+from dynatree_lib.measure import threads
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import torch
 from models import hf_greedy
 
 from dynatree_lib import generate, load_pair
-from dynatree_lib.bench.environment import sha256_of
 from dynatree_lib.drafters import DRAFTERS
+from dynatree_lib.measure.environment import sha256_of
 from dynatree_lib.paths import data_path
 from dynatree_lib.workloads import load_workload
 

@@ -11,17 +11,17 @@ from models import noisy_copy, random_model
 pytest.importorskip("plotly")
 
 from dynatree_lib import SampledTree, Sampling, ToyModel
-from dynatree_lib.bench import exact
-from dynatree_lib.bench import traversal_tables as tables
-from dynatree_lib.bench.gain_causes import KeptLevels, chain_ratios, noisy_draft
-from dynatree_lib.bench.paired import Paired, judge
-from dynatree_lib.bench.prompts import BenchPrompt
-from dynatree_lib.bench.protocol import Results
-from dynatree_lib.bench.records import Header, Records, Run
+from dynatree_lib.experiments.traversal import figures as gains
+from dynatree_lib.experiments.traversal import tables
+from dynatree_lib.experiments.traversal.causes import KeptLevels, chain_ratios, noisy_draft
+from dynatree_lib.measure import exact
+from dynatree_lib.measure.judge import Paired, judge
+from dynatree_lib.measure.prompts import BenchPrompt
+from dynatree_lib.measure.protocol import Results
+from dynatree_lib.measure.records import Header, Records, Run
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.papers import published
 from dynatree_lib.verifiers import Block, TargetWalk, TokenLevel, Traversal
-from dynatree_lib.views import gains
 
 PAPER = published("traversal")
 ONE = Sampling(1.0)

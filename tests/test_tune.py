@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 
 from dynatree_lib import Chain, CostAwareTree, FixedTree, NoDraft, Sampling, ToyModel, generate, load_pair
-from dynatree_lib.__main__ import main
-from dynatree_lib.bench import tune as tuning
-from dynatree_lib.bench import tune_command
-from dynatree_lib.bench.cost_model import MeasuredCosts
-from dynatree_lib.bench.options import split_specs
-from dynatree_lib.bench.prompts import BenchPrompt
-from dynatree_lib.bench.protocol import Results
-from dynatree_lib.bench.ranks import RankAcceptance
-from dynatree_lib.bench.records import Header, Records, Run
-from dynatree_lib.bench.tune import Prediction, Tuned, brief, candidates, choose, load_tuned, tune
+from dynatree_lib.cli import tune as tune_command
+from dynatree_lib.cli.main import main
+from dynatree_lib.measure import tune as tuning
+from dynatree_lib.measure.cost_model import MeasuredCosts
+from dynatree_lib.measure.options import split_specs
+from dynatree_lib.measure.prompts import BenchPrompt
+from dynatree_lib.measure.protocol import Results
+from dynatree_lib.measure.ranks import RankAcceptance
+from dynatree_lib.measure.records import Header, Records, Run
+from dynatree_lib.measure.tune import Prediction, Tuned, brief, candidates, choose, load_tuned, tune
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.workloads import load_workload
 from tests.models import noisy_copy, prompt, random_model

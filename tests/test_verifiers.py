@@ -20,8 +20,8 @@ from dynatree_lib import (
     autoregressive,
     generate,
 )
-from dynatree_lib.bench.exact import bias, distance, outcomes, text_law
 from dynatree_lib.drafters import DRAFTERS
+from dynatree_lib.measure.exact import bias, distance, outcomes, text_law
 from dynatree_lib.sampling import Chance, Rows
 from dynatree_lib.verifiers import VERIFIERS, Drawing
 

@@ -10,12 +10,13 @@ import pytest
 pytest.importorskip("plotly")
 
 import dynatree_lib as dt
-from dynatree_lib import views
+from dynatree_lib import plots
 from dynatree_lib.decoding import Round
+from dynatree_lib.experiments.adaptive.figures import grown_tree, growth_rows
+from dynatree_lib.plots import theme
+from dynatree_lib.plots.iterations import error_bars
+from dynatree_lib.plots.tokens import label, pieces
 from dynatree_lib.verifiers.base import Verdict
-from dynatree_lib.views import theme
-from dynatree_lib.views.rounds import error_bars
-from dynatree_lib.views.tokens import label, pieces
 
 
 class Letters:
@@ -62,24 +63,24 @@ COST = [{"model": m, "rows": r, "milliseconds": a + r} for m, a in (("target", 9
 
 
 def every_figure(round_, generation, grown):
-    nodes = views.node_rows(generation.rounds)
+    nodes = plots.node_rows(generation.rounds)
     return {
-        "draft_tree": views.draft_tree(round_, Letters()),
-        "grown_tree": views.grown_tree(*grown, Letters()),
-        "stacked_trees": views.stacked_trees({"a tree": round_, "another": round_}, Letters(), title="Two"),
-        "tree_mask": views.tree_mask(round_.tree, 3, Letters()),
-        "positions": views.positions(round_.tree, 3, Letters()),
-        "timeline": views.timeline(generation.rounds),
-        "acceptance_by_depth": views.acceptance_by_depth(generation.rounds),
-        "calibration": views.calibration(views.calibration_rows(nodes)),
-        "bars": views.bars_with_intervals(BARS, "speed", "interval", published={"fixed-tree": 1.62}),
-        "bars_by_panel": views.bars_by_panel(PANELS, "speed", "interval", title="Two data sets", reference=1),
-        "sweep": views.sweep_lines(SWEEP, "D", "speed", "B", SWEEP, interval="interval", reference=1),
-        "heatmap": views.heatmap(SWEEP, "D", "B", "speed", SWEEP),
-        "scatter": views.scatter(SWEEP, "D", "speed", "B"),
-        "distribution": views.distribution(SWEEP, "D", "speed", SWEEP),
-        "stacked": views.stacked_bars([{"method": "chain", "draft": 1, "verify": 2}], ["draft", "verify"]),
-        "cost": views.cost_curve(COST),
+        "draft_tree": plots.draft_tree(round_, Letters()),
+        "grown_tree": grown_tree(*grown, Letters()),
+        "stacked_trees": plots.stacked_trees({"a tree": round_, "another": round_}, Letters(), title="Two"),
+        "tree_mask": plots.tree_mask(round_.tree, 3, Letters()),
+        "positions": plots.positions(round_.tree, 3, Letters()),
+        "timeline": plots.timeline(generation.rounds),
+        "acceptance_by_depth": plots.acceptance_by_depth(generation.rounds),
+        "calibration": plots.calibration(plots.calibration_rows(nodes)),
+        "bars": plots.bars_with_intervals(BARS, "speed", "interval", published={"fixed-tree": 1.62}),
+        "bars_by_panel": plots.bars_by_panel(PANELS, "speed", "interval", title="Two data sets", reference=1),
+        "sweep": plots.sweep_lines(SWEEP, "D", "speed", "B", SWEEP, interval="interval", reference=1),
+        "heatmap": plots.heatmap(SWEEP, "D", "B", "speed", SWEEP),
+        "scatter": plots.scatter(SWEEP, "D", "speed", "B"),
+        "distribution": plots.distribution(SWEEP, "D", "speed", SWEEP),
+        "stacked": plots.stacked_bars([{"method": "chain", "draft": 1, "verify": 2}], ["draft", "verify"]),
+        "cost": plots.cost_curve(COST),
     }
 
 
@@ -102,7 +103,7 @@ def test_every_figure_is_offline_titled_and_not_empty(round_, generation, grown)
 
 
 def test_draft_tree_draws_every_node_in_its_role(round_):
-    figure = views.draft_tree(round_, Letters())
+    figure = plots.draft_tree(round_, Letters())
     assert len(figure.layout.annotations) == len(round_.tree) + 1  # the nodes and the bonus token
     counts = {trace.name: len(trace.x) for trace in figure.data if trace.mode == "markers"}
     assert counts == {
@@ -119,7 +120,7 @@ def test_draft_tree_draws_every_node_in_its_role(round_):
 
 
 def test_draft_tree_keeps_boxes_apart(round_):
-    places = {(note.x, note.y) for note in views.draft_tree(round_).layout.annotations}
+    places = {(note.x, note.y) for note in plots.draft_tree(round_).layout.annotations}
     assert len(places) == len(round_.tree) + 1
     for level in range(4):
         heights = sorted(y for x, y in places if x == level)
@@ -127,7 +128,7 @@ def test_draft_tree_keeps_boxes_apart(round_):
 
 
 def test_draft_tree_without_a_verdict_marks_what_tau_would_prune(round_):
-    figure = views.draft_tree(round_.tree, tau=0.2)
+    figure = plots.draft_tree(round_.tree, tau=0.2)
     counts = {trace.name: len(trace.x) for trace in figure.data if trace.mode == "markers"}
     assert counts["path probability below tau"] == 2  # 0.6 x 0.2 and 0.6 x 0.5 x 0.1
     assert counts["drafted"] == 4
@@ -136,13 +137,13 @@ def test_draft_tree_without_a_verdict_marks_what_tau_would_prune(round_):
 
 def test_draft_tree_marks_the_drafted_token_that_ended_the_text(round_):
     cut = Round(round_.tree, Verdict((1,), 13))  # node 3, a child of node 1, holds token 13
-    figure = views.draft_tree(cut)
+    figure = plots.draft_tree(cut)
     assert len(figure.layout.annotations) == len(round_.tree)  # no further box
     assert [len(trace.x) for trace in figure.data if "last token" in trace.name] == [1]
 
 
 def test_draft_tree_of_node_0_alone_is_a_figure():
-    assert len(views.draft_tree(dt.TokenTree.root_only(5)).layout.annotations) == 1
+    assert len(plots.draft_tree(dt.TokenTree.root_only(5)).layout.annotations) == 1
 
 
 def test_labels_show_spaces_and_cannot_be_markup(round_):
@@ -156,13 +157,13 @@ def test_labels_show_spaces_and_cannot_be_markup(round_):
     Markup.decode = lambda self, tokens: "\n" + 7 * " "
     assert label(1, Markup()) == "⏎␣×7"
     Markup.decode = lambda self, tokens: "<b>$x$"
-    text = views.draft_tree(round_, Markup()).layout.annotations[0].text
+    text = plots.draft_tree(round_, Markup()).layout.annotations[0].text
     assert "&lt;b&gt;" in text
     assert "$" not in text
 
 
 def test_tree_mask_shows_the_masks_own_ones(round_):
-    figure = views.tree_mask(round_.tree, 9)
+    figure = plots.tree_mask(round_.tree, 9)
     kinds = np.array(figure.data[0].z)
     shown = kinds.shape[1] - len(round_.tree)
     assert (kinds[:, :shown] == 2).all()
@@ -172,13 +173,13 @@ def test_tree_mask_shows_the_masks_own_ones(round_):
 
 
 def test_positions_compare_depth_with_row(round_):
-    by_depth, by_row = views.positions(round_.tree, 5).data
+    by_depth, by_row = plots.positions(round_.tree, 5).data
     assert list(by_depth.y) == [5, 6, 6, 7, 7, 7, 8]
     assert list(by_row.y) == [5, 6, 7, 8, 9, 10, 11]
 
 
 def test_text_rounds_shows_the_whole_text_and_one_bonus_per_iteration(generation):
-    html = views.text_rounds(generation, Letters(), prompt="<prompt>")
+    html = plots.text_rounds(generation, Letters(), prompt="<prompt>")
     body = html.partition("pre-wrap")[2]
     assert re.sub(r"<[^>]*>", "", body.partition(">")[2]) == "&lt;prompt&gt;" + Letters().decode(generation.tokens)
     assert body.count("bonus token") == len(generation.rounds)
@@ -193,39 +194,39 @@ def test_pieces_put_split_characters_together():
 
 
 def test_timeline_counts_every_token(generation):
-    accepted, bonus, depth = views.timeline(generation.rounds).data
+    accepted, bonus, depth = plots.timeline(generation.rounds).data
     assert sum(accepted.y) + sum(bonus.y) == len(generation.tokens)
     assert len(depth.y) == len(generation.rounds)
 
 
 def test_rows_agree_with_the_summary(generation):
-    summary, nodes = dt.summarize(generation), views.node_rows(generation.rounds)
+    summary, nodes = dt.summarize(generation), plots.node_rows(generation.rounds)
     accepted = sum(row["accepted"] for row in nodes)
     assert len(nodes) == round(summary.nodes * summary.iterations)
     assert accepted == round(summary.accepted_length * summary.iterations)
-    assert sum(row["accepted"] for row in views.depth_rows(generation.rounds)) == accepted
-    assert sum(row["accepted"] for row in views.rank_rows(nodes)) == accepted
-    assert sum(row["accepted"] for row in views.calibration_rows(nodes)) == accepted
+    assert sum(row["accepted"] for row in plots.depth_rows(generation.rounds)) == accepted
+    assert sum(row["accepted"] for row in plots.rank_rows(nodes)) == accepted
+    assert sum(row["accepted"] for row in plots.calibration_rows(nodes)) == accepted
     assert all(row["reached"] for row in nodes if row["accepted"])
     json.dumps(nodes)
 
 
 def test_depth_rows_count_only_rounds_that_came_so_far(round_):
     short = Round(round_.tree, Verdict((), 3))
-    rows = {row["depth"]: (row["reached"], row["accepted"]) for row in views.depth_rows([round_, short])}
+    rows = {row["depth"]: (row["reached"], row["accepted"]) for row in plots.depth_rows([round_, short])}
     assert rows == {1: (2, 1), 2: (1, 1), 3: (1, 0)}
 
 
 def test_rank_rows_look_at_decided_nodes_only(round_):
-    rows = {row["rank"]: (row["reached"], row["accepted"]) for row in views.rank_rows(views.node_rows([round_]))}
+    rows = {row["rank"]: (row["reached"], row["accepted"]) for row in plots.rank_rows(plots.node_rows([round_]))}
     assert rows == {0: (3, 2), 1: (2, 0)}  # nodes 1, 3, 6 and 2, 4; node 5 hangs below a rejected node
 
 
 def test_wilson_interval():
-    low, high = views.wilson(5, 10)
+    low, high = plots.wilson(5, 10)
     assert (round(low, 3), round(high, 3)) == (0.237, 0.763)
-    assert views.wilson(0, 4)[0] == 0
-    assert views.wilson(4, 4)[1] == 1
+    assert plots.wilson(0, 4)[0] == 0
+    assert plots.wilson(4, 4)[1] == 1
 
 
 def test_a_method_has_the_same_colour_in_every_figure():
@@ -234,11 +235,11 @@ def test_a_method_has_the_same_colour_in_every_figure():
     rows = [
         {"method": m, "n": n, "speed": n, "rows": n, "milliseconds": n} for m in ("chain", "fixed-tree") for n in (1, 2)
     ]
-    assert views.sweep_lines(rows, "n", "speed", "method").data[1].line.color == color
-    assert views.scatter(rows, "n", "speed", "method").data[1].marker.color == color
-    assert views.cost_curve(rows, series="method").data[1].line.color == color
-    assert views.bars_with_intervals(BARS, "speed").data[0].marker.color[1] == color
-    assert views.bars_with_intervals(BARS[::-1], "speed").data[0].marker.color[0] == color
+    assert plots.sweep_lines(rows, "n", "speed", "method").data[1].line.color == color
+    assert plots.scatter(rows, "n", "speed", "method").data[1].marker.color == color
+    assert plots.cost_curve(rows, series="method").data[1].line.color == color
+    assert plots.bars_with_intervals(BARS, "speed").data[0].marker.color[1] == color
+    assert plots.bars_with_intervals(BARS[::-1], "speed").data[0].marker.color[0] == color
 
 
 def test_a_variant_of_a_method_has_its_colour_and_other_labels_a_neutral_one():
@@ -249,23 +250,23 @@ def test_a_variant_of_a_method_has_its_colour_and_other_labels_a_neutral_one():
 
 def test_swept_values_stand_on_the_axis():
     rows = [{"tau": tau, "speed": 1 + tau} for tau in (0.01, 0.03, 0.1)]
-    assert views.sweep_lines(rows, "tau", "speed", log_x=True).layout.xaxis.ticktext == ("0.01", "0.03", "0.1")
-    assert views.sweep_lines(SWEEP, "D", "speed", "B").layout.xaxis.tickvals == (3, 4)
-    assert views.sweep_lines(rows, "tau", "speed").layout.xaxis.tickvals is None
+    assert plots.sweep_lines(rows, "tau", "speed", log_x=True).layout.xaxis.ticktext == ("0.01", "0.03", "0.1")
+    assert plots.sweep_lines(SWEEP, "D", "speed", "B").layout.xaxis.tickvals == (3, 4)
+    assert plots.sweep_lines(rows, "tau", "speed").layout.xaxis.tickvals is None
 
 
 def test_bars_put_published_values_beside_their_own_row():
-    figure = views.bars_with_intervals(BARS, "speed", "interval", published={"fixed-tree": 1.62}, reference=1)
+    figure = plots.bars_with_intervals(BARS, "speed", "interval", published={"fixed-tree": 1.62}, reference=1)
     measured, published = figure.data
     assert list(measured.y) == list(published.y) == ["ar", "fixed-tree"]
     assert list(published.x) == [None, 1.62]
     assert measured.error_x.array == pytest.approx((0.2, 0.2))
     assert len(figure.layout.shapes) == 1
-    assert len(views.bars_with_intervals(BARS, "speed").data) == 1
+    assert len(plots.bars_with_intervals(BARS, "speed").data) == 1
 
 
 def test_sweep_lines_pair_each_series_with_its_published_line():
-    figure = views.sweep_lines(SWEEP, "D", "speed", "B", SWEEP[:2])
+    figure = plots.sweep_lines(SWEEP, "D", "speed", "B", SWEEP[:2])
     assert [trace.name for trace in figure.data] == ["B = 2", "B = 3", "B = 2 (published)", "B = 3 (published)"]
     assert figure.data[0].line.color == figure.data[2].line.color != figure.data[1].line.color
     assert figure.data[2].line.dash == "dash"
@@ -274,19 +275,19 @@ def test_sweep_lines_pair_each_series_with_its_published_line():
 
 def test_rows_without_a_value_are_left_out():
     rows = [*SWEEP, {"D": 9, "B": 2, "speed": None}]
-    assert list(views.sweep_lines(rows, "D", "speed", "B").data[0].x) == [3, 4]
-    assert views.heatmap(rows, "D", "B", "speed").data[0].z[0][-1] is None
+    assert list(plots.sweep_lines(rows, "D", "speed", "B").data[0].x) == [3, 4]
+    assert plots.heatmap(rows, "D", "B", "speed").data[0].z[0][-1] is None
     assert error_bars([None, 1.0], [None, [0.5, 2.0]])["array"] == [0.0, 1.0]
 
 
 def test_heatmap_orders_its_axes():
-    heat = views.heatmap(SWEEP[::-1], "D", "B", "speed").data[0]
+    heat = plots.heatmap(SWEEP[::-1], "D", "B", "speed").data[0]
     assert (list(heat.x), list(heat.y)) == (["3", "4"], ["2", "3"])
     assert np.allclose(np.array(heat.z, float), [[2.5, 3], [2, 1 + 4 / 3]])
 
 
 def test_growth_rows_say_what_the_rule_decided(grown):
-    rows = views.growth_rows(*grown)
+    rows = growth_rows(*grown)
     decisions = [row["decision"] for row in rows]
     assert decisions == ["B_mid", "B_min", "B_max", "B_mid", "D_max", "tau", "rho_stop"]
     assert [row["deep"] for row in rows] == [False, False, False, True, False, False, False]
@@ -299,13 +300,13 @@ def test_growth_rows_say_what_the_rule_decided(grown):
 def test_growth_rows_name_each_way_to_stop(grown):
     one, drafter = grown
     leaf = Round(one.tree.subtree(np.arange(3)), Verdict((), 7), one.adaptation)  # nodes 1 and 2 at level 1, p .6, .35
-    assert [row["decision"] for row in views.growth_rows(leaf, drafter)][1:] == ["no room", "no room"]
+    assert [row["decision"] for row in growth_rows(leaf, drafter)][1:] == ["no room", "no room"]
     shallow = Round(leaf.tree, leaf.verdict, {**one.adaptation, "base_depth": 1.9})
-    assert [row["decision"] for row in views.growth_rows(shallow, drafter)][1:] == ["no room", "D_0"]  # .35 < rho_deep
+    assert [row["decision"] for row in growth_rows(shallow, drafter)][1:] == ["no room", "D_0"]  # .35 < rho_deep
     pruned = dt.AdaptiveTree(None, base_depth=2, max_depth=3, tau=0.4)
-    assert views.growth_rows(leaf, pruned)[2]["decision"] == "tau"
+    assert growth_rows(leaf, pruned)[2]["decision"] == "tau"
     level = dt.AdaptiveTree(None, base_depth=1, max_depth=3, depth=None, breadth=None, root="draft", tau=None)
-    plain = views.growth_rows(shallow, level)
+    plain = growth_rows(shallow, level)
     assert [row["decision"] for row in plain] == ["top-1", "D_0", "D_0"]
 
 
@@ -316,7 +317,7 @@ def test_growth_rows_agree_with_the_trees_that_were_drafted():
     drafter = dt.AdaptiveTree(draft, **flat, base_depth=2, max_depth=4)
     breadth = {"B_min": 1, "B_mid": 2, "B_max": 3}
     rounds = dt.generate(target, [1, 2], drafter, max_new_tokens=60).rounds[:-4]  # later ones lack the room
-    rows = [row for one in rounds for row in views.growth_rows(one, drafter)]
+    rows = [row for one in rounds for row in growth_rows(one, drafter)]
     assert {"B_min", "B_mid", "B_max", "rho_stop", "D_0", "D_max"} <= {row["decision"] for row in rows}
     assert all(row["children"] == breadth.get(row["decision"], 0) for row in rows)
     assert all(row["path"] > 0.05 for row in rows if row["deep"])
@@ -324,16 +325,16 @@ def test_growth_rows_agree_with_the_trees_that_were_drafted():
 
 def test_growth_rows_need_an_adaptive_trees_round(round_, grown):
     with pytest.raises(ValueError, match="reports base_depth"):
-        views.growth_rows(round_, grown[1])
+        growth_rows(round_, grown[1])
 
 
 def test_grown_tree_writes_each_nodes_own_numbers(grown):
-    figure = views.grown_tree(*grown, Letters())
+    figure = grown_tree(*grown, Letters())
     texts = [note.text for note in figure.layout.annotations]
     assert len(texts) == len(grown[0].tree)
     assert texts[1] == "<b>b</b><br>p .60 · c .95"
     assert texts[4] == "<b>e</b><br>p .46"
-    plain = views.draft_tree(grown[0].tree, Letters()).layout.annotations
+    plain = plots.draft_tree(grown[0].tree, Letters()).layout.annotations
     assert [note.text.partition("<br>")[0] for note in figure.layout.annotations] == [
         note.text.partition("</b>")[0] + "</b>" for note in plain
     ]
@@ -344,7 +345,7 @@ def test_grown_tree_writes_each_nodes_own_numbers(grown):
 
 
 def test_stacked_trees_keep_apart_and_share_a_legend(round_):
-    figure = views.stacked_trees({"one": round_, "two": round_})
+    figure = plots.stacked_trees({"one": round_, "two": round_})
     heads = [note for note in figure.layout.annotations if "committed by" in note.text]
     assert [note.text.partition(":")[0] for note in heads] == ["<b>one</b>", "<b>two</b>"]
     places = {(note.x, note.y) for note in figure.layout.annotations}
@@ -356,7 +357,7 @@ def test_stacked_trees_keep_apart_and_share_a_legend(round_):
 
 
 def test_bars_by_panel_put_each_panel_in_its_own_axes():
-    figure = views.bars_by_panel(PANELS, "speed", published={"pg-19": {"ar": 1.0}}, reference=1)
+    figure = plots.bars_by_panel(PANELS, "speed", published={"pg-19": {"ar": 1.0}}, reference=1)
     assert [trace.xaxis for trace in figure.data] == ["x", "x", "x2"]  # only pg-19 has published bars
     assert list(figure.data[1].x) == [1.0, None]
     assert {note.xref for note in figure.layout.annotations} == {"paper", "x", "x2"}
@@ -364,6 +365,6 @@ def test_bars_by_panel_put_each_panel_in_its_own_axes():
 
 
 def test_iteration_rows_carry_what_the_drafter_reported(grown, generation):
-    (row,) = views.iteration_rows([grown[0]])
+    (row,) = plots.iteration_rows([grown[0]])
     assert row == {"iteration": 0, "committed": 3, "nodes": 6, "levels": 3, **grown[0].adaptation}
-    assert sum(row["committed"] for row in views.iteration_rows(generation.rounds)) == len(generation.tokens)
+    assert sum(row["committed"] for row in plots.iteration_rows(generation.rounds)) == len(generation.tokens)

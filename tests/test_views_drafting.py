@@ -9,13 +9,21 @@ import pytest
 pytest.importorskip("plotly")
 
 import dynatree_lib as dt
-from dynatree_lib import views
 from dynatree_lib.decoding import Round
 from dynatree_lib.drafters.base import Proposal
 from dynatree_lib.drafters.pool import CandidatePool
+from dynatree_lib.experiments.ptd.figures import (
+    CELLS,
+    draft_births,
+    draft_steps,
+    forward_mask,
+    forward_trees,
+    joining,
+    pool_trees,
+    survivors,
+)
 from dynatree_lib.verifiers import Greedy
 from dynatree_lib.verifiers.base import Verdict
-from dynatree_lib.views.drafting import CELLS, joining, survivors
 
 
 @pytest.fixture
@@ -55,7 +63,7 @@ def texts(figure):
 
 
 def test_both_trees_hang_below_one_last_token(one):
-    figure = views.forward_trees(one, random={1}, predicted=[6, 3, 8, 2], children=2)
+    figure = forward_trees(one, random={1}, predicted=[6, 3, 8, 2], children=2)
     assert texts(figure) == ["9", "1", "2", "3", "4", "5", "6", "7", "8", "3", "2"]  # 6 and 8 are children already
     places = [(note.x, note.y) for note in figure.layout.annotations]
     assert len({*places}) == len(places)
@@ -71,7 +79,7 @@ def test_both_trees_hang_below_one_last_token(one):
 
 
 def test_without_a_draft_tree_the_candidates_are_drawn_alone(one):
-    figure = views.forward_trees(Round(one.tree, one.verdict))
+    figure = forward_trees(Round(one.tree, one.verdict))
     assert texts(figure) == ["9", "1", "2", "3", "4"]
     assert not any("draft tree" in name for name in legend(figure))
 
@@ -86,7 +94,7 @@ def test_predictions_join_where_they_are_new_and_there_is_room(one):
 @pytest.mark.parametrize("kind", ["round", "proposal"])
 def test_the_mask_has_three_groups_that_see_the_last_token_and_themselves(one, kind):
     shown = one if kind == "round" else Proposal(one.tree, beside=one.beside)
-    figure = views.forward_mask(shown, prefix=2)
+    figure = forward_mask(shown, prefix=2)
     cells = np.array(figure.data[0].z)[:, 2:]
     names = np.array(CELLS)[cells]
     assert (np.array(figure.data[0].z)[:, :2] == CELLS.index("prefix")).all()
@@ -102,7 +110,7 @@ def test_the_mask_has_three_groups_that_see_the_last_token_and_themselves(one, k
 
 def test_the_mask_is_the_one_that_is_scored(steps):
     for one, *_ in steps[0]:
-        seen = np.array(views.forward_mask(one, prefix=0).data[0].z) >= CELLS.index("last token")
+        seen = np.array(forward_mask(one, prefix=0).data[0].z) >= CELLS.index("last token")
         back = [
             0,
             *range(len(one.beside), len(seen)),
@@ -126,11 +134,11 @@ def test_survivors_are_the_very_nodes(steps):
 def test_draft_steps_tell_random_tokens_births_and_what_is_dropped(steps):
     rounds, drafter, _ = steps
     trees = [one.beside for one, *_ in rounds]
-    births = views.draft_births(trees, drafter.depth)
+    births = draft_births(trees, drafter.depth)
     assert (births[0] == 0).all()
     assert all(born[1:].max() == step for step, born in enumerate(births) if step)
     assert not (births[-1][1:] == 0).any()  # the random tokens are gone
-    figure = views.draft_steps(trees[:5], drafter.depth, columns=2)
+    figure = draft_steps(trees[:5], drafter.depth, columns=2)
     boxes = [note for note in figure.layout.annotations if note.bgcolor]
     assert len(boxes) == sum(map(len, trees[:5]))
     assert len({(note.x, note.y) for note in boxes}) == len(boxes)
@@ -153,10 +161,10 @@ def test_pool_trees_show_the_latest_first_and_say_what_they_leave_out(steps):
     for token in (4, 5, 6, 5):
         pool.settle()
         pool.child(pool.child(pool.root(3), token), 9)
-    figure = views.pool_trees([pool.roots[3]], levels=1, widest=2)
+    figure = pool_trees([pool.roots[3]], levels=1, widest=2)
     assert texts(figure) == ["6 nodes, 2 shown", "3", "5 ×2", "6 ×1"]
     assert {"merged in the latest iteration", "merged earlier"} <= legend(figure)
-    whole = views.pool_trees(steps[2].pool.roots.values(), levels=9, widest=99, columns=2)
+    whole = pool_trees(steps[2].pool.roots.values(), levels=9, widest=99, columns=2)
     assert sum(bool(note.bgcolor) for note in whole.layout.annotations) == steps[2].pool.nodes
 
 
@@ -164,7 +172,7 @@ def test_figures_are_offline_and_readable(one, steps):
     trees = [step.beside for step, *_ in steps[0]]
     roots = [*steps[2].pool.roots.values()][:2]
     for figure in (
-        views.forward_trees(one), views.forward_mask(one), views.draft_steps(trees, 3), views.pool_trees(roots)
+        forward_trees(one), forward_mask(one), draft_steps(trees, 3), pool_trees(roots)
     ):  # fmt: skip
         exported = figure.to_html(full_html=False, include_plotlyjs=False)
         assert not re.search(r"https?://|src=", exported)

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("plotly")
 
-from dynatree_lib.views import speed, theme
+from dynatree_lib.experiments.speed import figures as speed
+from dynatree_lib.plots import theme
 
 LIMITS = {"memory": 100.0, "compute": 800.0, "flop_per_byte": 0.5}  # the knee is at 8 rows
 FORWARDS = [

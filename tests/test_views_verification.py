@@ -11,13 +11,13 @@ import torch
 pytest.importorskip("plotly")
 
 import dynatree_lib as dt
-from dynatree_lib import views
-from dynatree_lib.bench import exact
+from dynatree_lib import plots
 from dynatree_lib.drafters.base import Proposal
+from dynatree_lib.measure import exact
+from dynatree_lib.plots.verification import _places, fraction
 from dynatree_lib.sampling import Laws, Sampling
 from dynatree_lib.tree import DISTINCT, POINT
 from dynatree_lib.verifiers.residual import Recorded, Residual
-from dynatree_lib.views.verification import _places, fraction
 
 P, Q = (0.3, 0.4, 0.3), (0.6, 0.3, 0.1)
 TARGET = dt.ToyModel(lambda context: P, 3)
@@ -43,12 +43,12 @@ def example():
 def steps(example):
     tree, laws, rows = example
     recorded, root = Recorded(tree, laws), Residual(rows, 0)
-    found = [views.step_row(root, recorded, 0, 1, text="enter X1")]
+    found = [plots.step_row(root, recorded, 0, 1, text="enter X1")]
     first = Residual(rows, 1, root.ratio(recorded, 1))
     for child, gone in ((3, []), (4, [3])):
-        found.append(views.step_row(first, recorded, 1, child, text=f"test X{child}", gone=gone))
+        found.append(plots.step_row(first, recorded, 1, child, text=f"test X{child}", gone=gone))
         first.reject(recorded, child)
-    return [*found, views.step_row(first, recorded, 1, text="X1 <itself>", gone=[3, 4])]
+    return [*found, plots.step_row(first, recorded, 1, text="X1 <itself>", gone=[3, 4])]
 
 
 def test_step_rows_hold_the_worked_example(steps):
@@ -73,14 +73,14 @@ def test_step_rows_are_the_production_rules_probabilities(example, steps):
 def test_a_step_leaves_the_residual_as_it_was(example):
     tree, laws, rows = example
     residual = Residual(rows, 0)
-    once, again = (views.step_row(residual, Recorded(tree, laws), 0, 1) for _ in range(2))
+    once, again = (plots.step_row(residual, Recorded(tree, laws), 0, 1) for _ in range(2))
     assert once == again
     assert once["weights"] == pytest.approx(P)
 
 
 def test_deterministic_tokens_have_a_point_mass(example):
     tree = dt.TokenTree.build([0, 2], [-1, 0])
-    row = views.step_row(Residual(example[2], 0), Recorded(tree, None), 0, 1)
+    row = plots.step_row(Residual(example[2], 0), Recorded(tree, None), 0, 1)
     assert row["law"] == [0, 0, 1]
     assert row["acceptance"] == pytest.approx(0.3)
 
@@ -97,7 +97,7 @@ def nodes_in(figure, meaning):
 
 
 def test_steps_show_every_node_in_its_state(example, steps):
-    figure = views.verification_steps(example[0], steps, "abc", columns=3, title="Two lines")
+    figure = plots.verification_steps(example[0], steps, "abc", columns=3, title="Two lines")
     now, legends = nodes_in(figure, "looked at now")
     assert now == [["X<sub>1</sub>=a"], ["X<sub>3</sub>=b"], ["X<sub>4</sub>=c"], ["X<sub>1</sub>=a"]]
     assert legends == 1
@@ -110,7 +110,7 @@ def test_steps_show_every_node_in_its_state(example, steps):
 
 
 def test_steps_name_their_numbers(example, steps):
-    figure = views.verification_steps(example[0], steps, "abc")
+    figure = plots.verification_steps(example[0], steps, "abc")
     words = [note.text for note in figure.layout.annotations]
     assert "<b>test X4</b>: 7/11" in words
     assert "<b>X1 &lt;itself&gt;</b>: 0" in words
@@ -123,7 +123,7 @@ def test_steps_name_their_numbers(example, steps):
 
 
 def test_panels_of_steps_do_not_overlap(example, steps):
-    figure = views.verification_steps(example[0], steps, "abc", columns=2)
+    figure = plots.verification_steps(example[0], steps, "abc", columns=2)
     columns = {}
     for axis in figure.select_yaxes():
         columns.setdefault(axis.anchor, tuple(axis.domain))
@@ -139,7 +139,7 @@ def test_places_keep_leaves_apart_and_parents_in_the_middle(example):
 
 
 def test_law_panels_head_each_panel_with_the_distance():
-    figure = views.law_panels(LAWS, ["one", "two"], panel="case", title="Two laws", columns=2)
+    figure = plots.law_panels(LAWS, ["one", "two"], panel="case", title="Two laws", columns=2)
     assert [note.text for note in figure.layout.annotations] == ["fair: equal", "&lt;b&gt;: TV 0.25"]
     assert sum(trace.showlegend for trace in figure.data) == 3
     first, second, target = figure.data[:3]
@@ -151,14 +151,14 @@ def test_law_panels_head_each_panel_with_the_distance():
 def test_law_panels_work_for_any_number():
     rows = [row | {"case": str(number)} for number in range(7) for row in LAWS[:2]]
     for columns in (1, 3):
-        figure = views.law_panels(rows, ["one", "two"], panel="case", columns=columns)
+        figure = plots.law_panels(rows, ["one", "two"], panel="case", columns=columns)
         assert len(figure.layout.annotations) == 7
         assert sum(axis.visible for axis in figure.select_yaxes()) == 7  # places without a panel stay empty
         assert all("equal" in note.text for note in figure.layout.annotations)
 
 
 def test_figures_need_nothing_from_the_internet(example, steps):
-    for figure in (views.verification_steps(example[0], steps, "abc"), views.law_panels(LAWS, ["one"], panel="case")):
+    for figure in (plots.verification_steps(example[0], steps, "abc"), plots.law_panels(LAWS, ["one"], panel="case")):
         assert figure.layout.template.layout.font.size >= 12
         exported = figure.to_html(full_html=False, include_plotlyjs=False)
         assert not re.search(r"https?://|src=", exported)

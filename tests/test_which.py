@@ -8,13 +8,13 @@ import pytest
 from models import noisy_copy, prompt, random_model
 
 import dynatree_lib as dt
-from dynatree_lib.bench import which
-from dynatree_lib.bench.exact import iteration
-from dynatree_lib.bench.paired import judge
-from dynatree_lib.bench.prompts import BenchPrompt
-from dynatree_lib.bench.protocol import Results
-from dynatree_lib.bench.records import Header, Records, Run
-from dynatree_lib.bench.which import Candidate, Expectation
+from dynatree_lib.experiments.traversal import which
+from dynatree_lib.experiments.traversal.which import Candidate, Expectation
+from dynatree_lib.measure.exact import iteration
+from dynatree_lib.measure.judge import judge
+from dynatree_lib.measure.prompts import BenchPrompt
+from dynatree_lib.measure.protocol import Results
+from dynatree_lib.measure.records import Header, Records, Run
 from dynatree_lib.models.pairs import make_pair
 from dynatree_lib.verifiers import TargetWalk, TokenLevel, Traversal
 
@@ -320,7 +320,7 @@ class TestMap:
 
     def test_is_drawn_with_names_and_open_cells_white(self):
         pytest.importorskip("plotly")
-        from dynatree_lib.views.which import best_map
+        from dynatree_lib.experiments.traversal.map import best_map
 
         figure = best_map(which.best(self.FOUND, self.ALL), "temperature", "budget")
         (drawn,) = figure.data

@@ -13,7 +13,7 @@ out=${1:?folder for the results} data=${2:-} minutes=${3:-8} pair=tiny failed=0
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
 [ -z "$data" ] || data=$(cd "$data" && pwd) || exit 1
 cd "$(dirname "$0")/.." || exit 1
-speed() { python3 -m dynatree_lib.bench.gpu_speed "$out" "$@" 2>&1 | tee -a "$out/gpu_speed.log"; }
+speed() { python3 -m dynatree_lib gpu "$out" "$@" 2>&1 | tee -a "$out/gpu_speed.log"; }
 
 speed --parts shapes || failed=1
 if [ -n "$data" ]; then

@@ -20,7 +20,7 @@ python3 - "$out" <<'PYTHON'
 import json, sys
 from pathlib import Path
 from dynatree_lib import Sampling, load_pair
-from dynatree_lib.bench.protocol import run_benchmark
+from dynatree_lib.measure.protocol import run_benchmark
 from dynatree_lib.workloads import load_workload
 
 options = ["start_tree=1", "start_tree=2", "start_tree=3", "start_tree=6", "start_tree=2/2", "start_tree=4/2",
@@ -43,12 +43,12 @@ python3 - "$out" "$aware" <<'PYTHON'
 import json, sys
 from pathlib import Path
 from dynatree_lib import load_pair
-from dynatree_lib.bench.environment import describe_environment
-from dynatree_lib.bench.ptd_analysis import stage_rows
+from dynatree_lib.measure.environment import describe_environment
+from dynatree_lib.experiments.ptd.analysis import stage_rows
 from dynatree_lib.workloads import load_workload
 
 rows = stage_rows(load_pair("tiny"), ["ar", "ptd", sys.argv[2]], load_workload("bundled").prompts[:10], 200)
 found = {"environment": describe_environment(), "rows": rows}
 Path(sys.argv[1], "ptd_stages.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 PYTHON
-python3 -m dynatree_lib.bench.quote README.md
+python3 -m dynatree_lib.measure.quote README.md

@@ -34,14 +34,14 @@ def tables() -> Iterator[tuple[str, Any]]:
 
 def run_tables() -> Iterator[tuple[str, Any]]:
     """Summaries, ratios, drafting metrics, memory, predictions and printed tables of the four recorded runs."""
-    from dynatree_lib.bench.command import report
-    from dynatree_lib.bench.cost_model import prediction_rows
-    from dynatree_lib.bench.footprint import footprint
-    from dynatree_lib.bench.metrics import disturbed, drafting_metrics
-    from dynatree_lib.bench.protocol import read_results
-    from dynatree_lib.bench.quote import quote
-    from dynatree_lib.bench.sensitivity import ratios
-    from dynatree_lib.bench.tune import load_tuned
+    from dynatree_lib.cli.bench import report
+    from dynatree_lib.experiments.adaptive.footprint import footprint
+    from dynatree_lib.experiments.adaptive.sensitivity import ratios
+    from dynatree_lib.measure.cost_model import prediction_rows
+    from dynatree_lib.measure.metrics import disturbed, drafting_metrics
+    from dynatree_lib.measure.protocol import read_results
+    from dynatree_lib.measure.quote import quote
+    from dynatree_lib.measure.tune import load_tuned
 
     costs = load_tuned(CPU / "tuned.json").costs
     for name in RUNS:
@@ -63,9 +63,9 @@ def run_tables() -> Iterator[tuple[str, Any]]:
 
 def length_tables() -> Iterator[tuple[str, Any]]:
     """What notebooks 13 and 14 compute: budgets read off one run, stretches of texts, the luck of a choice."""
-    from dynatree_lib.bench import scaling
-    from dynatree_lib.bench.protocol import read_results
-    from dynatree_lib.bench.sensitivity import luck
+    from dynatree_lib.experiments.adaptive import scaling
+    from dynatree_lib.experiments.adaptive.sensitivity import luck
+    from dynatree_lib.measure.protocol import read_results
 
     ptd, greedy = (read_results(CPU / f"{name}.jsonl") for name in ("ptd", "bench"))
     labels = ["hf-generate", "ar", "chain:length=4", "ptd", "lookahead", "prompt-lookup"]
@@ -84,9 +84,9 @@ def length_tables() -> Iterator[tuple[str, Any]]:
 
 def ptd_tables() -> Iterator[tuple[str, Any]]:
     """What notebooks 20 and 21 compute: the quantities of PTD's section 4.1, fronts, stages."""
-    from dynatree_lib.bench.protocol import read_results
-    from dynatree_lib.bench.ptd_analysis import Tally, stage_shares
-    from dynatree_lib.bench.tune import load_tuned
+    from dynatree_lib.experiments.ptd.analysis import Tally, stage_shares
+    from dynatree_lib.measure.protocol import read_results
+    from dynatree_lib.measure.tune import load_tuned
 
     costs = load_tuned(CPU / "tuned.json").costs
     ours = ["ptd", "ptd:prune_first=false", "ptd:text_depth=6"]
@@ -104,9 +104,10 @@ def ptd_tables() -> Iterator[tuple[str, Any]]:
 
 def judged_tables() -> Iterator[tuple[str, Any]]:
     """What notebooks 30 to 32 compute from judged trees."""
-    from dynatree_lib.bench import traversal_tables, which
-    from dynatree_lib.bench.judge_command import report
-    from dynatree_lib.bench.paired import read_paired
+    from dynatree_lib.cli.judge import report
+    from dynatree_lib.experiments.traversal import tables as traversal_tables
+    from dynatree_lib.experiments.traversal import which
+    from dynatree_lib.measure.judge import read_paired
 
     judged = read_paired(CPU / "judged.jsonl")
     trees = list(judged.setup["rules"])
@@ -128,10 +129,12 @@ def judged_tables() -> Iterator[tuple[str, Any]]:
 
 def other_tables() -> Iterator[tuple[str, Any]]:
     """Records with a format of their own: growth, rounding, the audit, tuning."""
-    from dynatree_lib.bench import audit_command, precision_command, tune_command
-    from dynatree_lib.bench.audit import read_audit
-    from dynatree_lib.bench.growth import flatness
-    from dynatree_lib.bench.tune import load_tuned
+    from dynatree_lib.cli import audit as audit_command
+    from dynatree_lib.cli import precision as precision_command
+    from dynatree_lib.cli import tune as tune_command
+    from dynatree_lib.experiments.speed.growth import flatness
+    from dynatree_lib.measure.audit import read_audit
+    from dynatree_lib.measure.tune import load_tuned
 
     parts = json.loads((CPU / "growth.json").read_text())["rows"]
     for name, rows in parts.items():

@@ -10,15 +10,15 @@ out=${1:-outputs/reference/cpu}
 mkdir -p "$out"
 dynatree() { python3 -m dynatree_lib "$@"; }
 
-python3 -m dynatree_lib.bench.growth "$out/growth.json"
+dynatree growth "$out/growth.json"
 python3 - "$out" <<'PYTHON'
 import json, sys
 from dataclasses import asdict
 from pathlib import Path
 from dynatree_lib import load_pair
-from dynatree_lib.bench.environment import describe_environment
-from dynatree_lib.bench.growth import forward_times
-from dynatree_lib.bench.throughput import throughput
+from dynatree_lib.measure.environment import describe_environment
+from dynatree_lib.experiments.speed.growth import forward_times
+from dynatree_lib.experiments.speed.throughput import throughput
 from dynatree_lib.workloads import load_workload
 
 def write(name, **found):

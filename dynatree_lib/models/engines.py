@@ -1,44 +1,53 @@
 """Engines: what runs one forward of a model. All give the same logits up to rounding, and a load-time check says so.
 
-A decoder asks for a few rows at a time, so most of a small model's forward is calls and the reading of weights; how
-few calls, and how the weights lie in memory, is what engines differ in.
+A decoder scores a few tokens at a time, so most of a small model's forward is calls and the reading of weights; how
+few calls, and how the weights lie in memory, is what engines differ in. `eager` is here; `fast` registers its own.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, get_args
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
-from transformers import PreTrainedModel
 
-from .lean import LeanGPTNeoX
-from .packed import PackedGPTNeoX
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-EngineName = Literal["auto", "eager", "lean", "packed"]
-"""`eager` is transformers' own forward; `lean` its arithmetic on the same weights in a third of the calls (GPT-NeoX);
-`packed` the same again with matrices joined and copied into oneDNN's layout (CPU, float32 and bfloat16); `auto` the
-last of these that serves the model, where the copies take at most `LARGEST_COPY`."""
 LARGEST_COPY = 2**30
-"""Bytes of weights up to which `auto` packs, because packed weights are a second copy."""
+"""Bytes of weights up to which `auto` takes an engine that holds a second copy of them."""
 
 
 class Engine(Protocol):
-    """Runs forwards of one model."""
+    """Runs forwards of one model.
+
+    Attributes:
+        name: what `HFModel(engine=...)` calls it.
+        copies_weights: whether it holds a copy of the model's weights.
+        serves: the models it serves, for messages.
+    """
 
     name: str
+    copies_weights: ClassVar[bool]
+    serves: ClassVar[str]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Self | None:
+        """The engine of this model, or None where it cannot run it."""
+        ...
 
     def __call__(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Any, keep: int
     ) -> torch.Tensor:
-        """(B, keep, V) logits of the last `keep` of n rows of B sequences.
+        """(B, keep, V) logits of the last `keep` of n tokens of B sequences.
 
         Args:
             ids: (B, n) int64 token ids.
             positions: (B, n) int64 positions.
-            mask: (B, 1, n, m) additive mask over all m cache columns, these rows' own included; None where each row
-                sees the cache and the rows before it, for an empty cache or a single row.
+            mask: (B, 1, n, m) additive mask over all m cache columns, those of these tokens included; None where each
+                token sees the cache and the tokens before it, for an empty cache or a single token.
             cache: `update(key, value, layer)` takes (B, H, n, D) states and returns (B, H, m, D) of all columns.
-            keep: rows to compute logits of.
+            keep: tokens to compute logits of.
         """
         ...
 
@@ -47,9 +56,16 @@ class Eager:
     """transformers' own forward."""
 
     name = "eager"
+    copies_weights = False
+    serves = "every model"
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Self:
+        """The engine of this model."""
+        return cls(model)
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any, keep: int) -> torch.Tensor:
         """See `Engine`; a model with several types of layers takes a mask for each, in a dict."""
@@ -65,29 +81,39 @@ class Eager:
         return logits
 
 
+ENGINES: dict[str, str] = {"eager": f"{__name__}:Eager"}
+"""Name of an engine -> "module:class"; imported when first asked for. `auto` tries the latest registered first."""
+
+
+def register(name: str, place: str) -> None:
+    """Add an engine under `name`; `place` is "module:class" of an `Engine`."""
+    ENGINES[name] = place
+
+
 def check_engine(choice: str) -> None:
     """Raise ValueError for a name that is no engine's."""
-    if choice not in get_args(EngineName):
-        raise ValueError(f"engine is {choice!r}; choose from {', '.join(get_args(EngineName))}.")
+    if choice not in ("auto", *ENGINES):
+        raise ValueError(f"engine is {choice!r}; choose from {', '.join(('auto', *ENGINES))}.")
 
 
-def engine_of(model: PreTrainedModel, choice: EngineName = "auto") -> Engine:
-    """The engine of this name for a model.
+def engine_of(model: PreTrainedModel, choice: str = "auto") -> Engine:
+    """The engine of this name for a model; "auto" is the fastest that serves it, without a copy of large weights.
 
     Raises:
         ValueError: for an unknown name, or one that cannot serve this model; the sentence says what can.
     """
     check_engine(choice)
-    if choice in ("packed", "auto"):
-        small = sum(weight.nbytes for weight in model.parameters()) <= LARGEST_COPY
-        packed = PackedGPTNeoX.of(model) if choice == "packed" or small else None
-        if packed is not None:
-            return packed
-    lean = LeanGPTNeoX.of(model) if choice in ("lean", "auto") else None
-    if lean is None and choice in ("lean", "packed"):
-        raise ValueError(
-            f"Engine '{choice}' cannot run this {model.config.model_type} model in {model.dtype} on {model.device}: "
-            "'lean' serves GPT-NeoX models with sdpa attention on one device, 'packed' those with parallel residuals "
-            "in float32 or bfloat16 on a CPU whose torch has oneDNN; use engine='auto'."
-        )
-    return lean or Eager(model)
+    small = sum(weight.nbytes for weight in model.parameters()) <= LARGEST_COPY
+    for name in reversed(ENGINES):
+        module, _, attribute = ENGINES[name].partition(":")
+        kind: type[Engine] = getattr(import_module(module), attribute)
+        if choice == name or (choice == "auto" and (small or not kind.copies_weights)):
+            engine = kind.of(model)
+            if engine is not None:
+                return engine
+            if choice == name:
+                raise ValueError(
+                    f"Engine '{choice}' cannot run this {model.config.model_type} model in {model.dtype} on "
+                    f"{model.device}: it serves {kind.serves}; use engine='auto'."
+                )
+    raise AssertionError("the engine 'eager' serves every model")

@@ -16,7 +16,7 @@ from ..masks import additive, ancestor_matrix, below_chain, depth_positions, sli
 from .base import LanguageModel, Session
 from .cache import TreeCache
 from .check import check_architecture, check_tree_attention
-from .engines import EngineName, engine_of
+from .engines import engine_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 LONGEST_JOINT_PREFILL = 256
@@ -29,7 +29,7 @@ class HFModel(LanguageModel):
     Args:
         model: a `PreTrainedModel` of a supported architecture, with sdpa or eager attention; it is put in eval mode.
         tokenizer: its tokenizer, or None.
-        engine: what runs its forwards (`engines.EngineName`); "auto" is the fastest that serves it.
+        engine: what runs its forwards (one of `engines.ENGINES`); "auto" is the fastest that serves it.
         check: score a small tree both ways once and refuse the model if the logits differ.
 
     Raises:
@@ -43,7 +43,7 @@ class HFModel(LanguageModel):
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         check: bool = True,
-        engine: EngineName = "auto",
+        engine: str = "auto",
     ) -> None:
         check_architecture(model.config)
         self.model = model.eval()

@@ -13,7 +13,7 @@ import torch
 
 from ..paths import data_path
 from .check import check_architecture
-from .engines import EngineName, check_engine
+from .engines import check_engine
 from .huggingface import HFModel
 
 MODELS_FOLDER = "DYNATREE_MODELS"
@@ -62,7 +62,7 @@ def load_pair(
     device_map: str | dict | None = None,
     dtype: str | torch.dtype | None = None,
     attn_implementation: str = "sdpa",
-    engine: EngineName = "auto",
+    engine: str = "auto",
 ) -> Pair:
     """Load a pair by name, or any two compatible models by hub name or folder.
 
@@ -74,7 +74,7 @@ def load_pair(
             (and needs accelerate).
         dtype: "float32", "bfloat16", ...; by default float32 on the CPU and for "tiny", the checkpoint's own elsewhere.
         attn_implementation: "sdpa" or "eager".
-        engine: what runs the forwards, `models.engines.EngineName`: "auto" takes the fastest for each model.
+        engine: what runs the forwards, one of `models.engines.ENGINES`; "auto" takes the fastest for each model.
 
     Raises:
         ValueError: for an unknown name, a missing half, models that cannot be loaded or cannot score trees, or
@@ -124,7 +124,7 @@ def load_model(
     device: Any = "cpu",
     dtype: Any = torch.float32,
     attn_implementation: str = "sdpa",
-    engine: EngineName = "auto",
+    engine: str = "auto",
     tokenizer: Any = None,
 ) -> HFModel:
     """One model from a hub name or folder, with its own tokenizer unless one is given.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dynatree_lib.suite.plan import PROFILES, project_root
-from dynatree_lib.suite.receipts import Files, read_json, write_json
+from .plan import PROFILES, project_root
+from .receipts import Files, read_json, write_json
 
 T = TypeVar("T")
 

@@ -19,10 +19,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dynatree_lib import __version__
-from dynatree_lib.bench.environment import available_cores, cpu_name, git_commit, package_version, sha256_of
-from dynatree_lib.paths import data_path
-from dynatree_lib.suite.plan import Job
+from .. import __version__
+from ..measure.environment import available_cores, cpu_name, git_commit, package_version, sha256_of
+from ..paths import data_path
+from .plan import Job
 
 SCHEMA = 1
 PACKAGES = ("torch", "transformers", "numpy", "safetensors", "datasets", "papermill", "plotly")

@@ -14,9 +14,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from dynatree_lib.suite.pages import asset, copy_plotly, export_page, figure_html, figure_scripts, make_exporter
-from dynatree_lib.suite.receipts import Files, damage, read_json
-from dynatree_lib.suite.run import RUN_FILE, duration, megabytes
+from .pages import asset, copy_plotly, export_page, figure_html, figure_scripts, make_exporter
+from .receipts import Files, damage, read_json
+from .run import RUN_FILE, duration, megabytes
 
 REPORT = "report.html"
 

@@ -21,29 +21,9 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Any
 
-from dynatree_lib.bench.environment import git_commit
-from dynatree_lib.suite.plan import (
-    PROFILES,
-    Estimate,
-    Job,
-    cell_source,
-    find_sources,
-    make_jobs,
-    parse_override,
-    project_root,
-    select,
-)
-from dynatree_lib.suite.receipts import (
-    Files,
-    Fingerprint,
-    environment,
-    fingerprint,
-    now,
-    read_json,
-    why_rerun,
-    write_json,
-    write_receipt,
-)
+from ..measure.environment import git_commit
+from .plan import PROFILES, Estimate, Job, cell_source, find_sources, make_jobs, parse_override, project_root, select
+from .receipts import Files, Fingerprint, environment, fingerprint, now, read_json, why_rerun, write_json, write_receipt
 
 RUN_FILE = "run.json"
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -76,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
     require_papermill()
     code = run_jobs(jobs, out, root, resume=args.resume, say=tell, progress=sys.stderr.isatty())
     if args.report and code != INTERRUPTED:
-        from dynatree_lib.suite.report import build_report  # here: it loads nbconvert
+        from .report import build_report  # here: it loads nbconvert
 
         tell(f"Report: {build_report(out)}")
     return code

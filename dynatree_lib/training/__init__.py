@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynatree_lib.training.optimize import Runtime
+    from .optimize import Runtime
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -64,8 +64,8 @@ def main(args: argparse.Namespace) -> int:
     """
     import transformers
 
-    from dynatree_lib.training.pipeline import open_workshop, train_pair
-    from dynatree_lib.training.recipe import load_recipe
+    from .pipeline import open_workshop, train_pair
+    from .recipe import load_recipe
 
     transformers.utils.logging.disable_progress_bar()
     recipe = load_recipe(args.recipe)
@@ -91,7 +91,7 @@ def main(args: argparse.Namespace) -> int:
 def _runtime(args: argparse.Namespace) -> Runtime:
     import torch
 
-    from dynatree_lib.training.optimize import Runtime, compiler_found
+    from .optimize import Runtime, compiler_found
 
     if not hasattr(torch.optim, "Muon"):
         raise ImportError(

@@ -2,7 +2,7 @@
 
 import argparse
 
-from dynatree_lib.training import configure, main
+from . import configure, main
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="dynatree train")

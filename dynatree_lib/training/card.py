@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dynatree_lib.training.corpus import HELD_OUT_PERCENT
-from dynatree_lib.training.optimize import Runtime
-from dynatree_lib.training.recipe import Recipe
+from .corpus import HELD_OUT_PERCENT
+from .optimize import Runtime
+from .recipe import Recipe
 
 CARD = "card.json"
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dynatree_lib.training.optimize import Log, Runtime
-from dynatree_lib.training.recipe import ModelRecipe, OnPolicy, Phase, Recipe
-from dynatree_lib.training.tokens import Windows
+from .optimize import Log, Runtime
+from .recipe import ModelRecipe, OnPolicy, Phase, Recipe
+from .tokens import Windows
 
 ON_POLICY = "on-policy"
 

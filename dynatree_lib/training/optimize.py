@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dynatree_lib.training.recipe import ModelRecipe, Phase
+from .recipe import ModelRecipe, Phase
 
 Log = Callable[[str], None]
 CHECKPOINT_SECONDS = 300.0

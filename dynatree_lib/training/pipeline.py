@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from dynatree_lib.training import card as cards
-from dynatree_lib.training.corpus import Part, load_corpus
-from dynatree_lib.training.distil import (
+from . import card as cards
+from .corpus import Part, load_corpus
+from .distil import (
     build_model,
     draft_batches,
     draft_loss,
@@ -24,10 +24,10 @@ from dynatree_lib.training.distil import (
     target_loss,
     write_on_policy,
 )
-from dynatree_lib.training.evaluate import held_out_losses, nats_by_position
-from dynatree_lib.training.optimize import Log, Run, Runtime, fingerprint
-from dynatree_lib.training.recipe import ModelRecipe, Recipe, from_json
-from dynatree_lib.training.tokens import encode_parts, train_tokenizer
+from .evaluate import held_out_losses, nats_by_position
+from .optimize import Log, Run, Runtime, fingerprint
+from .recipe import ModelRecipe, Recipe, from_json
+from .tokens import encode_parts, train_tokenizer
 
 EVALUATION_LENGTH = 512
 EVALUATION_WINDOWS = 64

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dynatree_lib.paths import data_path
+from ..paths import data_path
 
 SHAPE_KEYS = (
     "hidden_size",

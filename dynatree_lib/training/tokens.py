@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dynatree_lib.training.corpus import END, Part
+from .corpus import END, Part
 
 
 def train_tokenizer(parts: Mapping[str, Part], weights: Mapping[str, float], vocab_size: int, sample_bytes: int) -> Any:

@@ -1,0 +1,1 @@
+"""The command line: `dynatree COMMAND`; one module per command, `main` looks it up."""

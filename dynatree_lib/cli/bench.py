@@ -1,0 +1,249 @@
+"""`dynatree bench`: measure methods on a pair and a workload, print a table, write JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .arguments import (
+    add_machine,
+    add_pair,
+    add_sampling,
+    add_workload,
+    pair_of,
+    progress,
+    room_for,
+    sampling_of,
+    table,
+    with_interval,
+    workload_of,
+)
+
+if TYPE_CHECKING:
+    from ..measure.methods import Variant
+    from ..measure.metrics import MethodSummary
+    from ..measure.protocol import Results
+
+DEFAULT_METHODS = "hf-generate,hf-assisted,ar,ar-fast,chain,fixed-tree"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `dynatree bench`."""
+    what = parser.add_argument_group("what is measured")
+    add_pair(what)
+    what.add_argument(
+        "--methods", default=DEFAULT_METHODS, metavar="LIST",
+        help="methods with options, e.g. hf-generate,chain:length=6,fixed-tree:depth=6,branching=3,tau=0.03 "
+        "(default: %(default)s); all: every method as it comes; --methods help lists them",
+    )  # fmt: skip
+    what.add_argument(
+        "--tuned", type=Path, metavar="FILE",
+        help="add the best configuration of each method that `dynatree tune` saved, as 'chain (tuned)' and so on",
+    )  # fmt: skip
+    add_workload(what)
+    what.add_argument(
+        "--turns", choices=("first", "all"), default="first",
+        help="all: each further turn of a prompt too, as a prompt of its own after the target's own greedy replies",
+    )  # fmt: skip
+    how = parser.add_argument_group("how")
+    how.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    add_sampling(how)
+    how.add_argument("--repeats", type=int, default=1, help="timed runs per method and prompt")
+    how.add_argument("--warmup", type=int, default=1, help="untimed runs per method")
+    how.add_argument("--stop-at-eos", action="store_true", help="end texts at EOS; by default all run to the budget")
+    how.add_argument(
+        "--trace", type=int, nargs="?", const=3, default=0, metavar="PROMPTS",
+        help="split the time into draft, verify and host, in extra runs on the first prompts (3)",
+    )  # fmt: skip
+    add_machine(how)
+    out = parser.add_argument_group("where it goes")
+    out.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
+    out.add_argument("--records", type=Path, metavar="FILE", help="write one JSON line per run as it is done")
+    out.add_argument("--resume", action="store_true", help="skip the runs that --records has already")
+    out.add_argument("--overwrite", action="store_true", help="replace an existing --records file")
+
+
+def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -> int:
+    """Run the benchmark and write the table to `out` (standard output); 1 if a method failed on some prompt."""
+    out = out or sys.stdout.write
+    if args.methods == "help":
+        out(method_list())
+        return 0
+    results = _measured(args)
+    if args.json:
+        from ..measure.records import write_atomically
+
+        write_atomically(args.json, json.dumps(results.to_json(), indent=1, ensure_ascii=False) + "\n")
+    out(report(results))
+    return 1 if results.records.failures else 0
+
+
+def _measured(args: argparse.Namespace) -> Results:
+    from ..measure.methods import METHODS, variants
+    from ..measure.protocol import run_benchmark
+    from ..measure.records import check_writable
+
+    # Everything that can be checked is checked before models are loaded.
+    given = list(METHODS) if args.methods == "all" else args.methods
+    methods = variants([*variants(given), *(_tuned(args.tuned) if args.tuned else [])])
+    sampling = sampling_of(args)
+    for path in filter(None, (args.json, args.records)):
+        check_writable(path)
+    if args.resume and not args.records:
+        raise ValueError("--resume needs --records FILE, the file to go on with.")
+    pair = pair_of(args)
+    workload = workload_of(args, room_for(pair, args.max_new_tokens), pair.tokenizer, args.limit)
+    return run_benchmark(
+        pair, methods, workload.prompts,
+        max_new_tokens=args.max_new_tokens, sampling=sampling, seed=args.seed, warmup=args.warmup, repeats=args.repeats,
+        ignore_eos=not args.stop_at_eos, trace=args.trace, bandwidth=True, records=args.records,
+        existing="resume" if args.resume else "replace" if args.overwrite else "refuse",
+        progress=progress, source=workload.source, turns=args.turns,
+    )  # fmt: skip
+
+
+def _tuned(path: Path) -> list[Variant]:
+    from ..measure.methods import variant
+    from ..measure.tune import load_tuned
+
+    best = [one for one in load_tuned(path).predictions if one.method != "ar"]
+    return [variant(one.spec, f"{one.method} (tuned)") for one in best]
+
+
+# -------------------------------------------------------------------------------------------------------------- texts
+def method_list() -> str:
+    """Every method with its options and their defaults."""
+    from ..measure.methods import METHODS
+
+    lines = []
+    for name, method in METHODS.items():
+        options = ", ".join(f"{key}={_option(value)}" for key, value in method.defaults.items())
+        lossy = "" if method.lossless else "  [lossy]"
+        lines.append(f"{name:18} {options or 'no options'}{lossy}")
+    return "\n".join(lines) + "\n"
+
+
+def _option(value: object) -> str:
+    if isinstance(value, tuple):
+        return "/".join(map(str, value))
+    return "none" if value is None else str(value)
+
+
+def report(results: Results) -> str:
+    """The table with what it rests on."""
+    setup, environment = results.records.header.setup, results.records.header.environment
+    summaries = results.summaries()
+    columns = _columns(summaries)
+    gpu = environment["gpu"]
+    where = gpu["name"] if gpu and setup["target"]["device"] == "cuda" else environment["cpu"] or "unknown CPU"
+    lines = [
+        f"{setup['pair']} in {setup['dtype']} on {where}, {environment['threads']} threads; "
+        f"{setup['max_new_tokens']} new tokens, {setup['eos_rule']}.",
+        setup["workload"] + ("" if setup["turns"].startswith("the first") else f" Turns: {setup['turns']}."),
+        "",
+        *table([list(columns), *([cell(one) for cell in columns.values()] for one in summaries)]),
+        "",
+        *_beside(results, summaries),
+        *_remarks(results, summaries),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _columns(summaries: Sequence[MethodSummary]) -> dict[str, Callable[[MethodSummary], str]]:
+    """Heading -> cell; columns that no method has a number for are left out."""
+    columns: dict[str, Callable[[MethodSummary], str]] = {
+        "method": lambda one: one.label + ("" if one.lossless else " (lossy)"),
+        "tokens/s [95 %]": lambda one: with_interval(one.tokens_per_second, one.tokens_per_second_interval, 1),
+        "x hf-generate [95 %]": lambda one: with_interval(one.speedup_hf_generate, one.speedup_hf_generate_interval, 2),
+        "x ar-fast [95 %]": lambda one: with_interval(one.speedup_ar_fast, one.speedup_ar_fast_interval, 2),
+        "x bound": lambda one: _number(one.bound_ratio, 2),
+        "tokens/iter": lambda one: f"{one.tokens_per_iteration:.2f}",
+        "nodes": lambda one: _number(one.nodes_per_iteration, 1),
+        "iteration cost": lambda one: _number(one.iteration_cost, 2),
+        "draft/verify/host %": lambda one: _shares(one.split),
+        "TTFT ms": lambda one: f"{1000 * one.ttft:.1f}",
+        "identical": lambda one: one.identical or "-",
+    }
+    needs = {
+        "x ar-fast [95 %]": any(one.speedup_ar_fast is not None for one in summaries),
+        "x bound": any(one.bound_ratio is not None for one in summaries),
+        "draft/verify/host %": any(one.split for one in summaries),
+    }
+    return {name: cell for name, cell in columns.items() if needs.get(name, True)}
+
+
+def _shares(split: dict[str, float] | None) -> str:
+    return "/".join(f"{100 * split[part]:.0f}" for part in ("draft", "verify", "host")) if split else "-"
+
+
+def _beside(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
+    """Progressive Tree Drafting's terms for every method that drafts, if one of them drafts beside its tree."""
+    from ..measure.metrics import drafting_metrics
+
+    if not any(one.draft_rows for one in summaries):
+        return []
+    rows = [("method", "DE [95 %]", "HR [95 %]", "AL [95 %]", "Dft/Ver")]
+    for one in (one for one in summaries if one.verify_rows):
+        found = drafting_metrics([run for run in results.records.runs.values() if run.method == one.label])
+        known = (found.get(name, (None, None)) for name in ("decoding_efficiency", "hit_rate", "accept_length"))
+        efficiency, hits, length = (with_interval(value, interval, 2) for value, interval in known)
+        rows.append(
+            (one.label, efficiency, hits, length, f"{_number(one.draft_rows, 1)}/{_number(one.verify_rows, 1)}")
+        )
+    return [*table(rows), "", *_TERMS, ""]
+
+
+_TERMS = (
+    "DE: tokens per iteration; HR: share of iterations that keep a drafted token; AL: tokens of such an iteration.",
+    "Dft/Ver: rows scored beside the tree and drafted nodes of it, per iteration (Progressive Tree Drafting, 4.1).",
+)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _remarks(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
+    setup = results.records.header.setup
+    lines = [
+        "tokens/s: all tokens over all seconds; intervals: bootstrap over prompts.",
+        "Iteration cost: seconds per iteration in units of one greedy step of hf-generate.",
+        *_bound(results),
+    ]
+    if any(one.split for one in summaries):
+        lines.append("Draft, verify: time in the models' forwards; host: all the rest (traced runs, apart from these).")
+    if setup["reference"] and any(one.identical for one in summaries):
+        lines.append(f"Identical: texts that equal those of {setup['reference']}, token for token.")
+    for one in summaries:
+        if one.divergences and one.lossless:
+            lines.append(f"{one.label}: {len(one.divergences)} divergent runs, {one.near_ties} of them near-ties "
+                         f"(top-2 margin below {setup['near_tie_margin']:g}).")  # fmt: skip
+        counts = [f"{name.replace('_', ' ')} {n}" for name, n in one.counters.items() if not name.startswith("draft_")]
+        if counts:
+            lines.append(f"{one.label}: {', '.join(counts)}.")
+    lines += [f"{one.method} failed on {one.prompt}: {one.error}" for one in results.records.failures.values()]
+    return [*lines, *results.records.notes]
+
+
+def _bound(results: Results) -> list[str]:
+    """What plain decoding could reach at the bandwidth of the memory, and what was measured for it."""
+    found = results.bandwidth
+    if found is None:
+        return []
+    sizes = dict.fromkeys(one["size"] for one in found["measured"])
+    speeds = "; ".join(f"{size / 2**20:.0f} MiB at {_speeds(found['measured'], size)}" for size in sizes)
+    return [
+        f"Bound: plain decoding that reads {found['weight_bytes'] / 1e6:.1f} MB of weights and its cache for each "
+        f"token at {found['bytes_per_second'] / 1e9:.1f} GB/s, {found['tokens_per_second']:.0f} tokens/s.",
+        f"Memory, the faster of reading and copying: {speeds}.",
+    ]
+
+
+def _speeds(measured: Sequence[dict[str, Any]], size: int) -> str:
+    """GB/s before and after the runs."""
+    mine = [one for one in measured if one["size"] == size]
+    return ", ".join(f"{max(one['read'], one['copy']) / 1e9:.1f} GB/s {one['when']} the runs" for one in mine)

@@ -1,0 +1,1 @@
+"""DynaTree adaptive: ablation, scaling, sensitivity, memory, and their figures."""

@@ -1,0 +1,1 @@
+"""DynaTree, the first paper: its published code's differences, switch by switch."""

@@ -1,0 +1,1 @@
+"""Speed: how cost grows, batches, rounding, and their figures."""

@@ -1,0 +1,6 @@
+"""What makes decoding fast: engines, static buffers with CUDA graphs, batches, the strongest plain loop."""
+
+from ..models.engines import register
+
+register("lean", f"{__name__}.lean:LeanGPTNeoX")
+register("packed", f"{__name__}.packed:PackedGPTNeoX")

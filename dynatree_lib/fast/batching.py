@@ -1,0 +1,303 @@
+"""`generate_batch`: several texts at a time, each decoded by the ordinary loop, their forwards shared.
+
+Drafters and the loop ask for one forward after another and know nothing of each other. So each sequence runs in a
+thread of its own, up to its next forward; when all of them wait, one forward serves those that want the same model,
+and they go on. Only one thread runs at a time, in a fixed order, so that results do not depend on the scheduler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..decoding import Generation, checked_prompt, generate
+from ..drafters.base import Drafter
+from ..models.base import LanguageModel
+from .batched import BatchedModel, LaneSession, Request, SharedForward
+
+
+def generate_batch(
+    target: LanguageModel,
+    prompts: Sequence[Sequence[int] | np.ndarray | torch.Tensor],
+    drafter: Drafter,
+    *,
+    seeds: Sequence[int] | None = None,
+    max_batch: int | None = None,
+    on_tokens: Callable[[int, list[int]], None] | None = None,
+    on_forward: Callable[[SharedForward], None] | None = None,
+    **options: Any,
+) -> list[Generation]:
+    """Decode several texts, every one as `generate` alone would, with its own trees, accepted paths and end.
+
+    In float64 the texts are those of `generate` with the same seeds; with shorter floats a forward of other shapes
+    rounds differently, so that a near-tie may fall otherwise. A text that ends leaves the batch, and the next prompt
+    takes its place.
+
+    Args:
+        target: an `HFModel` without sliding windows.
+        prompts: token ids of each text, as for `generate`.
+        drafter: for all of them; a dataclass, with its draft model, an `HFModel` as well, in a field.
+        seeds: one per prompt; by default all have `seed` of the options, 0 if it is not given, as a loop over
+            `generate` would. (Equal prompts then give equal texts.)
+        max_batch: most texts at a time; by default all.
+        on_tokens: called with the number of a prompt and its new tokens, as they are committed.
+        on_forward: told of every forward of target and draft.
+        options: of `generate`, for all texts. The caches are freed at the end, so there is no `state` to go on from.
+
+    Returns:
+        one `Generation` per prompt, in order, without state.
+
+    Ctrl-C ends all texts at their next forward: what they have comes back as "interrupted", with nothing for prompts
+    whose turn had not come. An error in one text stops the others as well and is raised, with a note that says whose it
+    was.
+
+    Raises:
+        TypeError, ValueError: before any work, for models that cannot share forwards, a drafter whose model cannot be
+            replaced, as many seeds as there are not prompts, `max_batch` below 1, options that keep or take a state,
+            and whatever `generate` refuses.
+    """
+    shared = BatchedModel(target)
+    mine = _on_shared(drafter, target, shared)
+    models = [mine.model] if isinstance(mine.model, BatchedModel) and mine.model is not shared else []
+    _check(prompts, seeds, max_batch, options)
+    for prompt in prompts:
+        checked_prompt(shared, prompt, None, options.get("max_new_tokens", 1))
+    jobs = []
+    for number, prompt in enumerate(prompts):
+        own: dict[str, Any] = {**options, "keep_state": False}
+        if seeds is not None:
+            own["seed"] = seeds[number]
+        if on_tokens is not None:
+            own["on_tokens"] = partial(on_tokens, number)
+        jobs.append(partial(generate, shared, prompt, mine, **own))
+    return _Batch([*models, shared], jobs, max_batch or len(jobs), on_forward).run()
+
+
+Answer = torch.Tensor | BaseException | None
+"""What a sequence goes on with: logits, an error to raise, nothing at its start."""
+
+
+class _Stop(BaseException):
+    """Ends a sequence from outside; no handler of errors catches it."""
+
+
+@dataclass(eq=False)
+class _Lane:
+    """One sequence: what it waits for, and what became of it."""
+
+    number: int
+    job: Callable[[], Generation]
+    thread: threading.Thread | None = None
+    inbox: SimpleQueue[Answer] = field(default_factory=SimpleQueue)
+    request: Request | None = None
+    sessions: set[LaneSession] = field(default_factory=set)
+    result: Generation | None = None
+    error: BaseException | None = None
+
+
+class _Batch:
+    """The sequences of one call, and who runs when.
+
+    Args:
+        models: in the order in which they are served: the draft as long as any sequence drafts, so that the target's
+            forwards are full.
+        jobs: each decodes one text and asks `models` for its forwards.
+        width: most sequences at a time.
+        on_forward: told of every forward.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[BatchedModel],
+        jobs: Sequence[Callable[[], Generation]],
+        width: int,
+        on_forward: Callable[[SharedForward], None] | None = None,
+    ) -> None:
+        self.models, self.width = models, width
+        self.lanes = [_Lane(number, job) for number, job in enumerate(jobs)]
+        self.queue, self.live = deque(self.lanes), list[_Lane]()
+        self.turns: deque[tuple[_Lane, Answer]] = deque()
+        self.over, self.done = False, SimpleQueue[None]()
+        self.running: _Lane | None = None
+        self.stop: type[BaseException] | None = None
+        self.error: BaseException | None = None
+        for model in models:
+            model.ask, model.on_forward = self._ask, on_forward
+
+    def run(self) -> list[Generation]:
+        """Decode everything."""
+        with _interrupts_held(self._interrupt), _threads_restored():
+            try:
+                self._admit()
+                while self.live:
+                    self._step()
+                    self._admit()
+            except BaseException as error:
+                self.error = self.error or error
+            finally:
+                self.stop = self.stop or _Stop
+                while self.live:
+                    self._step()
+                for model in self.models:  # memory is given back now, not when the garbage is collected
+                    model.cache.states = None
+        if self.error is not None:
+            raise self.error
+        return [one.result or Generation([], [], "interrupted", None) for one in self.lanes]
+
+    def _interrupt(self, *_: Any) -> None:
+        self.stop = self.stop or KeyboardInterrupt
+
+    # --------------------------------------------------------------------------------------- in the caller's thread
+    def _admit(self) -> None:
+        """Start sequences while there is room."""
+        while self.stop is None and self.queue and len(self.live) < self.width:
+            fresh = [self.queue.popleft() for _ in range(min(self.width - len(self.live), len(self.queue)))]
+            for lane in fresh:
+                lane.thread = threading.Thread(target=self._decode, args=(lane,), daemon=True)
+                lane.thread.start()
+            self.live += fresh
+            self._round([(lane, None) for lane in fresh])
+
+    def _step(self) -> None:
+        """All wait: serve the first model that any of them wants, and let those go on."""
+        if self.stop is not None:
+            self._round([(lane, self.stop()) for lane in self.live])
+            return
+        wanted = {lane: lane.request for lane in self.live if lane.request is not None}
+        model = next(one for one in self.models if any(request.session.model is one for request in wanted.values()))
+        served = {lane: request for lane, request in wanted.items() if request.session.model is model}
+        model.serve([*served.values()])
+        self._round([(lane, request.logits) for lane, request in served.items()])
+
+    def _round(self, turns: Sequence[tuple[_Lane, Answer]]) -> None:
+        """Let sequences run one after another, each until it waits again or has ended."""
+        self.turns.extend(turns)
+        self.over = False
+        self._pass_on()
+        while not self.over:
+            try:
+                self.done.get()
+            except KeyboardInterrupt:  # from a handler of the caller's own, before or after the queue was read
+                self._interrupt()
+        for lane, _ in turns:
+            if lane.request is None:
+                self._bury(lane)
+
+    def _bury(self, lane: _Lane) -> None:
+        """Take what became of a sequence, and its place."""
+        assert lane.thread is not None
+        lane.thread.join()
+        self.live.remove(lane)
+        for session in lane.sessions:
+            session.model.close(session)
+        if lane.error is not None and not isinstance(lane.error, _Stop):
+            lane.error.add_note(f"It was raised while decoding prompts[{lane.number}].")
+            self.error, self.stop = self.error or lane.error, self.stop or _Stop
+        elif lane.result is not None and lane.result.finish_reason == "interrupted":
+            self._interrupt()
+
+    # ------------------------------------------------------------------------------------------ in a sequence's thread
+    def _decode(self, lane: _Lane) -> None:
+        # Small work between forwards; a pool of workers for each sequence would only be in the way.
+        torch.set_num_threads(1)
+        try:
+            self._wait(lane)
+            lane.result = lane.job()
+        except BaseException as error:
+            lane.error = error
+        finally:
+            self._pass_on()
+
+    def _ask(self, request: Request) -> torch.Tensor:
+        lane = self.running
+        assert lane is not None
+        lane.request = request
+        lane.sessions.add(request.session)
+        self._pass_on()
+        logits = self._wait(lane)
+        assert logits is not None
+        return logits
+
+    def _wait(self, lane: _Lane) -> torch.Tensor | None:
+        answer = lane.inbox.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    # ------------------------------------------------------------------------------------------------- in any of them
+    def _pass_on(self) -> None:
+        """Let the next sequence run whose turn it is, or the caller's thread; the one that calls this must wait."""
+        if not self.turns:
+            self.over = True
+            self.done.put(None)
+            return
+        self.running, answer = self.turns.popleft()
+        self.running.request = None
+        self.running.inbox.put(answer)
+
+
+@contextlib.contextmanager
+def _interrupts_held(handler: Callable[..., None]) -> Iterator[None]:
+    """Call `handler` on Ctrl-C instead of raising KeyboardInterrupt wherever the program stands.
+
+    Only Python's own reaction is replaced, and only in the main thread, the one place where it can be.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def _threads_restored() -> Iterator[None]:
+    """Put the number of torch's threads back: setting it in one thread sets what later ones begin with."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _on_shared(drafter: Drafter, target: LanguageModel, shared: BatchedModel) -> Drafter:
+    """The drafter with its draft model in place of which a batched one reads; the target's own where it is the same."""
+    draft = drafter.model
+    if draft is None:
+        return drafter
+    known: tuple[Field[Any], ...] = fields(drafter) if is_dataclass(drafter) else ()
+    places = [one.name for one in known if getattr(drafter, one.name) is draft]
+    if not places:
+        raise TypeError(
+            f"'{drafter.name}' does not hold its draft model in a dataclass field, so that no batched model can take "
+            "its place; make the drafter a dataclass with a field `draft`."
+        )
+    batched = shared if draft is target else BatchedModel(draft, "draft")
+    changed: Any = replace(drafter, **dict.fromkeys(places, batched))  # type: ignore[type-var]
+    return changed
+
+
+def _check(prompts: Sequence[Any], seeds: Sequence[int] | None, max_batch: int | None, options: dict[str, Any]) -> None:
+    if seeds is not None and len(seeds) != len(prompts):
+        raise ValueError(f"There are {len(seeds)} seeds for {len(prompts)} prompts; give one each.")
+    if max_batch is not None and max_batch < 1:
+        raise ValueError(f"max_batch is {max_batch}; decode at least 1 text at a time.")
+    kept = [name for name in ("state", "warm", "keep_state") if options.get(name)]
+    if kept:
+        raise ValueError(
+            f"Batches do not support {kept[0]}=, because lanes of a shared cache do not outlive the call; use "
+            "generate() for texts that go on or begin where another one ended."
+        )

@@ -1,0 +1,199 @@
+"""The strongest plain decoding here: one token per forward and nothing else, to measure trees against.
+
+No trees and no bookkeeping of sessions: on the CPU the model's engine over a cache with room, and the argmax; on static
+buffers (a `StaticModel`, or any model on a CUDA device that can be one) a captured step that feeds its own argmax back,
+while the host reads tokens in bursts. The texts are `autoregressive`'s.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from ..decoding import Generation, as_tuple, checked_prompt
+from ..models.base import LanguageModel
+from ..models.cache import TreeCache
+from ..models.huggingface import HFModel
+from ..sampling import Chance, Rows, Sampling, bad_row
+from ..stopping import Stopping
+from ..tree import ROOT
+from .static import CAPACITY, StaticModel, StaticSession, why_not_static
+
+EVERY = 16
+"""Tokens that the host reads at a time where the device feeds itself."""
+Choose = Callable[[torch.Tensor], int]
+_STATIC: weakref.WeakKeyDictionary[HFModel, StaticModel] = weakref.WeakKeyDictionary()
+
+
+def autoregressive_fast(
+    target: LanguageModel,
+    prompt: Sequence[int] | np.ndarray | torch.Tensor,
+    *,
+    max_new_tokens: int = 128,
+    eos_token_ids: int | Sequence[int] | None = None,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+    on_tokens: Callable[[list[int]], None] | None = None,
+    every: int = EVERY,
+) -> Generation:
+    """Plain decoding, as fast as this library can.
+
+    Args:
+        target: an `HFModel`; on a CUDA device its static buffers and graphs are made by the first call and kept as long
+            as the model.
+        prompt: (L,) or (1, L) token ids.
+        max_new_tokens: token budget.
+        eos_token_ids: tokens that end the text; the model's own by default, () for none.
+        sampling: greedy by default; above temperature 0 the host draws each token, with `autoregressive`'s chances.
+        seed: for the draws.
+        on_tokens: called with new tokens: one at a time, or as they are read from the device.
+        every: tokens that the host reads at a time from the device; the text may be computed up to twice as many
+            further than an EOS, which is cut off.
+
+    Returns:
+        Text and finish reason as `autoregressive` gives; no rounds and no state.
+
+    Raises:
+        TypeError: for a target that is no `HFModel`.
+        ValueError: as `generate` does for prompts and budgets, for every < 1, and for logits that describe no law.
+    """
+    if not isinstance(target, HFModel):
+        raise TypeError(
+            f"The target is a {type(target).__name__}; give an HFModel, or use autoregressive(), which serves any."
+        )
+    if every < 1:
+        raise ValueError(f"every is {every}; read at least 1 token at a time.")
+    ids = checked_prompt(target, prompt, None, max_new_tokens)
+    budget = min(max_new_tokens, target.context - len(ids))
+    eos = target.eos_token_ids if eos_token_ids is None else as_tuple(eos_token_ids)
+    stopping, tokens = Stopping(max_new_tokens, eos), list[int]()
+    reason: str | None = None
+    try:
+        for fresh in _bursts(target, ids, budget, sampling or Sampling(), seed, every):
+            count, reason = stopping.cut(tokens, fresh)
+            tokens += fresh[:count]
+            if on_tokens:
+                on_tokens(fresh[:count])
+            if reason:
+                break
+    except KeyboardInterrupt:
+        reason = "interrupted"
+    return Generation(tokens, [], reason or "context", None)
+
+
+def _bursts(
+    target: HFModel, ids: list[int], budget: int, sampling: Sampling, seed: int, every: int
+) -> Iterator[list[int]]:
+    static = _static(target, len(ids) + budget)
+    chance = Chance(seed, "verify")
+    if static is None:
+        choose = partial(_best, owner=target.name) if sampling.greedy else partial(_drawn, target, sampling, chance)
+        return _one_by_one(target, ids, budget, choose)
+    if sampling.greedy:
+        return _fed_back(static, ids, budget, every)
+    return _scored(static, ids, budget, sampling, chance)
+
+
+def _static(target: HFModel, rows: int) -> StaticModel | None:
+    """The target on static buffers with so many rows; None where the plain cache serves it."""
+    if isinstance(target, StaticModel):
+        return target
+    if target.device.type != "cuda" or why_not_static(target):
+        return None
+    known = _STATIC.get(target)
+    if known is None or known.context < rows:
+        known = StaticModel(target, min(target.context, max(rows, CAPACITY)))
+        known.warm(rows=())  # now, and not in the middle of a text that is being timed
+        _STATIC[target] = known
+    return known
+
+
+@torch.inference_mode()
+def _one_by_one(target: HFModel, ids: list[int], budget: int, choose: Choose) -> Iterator[list[int]]:
+    """Each token by a forward over a cache of exactly the text, chosen by the host."""
+    cache, length = TreeCache(target.layers, budget), len(ids)
+    logits = target.forward(np.array(ids), np.arange(length), None, cache, 1)
+    token, place = torch.zeros(2, 1, 1, dtype=torch.int64, device=target.device)
+    for position in range(length, length + budget):
+        chosen = choose(logits[-1])
+        yield [chosen]
+        if position + 1 < length + budget:
+            token.fill_(chosen)
+            place.fill_(position)
+            logits = target.engine(token, place, None, cache, 1)[0, :, : target.vocab_size]
+
+
+@torch.inference_mode()
+def _fed_back(static: StaticModel, ids: list[int], budget: int, every: int) -> Iterator[list[int]]:
+    """Tokens in bursts, the first alone; each burst is computed while the host handles the one before."""
+    session, buffers, greedy = StaticSession(static), static.buffers, static.greedy
+    session.start(ids[:-1])
+    session.flush()
+    greedy.begin(ids[-1], len(ids) - 1)
+    waiting: Callable[[], list[int]] | None = None
+    for first in [0, *range(1, budget, every)]:
+        last = min(first + every, budget) if first else 1
+        if not buffers.lent_to(session):
+            raise RuntimeError(
+                f"The static buffers of '{static.name}' were used for another text while this one was decoded; decode "
+                "them one after another, or with a StaticModel each."
+            )
+        for count in range(first, last):
+            greedy.run(1, buffers.width(1 + len(ids) + count))  # padding's column, and all rows with this one
+        ready = _fetched(greedy.chosen[first:last])
+        if waiting:
+            yield _checked(waiting(), static.name)
+        waiting = ready
+    if waiting:
+        yield _checked(waiting(), static.name)
+
+
+def _scored(
+    static: StaticModel, ids: list[int], budget: int, sampling: Sampling, chance: Chance
+) -> Iterator[list[int]]:
+    """Each token by a forward of a session on static buffers, drawn by the host."""
+    session, token = static.session(), ids[-1]
+    session.start(ids[:-1])
+    for _ in range(budget):
+        rows = session.score([token], [ROOT], sampling)
+        token = chance.draw(rows.row(0))
+        yield [token]
+        session.commit([0])
+
+
+def _fetched(tokens: torch.Tensor) -> Callable[[], list[int]]:
+    """(k,) tokens on their way to the host; the call waits for them and for nothing launched later."""
+    if tokens.device.type != "cuda":
+        return tokens.clone().tolist
+    host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+    host.copy_(tokens, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record(torch.cuda.current_stream(tokens.device))
+
+    def wait() -> list[int]:
+        arrived.synchronize()
+        numbers: list[int] = host.tolist()
+        return numbers
+
+    return wait
+
+
+def _checked(tokens: list[int], owner: str) -> list[int]:
+    if min(tokens) < 0:
+        raise ValueError(bad_row(owner, 0))
+    return tokens
+
+
+def _best(logits: torch.Tensor, owner: str) -> int:
+    best = logits.max(-1)
+    if not best.values.isfinite():
+        raise ValueError(bad_row(owner, 0))
+    return int(best.indices)
+
+
+def _drawn(target: HFModel, sampling: Sampling, chance: Chance, logits: torch.Tensor) -> int:
+    return chance.draw(Rows(logits[None], sampling, target.name).row(0))

@@ -1,0 +1,157 @@
+"""`StreamingModel`: a rotary model whose cache keeps attention sinks and a recent window (StreamingLLM).
+
+When a commit leaves more rows than the cache may hold, rows between the sinks and the window are dropped and the kept
+keys are rotated to their new places, because StreamingLLM (arXiv 2309.17453) counts positions within the cache and not
+in the text. Until the first eviction the text is the model's own; after it the text is another one, so every record
+says "lossy". How rows are appended and trees are masked is left to `HFSession`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..models.base import LanguageModel
+from ..models.check import STEADY_FREQUENCIES
+from ..models.huggingface import HFModel, HFSession
+
+
+class StreamingModel(LanguageModel):
+    """A rotary transformers model read through a cache of bounded size.
+
+    Args:
+        base: the model; it is not changed.
+        cache: most committed rows the cache keeps between iterations.
+        sinks: first rows of the text, never evicted.
+        block: an eviction frees at least this many rows, so that a key is rotated at most `cache / block` times (each
+            rotation rounds in the cache's dtype); by default a sixteenth of the cache.
+
+    Raises:
+        ValueError: for a model without rotary positions, with positions that depend on the text's length, with
+            sliding-window layers, or for sizes that leave no window.
+    """
+
+    def __init__(self, base: HFModel, cache: int = 1024, sinks: int = 4, block: int | None = None) -> None:
+        block = max(1, cache // 16) if block is None else block
+        if sinks < 0 or block < 1 or cache - block <= sinks:
+            raise ValueError(
+                f"A streaming cache of {cache} rows with {sinks} sinks and blocks of {block} leaves no recent window; "
+                "give cache > sinks + block, sinks >= 0 and block >= 1."
+            )
+        if cache >= base.context:
+            raise ValueError(
+                f"The streaming cache has {cache} rows and '{base.name}' reads {base.context}; give a smaller one."
+            )
+        self.rotary = rotary_embedding(base)
+        self.base, self.cache, self.sinks, self.block = base, cache, sinks, block
+        self.name, self.vocab_size, self.context = base.name, base.vocab_size, base.context
+        self.eos_token_ids, self.vocabulary, self.tokenizer = base.eos_token_ids, base.vocabulary, base.tokenizer
+
+    def session(self) -> StreamingSession:
+        """A new, empty session."""
+        return StreamingSession(self)
+
+
+class StreamingSession(HFSession):
+    """A session that evicts after a commit.
+
+    Attributes:
+        evictions: how often rows were evicted since `start`.
+        evicted: how many rows in all. The text read so far has `position + evicted` tokens.
+    """
+
+    def __init__(self, model: StreamingModel) -> None:
+        self.streaming = model
+        super().__init__(model.base)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.evictions, self.evicted = 0, 0
+
+    def commit(self, path: Sequence[int]) -> None:
+        """See `Session.commit`; then evict if the cache holds too many rows."""
+        super().commit(path)
+        self._evict()
+
+    def flush(self) -> None:
+        """See `Session.flush`; then evict if the cache holds too many rows."""
+        super().flush()
+        self._evict()
+
+    @torch.inference_mode()
+    def _evict(self) -> None:
+        model, rows = self.streaming, self.length
+        if rows <= model.cache:
+            return
+        kept = model.cache - model.block
+        recent = torch.arange(rows - (kept - model.sinks), rows)
+        old = torch.cat([torch.arange(model.sinks), recent]).to(model.base.device)
+        new = torch.arange(kept, device=old.device)
+        states = self._cache.states
+        angles = [
+            _cos_sin(model.rotary, positions, torch.promote_types(states.dtype, torch.float32))
+            for positions in (old, new)
+        ]
+        kept_states = states.index_select(4, old)
+        states[:, 0, ..., :kept, :] = rotate(kept_states[:, 0], *angles)
+        states[:, 1, ..., :kept, :] = kept_states[:, 1]
+        self._cache.size = kept
+        self.length, self.position = kept, kept + len(self._queue)
+        self.evictions += 1
+        self.evicted += rows - kept
+
+
+def rotary_embedding(model: HFModel) -> torch.nn.Module:
+    """The module that gives a model its rotary cosines and sines.
+
+    Raises:
+        ValueError: if the model's positions are not rotary, or keys cannot be moved by a rotation alone.
+    """
+    found = [module for name, module in model.model.named_modules() if name.split(".")[-1] == "rotary_emb"]
+    if len(found) != 1:
+        raise ValueError(
+            f"StreamingLLM moves keys by rotating them and '{model.name}' ({model.model.config.model_type}) has no "
+            "rotary positions; use a GPT-NeoX, Llama, Qwen2 or Qwen3 model."
+        )
+    kind = getattr(found[0], "rope_type", "default")
+    if kind not in STEADY_FREQUENCIES:
+        raise ValueError(
+            f"The rotary positions of '{model.name}' are of kind '{kind}', whose angles change with the text's length; "
+            f"a cached key cannot be moved; supported kinds: {', '.join(STEADY_FREQUENCIES)}."
+        )
+    if "sliding_attention" in (getattr(model.model.config, "layer_types", None) or ()):
+        raise ValueError(f"'{model.name}' has sliding-window layers of its own; StreamingLLM needs full attention.")
+    return found[0]
+
+
+def _cos_sin(rotary: torch.nn.Module, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    like = torch.empty(0, dtype=dtype, device=positions.device)  # tells the module dtype and device, nothing else
+    cos, sin = rotary(like, position_ids=positions[None])
+    return cos[:, None], sin[:, None]
+
+
+def rotate(
+    keys: torch.Tensor, old: tuple[torch.Tensor, torch.Tensor], new: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    """Keys as they would be had they been rotated to `new` instead of `old`.
+
+    The old rotation is undone with the model's own cosines and sines rather than composed with the difference of
+    angles: dividing by cos² + sin² undoes their rounding and any attention scaling exactly.
+
+    Args:
+        keys: (..., H, n, D); only the first R components are rotary (GPT-NeoX's `rotary_pct`).
+        old: cosines and sines, (1, 1, n, R) each, halves repeated.
+        new: the same for the new positions.
+    """
+    (old_cos, old_sin), (new_cos, new_sin) = old, new
+    width = old_cos.shape[-1]
+    turned, rest = keys[..., :width].to(old_cos.dtype), keys[..., width:]
+    plain = (turned * old_cos - _half_turn(turned) * old_sin) / (old_cos**2 + old_sin**2)
+    moved = plain * new_cos + _half_turn(plain) * new_sin
+    return torch.cat([moved.to(keys.dtype), rest], -1)
+
+
+def _half_turn(states: torch.Tensor) -> torch.Tensor:
+    first, second = states.chunk(2, -1)
+    return torch.cat([-second, first], -1)

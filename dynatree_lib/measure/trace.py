@@ -1,0 +1,132 @@
+"""Traced runs: where the time of an iteration goes. Separate from timed runs, because every forward is waited for.
+
+The core holds no clock; this module wraps the forward of the models a method uses (`HFModel.forward`: one call of the
+engine). Everything else counts as host time: drafting rules, masks, caches, verification. What tracing itself takes is
+measured and taken off.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..models.base import LanguageModel, Session
+from ..sampling import Rows, Sampling
+from .streaming import StreamingModel
+
+Clock = Callable[[], float]
+Synchronize = Callable[[], None]
+Forward = Callable[..., Any]
+
+MARKS = 32
+"""Empty marks that tell what a mark takes."""
+
+
+@dataclass
+class Trace:
+    """What one traced run saw.
+
+    Attributes:
+        clock: seconds.
+        synchronize: waits for the device.
+        events: [role, start, end, rows]: forwards of "target" and "draft" with the nodes they scored (0 where they
+            read a prompt whole), and "commit" with the tokens of an iteration; seconds since `begin`.
+        overhead: seconds that one event adds to the time outside forwards.
+    """
+
+    clock: Clock
+    synchronize: Synchronize
+    events: list[list[Any]] = field(default_factory=list)
+    started: float = 0.0
+    overhead: float = 0.0
+
+    def begin(self) -> None:
+        """Start the clock of this run."""
+        for _ in range(MARKS):
+            self.on_tokens([])
+        times = [start for _, start, _, _ in self.events[-MARKS:]]
+        self.overhead = float(np.median(np.diff(times)))
+        self.events.clear()
+        self.synchronize()
+        self.started = self.clock()
+
+    def now(self) -> float:
+        """Seconds since `begin`, the device idle."""
+        self.synchronize()
+        return self.clock() - self.started
+
+    def instrument(self, model: LanguageModel, role: str) -> LanguageModel:
+        """An `Instrument`: the model with timed forwards; with timed calls of `score` where it shows no forward."""
+        return with_forward(model, lambda forward: self._timed(forward, role)) or TracedModel(model, role, self)
+
+    def on_tokens(self, tokens: list[int]) -> None:
+        """Mark the end of an iteration."""
+        at = self.now()
+        self.events.append(["commit", at, at, len(tokens)])
+
+    def total(self, role: str) -> float:
+        """Seconds in forwards of one role."""
+        return sum(end - start for name, start, end, _ in self.events if name == role)
+
+    def parts(self, seconds: float) -> dict[str, float]:
+        """Seconds of a run split into `draft`, `verify` and `host`, what tracing took left out."""
+        draft, verify = self.total("draft"), self.total("target")
+        host = seconds - draft - verify - self.overhead * len(self.events)
+        return {"draft": draft, "verify": verify, "host": max(host, 0.0)}
+
+    def _timed(self, forward: Forward, role: str) -> Forward:
+        def timed(tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: Any, keep: int) -> Any:
+            start = self.now()
+            logits = forward(tokens, positions, mask, cache, keep=keep)
+            nodes = 0 if mask is None and len(tokens) > keep else keep  # a prompt, read whole
+            self.events.append([role, start, self.now(), nodes])
+            return logits
+
+        return timed
+
+
+def with_forward(model: LanguageModel, wrap: Callable[[Forward], Forward]) -> LanguageModel | None:
+    """The same model (weights shared) with `wrap(model.forward)` in place of its forward; None if it has none.
+
+    A class that defines `forward(tokens, positions, mask, cache, keep)` runs every forward of its sessions through it.
+    """
+    other = copy.copy(model)
+    if isinstance(other, StreamingModel):
+        other.base = with_forward(other.base, wrap)  # type: ignore[assignment]
+        return other
+    if not hasattr(type(model), "forward"):
+        return None
+    other.forward = wrap(model.forward)  # type: ignore[attr-defined]
+    return other
+
+
+class TracedModel(LanguageModel):
+    """A model whose sessions report their forwards to a `Trace`; otherwise the model itself."""
+
+    def __init__(self, model: LanguageModel, role: str, trace: Trace) -> None:
+        self.model, self.role, self.trace = model, role, trace
+        self.name, self.vocab_size, self.context = model.name, model.vocab_size, model.context
+        self.eos_token_ids, self.vocabulary = model.eos_token_ids, model.vocabulary
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)  # what a drafter may ask of its kind of model beyond `LanguageModel`
+
+    def session(self) -> Session:
+        """The model's own session with a timed `score`; `flush` scores, so a rebuilt cache is timed too."""
+        session = self.model.session()
+        session.score = _timed(session.score, self.role, self.trace)  # type: ignore[method-assign]
+        return session
+
+
+def _timed(score: Callable[..., Rows], role: str, trace: Trace) -> Callable[..., Rows]:
+    def timed(tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling) -> Rows:
+        start = trace.now()
+        rows = score(tokens, parents, sampling)
+        trace.events.append([role, start, trace.now(), len(tokens)])
+        return rows
+
+    return timed

@@ -1,0 +1,228 @@
+"""Drafters that each make one natural mistake with a sampled tree, for an audit to find; nothing to decode with.
+
+`Traversal`, `Block` and `TokenLevel` divide by the law a token was drawn from, so they are biased where drawn tokens
+are removed, ordered or recorded with a view to their values. Each drafter here says so in `drawing` and is refused by
+them (`unsafe=True` shows the bias). `TargetWalk` and greedy verification never look at how a tree came about: they
+stay exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from ..drafters.base import DraftState, Draw, Growth, Proposal
+from ..drafters.sampled_tree import SampledTree
+from ..sampling import GREEDY, Chance, Laws, Sampling
+from ..tree import DISTINCT, IID, TokenTree, renumbering
+from ..verifiers.base import Drawing
+
+
+@dataclass(frozen=True)
+class Meddled(SampledTree):
+    """A sampled tree that is changed after it was drawn; subclasses say how. Arguments as for `SampledTree`."""
+
+    code: ClassVar[int | None] = None
+    """Law code recorded for every node, or None for that of its draw."""
+
+    @property
+    def drawing(self) -> Drawing:
+        """Its tokens do not follow their recorded laws."""
+        return Drawing.SELECTED
+
+    def propose(self, state: DraftState, room: int, sampling: Sampling = GREEDY) -> Proposal:
+        """See `Drafter.propose`; the laws that were drawn from move with their nodes."""
+        drawn = super().propose(state, room, sampling)
+        tree, nodes = drawn.tree, [0]
+        for node in nodes:  # grows while it is read
+            nodes += self.arrange(tree, tree.children(node).tolist(), state.chance)
+        order = np.array(nodes)
+        state.row_of = state.row_of[order]
+        parents = renumbering(len(tree), order)[tree.parents[order]]
+        codes = tree.law[order] if self.code is None else np.full(len(order), self.code, np.uint8)
+        laws = Laws(state.session.owner)
+        if drawn.laws:
+            for parent in {*parents[1:].tolist()}:
+                laws.record(parent, drawn.laws.row(int(order[parent])))
+        return Proposal(TokenTree(tree.tokens[order], parents, tree.logprobs[order], codes), laws)
+
+    def arrange(self, tree: TokenTree, siblings: list[int], chance: Chance) -> list[int]:
+        """What becomes of the children of a node, given in draw order: those that stay, in the order they get."""
+        return siblings
+
+
+@dataclass(frozen=True)
+class TopAsDrawn(Meddled):
+    """The most probable tokens, recorded as if they had been drawn without replacement."""
+
+    draw: Draw = "top"
+    name = "top-as-drawn"
+    code = DISTINCT
+
+
+@dataclass(frozen=True)
+class SortedSiblings(Meddled):
+    """Drawn siblings, tried from the most to the least probable."""
+
+    name = "sorted-siblings"
+
+    def arrange(self, tree: TokenTree, siblings: list[int], chance: Chance) -> list[int]:
+        """See `Meddled.arrange`."""
+        return sorted(siblings, key=lambda node: -tree.logprobs[node])
+
+
+@dataclass(frozen=True)
+class ShuffledSiblings(Meddled):
+    """Siblings drawn without replacement, tried in random order."""
+
+    name = "shuffled-siblings"
+
+    def arrange(self, tree: TokenTree, siblings: list[int], chance: Chance) -> list[int]:
+        """See `Meddled.arrange`."""
+        return [siblings[i] for i in chance.draw_distinct(torch.ones(len(siblings)), len(siblings))]
+
+
+@dataclass(frozen=True)
+class BaseLawRecorded(Meddled):
+    """Siblings drawn without replacement, each recorded as a draw from the whole law of its parent."""
+
+    name = "base-law-recorded"
+    code = IID
+
+
+@dataclass(frozen=True)
+class DuplicatesDropped(Meddled):
+    """Siblings drawn with replacement, copies dropped, the others still recorded as draws with replacement."""
+
+    draw: Draw = "iid"
+    name = "duplicates-dropped"
+
+    def arrange(self, tree: TokenTree, siblings: list[int], chance: Chance) -> list[int]:
+        """See `Meddled.arrange`."""
+        first: dict[int, int] = {}
+        for node in siblings:
+            first.setdefault(int(tree.tokens[node]), node)
+        return list(first.values())
+
+
+@dataclass(frozen=True)
+class UnlikelyRemoved(Meddled):
+    """Drawn children below a threshold are removed, with all below them, once their values are seen.
+
+    Args:
+        threshold: least probability under the draft at temperature 1, given its path, of a child that stays.
+    """
+
+    threshold: float = 0.3
+    name = "unlikely-removed"
+
+    def arrange(self, tree: TokenTree, siblings: list[int], chance: Chance) -> list[int]:
+        """See `Meddled.arrange`."""
+        return [node for node in siblings if tree.logprobs[node] >= np.log(self.threshold)]
+
+
+@dataclass(frozen=True)
+class Reranked(Meddled):
+    """A drawn tree cut to its most probable nodes, as EAGLE-2 does with trees that are not drawn.
+
+    Args:
+        nodes: drafted nodes that stay.
+    """
+
+    nodes: int = 3
+    name = "reranked"
+
+    def arrange(self, tree: TokenTree, siblings: list[int], chance: Chance) -> list[int]:
+        """See `Meddled.arrange`."""
+        best = np.argsort(-tree.cumulative, kind="stable")[: self.nodes + 1]
+        return [node for node in siblings if node in best]
+
+
+@dataclass(frozen=True)
+class LosersCut(Meddled):
+    """The subtrees of node 0's children compete: only the one with the most probable deepest path keeps its nodes."""
+
+    name = "losers-cut"
+
+    def arrange(self, tree: TokenTree, siblings: list[int], chance: Chance) -> list[int]:
+        """See `Meddled.arrange`."""
+        deepest = np.flatnonzero(tree.depths == tree.depth)
+        winner = tree.path(int(deepest[tree.cumulative[deepest].argmax()]))[:1]
+        return [node for node in siblings if tree.depths[node] != 2 or tree.parents[node] in winner]
+
+
+@dataclass(frozen=True)
+class SharedNoise(SampledTree):
+    """One row of random numbers per level draws the children of all its nodes, for example by broadcasting it.
+
+    Along one path every token follows its recorded law, so `TokenLevel` stays exact; `Traversal` does not.
+
+    Raises:
+        ValueError: for draw="iid", for which siblings would share a number.
+    """
+
+    name = "shared-noise"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.draw == "iid":
+            raise ValueError("draw is 'iid'; shared noise needs a number per sibling, so choose 'distinct'.")
+
+    @property
+    def drawing(self) -> Drawing:
+        """Its branches share random numbers."""
+        return Drawing.BY_PATH
+
+    def grow(self, growth: Growth, room: int) -> None:
+        """See `ModelDrafter.grow`."""
+        growth.state = replace(growth.state, chance=_OneRow(growth))
+        super().grow(growth, room)
+
+
+class _OneRow(Chance):
+    """A uniform number per sibling, which all nodes of a level invert their laws at.
+
+    What is known of a number is an interval: each node's draw narrows it to the part that gives the drawn token, and
+    the next node draws by how its own law divides that part. So every decision is one of the growth's own `Chance`.
+    """
+
+    def __init__(self, growth: Growth) -> None:
+        self._growth, self._chance = growth, growth.state.chance
+        self._level = 0
+        self._known: dict[int, tuple[float, float]] = {}
+
+    def draw_distinct(self, weights: torch.Tensor, count: int) -> list[int]:
+        """See `Chance.draw_distinct`."""
+        if self._level != len(self._growth):  # nodes are added once their whole level is drawn
+            self._level, self._known = len(self._growth), {}
+        left = weights.double().clone()
+        drawn: list[int] = []
+        while len(drawn) < count and left.any():
+            drawn.append(self._invert(left, len(drawn)))
+            left[drawn[-1]] = 0
+        return drawn
+
+    def _invert(self, weights: torch.Tensor, number: int) -> int:
+        low, high = self._known.get(number, (0.0, 1.0))
+        edges = torch.cat([torch.zeros(1), weights.cumsum(0)])
+        edges = (edges / edges[-1].clone()).clamp(low, high)
+        token = self._chance.draw(edges.diff())
+        self._known[number] = float(edges[token]), float(edges[token + 1])
+        return token
+
+
+UNSOUND: dict[type[SampledTree], str] = {
+    TopAsDrawn: "the most probable tokens are recorded as draws",
+    SortedSiblings: "drawn siblings are sorted by probability",
+    ShuffledSiblings: "siblings drawn without replacement are put in random order",
+    BaseLawRecorded: "siblings drawn without replacement are recorded as drawn with it",
+    DuplicatesDropped: "copies among siblings drawn with replacement are dropped",
+    UnlikelyRemoved: "a drawn child is removed because it is improbable",
+    Reranked: "a drawn tree is cut to its most probable nodes",
+    LosersCut: "drawn nodes are removed because another branch drew more probable ones",
+    SharedNoise: "branches share random numbers, which only Traversal is biased by",
+}
+"""Every drafter of this file, and what is wrong with it."""

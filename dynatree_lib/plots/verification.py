@@ -1,0 +1,273 @@
+"""Verification rules drawn: a tree step by step while a rule decides on it, and laws beside the target's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from plotly import graph_objects as go
+from plotly.subplots import make_subplots
+
+from ..tree import TokenTree
+from ..verifiers.residual import Recorded, Residual
+from . import theme
+from .rows import Row, span
+
+STATES = {
+    "tested": (*theme.BONUS, "looked at now"),
+    "entered": (*theme.DRAFTED, "on the path to it"),
+    "waiting": ("#ffffff", theme.DRAFTED[1], theme.INK, "not looked at yet"),
+    "gone": (*theme.REJECTED, "rejected and deleted"),
+}
+"""What a node is at one step: fill, line and text colour, and the legend."""
+GAP = 64  # px between two lines of laws
+LINE_HEIGHT = 384  # px of one line of panels
+SHADES = ("#c6dbef", "#6baed6", "#2171b5", "#08306b", "#000000")
+OUTLINE = {"color": "rgba(0,0,0,0)", "line": {"color": theme.INK, "width": 1.6}}
+ROUNDING = 1e-9  # a distance below this is rounding
+
+
+def step_row(residual: Residual, recorded: Recorded, node: int, child: int | None = None, **more: Any) -> Row:
+    """One step of a rule as a row for `verification_steps`; `more` is `text` and `gone`.
+
+    Args:
+        residual: the state of `node`, before the step.
+        recorded: of the tree.
+        node: whose state it is.
+        child: the child that is tried against it; None if the node itself is, all its children being rejected.
+    """
+    weights = residual.row * residual.scale
+    law = None if child is None else (1 - recorded.rest(weights.new_ones(len(weights)), child)).tolist()
+    chance = residual.acceptance if child is None else residual.ratio(recorded, child)
+    return {
+        "of": node,
+        "node": node if child is None else child,
+        "weights": weights.tolist(),
+        "stop": residual.stop,
+        "law": law,
+        "acceptance": chance,
+        "gone": (),
+        **more,
+    }
+
+
+def verification_steps(
+    tree: TokenTree, steps: Sequence[Row], letters: Sequence[str], *, columns: int = 4, title: str = ""
+) -> go.Figure:
+    """Small multiples: the tree at each step of a rule, and below it what the step decides on.
+
+    Bars are the weights r of the tokens after a node and its weight of stopping above; outlines are the law q that the
+    token being tried was drawn from. It is accepted with probability min(1, r/q) at its token.
+
+    Args:
+        tree: the drafted tree.
+        steps: from `step_row`, with a `text` for the heading and the nodes that are `gone`.
+        letters: what to call each token.
+        columns: panels side by side.
+        title: above the figure.
+    """
+    lines = math.ceil(len(steps) / columns)
+    drawn = make_subplots(rows=2 * lines, cols=columns, horizontal_spacing=0.04)
+    drawn.update_xaxes(visible=False).update_yaxes(visible=False)  # of places without a step
+    letters, shown = [theme.escaped(letter) for letter in letters], set[str]()
+    for number, step in enumerate(steps):
+        line, column = divmod(number, columns)
+        upper, lower = ({"row": 2 * line + half, "col": column + 1} for half in (1, 2))
+        _draw_nodes(drawn, tree, step, letters, shown, upper)
+        _draw_weights(drawn, tree, step, letters, number == 0, lower)
+        drawn.update_yaxes(domain=[1 - (line + 0.48) / lines, 1 - line / lines], **upper)
+        drawn.update_yaxes(domain=[1 - (line + 0.80) / lines, 1 - (line + 0.56) / lines], **lower)
+    drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=105 + LINE_HEIGHT * lines)
+    drawn.update_layout(barmode="overlay", bargap=0.2, margin={"l": 45, "r": 15, "t": 95, "b": 10})
+    return drawn.update_layout(legend={"y": 1 + 18 / (LINE_HEIGHT * lines), "itemsizing": "constant"})
+
+
+def _draw_nodes(
+    drawn: go.Figure, tree: TokenTree, step: Row, letters: Sequence[str], shown: set[str], place: dict[str, int]
+) -> None:
+    across, down = _places(tree), -tree.depths
+    path = [0, *tree.path(step["node"])]
+    states = [
+        "gone" if n in step["gone"] else "tested" if n == step["node"] else "entered" if n in path else "waiting"
+        for n in range(len(tree))
+    ]
+    for kind, width in (("gone", 1.2), ("waiting", 1.5), ("entered", 3)):
+        ends = [n for n in range(1, len(tree)) if kind == ("entered" if states[n] == "tested" else states[n])]
+        x = [value for n in ends for value in (across[tree.parents[n]], across[n], None)]
+        y = [value for n in ends for value in (down[tree.parents[n]], down[n], None)]
+        style = {"color": STATES[kind][1], "width": width, "dash": "dot" if kind == "gone" else "solid"}
+        drawn.add_scatter(x=x, y=y, mode="lines", line=style, hoverinfo="skip", showlegend=False, **place)
+    for kind, (fill, line, ink, meaning) in STATES.items():
+        nodes = [n for n in range(len(tree)) if states[n] == kind]
+        drawn.add_scatter(
+            x=[across[n] for n in nodes] or [None],
+            y=[down[n] for n in nodes] or [None],
+            mode="markers+text",
+            text=[f"X<sub>{n}</sub>" + (f"={letters[tree.tokens[n]]}" if n else "") for n in nodes],
+            textfont={"size": 13, "color": ink},
+            marker={"size": 40, "color": fill, "line": {"color": line, "width": 2}},
+            hovertemplate="%{text}<extra>" + meaning + "</extra>",
+            name=meaning,
+            legendgroup=kind,
+            showlegend=kind not in shown and bool(nodes),
+            **place,
+        )
+        shown |= {kind} if nodes else set()
+    drawn.update_xaxes(range=[across.min() - 0.6, across.max() + 0.6], **place)
+    drawn.update_yaxes(range=[-tree.depth - 0.45, 0.95], **place)
+    heading = f"<b>{theme.escaped(step['text'])}</b>: {fraction(step['acceptance'])}"
+    drawn.add_annotation(x=float(across.mean()), y=0.85, text=heading, showarrow=False, font_size=14, **place)
+
+
+def _places(tree: TokenTree) -> np.ndarray:
+    """(n,) horizontal place of each node: leaves one apart in draw order, a parent in the middle of its children."""
+    children = [tree.children(node) for node in range(len(tree))]
+    leaves = sorted((node for node in range(len(tree)) if not len(children[node])), key=tree.path)
+    across = np.zeros(len(tree))
+    across[leaves] = np.arange(len(leaves))
+    for node in reversed(range(len(tree))):
+        if len(children[node]):
+            across[node] = (across[children[node][0]] + across[children[node][-1]]) / 2
+    return across
+
+
+def _draw_weights(
+    drawn: go.Figure, tree: TokenTree, step: Row, letters: Sequence[str], legend: bool, place: dict[str, int]
+) -> None:
+    names, values, law = [*letters, "stop"], [*step["weights"], step["stop"]], step["law"]
+    tried = None if law is None else int(tree.tokens[step["node"]])
+    fills = [theme.BONUS[1] if token == tried else SHADES[1] for token in range(len(letters))]
+    drawn.add_bar(
+        x=names,
+        y=values,
+        marker_color=[*fills, theme.REJECTED[1]],
+        hovertemplate="r(%{x}) = %{y:.4f}<extra></extra>",
+        showlegend=False,
+        **place,
+    )
+    drawn.add_bar(
+        x=list(letters),
+        y=law or [None] * len(letters),
+        marker=OUTLINE,
+        name="q, the law the token was drawn from",
+        legendrank=2000,
+        hovertemplate="q(%{x}) = %{y:.4f}<extra></extra>",
+        showlegend=legend,
+        **place,
+    )
+    against = "" if law is None else f", q of X<sub>{step['node']}</sub>"
+    caption = f"<span style='color:{SHADES[2]}'>r of X<sub>{step['of']}</sub></span>{against}"
+    corner = {"xref": "x domain", "x": 0.5, "yref": "y domain", "y": 1.02, "yanchor": "bottom"}
+    drawn.add_annotation(text=caption, showarrow=False, font_size=13, **corner, **place)
+    below = [fraction(value) for value in (law or ())] + [""] * len(names)
+    marks = [
+        f"{name}<br><span style='color:{SHADES[2]}'>{fraction(value)}</span><br>{under}"
+        for name, value, under in zip(names, values, below, strict=False)
+    ]
+    drawn.update_xaxes(tickvals=names, ticktext=marks, tickfont_size=13, tickangle=0, ticks="", visible=True, **place)
+    drawn.update_yaxes(visible=True, range=[0, 1.12], tickvals=[0, 0.5, 1], showticklabels=place["col"] == 1, **place)
+
+
+def fraction(value: float, largest: int = 1000) -> str:
+    """A number as the fraction it is, "7/11"; as a decimal number if it is none with a denominator up to `largest`."""
+    near = Fraction(value).limit_denominator(largest)
+    return str(near) if abs(near - value) < ROUNDING else f"{value:.4g}"
+
+
+def law_panels(
+    rows: Sequence[Row],
+    parts: Sequence[str],
+    target: str = "target",
+    label: str = "text",
+    panel: str = "panel",
+    *,
+    columns: int = 3,
+    title: str = "",
+    unit: str = "probability",
+    panel_height: int = 200,
+) -> go.Figure:
+    """Laws beside the target's: per panel one bar for each outcome, outlined where the target's probability ends.
+
+    The heading of a panel has the total variation between the two laws.
+
+    Args:
+        rows: one per outcome and panel.
+        parts: columns that add up to the probability of the outcome; stacked.
+        target: column with the target's probability of the outcome.
+        label: column that names the outcome.
+        panel: column that tells the panels apart.
+        columns: panels side by side.
+        title: above the figure.
+        unit: title of the value axes.
+        panel_height: px of one panel.
+    """
+    names = span(rows, panel)
+    lines = math.ceil(len(names) / columns)
+    height = lines * panel_height + (lines - 1) * GAP
+    mine = {name: [row for row in rows if row[panel] == name] for name in names}
+    drawn = make_subplots(
+        rows=lines,
+        cols=columns,
+        subplot_titles=[f"{theme.escaped(str(name))}: {_distance(mine[name], parts, target)}" for name in names],
+        vertical_spacing=GAP / height,
+        horizontal_spacing=0.08 / columns,
+    )
+    drawn.update_xaxes(visible=False).update_yaxes(visible=False)  # of places without a panel
+    for number, name in enumerate(names):
+        place = {"row": number // columns + 1, "col": number % columns + 1}
+        _draw_law(drawn, mine[name], parts, target, label, number == 0, place)
+    drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=height + 165)
+    drawn.update_layout(barmode="overlay", margin={"l": 60, "r": 15, "t": 120, "b": 45})
+    drawn.update_layout(legend={"y": 1 + 32 / height, "traceorder": "normal"})
+    drawn.update_annotations(font_size=14)
+    top = max(max(row[target], sum(row[part] for part in parts)) for row in rows)
+    drawn.update_yaxes(range=[0, 1.05 * top], showticklabels=False)
+    return drawn.update_yaxes(title_text=theme.escaped(unit), showticklabels=True, col=1)
+
+
+def _distance(rows: Sequence[Row], parts: Sequence[str], target: str) -> str:
+    apart = sum(abs(sum(row[part] for part in parts) - row[target]) for row in rows) / 2
+    return "equal" if apart < ROUNDING else f"TV {apart:.4g}"
+
+
+def _draw_law(
+    drawn: go.Figure,
+    rows: Sequence[Row],
+    parts: Sequence[str],
+    target: str,
+    label: str,
+    legend: bool,
+    place: dict[str, int],
+) -> None:
+    names, base = [theme.escaped(str(row[label])) for row in rows], np.zeros(len(rows))
+    shades = [theme.SERIES_COLORS[1]] if len(parts) == 1 else SHADES
+    for part, color in zip(parts, shades, strict=False):
+        values = np.array([row[part] for row in rows])
+        drawn.add_bar(
+            x=names,
+            y=values,
+            base=base.copy(),
+            width=0.62,
+            marker_color=color,
+            name=theme.escaped(part),
+            legendgroup=part,
+            showlegend=legend,
+            hovertemplate=f"%{{x}}: %{{y:.4f}}<extra>{theme.escaped(part)}</extra>",
+            **place,
+        )
+        base += values
+    drawn.add_bar(
+        x=names,
+        y=[row[target] for row in rows],
+        width=0.86,
+        marker=OUTLINE,
+        name=theme.escaped(target),
+        legendgroup=target,
+        showlegend=legend,
+        hovertemplate=f"%{{x}}: %{{y:.4f}}<extra>{theme.escaped(target)}</extra>",
+        **place,
+    )
+    drawn.update_xaxes(type="category", ticks="", visible=True, **place).update_yaxes(visible=True, **place)

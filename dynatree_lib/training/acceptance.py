@@ -1,0 +1,82 @@
+"""How often a draft is right on other prompts. `python -m dynatree_lib.training.acceptance FOLDER` adds it to a card.
+
+Counts only, no clock: tokens per iteration of a chain and a tree, greedy and sampled, by task, and on the texts that
+repeat themselves least, because a target that loops is easy to draft for.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..decoding import Generation, generate
+from ..drafters import Chain, Drafter, FixedTree
+from ..models.pairs import Pair, load_pair
+from ..sampling import Sampling
+from ..summary import repeated_ngrams, summarize
+from ..workloads import Prompt, load_workload
+
+NEW_TOKENS = 128
+
+
+def measure_acceptance(pair: Pair, prompts: Sequence[Prompt], source: str) -> dict[str, Any]:
+    """Tokens per iteration (bonus token included) and repeated 4-gram shares.
+
+    Args:
+        pair: target and draft.
+        prompts: held out from their training.
+        source: sentence on where the prompts come from.
+    """
+    drafters = {"chain of 4": Chain(pair.draft, 4), "tree of depth 8": FixedTree(pair.draft, depth=8)}
+    out: dict[str, Any] = {"prompts": source, "new tokens each": NEW_TOKENS}
+    for name, sampling in (("greedy", Sampling()), ("sampled, temperature 1", Sampling(1.0))):
+        texts = {kind: _decode(pair, drafter, prompts, sampling) for kind, drafter in drafters.items()}
+        out[name] = {f"tokens per iteration, {kind}": _rate(list(runs)) for kind, runs in texts.items()}
+        chain = texts["chain of 4"]
+        repeated = np.array([repeated_ngrams(one.tokens) or 0.0 for one in chain])
+        out[name]["repeated 4-grams"] = float(repeated.mean())
+        out[name]["chain of 4 by task"] = {
+            task: _rate([one for one, prompt in zip(chain, prompts, strict=True) if prompt.task == task])
+            for task in dict.fromkeys(prompt.task for prompt in prompts)
+        }
+        least = np.argsort(repeated, kind="stable")[: max(1, len(prompts) // 3)]
+        out[name]["the third that repeats least"] = {
+            "repeated 4-grams": float(repeated[least].mean()),
+            **{f"tokens per iteration, {kind}": _rate([runs[i] for i in least]) for kind, runs in texts.items()},
+        }
+    return out
+
+
+def _decode(pair: Pair, drafter: Drafter, prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:
+    return [
+        generate(
+            pair.target, pair.tokenizer(prompt.text).input_ids, drafter,
+            sampling=sampling, seed=number, max_new_tokens=NEW_TOKENS, eos_token_ids=(),
+        )
+        for number, prompt in enumerate(prompts)
+    ]  # fmt: skip
+
+
+def _rate(runs: list[Generation]) -> float:
+    return round(summarize(runs).tokens_per_iteration, 3)
+
+
+def add_to_card(folder: Path) -> dict[str, Any]:
+    """Measure the pair in `folder` on the bundled prompts and write the figures into its card and model card."""
+    from .card import CARD, redraw
+
+    workload = load_workload("bundled", source="bundled")
+    card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+    card["acceptance"] = measure_acceptance(load_pair(str(folder)), workload.prompts, workload.source)
+    (folder / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    redraw(folder)
+    return card["acceptance"]
+
+
+if __name__ == "__main__":
+    json.dump(add_to_card(Path(sys.argv[1])), sys.stdout, indent=1)
