@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import fast  # registers its engines
-from .decoding import Generation, Round, autoregressive, generate
+from .decoding import Generation, Iteration, autoregressive, generate
 from .drafters import (
     AdaptiveTree,
     BestFirstTree,
@@ -28,7 +28,7 @@ from .drafters import (
     SelfDraft,
 )
 from .models import ToyModel
-from .sampling import Chance, Sampling
+from .sampling import RandomSource, Sampling
 from .summary import Summary, summarize
 from .tree import TokenTree
 from .verifiers import Block, Greedy, TargetWalk, TokenLevel, Traversal
@@ -71,19 +71,19 @@ __all__ = [
     "BestFirstTree",
     "Block",
     "Chain",
-    "Chance",
     "CostAwareTree",
     "FixedTree",
     "Generation",
     "Greedy",
     "HFModel",
+    "Iteration",
     "Lookahead",
     "LookupTree",
     "NoDraft",
     "Pair",
     "ProgressiveTree",
     "PromptLookup",
-    "Round",
+    "RandomSource",
     "SampledTree",
     "Sampling",
     "SelfDraft",

@@ -52,7 +52,7 @@ class CostCurve:
     @cached_property
     def step(self) -> float:
         """What two rows cost more than one, beyond the price of a row; not below 0."""
-        return max(float(self.at(2) - self.at(1)) - self.price(2), 0.0)
+        return max(float(self.at(2) - self.at(1)) - self.marginal_cost(2), 0.0)
 
     def at(self, rows: float | np.ndarray) -> np.ndarray:
         """Cost of a forward of so many rows (at least 1); float64, the shape of `rows`."""
@@ -60,7 +60,7 @@ class CostCurve:
         count = np.asarray(rows, float)
         return np.asarray(np.interp(count, knots, costs) + np.maximum(count - knots[-1], 0) * self._slopes[1][-1])
 
-    def price(self, rows: int) -> float:
+    def marginal_cost(self, rows: int) -> float:
         """Cost of one row more in a tree of so many."""
         starts, slopes = self._slopes
         return float(slopes[max(int(np.searchsorted(starts, rows, "right")) - 1, 0)])

@@ -15,7 +15,7 @@ import torch
 
 from .drafters.base import Drafter, NoDraft
 from .models.base import LanguageModel, Session
-from .sampling import Chance, Rows, Sampling
+from .sampling import RandomSource, Sampling, Scores
 from .stopping import Stopping
 from .tree import TokenTree
 from .verifiers import default_verifier
@@ -26,7 +26,7 @@ TAIL = 64
 
 
 @dataclass(frozen=True)
-class Round:
+class Iteration:
     """One iteration: the tree, what was kept of it, and the drafter's adaptation state before it.
 
     Attributes:
@@ -39,7 +39,7 @@ class Round:
     tree: TokenTree
     verdict: Verdict
     adaptation: dict[str, float] = field(default_factory=dict)
-    beside: TokenTree | None = None
+    side_tree: TokenTree | None = None
 
     @property
     def committed(self) -> int:
@@ -47,9 +47,9 @@ class Round:
         return len(self.verdict.path) + 1
 
     @property
-    def rows_beside(self) -> int:
+    def side_nodes(self) -> int:
         """Rows scored beside the tree, node 0 not counted: PTD's drafting overhead (its section 4.1)."""
-        return 0 if self.beside is None else len(self.beside) - 1
+        return 0 if self.side_tree is None else len(self.side_tree) - 1
 
 
 @dataclass
@@ -63,7 +63,7 @@ class DecodingState:
     target: Session
     drafter: Drafter
     drafting: Any
-    chance: Chance
+    random: RandomSource
     last: int
     tail: list[int]
     spent: bool = False
@@ -81,7 +81,7 @@ class Generation:
     """
 
     tokens: list[int]
-    rounds: list[Round]
+    iterations: list[Iteration]
     finish_reason: str
     state: DecodingState | None
 
@@ -99,7 +99,7 @@ class ScoreRequest:
     parents: np.ndarray
     sampling: Sampling
 
-    def run(self) -> Rows:
+    def run(self) -> Scores:
         """Score them."""
         return self.session.score(self.tokens, self.parents, self.sampling)
 
@@ -183,7 +183,7 @@ def autoregressive(
 
 
 @torch.inference_mode()
-def _drive(loop: Generator[ScoreRequest, Rows, Generation]) -> Generation:
+def _drive(loop: Generator[ScoreRequest, Scores, Generation]) -> Generation:
     try:
         request = next(loop)
         while True:
@@ -208,9 +208,9 @@ class _Loop:
     commit: str
     keep_state: bool
     tokens: list[int] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
+    iterations: list[Iteration] = field(default_factory=list)
 
-    def run(self) -> Generator[ScoreRequest, Rows, Generation]:
+    def run(self) -> Generator[ScoreRequest, Scores, Generation]:
         try:
             while True:
                 room = self.context - self.state.target.position - 1
@@ -220,29 +220,29 @@ class _Loop:
                 if reason:
                     return self._finish(reason)
         except KeyboardInterrupt:
-            return Generation(self.tokens, self.rounds, "interrupted", None)
+            return Generation(self.tokens, self.iterations, "interrupted", None)
 
-    def _iteration(self, room: int) -> Generator[ScoreRequest, Rows, str | None]:
+    def _iteration(self, room: int) -> Generator[ScoreRequest, Scores, str | None]:
         state, drafter = self.state, self.state.drafter
         adaptation = drafter.report(state.drafting)
         proposal = drafter.propose(state.drafting, room, self.sampling)
-        if proposal.beside is not None and proposal.beside.depth > self.context - state.target.position - 2:
-            proposal = replace(proposal, beside=None)  # the target has no positions for it
+        if proposal.side_tree is not None and proposal.side_tree.depth > self.context - state.target.position - 2:
+            proposal = replace(proposal, side_tree=None)  # the target has no positions for it
         tree = proposal.tree
-        if drafter.drawing is Drawing.FIXED and tree.law.any():
+        if drafter.drawing is Drawing.FIXED and tree.draws.any():
             raise ValueError(
                 f"'{drafter.name}' proposed sampled tokens and declares deterministic ones, so no rule can be chosen "
                 "for it; override `drawing` (Drawing.RECORDED where every token follows its recorded law)."
             )
-        rows = yield ScoreRequest(state.target, *proposal.nodes, self.sampling)
-        verdict = self.verifier.verify(tree, rows, proposal.laws, state.chance)
+        scores = yield ScoreRequest(state.target, *proposal.nodes, self.sampling)
+        verdict = self.verifier.verify(tree, scores, proposal.distributions, state.random)
         fresh = verdict.tokens(tree)
         count, reason = self.stopping.cut(self.tokens, fresh, state.tail)
         verdict = Verdict(verdict.path[: count - 1], fresh[count - 1])
-        state.drafting = drafter.observe(state.drafting, proposal, rows, verdict)
+        state.drafting = drafter.observe(state.drafting, proposal, scores, verdict)
         self._commit(tree, verdict)
         self.tokens += fresh[:count]
-        self.rounds.append(Round(tree, verdict, adaptation, proposal.beside))
+        self.iterations.append(Iteration(tree, verdict, adaptation, proposal.side_tree))
         if self.on_tokens:
             with torch.inference_mode(False):  # the caller's code
                 self.on_tokens(fresh[:count])
@@ -260,7 +260,7 @@ class _Loop:
 
     def _finish(self, reason: str) -> Generation:
         self.state.tail = [*self.state.tail, *self.tokens][-TAIL:]
-        return Generation(self.tokens, self.rounds, reason, self.state if self.keep_state else None)
+        return Generation(self.tokens, self.iterations, reason, self.state if self.keep_state else None)
 
 
 def _begin(
@@ -268,10 +268,10 @@ def _begin(
 ) -> DecodingState:
     session = target.session()
     session.start(ids[:-1])
-    drafting = drafter.start(ids, Chance(seed, "draft"))
+    drafting = drafter.start(ids, RandomSource(seed, "draft"))
     if warm is not None:
         drafting = drafter.inherit(drafting, warm.drafting)
-    return DecodingState(target, session, drafter, drafting, Chance(seed, "verify"), ids[-1], ids[-TAIL:])
+    return DecodingState(target, session, drafter, drafting, RandomSource(seed, "verify"), ids[-1], ids[-TAIL:])
 
 
 def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: list[int]) -> DecodingState:

@@ -78,33 +78,33 @@ def unchecked(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         kth = logits.topk(sampling.top_k, -1).values[..., -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)
-    law = logits.softmax(-1)
-    return law if sampling.top_p is None or sampling.top_p == 1 else _nucleus(law, sampling.top_p)
+    distribution = logits.softmax(-1)
+    return distribution if sampling.top_p is None or sampling.top_p == 1 else _nucleus(distribution, sampling.top_p)
 
 
-def _nucleus(law: torch.Tensor, mass: float) -> torch.Tensor:
-    values, order = _most_probable(law, mass)
+def _nucleus(distribution: torch.Tensor, mass: float) -> torch.Tensor:
+    values, order = _most_probable(distribution, mass)
     outside = values.cumsum(-1) - values >= mass
     outside[..., 0] = False  # the most probable token always stays, whatever rounding does
-    kept = torch.zeros_like(law).scatter_(-1, order, values.masked_fill(outside, 0))
+    kept = torch.zeros_like(distribution).scatter_(-1, order, values.masked_fill(outside, 0))
     return kept / kept.sum(-1, keepdim=True)
 
 
-def _most_probable(law: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _most_probable(distribution: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Values and ids of the most probable tokens of each row, sorted, ties by id, enough of them to hold `mass`."""
     for count in (256, 8192):  # a full sort of 50,000 tokens takes several times as long as finding the largest few
-        if count < law.shape[-1]:
-            ids = law.topk(count, -1).indices.sort(-1).values
-            values, places = law.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
+        if count < distribution.shape[-1]:
+            ids = distribution.topk(count, -1).indices.sort(-1).values
+            values, places = distribution.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
             if bool((values.sum(-1) > mass).all()):
                 return values, ids.gather(-1, places)
-    return law.sort(dim=-1, descending=True, stable=True)
+    return distribution.sort(dim=-1, descending=True, stable=True)
 
 
 NOTHING = "draw() was given no positive weight, or one that is not finite, so there is nothing to draw."
 
 
-class Chance:
+class RandomSource:
     """Seeded source of every random decision; one stream for drafting, another for verifying.
 
     Args:
@@ -174,7 +174,7 @@ ONE_TRANSFER = 2**23
 """Bytes that cross to the CPU in a fraction of a millisecond."""
 
 
-class Rows:
+class Scores:
     """Lazy view of the logits of n nodes under one `Sampling`.
 
     Args:
@@ -207,10 +207,10 @@ class Rows:
             top = self.logits.max(-1)
             values, ids = torch.stack((top.values.float(), top.indices.float())).cpu().numpy()  # exact below 2^24
         if not np.isfinite(values).all():
-            raise ValueError(bad_row(self.owner, int(np.flatnonzero(~np.isfinite(values))[0])))
+            raise ValueError(bad_logits(self.owner, int(np.flatnonzero(~np.isfinite(values))[0])))
         return ids.astype(np.int64)
 
-    def row(self, node: int) -> torch.Tensor:
+    def distribution(self, node: int) -> torch.Tensor:
         """(V,) law of the next token after `node`, on the CPU.
 
         Raises:
@@ -220,7 +220,7 @@ class Rows:
             try:
                 self._laws[node] = probabilities(self._near[node].cpu(), self.sampling)
             except ValueError as error:
-                raise ValueError(bad_row(self.owner, node)) from error
+                raise ValueError(bad_logits(self.owner, node)) from error
         return self._laws[node]
 
     @cached_property
@@ -230,10 +230,10 @@ class Rows:
 
     def prob(self, node: int, token: int) -> float:
         """Probability of `token` after `node`."""
-        return float(self.row(node)[token])
+        return float(self.distribution(node)[token])
 
 
-def bad_row(owner: str, node: int) -> str:
+def bad_logits(owner: str, node: int) -> str:
     """What to say of logits that describe no law."""
     return (
         f"The logits of {owner} at tree node {node} hold NaN, +inf, or nothing but -inf; no token can be chosen from "
@@ -241,7 +241,7 @@ def bad_row(owner: str, node: int) -> str:
     )
 
 
-class Laws:
+class DraftDistributions:
     """The laws a drafter drew children from, by parent node: what a verifier must know of a sampled tree.
 
     Args:
@@ -252,11 +252,11 @@ class Laws:
         self.owner = owner
         self._rows: dict[int, torch.Tensor] = {}
 
-    def record(self, node: int, law: torch.Tensor) -> None:
+    def record(self, node: int, distribution: torch.Tensor) -> None:
         """The children of `node` were drawn, in draw order, from this (V,) law on the CPU, which sums to 1."""
-        self._rows[node] = law
+        self._rows[node] = distribution
 
-    def row(self, node: int) -> torch.Tensor:
+    def distribution(self, node: int) -> torch.Tensor:
         """(V,) law of the first child of `node`, on the CPU.
 
         Raises:

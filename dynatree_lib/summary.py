@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .decoding import Generation, Round
+from .decoding import Generation, Iteration
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Summary:
     tokens_per_iteration: float
     accepted_length: float
     nodes: float
-    beside: float
+    side_nodes: float
     node_acceptance: float
     depth_acceptance: float
 
@@ -37,26 +37,26 @@ class Summary:
         return (
             f"{self.tokens} tokens in {self.iterations} iterations: {self.tokens_per_iteration:.2f} tokens per "
             f"iteration, {self.accepted_length:.2f} of {self.nodes:.1f} drafted nodes accepted"
-            + (f", {self.beside:.1f} rows beside them" if self.beside else "")
+            + (f", {self.side_nodes:.1f} nodes of a side tree" if self.side_nodes else "")
         )
 
 
 def summarize(generations: Generation | Iterable[Generation]) -> Summary:
     """Summary of one generation or of several together."""
     several = [generations] if isinstance(generations, Generation) else list(generations)
-    rounds: list[Round] = [one for generation in several for one in generation.rounds]
+    iterations: list[Iteration] = [one for generation in several for one in generation.iterations]
     tokens = sum(len(generation.tokens) for generation in several)
-    accepted = sum(len(one.verdict.path) for one in rounds)
-    drafted = sum(len(one.tree) - 1 for one in rounds)
-    levels = sum(one.tree.depth for one in rounds)
-    count = max(len(rounds), 1)
+    accepted = sum(len(one.verdict.path) for one in iterations)
+    drafted = sum(len(one.tree) - 1 for one in iterations)
+    levels = sum(one.tree.depth for one in iterations)
+    count = max(len(iterations), 1)
     return Summary(
         tokens=tokens,
-        iterations=len(rounds),
+        iterations=len(iterations),
         tokens_per_iteration=tokens / count,
         accepted_length=accepted / count,
         nodes=drafted / count,
-        beside=sum(one.rows_beside for one in rounds) / count,
+        side_nodes=sum(one.side_nodes for one in iterations) / count,
         node_acceptance=accepted / max(drafted, 1),
         depth_acceptance=accepted / max(levels, 1),
     )

@@ -36,13 +36,13 @@ class TokenTree:
     tokens: np.ndarray
     parents: np.ndarray
     logprobs: np.ndarray
-    law: np.ndarray
+    draws: np.ndarray
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
         if n == 0 or self.parents[0] != ROOT:
             raise ValueError("A token tree starts with node 0, the last committed token, whose parent is -1.")
-        if not len(self.parents) == len(self.logprobs) == len(self.law) == n:
+        if not len(self.parents) == len(self.logprobs) == len(self.draws) == n:
             raise ValueError("tokens, parents, logprobs and law of a token tree must have one entry per node.")
         if n > 1 and not (self.parents[1:].min() >= 0 and (self.parents[1:] < np.arange(1, n)).all()):
             raise ValueError("Every node of a token tree after node 0 needs a parent with a smaller index.")
@@ -56,7 +56,7 @@ class TokenTree:
         tokens: Sequence[int],
         parents: Sequence[int],
         logprobs: Sequence[float] | None = None,
-        law: Sequence[int] | None = None,
+        draws: Sequence[int] | None = None,
     ) -> TokenTree:
         """A tree from plain sequences; log-probabilities default to 0 and laws to `POINT`."""
         n = len(tokens)
@@ -64,7 +64,7 @@ class TokenTree:
             np.asarray(tokens, np.int64),
             np.asarray(parents, np.int64),
             np.zeros(n) if logprobs is None else np.asarray(logprobs, np.float64),
-            np.zeros(n, np.uint8) if law is None else np.asarray(law, np.uint8),
+            np.zeros(n, np.uint8) if draws is None else np.asarray(draws, np.uint8),
         )
 
     @classmethod
@@ -122,7 +122,7 @@ class TokenTree:
         parents = renumbering(len(self), index)[self.parents[index]]
         if (parents[1:] < 0).any():
             raise ValueError("subtree() needs a set of nodes that contains the parent of each of its nodes.")
-        return TokenTree(self.tokens[index], parents, self.logprobs[index], self.law[index])
+        return TokenTree(self.tokens[index], parents, self.logprobs[index], self.draws[index])
 
 
 def renumbering(count: int, keep: np.ndarray) -> np.ndarray:

@@ -54,7 +54,7 @@ def paths_one_by_one(model: torch.nn.Module, text: Sequence[int], tree: TokenTre
 
 
 def draft_tree(
-    law: Callable[[tuple[int, ...]], Sequence[float]],
+    distribution: Callable[[tuple[int, ...]], Sequence[float]],
     text: Sequence[int],
     depth: int,
     branching: int,
@@ -69,7 +69,7 @@ def draft_tree(
     """
 
     def top(path: list[int], count: int) -> list[tuple[int, float]]:
-        p = law((*text, *path))
+        p = distribution((*text, *path))
         order = sorted(range(len(p)), key=lambda token: (-p[token], token))[:count]
         return [(token, math.log(p[token]) if p[token] > 0 else -math.inf) for token in order]
 
@@ -102,7 +102,7 @@ def draft_tree(
 
 
 def adaptive_tree(
-    law: Callable[[tuple[int, ...]], Sequence[float]],
+    distribution: Callable[[tuple[int, ...]], Sequence[float]],
     text: Sequence[int],
     b_min: int,
     b_mid: int,
@@ -136,7 +136,7 @@ def adaptive_tree(
         while u is not None and u >= first:
             path.insert(0, tree[u][0])
             u = tree[u][1]
-        return law((*text, *path))
+        return distribution((*text, *path))
 
     def log(p: float) -> float:
         return math.log(p) if p > 0 else -math.inf
@@ -189,7 +189,11 @@ def adaptive_tree(
 
 
 def best_first_tree(
-    law: Callable[[tuple[int, ...]], Sequence[float]], text: Sequence[int], max_nodes: int, depth: int, branching: int
+    distribution: Callable[[tuple[int, ...]], Sequence[float]],
+    text: Sequence[int],
+    max_nodes: int,
+    depth: int,
+    branching: int,
 ) -> list[tuple[int, int, float]]:
     """The complete tree of top-`branching` children, and of that the most probable nodes, ties in breadth-first order.
 
@@ -199,7 +203,7 @@ def best_first_tree(
     paths: list[tuple[int, ...]] = [()]
     for node, path in enumerate(paths):  # grows while it is walked through: breadth-first order
         if len(path) < depth:
-            p = law((*text, *path))
+            p = distribution((*text, *path))
             for token in sorted(range(len(p)), key=lambda token: (-p[token], token))[:branching]:
                 logprob = math.log(p[token]) if p[token] > 0 else -math.inf
                 everything.append((token, node, everything[node][2] + logprob))
@@ -211,7 +215,7 @@ def best_first_tree(
 
 
 def cost_aware_tree(
-    law: Callable[[tuple[int, ...]], Sequence[float]],
+    distribution: Callable[[tuple[int, ...]], Sequence[float]],
     text: Sequence[int],
     verify: Callable[[int], float],
     draft: Callable[[int], float],
@@ -229,7 +233,7 @@ def cost_aware_tree(
     """
 
     def sharp(path: tuple[int, ...]) -> list[tuple[int, float]]:
-        p = law((*text, *path))
+        p = distribution((*text, *path))
         total = sum(q**sharpness for q in p)
         order = sorted(range(len(p)), key=lambda token: (-p[token], token))[:branching]
         return [(token, p[token] ** sharpness / total) for token in order]
@@ -238,16 +242,18 @@ def cost_aware_tree(
     nodes: dict[tuple[int, ...], float] = {(): 1.0}  # path -> a(u), in the order they were added
     level: list[tuple[int, ...]] = [()]
     for _ in range(depth):
-        price = verify(max(len(nodes), 2) + 1) - verify(max(len(nodes), 2))  # two rows are the smallest tree
+        marginal_cost = verify(max(len(nodes), 2) + 1) - verify(max(len(nodes), 2))  # two rows are the smallest tree
         ranked = sorted(level, key=lambda path: -nodes[path])
         best, count = 0.0, 0
         for k in range(1, len(ranked) + 1):
-            gain = sum(nodes[path] for path in ranked[:k]) * child - rate * (k * price + draft(k))
+            gain = sum(nodes[path] for path in ranked[:k]) * child - rate * (k * marginal_cost + draft(k))
             if gain > best:
                 best, count = gain, k
         if level == [()]:  # a tree at all pays if some number of levels does, with what is paid once
-            once = overhead + max(verify(2) - verify(1) - price, 0.0)
-            plans = [sum(child**d for d in range(1, n + 1)) - rate * (n * (price + draft(1)) + once) for n in deep]
+            once = overhead + max(verify(2) - verify(1) - marginal_cost, 0.0)
+            plans = [
+                sum(child**d for d in range(1, n + 1)) - rate * (n * (marginal_cost + draft(1)) + once) for n in deep
+            ]
             count = int(max(plans) > 0)
         if not count:
             break
@@ -256,7 +262,7 @@ def cost_aware_tree(
             for path in level
             if path in ranked[:count]
             for token, share in sharp(path)
-            if nodes[path] * share > rate * price
+            if nodes[path] * share > rate * marginal_cost
         }
         nodes |= fresh
         order = list(nodes)
@@ -339,7 +345,7 @@ def above(r: list[Fraction], q: list[Fraction]) -> list[Fraction]:
 
 def token_level_law(tree: Drafted) -> VerdictLaw:
     """RRS and RRSw: one row per node, tried against its children in draw order."""
-    law: VerdictLaw = {}
+    distribution: VerdictLaw = {}
 
     def visit(u: int, reached: Fraction) -> None:
         r = tree.target[u]
@@ -351,15 +357,15 @@ def token_level_law(tree: Drafted) -> VerdictLaw:
             r = normalised(above(r, q))
         for x, share in enumerate(r):
             if reached * share:
-                law[tree.path(u), x] = reached * share
+                distribution[tree.path(u), x] = reached * share
 
     visit(0, Fraction(1))
-    return law
+    return distribution
 
 
 def target_walk_law(tree: Drafted) -> VerdictLaw:
     """Sample from the target until the text is no path of the tree; of copies of the last path, the first counts."""
-    law: VerdictLaw = {}
+    distribution: VerdictLaw = {}
     nodes = range(len(tree.tokens))
 
     def visit(text: tuple[int, ...], reached: Fraction) -> None:
@@ -368,10 +374,10 @@ def target_walk_law(tree: Drafted) -> VerdictLaw:
             if any(tree.text(v) == (*text, x) for v in nodes):
                 visit((*text, x), reached * share)
             elif reached * share:
-                law[tree.path(u), x] = reached * share
+                distribution[tree.path(u), x] = reached * share
 
     visit((), Fraction(1))
-    return law
+    return distribution
 
 
 def block_law(tree: Drafted) -> VerdictLaw:
@@ -387,14 +393,14 @@ def block_law(tree: Drafted) -> VerdictLaw:
         h.append(Fraction(1) if i == 0 else s / (s + 1 - w[i]) if s else Fraction(0))
     rows.append(tree.target[g])
     h.append(w[g] if g else Fraction(1))
-    law: VerdictLaw = {}
+    distribution: VerdictLaw = {}
     failed = Fraction(1)  # probability that the coins of all longer prefixes failed
     for i in range(g, -1, -1):
         for x, share in enumerate(normalised(rows[i])):
             if failed * h[i] * share:
-                law[tuple(range(1, i + 1)), x] = failed * h[i] * share
+                distribution[tuple(range(1, i + 1)), x] = failed * h[i] * share
         failed *= 1 - h[i]
-    return law
+    return distribution
 
 
 def traversal_law_as_published(tree: Drafted) -> VerdictLaw:
@@ -410,7 +416,7 @@ def traversal_law_as_published(tree: Drafted) -> VerdictLaw:
             return one_hot(tree.tokens[c], len(tree.target[0]))
         return q_rest[u] if tree.codes[c] == DISTINCT else tree.whole(u)
 
-    law: VerdictLaw = {}
+    distribution: VerdictLaw = {}
     reached = Fraction(1)
     while True:
         u = 0
@@ -423,10 +429,10 @@ def traversal_law_as_published(tree: Drafted) -> VerdictLaw:
         keep = alpha[u] if u else Fraction(1)
         for x, share in enumerate(p[u]):
             if reached * keep * share:
-                law[tree.path(u), x] = reached * keep * share
+                distribution[tree.path(u), x] = reached * keep * share
         reached *= 1 - keep
         if not reached:
-            return law
+            return distribution
         parent = tree.parents[u]
         rest = above([alpha[parent] * share for share in p[parent]], q_of_next(parent, u))
         s = sum(rest)
@@ -439,7 +445,7 @@ def traversal_law_as_published(tree: Drafted) -> VerdictLaw:
 
 def traversal_law(tree: Drafted) -> VerdictLaw:
     """Traversal as a recursion over sub-probability rows r and the mass s that leaves a node."""
-    law: VerdictLaw = {}
+    distribution: VerdictLaw = {}
 
     def visit(u: int, accepted: Fraction, reached: Fraction) -> Fraction:
         """Probability that u was reached, and neither it nor anything below it was kept."""
@@ -454,16 +460,16 @@ def traversal_law(tree: Drafted) -> VerdictLaw:
         keep = sum(r) if u else Fraction(1)
         for x, share in enumerate(normalised(r)):
             if reached * keep * share:
-                law[tree.path(u), x] = reached * keep * share
+                distribution[tree.path(u), x] = reached * keep * share
         return reached * (1 - keep)
 
     visit(0, Fraction(1), Fraction(1))
-    return law
+    return distribution
 
 
-def tempered(law, sampling):
+def tempered(distribution, sampling):
     """A law under temperature, then top-k, then top-p; no ties at the edges."""
-    row = [share ** (1 / sampling.temperature) for share in law]
+    row = [share ** (1 / sampling.temperature) for share in distribution]
     best = sorted(range(len(row)), key=lambda token: -row[token])[: sampling.top_k]
     row = [share if token in best else 0.0 for token, share in enumerate(row)]
     row = [share / sum(row) for share in row]
@@ -473,17 +479,17 @@ def tempered(law, sampling):
     return [share / sum(row) for share in row]
 
 
-def probability_of_tree(tree, prompt, law, sampling):
+def probability_of_tree(tree, prompt, distribution, sampling):
     """Probability that a drafter draws exactly this tree: q_c of every node given its earlier siblings, multiplied."""
     total = 1.0
     for node in range(1, len(tree)):
         parent = int(tree.parents[node])
         context = (*prompt[:-1], *(int(tree.tokens[v]) for v in [0, *tree.path(parent)]))
-        row = tempered(law(context), sampling)
-        if tree.law[node] == POINT:
+        row = tempered(distribution(context), sampling)
+        if tree.draws[node] == POINT:
             continue
         earlier = [int(tree.tokens[v]) for v in tree.children(parent) if v < node]
-        if tree.law[node] == DISTINCT:
+        if tree.draws[node] == DISTINCT:
             row = [0.0 if token in earlier else share for token, share in enumerate(row)]
         total *= row[int(tree.tokens[node])] / sum(row)
     return total
@@ -494,9 +500,11 @@ Predict = Callable[[tuple[int, ...]], int]
 """The token a model predicts after a context."""
 
 
-def greedy_of(law: Callable[[tuple[int, ...]], Sequence[float]]) -> Predict:
+def greedy_of(distribution: Callable[[tuple[int, ...]], Sequence[float]]) -> Predict:
     """The most probable token of a law, ties to the lowest id."""
-    return lambda context: max(range(len(law(context))), key=lambda token: (law(context)[token], -token))
+    return lambda context: max(
+        range(len(distribution(context))), key=lambda token: (distribution(context)[token], -token)
+    )
 
 
 def merged(cached: dict, tree: dict) -> dict:
@@ -632,7 +640,7 @@ class PathPool:
         return out
 
     def candidates(
-        self, token: int, chance: Callable[[int], float], room: int, worth: Sequence[float]
+        self, token: int, random: Callable[[int], float], max_depth: int, worth: Sequence[float]
     ) -> list[tuple[int, int, int]]:
         """The likeliest paths after a token, one at a time: (token, parent, rank), parent 0 being the token.
 
@@ -643,9 +651,9 @@ class PathPool:
         while len(taken) <= len(worth):
             best = None
             for place, (path, _, _, above) in enumerate(taken):
-                for rank, one in enumerate(self.below(path) if len(path) <= room else []):
-                    if one not in [path for path, *_ in taken] and (best is None or above * chance(rank) > best[3]):
-                        best = (one, place, rank, above * chance(rank))
+                for rank, one in enumerate(self.below(path) if len(path) <= max_depth else []):
+                    if one not in [path for path, *_ in taken] and (best is None or above * random(rank) > best[3]):
+                        best = (one, place, rank, above * random(rank))
             if best is None or not best[3] > worth[len(taken) - 1]:
                 break
             taken.append(best)
@@ -690,24 +698,24 @@ class ProgressiveTwin:
         if self.text_depth:
             self.pool.read(self.text, fresh, self.text_depth)
 
-    def chance(self, rank: int) -> float:
+    def random(self, rank: int) -> float:
         """Of a candidate of this rank among its siblings."""
         rank = min(rank, len(self.right) - 1)
         return self.right[rank] / self.tried[rank]
 
-    def price(self, rows: int) -> float:
+    def marginal_cost(self, rows: int) -> float:
         """What one row more costs, in tokens."""
         if self.verify is None:
             return 0.0
         rows = max(rows, 2)
         return self.committed / self.spent * (self.verify(rows + 1) - self.verify(rows))
 
-    def iteration(self, room: int) -> tuple[tuple, tuple, list[int]]:
+    def iteration(self, max_depth: int) -> tuple[tuple, tuple, list[int]]:
         """One pass of the loop: the draft tree and the candidate tree as (tokens, parents), and X'."""
         draft = depth_first(self.tree, self.text[-1])
         rows = len(draft[0]) - 1
-        worth = [self.price(1 + rows + count) for count in range(self.max_candidates)]
-        found = self.pool.candidates(self.text[-1], self.chance, room, worth)  # step 1
+        worth = [self.marginal_cost(1 + rows + count) for count in range(self.max_candidates)]
+        found = self.pool.candidates(self.text[-1], self.random, max_depth, worth)  # step 1
         candidates = ([self.text[-1], *(one[0] for one in found)], [-1, *(one[1] for one in found)])
         accepted: list[int] = []
         node: int | None = 0
@@ -773,9 +781,9 @@ class NgramTwin:
             if self.pool_text and end >= self.ngram:
                 self.add(self.text[end - self.ngram : end])
 
-    def verified(self, room: int) -> tuple[set[tuple[int, ...]], list[int]]:
+    def verified(self, max_depth: int) -> tuple[set[tuple[int, ...]], list[int]]:
         """Every path of the candidates after the last token, cut to `room`, and what is committed."""
-        guesses = [one[:room] for one in self.known.get(self.text[-1], [])]
+        guesses = [one[:max_depth] for one in self.known.get(self.text[-1], [])]
         paths = {one[:stop] for one in guesses for stop in range(1, len(one) + 1)}
         accepted = [self.predict(tuple(self.text))]
         while tuple(accepted) in paths:
@@ -807,9 +815,9 @@ class LookaheadTwin(NgramTwin):
         above = self.past[0][:column]
         return self.predict((*self.text, *above, *(self.past[level][column] for level in range(1, levels + 1))))
 
-    def iteration(self, room: int) -> tuple[list, set[tuple[int, ...]], list[int]]:
+    def iteration(self, max_depth: int) -> tuple[list, set[tuple[int, ...]], list[int]]:
         """The window's lines, the candidates' paths and the committed tokens."""
-        paths, accepted = self.verified(room)
+        paths, accepted = self.verified(max_depth)
         lines = self.lines()
         self.step()
         self.text += accepted
@@ -844,9 +852,9 @@ class SelfDraftTwin(NgramTwin):
     branches: list[list[int]] = None  # type: ignore[assignment]
     full: list[int] = None  # type: ignore[assignment]
 
-    def iteration(self, room: int) -> tuple[list, set[tuple[int, ...]], list[int]]:
+    def iteration(self, max_depth: int) -> tuple[list, set[tuple[int, ...]], list[int]]:
         """Every prefix of a branch, the candidates' paths and the committed tokens."""
-        paths, accepted = self.verified(room)
+        paths, accepted = self.verified(max_depth)
         lines = [tuple(branch[:stop]) for branch in self.branches for stop in range(1, len(branch) + 1)]
         for number, branch in enumerate(self.branches):
             whole = [*([] if number else self.text[-1:]), *branch]  # the last token belongs to the first line

@@ -59,16 +59,16 @@ def test_trees_that_differ_are_noticed():
 
 def test_counts_of_hand():
     texts = decoded(history=None, base_depth=2, max_depth=3)
-    rounds = ablation.rounds_of(texts)
+    iterations = ablation.iterations_of(texts)
     row = ablation.count_row("x", texts, COSTS)
-    nodes, kept = [len(one.tree) - 1 for one in rounds], [len(one.verdict.path) for one in rounds]
-    assert row["tokens_per_iteration"] == pytest.approx(60 / len(rounds))
+    nodes, kept = [len(one.tree) - 1 for one in iterations], [len(one.verdict.path) for one in iterations]
+    assert row["tokens_per_iteration"] == pytest.approx(60 / len(iterations))
     assert row["nodes"] == pytest.approx(np.mean(nodes))
     assert row["acceptance"] == pytest.approx(sum(kept) / sum(nodes))
     assert row["drafted"] == pytest.approx(np.mean([k / n for k, n in zip(kept, nodes, strict=True) if n]))
     assert row["base_depth"] == 2
-    assert row["iteration"] == pytest.approx(np.mean([one.committed / 4 for one in rounds]))
-    steps = len(rounds) + 0.1 * sum(text.counters["draft_forwards"] for text in texts)  # every row costs the same
+    assert row["iteration"] == pytest.approx(np.mean([one.committed / 4 for one in iterations]))
+    steps = len(iterations) + 0.1 * sum(text.counters["draft_forwards"] for text in texts)  # every row costs the same
     assert row["predicted"] == pytest.approx(60 / steps)
 
 

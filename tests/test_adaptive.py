@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 import reference
 
-from dynatree_lib import AdaptiveTree, BestFirstTree, Chain, Chance, FixedTree, Sampling, ToyModel, generate, load_pair
+from dynatree_lib import (
+    AdaptiveTree,
+    BestFirstTree,
+    Chain,
+    FixedTree,
+    RandomSource,
+    Sampling,
+    ToyModel,
+    generate,
+    load_pair,
+)
 from dynatree_lib.drafters.history import Controller, History
 from dynatree_lib.measure.methods import variant
 from dynatree_lib.measure.runner import DrafterRunner
@@ -38,21 +48,21 @@ SWITCHES = [
 ]
 
 
-def proposed(drafter, text=TEXT, room=99):
-    return drafter.propose(drafter.start(text, Chance()), room).tree
+def proposed(drafter, text=TEXT, max_depth=99):
+    return drafter.propose(drafter.start(text, RandomSource()), max_depth).tree
 
 
-def transcribed(drafter, text=TEXT, room=99, **changes):
+def transcribed(drafter, text=TEXT, max_depth=99, **changes):
     """What Algorithm 1 makes of an AdaptiveTree's options; `changes` are arguments of the transcription."""
     given = {
         "b_min": drafter.min_branching, "b_mid": drafter.mid_branching, "b_max": drafter.max_branching,
         "tau_l": drafter.tau_low, "tau_h": drafter.tau_high, "d_0": drafter.base_depth,
-        "d_max": min(drafter.max_depth, room), "rho_stop": drafter.rho_stop, "rho_deep": drafter.rho_deep,
+        "d_max": min(drafter.max_depth, max_depth), "rho_stop": drafter.rho_stop, "rho_deep": drafter.rho_deep,
         "tau": drafter.tau, "n_max": drafter.max_nodes - (drafter.root == "draft"),
         "breadth": drafter.breadth is not None, "gate": drafter.depth is not None, "deep": drafter.deep,
         "remove": drafter.prune == "remove", "root": drafter.root,
     }  # fmt: skip
-    return reference.adaptive_tree(drafter.draft.law, text, **{**given, **changes})
+    return reference.adaptive_tree(drafter.draft.distribution, text, **{**given, **changes})
 
 
 def assert_same(tree, nodes, root="target"):
@@ -94,8 +104,8 @@ def test_adaptive_tree_is_algorithm_1(seed):
     """Node by node against the literal transcription, with all the room there is and with little."""
     drafter = drawn(seed)
     assert_same(proposed(drafter), transcribed(drafter), drafter.root)
-    room = 1 + seed % 4
-    assert_same(proposed(drafter, room=room), transcribed(drafter, room=room), drafter.root)
+    max_depth = 1 + seed % 4
+    assert_same(proposed(drafter, max_depth=max_depth), transcribed(drafter, max_depth=max_depth), drafter.root)
 
 
 @pytest.mark.parametrize(
@@ -207,8 +217,8 @@ BY_HAND = {
 
 @pytest.mark.parametrize("case", BY_HAND)
 def test_trees_worked_out_by_hand(case):
-    law, options, tokens, parents = BY_HAND[case]
-    drafter = AdaptiveTree(table(*law), **options)
+    distribution, options, tokens, parents = BY_HAND[case]
+    drafter = AdaptiveTree(table(*distribution), **options)
     tree = proposed(drafter, [3])
     assert tree.tokens.tolist() == [3, *tokens]
     assert tree.parents.tolist() == [-1, *parents]
@@ -222,12 +232,12 @@ TIED = [0.0625, 0.125, 0.25, 0.0625, 0.125, 0.125, 0.125, 0.125]  # best: 2, the
 @pytest.mark.parametrize("kind", ["adaptive", "fixed", "best-first", "chain"])
 def test_equally_probable_tokens_go_by_their_id(kind, branching):
     """Also where the last of them is not taken, and in a vocabulary where topk gives another order."""
-    for law, order in ((TIED, [2, 1, 4, 5, 6, 7, 0, 3]), ([1 / 64] * 64, list(range(64)))):
-        draft = table(law)
+    for distribution, order in ((TIED, [2, 1, 4, 5, 6, 7, 0, 3]), ([1 / 64] * 64, list(range(64)))):
+        draft = table(distribution)
         drafter = {
             "adaptive": AdaptiveTree(draft, mid_branching=branching, max_branching=branching, **SHALLOW),
             "fixed": FixedTree(draft, 1, branching),
-            "best-first": BestFirstTree(draft, 1 + branching, depth=2, branching=len(law)),
+            "best-first": BestFirstTree(draft, 1 + branching, depth=2, branching=len(distribution)),
             "chain": Chain(draft, 1),
         }[kind]
         assert proposed(drafter, [3]).tokens[1:].tolist() == order[: 1 if kind == "chain" else branching]
@@ -249,7 +259,7 @@ def test_best_first_takes_equal_paths_breadth_first(budget, tokens, parents):
     tree = proposed(BestFirstTree(draft, budget, depth=3, branching=3), [3])
     assert tree.tokens.tolist() == [3, *tokens]
     assert tree.parents.tolist() == [-1, *parents]
-    assert_same(tree, reference.best_first_tree(draft.law, [3], budget, 3, 3))
+    assert_same(tree, reference.best_first_tree(draft.distribution, [3], budget, 3, 3))
 
 
 @pytest.mark.parametrize("budget", [20, 30, 45, 60])
@@ -257,18 +267,18 @@ def test_best_first_cuts_a_long_list_of_equal_paths_breadth_first(budget):
     """64 paths of two tokens have 5 probabilities, mixed; long enough that an unstable sort would show."""
     draft = table(TIED)
     tree = proposed(BestFirstTree(draft, budget, depth=2, branching=8), [3])
-    assert_same(tree, reference.best_first_tree(draft.law, [3], budget, 2, 8))
+    assert_same(tree, reference.best_first_tree(draft.distribution, [3], budget, 2, 8))
 
 
 def test_impossible_tokens_and_small_vocabularies_are_drafted_as_in_the_references():
     """A one-hot law has children of probability 0; a vocabulary of 2 has no third child."""
-    for law in ([1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.7, 0.3]):
-        draft = table(law)
+    for distribution in ([1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.7, 0.3]):
+        draft = table(distribution)
         for options in ({}, {"breadth": None}, {"breadth": None, "depth": None, "tau": None, "base_depth": 3}):
             drafter = AdaptiveTree(draft, mid_branching=3, **options)
             assert_same(proposed(drafter, [1]), transcribed(drafter, [1]))
         found = proposed(BestFirstTree(draft, 12, depth=3, branching=3), [1])
-        assert_same(found, reference.best_first_tree(draft.law, [1], 12, 3, 3))
+        assert_same(found, reference.best_first_tree(draft.distribution, [1], 12, 3, 3))
 
 
 # ----------------------------------------------------------------------------------------------------------- best first
@@ -284,7 +294,9 @@ def best_first(seed):
 @pytest.mark.parametrize("seed", range(60))
 def test_best_first_tree_is_the_best_of_the_complete_tree(seed):
     one = best_first(seed)
-    assert_same(proposed(one), reference.best_first_tree(one.draft.law, TEXT, one.max_nodes, one.depth, one.branching))
+    assert_same(
+        proposed(one), reference.best_first_tree(one.draft.distribution, TEXT, one.max_nodes, one.depth, one.branching)
+    )
 
 
 def test_the_best_first_budgets_bind_often_and_not_always():
@@ -297,7 +309,7 @@ def test_no_other_tree_of_this_size_has_a_larger_sum_of_path_probabilities(seed)
     """Random subtrees closed under parents, grown blindly and grown with an eye for probable nodes."""
     rng = np.random.default_rng(seed)
     one = replace(best_first(seed), max_nodes=int(rng.integers(3, 14)), depth=4, branching=3)
-    nodes = reference.best_first_tree(one.draft.law, TEXT, 10**6, one.depth, one.branching)
+    nodes = reference.best_first_tree(one.draft.distribution, TEXT, 10**6, one.depth, one.branching)
     weights = np.exp([logprob for _, _, logprob in nodes])
     best = np.exp(proposed(one).cumulative)
     sums = []
@@ -334,7 +346,7 @@ def forwards(drafter):
             sizes.append(len(tokens))
             return super().score(tokens, parents, sampling)
 
-    draft = ToyModel(drafter.draft.law, drafter.draft.vocab_size)
+    draft = ToyModel(drafter.draft.distribution, drafter.draft.vocab_size)
     draft.session = lambda: Counted(draft)
     return proposed(replace(drafter, draft=draft)), sizes
 
@@ -495,21 +507,21 @@ def test_a_round_shows_the_values_its_tree_was_drafted_with(mode):
     drafter = AdaptiveTree(DRAFT, **EAGER, history=mode)
     out = decoded(drafter)
     text = [1, 2]
-    for one in out.rounds:
+    for one in out.iterations:
         base_depth, tau_high, rho_deep = values(one)
         if 150 - (len(text) - 2) > drafter.max_depth:  # with less, a tree ends where the text does
             changes = {"d_0": int(base_depth), "tau_h": tau_high, "rho_deep": rho_deep}
             assert_same(one.tree, transcribed(drafter, text, **changes))
         text += [*one.tree.tokens[list(one.verdict.path)], one.verdict.next_token]
-    assert len({int(one.adaptation["base_depth"]) for one in out.rounds}) >= 3
-    assert len({one.adaptation["tau_high"] for one in out.rounds}) >= 10
+    assert len({int(one.adaptation["base_depth"]) for one in out.iterations}) >= 3
+    assert len({one.adaptation["tau_high"] for one in out.iterations}) >= 10
 
 
 @pytest.mark.parametrize("seed", SEEDS[:60])
 def test_a_tree_takes_all_three_values_from_the_state(seed):
     """Also rho_deep, which only texts change; D_0 = 2.9 is used as 2."""
     drafter = drawn(seed)
-    state = drafter.start(TEXT, Chance())
+    state = drafter.start(TEXT, RandomSource())
     tau_high, rho_deep = (drafter.tau_low + 1) / 2, (drafter.rho_stop + 0.1) / 2
     state.history = History(2.9, tau_high, rho_deep)
     nodes = transcribed(drafter, d_0=2, tau_h=tau_high, rho_deep=rho_deep)
@@ -521,7 +533,7 @@ def test_the_series_of_a_text_follows_its_own_rounds(mode):
     """a_r, its mean over the last W and both updates, recomputed from what each round drafted and committed."""
     out = decoded(AdaptiveTree(DRAFT, **EAGER, history=mode))
     base_depth, tau_high, statistics = 5, 0.6, []
-    for one in out.rounds:
+    for one in out.iterations:
         mean = np.mean(statistics[-7:]) if statistics else math.nan
         expected = (base_depth, tau_high, 0.03, mean)
         assert (*values(one), one.adaptation["acceptance"]) == pytest.approx(expected, nan_ok=True)
@@ -538,9 +550,9 @@ def test_without_history_nothing_changes():
     first = decoded(drafter)
     later = decoded(drafter, (3,), warm=first.state)
     more = decoded(drafter, (4, 5), state=later.state)
-    rounds = [*first.rounds, *later.rounds, *more.rounds]
-    assert {values(one) for one in rounds} == {(5, 0.6, 0.03)}
-    assert all(math.isnan(one.adaptation["acceptance"]) for one in rounds)
+    iterations = [*first.iterations, *later.iterations, *more.iterations]
+    assert {values(one) for one in iterations} == {(5, 0.6, 0.03)}
+    assert all(math.isnan(one.adaptation["acceptance"]) for one in iterations)
 
 
 @pytest.mark.parametrize("mode", ["iteration", "drafted"])
@@ -548,14 +560,14 @@ def test_a_warm_text_begins_with_what_was_learnt_and_leaves_that_as_it_is(mode):
     drafter = AdaptiveTree(DRAFT, **EAGER, history=mode)
     first = decoded(drafter)
     learnt = drafter.report(first.state.drafting)
-    assert learnt != first.rounds[0].adaptation
+    assert learnt != first.iterations[0].adaptation
     second = decoded(drafter, (3,), warm=first.state)
-    assert second.rounds[0].adaptation == learnt
+    assert second.iterations[0].adaptation == learnt
     assert drafter.report(first.state.drafting) == learnt
-    assert decoded(drafter, (3,), warm=first.state).rounds[-1].adaptation == second.rounds[-1].adaptation
+    assert decoded(drafter, (3,), warm=first.state).iterations[-1].adaptation == second.iterations[-1].adaptation
     assert second.tokens == decoded(Chain(DRAFT, 2), (3,)).tokens
-    assert decoded(drafter, (3,)).rounds[0].adaptation["base_depth"] == 5
-    assert decoded(drafter, (), 20, state=first.state).rounds[0].adaptation == learnt  # that text can still go on
+    assert decoded(drafter, (3,)).iterations[0].adaptation["base_depth"] == 5
+    assert decoded(drafter, (), 20, state=first.state).iterations[0].adaptation == learnt  # that text can still go on
 
 
 SHARP = ToyModel.random(6, seed=2, order=5, sharpness=6)
@@ -569,9 +581,9 @@ def test_text_mode_steps_once_per_text_or_chat_turn(link):
     earlier = None
     for number, expected in enumerate(STEPS):
         out = decoded(FAITHFUL, (number % 6, 2), 40, SHARP, **({link: earlier} if earlier else {}))
-        assert len(out.rounds) >= 5
-        assert 40 / len(out.rounds) / 4 > 0.8
-        for one in out.rounds:
+        assert len(out.iterations) >= 5
+        assert 40 / len(out.iterations) / 4 > 0.8
+        for one in out.iterations:
             assert values(one) == pytest.approx(expected)
         earlier = out.state
 
@@ -580,7 +592,7 @@ def test_going_on_with_the_same_text_is_no_new_text():
     out = decoded(FAITHFUL, (0, 2), 12, SHARP)
     for _ in range(9):
         out = decoded(FAITHFUL, (), 12, SHARP, state=out.state)
-        assert {values(one) for one in out.rounds} == {(2, 0.9, 0.5)}
+        assert {values(one) for one in out.iterations} == {(2, 0.9, 0.5)}
 
 
 def test_warm_beside_state_or_from_another_drafter_is_refused():
@@ -597,14 +609,16 @@ def test_warm_beside_state_or_from_another_drafter_is_refused():
 def test_a_drafter_that_learns_nothing_begins_a_warm_text_as_any_other():
     for drafter in (Chain(DRAFT, 3), BestFirstTree(DRAFT)):
         warm = decoded(drafter, (3,), warm=decoded(drafter).state)
-        assert [len(one.tree) for one in warm.rounds] == [len(one.tree) for one in decoded(drafter, (3,)).rounds]
+        assert [len(one.tree) for one in warm.iterations] == [
+            len(one.tree) for one in decoded(drafter, (3,)).iterations
+        ]
 
 
 @pytest.mark.parametrize("drafter", [BestFirstTree(DRAFT, 12, depth=5, branching=3), AdaptiveTree(DRAFT, history=None)])
 def test_trees_of_a_text_are_those_of_its_tokens_alone(drafter):
     """What the draft's cache keeps between iterations, of trees whose nodes were dropped too, changes nothing."""
     text = [1, 2]
-    for one in decoded(drafter).rounds[:-8]:
+    for one in decoded(drafter).iterations[:-8]:
         assert one.tree.tokens.tolist() == proposed(drafter, text).tokens.tolist()
         assert np.allclose(one.tree.logprobs, proposed(drafter, text).logprobs)
         text += [*one.tree.tokens[list(one.verdict.path)], one.verdict.next_token]
@@ -614,7 +628,7 @@ def test_trees_of_a_text_are_those_of_its_tokens_alone(drafter):
 # ----------------------------------------------------------------------------------------------- history: the benchmark
 def run_twice(runner):
     options = {"max_new_tokens": 60, "eos_token_ids": (), "sampling": Sampling(), "seed": 0}
-    return [runner(ids, on_tokens=lambda tokens: None, **options).rounds for ids in ([1, 2], [3])]
+    return [runner(ids, on_tokens=lambda tokens: None, **options).iterations for ids in ([1, 2], [3])]
 
 
 @pytest.mark.parametrize("carry", [True, False])
@@ -631,7 +645,7 @@ def test_a_benchmark_row_carries_what_was_learnt_only_if_told_to(carry):
 
 def test_a_runner_carries_nothing_unless_asked():
     runs = run_twice(DrafterRunner(TARGET, AdaptiveTree(DRAFT, **EAGER)))
-    assert [rounds[0].adaptation["base_depth"] for rounds in runs] == [5, 5]
+    assert [iterations[0].adaptation["base_depth"] for iterations in runs] == [5, 5]
 
 
 def test_carry_is_offered_only_for_drafters_that_learn():
@@ -668,7 +682,7 @@ def depths_in_use(texts, **options):
     found = []
     for ids in prompts:
         out = generate(pair.target, ids, AdaptiveTree(pair.draft, **options), max_new_tokens=200, eos_token_ids=())
-        found.append(np.array([int(one.adaptation["base_depth"]) for one in out.rounds[20:]]))
+        found.append(np.array([int(one.adaptation["base_depth"]) for one in out.iterations[20:]]))
         assert len(found[-1]) >= 20
     return found
 

@@ -49,19 +49,19 @@ def test_as_published_is_not_exact_and_corrected_is():
     assert texts(Switches()) == EXPECTED
 
 
-def rounds(switches):
-    return [len(generate_with(TARGET, ids, TREE, switches, max_new_tokens=40).rounds) for ids in PROMPTS]
+def iterations(switches):
+    return [len(generate_with(TARGET, ids, TREE, switches, max_new_tokens=40).iterations) for ids in PROMPTS]
 
 
 def test_rereading_the_draft_changes_no_tree():
-    assert rounds(replace(Switches(), draft_cache="reread")) == rounds(Switches())
+    assert iterations(replace(Switches(), draft_cache="reread")) == iterations(Switches())
 
 
 def test_root_switch_alone_equals_the_core():
     out = generate_with(TARGET, PROMPTS[0], TREE, Switches(root="draft"), max_new_tokens=40)
     core = generate(TARGET, PROMPTS[0], replace(TREE, root="draft", depth=4), max_new_tokens=40)
-    assert [one.tree.tokens.tolist() for one in out.rounds] == [one.tree.tokens.tolist() for one in core.rounds]
-    assert all((one.tree.depths == 1).sum() <= 1 for one in out.rounds)
+    assert [one.tree.tokens.tolist() for one in out.iterations] == [one.tree.tokens.tolist() for one in core.iterations]
+    assert all((one.tree.depths == 1).sum() <= 1 for one in out.iterations)
 
 
 def test_shared_draft_cache_misleads_the_draft():
@@ -69,6 +69,6 @@ def test_shared_draft_cache_misleads_the_draft():
 
     def trees(switches):
         out = generate_with(TARGET, PROMPTS[1], TREE, switches, max_new_tokens=40)
-        return [one.tree.tokens.tolist() for one in out.rounds]
+        return [one.tree.tokens.tolist() for one in out.iterations]
 
     assert trees(replace(Switches(), batching="node")) != trees(Switches())

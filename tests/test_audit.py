@@ -11,7 +11,7 @@ from dynatree_lib import SampledTree, Sampling, TargetWalk, TokenLevel, ToyModel
 from dynatree_lib.cli import main as cli
 from dynatree_lib.measure import audit
 from dynatree_lib.measure.audit import CONTROLS, LIMIT, PAIRS, SAMPLINGS, SEEN, TREES, Audit, Control, read_audit
-from dynatree_lib.measure.exact import bias, distance, outcomes, proposals, text_law
+from dynatree_lib.measure.exact import bias, distance, outcomes, proposals, text_distribution
 from dynatree_lib.measure.unsound import (
     UNSOUND,
     BaseLawRecorded,
@@ -34,15 +34,15 @@ TARGET = ToyModel.random(3, seed=1)
 DRAFT = TARGET.mixed(ToyModel.random(3, seed=2), 0.5)
 
 
-def always(*law):
-    return ToyModel(lambda context: law, len(law))
+def always(*distribution):
+    return ToyModel(lambda context: distribution, len(distribution))
 
 
 def first_token(target, drafter, rule, length=1):
     """Exact law of what is emitted first, in order of the texts, and the bias."""
     deviation, found = bias(target, drafter, rule, [0], T1)
-    law = found.completed(target, [0], length, T1)
-    return [law[text] for text in sorted(law) if law[text] > 1e-15], deviation
+    distribution = found.completed(target, [0], length, T1)
+    return [distribution[text] for text in sorted(distribution) if distribution[text] > 1e-15], deviation
 
 
 # ------------------------------------------------------------------------------------------------------ sound instances
@@ -73,7 +73,7 @@ def test_pairs_are_what_they_are_called(vocabulary):
     for seed, context in [(0, (0,)), (5, (0, 1)), (5, (0, 0))]:
         p, q = {}, {}
         for kind in PAIRS:
-            p[kind], q[kind] = (model.law(context) for model in audit.toy_pair(kind, vocabulary, seed))
+            p[kind], q[kind] = (model.distribution(context) for model in audit.toy_pair(kind, vocabulary, seed))
             assert sum(p[kind]) == pytest.approx(1)
             assert sum(q[kind]) == pytest.approx(1)
         assert 0 not in p["generic"] + q["generic"] + q["zeros in p"] + p["zeros in q"]
@@ -82,7 +82,7 @@ def test_pairs_are_what_they_are_called(vocabulary):
         assert 0 in p["zeros in p"]
         assert all(a * b == 0 for a, b in zip(p["disjoint"], q["disjoint"], strict=True))
     generic = audit.toy_pair("generic", vocabulary, 0)[0]
-    assert generic.law((0,)) != generic.law((0, 0))
+    assert generic.distribution((0,)) != generic.distribution((0, 0))
 
 
 def test_adaptive_gates_act():
@@ -148,8 +148,8 @@ def test_hand_examples_of_unsound_drafters(rule, p, q, kind, options, expected):
 
 def test_hand_example_of_shared_noise():
     """One uniform draws both grandchildren: (00, 10, 11) is (1/4, 1/4, 1/2) instead of (1/4, 3/8, 3/8)."""
-    laws = {(0,): (0.25, 0.75), (0, 0): (1, 0)}
-    target = ToyModel(lambda context: laws.get(context, (0.5, 0.5)), 2)
+    distributions = {(0,): (0.25, 0.75), (0, 0): (1, 0)}
+    target = ToyModel(lambda context: distributions.get(context, (0.5, 0.5)), 2)
     drafter = SharedNoise(always(0.5, 0.5), shape=(0, 0, 1, 2))
     assert first_token(target, drafter, Traversal(unsafe=True), 2)[0] == pytest.approx([1 / 4, 1 / 4, 1 / 2])
     for rule in (TokenLevel(), TargetWalk()):
@@ -159,16 +159,16 @@ def test_hand_example_of_shared_noise():
 def test_shared_noise_is_shared_and_keeps_each_nodes_law():
     """Branches with one law draw the same token; every node's own tokens follow its own law."""
     draft = ToyModel(lambda context: (0.5, 0.3, 0.2) if context[-1] else (0.1, 0.3, 0.6), 3)
-    law, pairs = {}, 0
+    distribution, pairs = {}, 0
     for proposal, probability in proposals(SharedNoise(draft, shape=(0, 0, 1, 2)), [0], T1):
         first, second, *drawn = proposal.tree.tokens[1:].tolist()
         if 0 not in (first, second):
             assert drawn[0] == drawn[1]
             pairs += 1
         if first == 0:
-            law[drawn[0]] = law.get(drawn[0], 0) + probability / 0.1  # of node 0's law after token 0
+            distribution[drawn[0]] = distribution.get(drawn[0], 0) + probability / 0.1  # of node 0's law after token 0
     assert pairs
-    assert [law[token] for token in range(3)] == pytest.approx([0.1, 0.3, 0.6])
+    assert [distribution[token] for token in range(3)] == pytest.approx([0.1, 0.3, 0.6])
     with pytest.raises(ValueError, match="draw is 'iid'; .* choose 'distinct'"):
         SharedNoise(draft, draw="iid")
 
@@ -202,16 +202,16 @@ class TestUnsoundDrafter:
         """Several iterations: the draft's cache must follow nodes that moved, or the loop would go wrong."""
         import dynatree_lib.decoding as decoding
 
-        def run(chance):
-            monkeypatch.setattr(decoding, "Chance", lambda seed, stream: chance)
+        def run(random):
+            monkeypatch.setattr(decoding, "RandomSource", lambda seed, stream: random)
             drafter = kind(draft, shape=(0, 0, 1, 2))
             return tuple(generate(target, [0], drafter, sampling=T1, max_new_tokens=4).tokens)
 
         target, draft = audit.toy_pair("generic", 2, 0)
-        law = {}
+        distribution = {}
         for text, probability in outcomes(run):
-            law[text] = law.get(text, 0) + probability
-        assert distance(law, text_law(target, [0], 4, T1)) < LIMIT
+            distribution[text] = distribution.get(text, 0) + probability
+        assert distance(distribution, text_distribution(target, [0], 4, T1)) < LIMIT
 
     def test_is_greedy_at_temperature_zero(self, kind):
         plain = autoregressive(TARGET, [0, 1], max_new_tokens=30).tokens
@@ -225,7 +225,7 @@ class TestUnsoundDrafter:
         session = state.session
         session.rollback()
         session.flush()
-        assert len(out.rounds) < 40
+        assert len(out.iterations) < 40
         assert [*session._text, state.root] == [0, 1, *out.tokens]
 
 
@@ -334,9 +334,9 @@ class WrongBonus(TokenLevel):
 
     name = "wrong-bonus"
 
-    def sample(self, tree, rows, laws, chance):
-        path = super().sample(tree, rows, laws, chance).path
-        return Verdict(path, chance.draw(rows.row(path[-1] if path else 0)))
+    def sample(self, tree, rows, distributions, random):
+        path = super().sample(tree, rows, distributions, random).path
+        return Verdict(path, random.draw(rows.distribution(path[-1] if path else 0)))
 
 
 def test_a_biased_rule_makes_the_command_fail(tmp_path, capsys, monkeypatch):
@@ -410,7 +410,7 @@ def test_a_token_without_mass_counts_as_refused(monkeypatch):
     class Elsewhere(TopAsDrawn):
         def propose(self, state, room, sampling):
             out = super().propose(state, room, sampling)
-            out.laws.record(0, out.laws.row(0).new_zeros(3))
+            out.distributions.record(0, out.distributions.distribution(0).new_zeros(3))
             return out
 
     monkeypatch.setitem(CONTROLS, "elsewhere", lambda draft: Elsewhere(draft, depth=1))

@@ -41,10 +41,10 @@ def test_every_method_writes_the_targets_greedy_text(pair, name, length):
     done = go(pair, spec(name), ids)
     assert done.tokens == hf_greedy(pair.target, ids, 24)
     assert done.finish_reason == "length"
-    assert 1 <= done.iterations <= 24
+    assert 1 <= done.forwards <= 24
     assert done.cache_rows >= length + 24 - 2
-    if done.rounds is not None:
-        assert sum(one.committed for one in done.rounds) == 24
+    if done.iterations is not None:
+        assert sum(one.committed for one in done.iterations) == 24
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -79,7 +79,7 @@ def test_hugging_face_methods_leave_the_models_as_they_were(pair, name):
         model.generation_config = GenerationConfig(do_sample=True, temperature=0.3, num_assistant_tokens=7)
     own = [model.generation_config for model in models]
     before = [config.to_dict() for config in own]
-    chance = torch.random.get_rng_state()
+    random = torch.random.get_rng_state()
     go(pair, name, prompt(12))
     with pytest.raises(IndexError):
         go(pair, name, torch.tensor([[10**6]]))
@@ -87,7 +87,7 @@ def test_hugging_face_methods_leave_the_models_as_they_were(pair, name):
     for model, config, values in zip(models, own, before, strict=True):
         assert model.generation_config is config
         assert config.to_dict() == values
-    assert torch.equal(torch.random.get_rng_state(), chance)
+    assert torch.equal(torch.random.get_rng_state(), random)
 
 
 @pytest.mark.parametrize("name", METHODS)

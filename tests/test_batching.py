@@ -37,8 +37,8 @@ def same(found, expected):
     """Tokens, ends, and every tree and path on the way."""
     for one, other in zip(found, expected, strict=True):
         assert (one.tokens, one.finish_reason) == (other.tokens, other.finish_reason)
-        assert [each.verdict for each in one.rounds] == [each.verdict for each in other.rounds]
-        trees = zip(one.rounds, other.rounds, strict=True)
+        assert [each.verdict for each in one.iterations] == [each.verdict for each in other.iterations]
+        trees = zip(one.iterations, other.iterations, strict=True)
         assert all(np.array_equal(a.tree.tokens, b.tree.tokens) for a, b in trees)
         assert one.state is None
 
@@ -70,7 +70,7 @@ def test_on_every_architecture(kind, drafter):
     target = random_model(kind)
     sampling = Sampling(1.0) if drafter is SampledTree else Sampling()
     found = check(target, drafter(noisy_copy(target)), sampling=sampling, max_new_tokens=16)
-    assert any(each.verdict.path for one in found for each in one.rounds)
+    assert any(each.verdict.path for one in found for each in one.iterations)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -155,27 +155,27 @@ def test_every_engine_gives_the_rows_that_transformers_gives(dtype, share):
 # ---------------------------------------------------------------------------------------------------------- forwards
 def test_forwards_are_shared_and_a_free_lane_is_taken(pair, monkeypatch):
     target, draft = pair
-    seen, made, lanes = [], [], set()
+    seen, made, slots = [], [], set()
     monkeypatch.setattr(batched, "LaneCache", lambda layers: made.append(LaneCache(layers)) or made[-1])
 
     def on_forward(one):
         seen.append(one)
-        lanes.update(cache.states.shape[2] for cache in made if cache.states is not None)
+        slots.update(cache.states.shape[2] for cache in made if cache.states is not None)
 
     options = {"max_new_tokens": 12, "on_forward": on_forward}
     generate_batch(target, PROMPTS * 2, FixedTree(draft), max_batch=4, **options)
     assert {one.role for one in seen} == {"target", "draft"}
-    assert max(one.lanes for one in seen) == 4
+    assert max(one.slots for one in seen) == 4
     assert all(one.rows <= one.computed for one in seen)
-    assert lanes == {4}  # ten texts in four lanes
+    assert slots == {4}  # ten texts in four lanes
     seen.clear()
     generate_batch(target, [prompt(9, seed=seed)[0] for seed in range(6)], FixedTree(draft), **options)
-    drafts = [one.lanes for one in seen if one.role == "draft"]
+    drafts = [one.slots for one in seen if one.role == "draft"]
     assert min(drafts) < 6  # trees differ in depth, and still the target waits until all are grown
-    assert [one.lanes for one in seen if one.role == "target"][:2] == [6, 6]
+    assert [one.slots for one in seen if one.role == "target"][:2] == [6, 6]
     seen.clear()
     generate_batch(target, [PROMPTS[1]] * 6, NoDraft(), **options)
-    assert [(one.lanes, one.rows, one.computed) for one in seen[1:]] == [(6, 6, 6)] * 11
+    assert [(one.slots, one.rows, one.computed) for one in seen[1:]] == [(6, 6, 6)] * 11
 
 
 def _request(model, length, session=None):
@@ -200,14 +200,14 @@ def test_rows_beside_each_other_score_as_they_do_alone(pair):
     target, _ = pair
     model = BatchedModel(target)
     random = np.random.default_rng(0)
-    lanes = [(model.session(), target.session()) for _ in range(5)]
-    for both, length in zip(lanes, (3, 50, 0, 120, 9), strict=True):
+    slots = [(model.session(), target.session()) for _ in range(5)]
+    for both, length in zip(slots, (3, 50, 0, 120, 9), strict=True):
         for session in both:
             session.start(prompt(length + 1)[0, :length].tolist())
     for step in range(9):
         asked, expected = [], []
         model.ask = lambda request: asked.append(request) or torch.empty(request.keep, model.vocab_size)  # noqa: B023
-        chosen = [lanes[number] for number in sorted(random.permutation(len(lanes))[: 2 + step % 3])]
+        chosen = [slots[number] for number in sorted(random.permutation(len(slots))[: 2 + step % 3])]
         for mine, single in chosen:
             count, known = int(random.integers(1, 9)), mine.pending
             parents = [int(random.integers(-1, known + number)) for number in range(count)]
@@ -227,8 +227,8 @@ def test_rows_beside_each_other_score_as_they_do_alone(pair):
                 both[1].length, both[1].position, both[1].pending,
             )  # fmt: skip
         if step == 4:
-            model.close(lanes.pop(0)[0])
-            assert [one.lane for one in model.sessions] == [0, 1, 2, 3]
+            model.close(slots.pop(0)[0])
+            assert [one.slot for one in model.sessions] == [0, 1, 2, 3]
 
 
 def _deepest(parents):
@@ -247,9 +247,9 @@ def test_padding_touches_nothing_that_is_in_use(pair):
     model.on_forward = sizes.append
     again = _request(model, 0, requests[0].session), _request(model, 0, requests[2].session)
     model.serve(again)
-    assert (sizes[0].lanes, sizes[0].computed) == (2, 15)  # the lane between them came along
-    for lane, rows in enumerate(used):
-        assert torch.equal(model.cache.states[:, :, lane, :, :rows], before[:, :, lane, :, :rows])
+    assert (sizes[0].slots, sizes[0].computed) == (2, 15)  # the lane between them came along
+    for slot, rows in enumerate(used):
+        assert torch.equal(model.cache.states[:, :, slot, :, :rows], before[:, :, slot, :, :rows])
     assert torch.isfinite(model.cache.states).all()
     assert [one.session.rows for one in requests] == [used[0] + 5, used[1], used[2] + 5]
 
@@ -257,15 +257,15 @@ def test_padding_touches_nothing_that_is_in_use(pair):
 def test_the_mask_is_its_definition(pair):
     """Row by row, column by column: what a row of the envelope sees."""
     model = BatchedModel(pair[0])
-    lanes = [_request(model, 12), None, _request(model, 3)]
-    lanes[0].session.rows = 0
-    length = max(len(one.tokens) for one in lanes if one)
-    envelope = Envelope.of(lanes, [0, 9, 0], length)
+    slots = [_request(model, 12), None, _request(model, 3)]
+    slots[0].session.rows = 0
+    length = max(len(one.tokens) for one in slots if one)
+    envelope = Envelope.of(slots, [0, 9, 0], length)
     mask = envelope.mask(torch.float64, torch.device("cpu"))
     assert mask.shape[-1] % 8 == 0
     barred = torch.finfo(torch.float64).min
-    for lane, row, column in itertools.product(range(3), range(length), range(mask.shape[-1])):
-        request = lanes[lane]
+    for slot, row, column in itertools.product(range(3), range(length), range(mask.shape[-1])):
+        request = slots[slot]
         padding = length - (len(request.tokens) if request else 0)
         base = request.base if request else 0
         if row < padding:
@@ -273,7 +273,7 @@ def test_the_mask_is_its_definition(pair):
         else:
             tail = request.tail[row - padding]
             sees = column < base or (column - base < len(tail) and tail[column - base])
-        assert mask[lane, 0, row, column] == (0 if sees else barred)
+        assert mask[slot, 0, row, column] == (0 if sees else barred)
     own = [sorted(slots.tolist()) for slots in envelope.rows[2]]
     assert own == [list(range(start, start + length)) for start in (0, 9, 0)]
 

@@ -128,9 +128,9 @@ def test_acceptance_under_both_definitions():
 
 def test_the_terms_of_progressive_tree_drafting_by_hand():
     runs = [
-        run(prompt="a", nodes=[2, 4], accepted=[2, 0], beside=[0, 6]),
-        run(prompt="b", tokens=(1, 2, 3), chunks=(1, 1, 1), nodes=[3, 3, 3], accepted=[0, 0, 0], beside=[5, 5, 5]),
-        run(prompt="b", repeat=1, nodes=[1, 4], accepted=[1, 1], chunks=(2, 2), beside=[4, 0]),
+        run(prompt="a", nodes=[2, 4], accepted=[2, 0], side_nodes=[0, 6]),
+        run(prompt="b", tokens=(1, 2, 3), chunks=(1, 1, 1), nodes=[3, 3, 3], accepted=[0, 0, 0], side_nodes=[5, 5, 5]),
+        run(prompt="b", repeat=1, nodes=[1, 4], accepted=[1, 1], chunks=(2, 2), side_nodes=[4, 0]),
     ]
     found = drafting_metrics(runs)
     expected = {  # 11 tokens of 7 iterations; hits keep 3, 2 and 2 tokens

@@ -222,13 +222,13 @@ def test_rows_beside_the_tree_are_recorded_and_counted_as_rows_of_the_target(pai
     counted = count(pair, ["ptd", "ptd:commit=rebuild", "lookahead"], PROMPTS[:2], 24)
     for label, counts in counted.items():
         runs = [run for run in results.records.runs.values() if run.method == label]
-        assert all(len(run.beside) == run.iterations and sum(run.beside) > 0 for run in runs)
-        rows = sum(sum(run.nodes) + sum(run.beside) for run in runs)
+        assert all(len(run.side_nodes) == run.iterations and sum(run.side_nodes) > 0 for run in runs)
+        rows = sum(sum(run.nodes) + sum(run.side_nodes) for run in runs)
         again = sum(sum(run.accepted) for run in runs) if "rebuild" in label else 0
         assert sum(counts.nodes) == sum(counts_of(runs, results.records.header).nodes) == rows + again
         summary = results.summary(label)
         assert summary.identical == "2/2"
-        assert summary.draft_rows == sum(sum(run.beside) for run in runs) / summary.iterations
+        assert summary.draft_rows == sum(sum(run.side_nodes) for run in runs) / summary.iterations
         assert summary.verify_rows == summary.nodes_per_iteration
         kept = summary.hit_rate * (summary.accept_length or 0)
         assert summary.tokens_per_iteration == pytest.approx(kept + 1 - summary.hit_rate)
@@ -240,7 +240,7 @@ def test_a_run_that_breaks_the_identity_is_a_failure_of_its_method(pair):
     def wrong(pair, instrument):
         def runner(prompt_ids, *, max_new_tokens, eos_token_ids, on_tokens, sampling, seed):
             out = generate(pair.target, prompt_ids, NoDraft(), max_new_tokens=max_new_tokens, on_tokens=on_tokens)
-            return Completed(out.tokens, len(out.rounds) - 1, out.rounds[1:], "length", 9)
+            return Completed(out.tokens, len(out.iterations) - 1, out.iterations[1:], "length", 9)
 
         return runner
 
@@ -377,7 +377,7 @@ def test_what_tracing_takes_is_no_time_of_the_host(pair):
     )  # fmt: skip
     assert trace.overhead == 0.5
     parts = trace.parts(trace.now())
-    assert parts["verify"] == 0.5 * len(out.rounds)  # a forward ends one look after it begins
+    assert parts["verify"] == 0.5 * len(out.iterations)  # a forward ends one look after it begins
     assert parts["host"] <= 0.5  # the last look of all
 
 
@@ -393,8 +393,8 @@ def test_what_is_traced_is_a_copy_and_the_text_is_the_same(pair):
         out = generate(traced, PROMPTS[0].ids, Chain(pair.draft, 2), max_new_tokens=12, commit="rebuild")
         assert out.tokens == plain
         nodes = [rows for _, _, _, rows in trace.events]
-        assert nodes[::2] == [len(one.tree) for one in out.rounds]
-        assert nodes[1::2] == [1] * len(out.rounds)  # each second forward reads text for its last row
+        assert nodes[::2] == [len(one.tree) for one in out.iterations]
+        assert nodes[1::2] == [1] * len(out.iterations)  # each second forward reads text for its last row
     assert "forward" not in vars(pair.target)
     assert streaming.base is pair.target
     assert isinstance(trace.instrument(ToyModel.random(5, seed=0), "target"), TracedModel)

@@ -27,7 +27,7 @@ HEADER = Header({"threads": 2}, {"seed": 0, "methods": []}, "2026-01-01T00:00:00
 LINES = [
     Run("ar", "a", 0, 0.5, [1, 2], [[0.1, 1], [0.5, 1]], 2, "length", [0, 0], [0, 0], [0, 0], {"evictions": 1}, 3),
     Run("ar", "a", 1, 0.25, [1, 2], [[0.25, 2]], 1, "eos"),
-    Run("ptd", "a", 0, 0.5, [1, 2, 3], [[0.1, 2], [0.5, 1]], 2, "length", [3, 2], [1, 0], [2, 2], beside=[0, 6]),
+    Run("ptd", "a", 0, 0.5, [1, 2, 3], [[0.1, 2], [0.5, 1]], 2, "length", [3, 2], [1, 0], [2, 2], side_nodes=[0, 6]),
     Failure("chain", "a", 0, "ValueError: no"),
     Divergence("ar", "a", 1, 2, 5, None, 0.25, False),
     Split("ar", "a", 1.0, 0.0, 0.75, 0.25, 2, [["target", 0.0, 0.75, 1], ["commit", 1.0, 1.0, 2]]),
@@ -82,7 +82,7 @@ def test_a_cut_off_last_line_is_dropped_with_a_sentence(path):
         lambda body: body | {"tokens": [1, 2, 3]},
         lambda body: body | {"accepted": [1, 0]},
         lambda body: body | {"nodes": [0]},
-        lambda body: body | {"beside": [0.5, 0]},
+        lambda body: body | {"side_nodes": [0.5, 0]},
         lambda body: body | {"unheard": 1},
         lambda body: {key: value for key, value in body.items() if key != "iterations"},
         lambda body: [],
@@ -108,10 +108,10 @@ def test_a_run_whose_accepted_tokens_do_not_make_its_text_is_refused_with_the_co
 
 def test_a_file_from_before_rows_beside_the_tree_is_read(path):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps({k: v for k, v in one.items() if k != "beside"}) + "\n" for one in lines))
+    path.write_text("".join(json.dumps({k: v for k, v in one.items() if k != "side_nodes"}) + "\n" for one in lines))
     records = read_records(path)
     assert records.notes == []
-    assert [run.beside for run in records.runs.values()] == [None] * 3
+    assert [run.side_nodes for run in records.runs.values()] == [None] * 3
 
 
 def test_a_bandwidth_is_checked_like_a_run(path):

@@ -56,7 +56,7 @@ def test_eos_inside_a_path(trial, kind):
         for drafter in kind.examples(draft):
             out = generate(target, ids, drafter, max_new_tokens=len(text), eos_token_ids=(text[place],))
             assert (out.tokens, out.finish_reason) == (expected, "eos")
-            last = out.rounds[-1]
+            last = out.iterations[-1]
             ends = last.tree.tokens[1:][last.tree.depths[1:] == len(last.verdict.path) + 1]
             inside += text[place] in ends
     assert inside or not issubclass(kind, ModelDrafter)  # test_forward_drafters.py has the others
@@ -121,11 +121,11 @@ def test_a_tree_grown_level_by_level_scores_the_same():
     expected = whole.score(tree.tokens, tree.parents, Sampling()).logits
     order = [0, 1, 3, 2, 4]  # by level
     parents = [-1, 0, 0, 1, 2]
-    rows = [
+    scores = [
         grown.score(tree.tokens[order[s]], parents[s], Sampling()).logits
         for s in (slice(0, 1), slice(1, 3), slice(3, 5))
     ]
-    assert torch.allclose(torch.cat(rows), expected[order], atol=1e-12)
+    assert torch.allclose(torch.cat(scores), expected[order], atol=1e-12)
 
 
 def test_cache_grows_beyond_its_first_capacity():

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import reference
 
-from dynatree_lib import Chance, CostAwareTree, ToyModel, generate
+from dynatree_lib import CostAwareTree, RandomSource, ToyModel, generate
 from dynatree_lib.costs import CostCurve, lower_hull
 from dynatree_lib.verifiers.base import Verdict
 
 TEXT = [1, 4, 2]
 
 
-def proposed(drafter, room=99, **learnt):
-    state = drafter.start(TEXT, Chance())
+def proposed(drafter, max_depth=99, **learnt):
+    state = drafter.start(TEXT, RandomSource())
     for name, value in learnt.items():
         setattr(state, name, value)
-    return drafter.propose(state, room).tree, state
+    return drafter.propose(state, max_depth).tree, state
 
 
 def convex(rng, first, count):
@@ -61,10 +61,10 @@ def test_the_tree_is_the_slow_twins(trials):
             name: options[name]
             for name in ("overhead", "rate", "sharpness", "child", "branching", "depth", "max_nodes")
         }
-        nodes = reference.cost_aware_tree(toy.law, TEXT, **curves, **rest)
+        nodes = reference.cost_aware_tree(toy.distribution, TEXT, **curves, **rest)
         assert tree.tokens.tolist() == [token for token, _, _ in nodes]
         assert tree.parents.tolist() == [parent for _, parent, _ in nodes]
-        assert state.expected == pytest.approx(sum(chance for _, _, chance in nodes) - 1)
+        assert state.expected == pytest.approx(sum(random for _, _, random in nodes) - 1)
         sizes.append(len(tree))
         short += tree.depth < options["depth"]
         full += len(tree) == options["max_nodes"]
@@ -79,15 +79,18 @@ def test_its_tree_pays_best_of_all_its_subtrees(trials):
     for toy, options in trials[:40]:
         drafter = CostAwareTree(toy, **options)
         tree, state = proposed(drafter)
-        law = [1.0]
+        distribution = [1.0]
         for node in range(1, len(tree)):
             path = tuple(tree.tokens[tree.path(int(tree.parents[node]))].tolist()) if tree.parents[node] else ()
-            p = np.array(toy.law((*TEXT, *path))) ** options["sharpness"]
-            law.append(law[tree.parents[node]] * p[tree.tokens[node]] / p.sum())
-        assert sum(law) - 1 == pytest.approx(state.expected)
-        net = sum(law) - options["rate"] * drafter.verifying.at(len(tree))
+            p = np.array(toy.distribution((*TEXT, *path))) ** options["sharpness"]
+            distribution.append(distribution[tree.parents[node]] * p[tree.tokens[node]] / p.sum())
+        assert sum(distribution) - 1 == pytest.approx(state.expected)
+        net = sum(distribution) - options["rate"] * drafter.verifying.at(len(tree))
         for leaf in set(range(1, len(tree))) - set(tree.parents.tolist()):
-            assert sum(law) - law[leaf] - options["rate"] * drafter.verifying.at(len(tree) - 1) <= net + 1e-12
+            assert (
+                sum(distribution) - distribution[leaf] - options["rate"] * drafter.verifying.at(len(tree) - 1)
+                <= net + 1e-12
+            )
 
 
 def test_what_is_dear_is_not_drafted():
@@ -101,14 +104,14 @@ def test_what_is_dear_is_not_drafted():
 def test_room_limits_the_levels():
     toy = ToyModel.random(6, 3, sharpness=4.0)
     free = {"verify_cost": (1.0, 1.0), "draft_cost": (1e-9, 1e-9)}
-    assert proposed(CostAwareTree(toy, **free), room=2)[0].depth == 2
-    tree, state = proposed(CostAwareTree(toy, **free), room=0)
+    assert proposed(CostAwareTree(toy, **free), max_depth=2)[0].depth == 2
+    tree, state = proposed(CostAwareTree(toy, **free), max_depth=0)
     assert (len(tree), state.expected, state.drafting) == (1, 0.0, 0.0)
 
 
 def test_sharpness_and_rate_follow_the_text_by_hand():
     drafter = CostAwareTree(ToyModel.random(6, 3), verify_cost=(1.0, 1.5), draft_cost=(0.2, 0.3), learning=0.1)
-    state = drafter.start(TEXT, Chance())
+    state = drafter.start(TEXT, RandomSource())
     assert drafter.report(state) == {"sharpness": 2.0, "rate": 2.0}
     proposal = drafter.propose(state, 0)  # node 0 alone: costs 1
     state.expected, state.drafting = 1.5, 0.4
@@ -122,12 +125,12 @@ def test_sharpness_finds_a_target_sharper_than_the_draft():
     """The target greedily takes what a flat draft likes best: the sharpness must rise, inside its limits."""
     toy = ToyModel.random(6, 1, sharpness=1.0)
     out = generate(toy, TEXT, CostAwareTree(toy, learning=0.1, sharpness=1.0), max_new_tokens=120)
-    series = [one.adaptation["sharpness"] for one in out.rounds]
+    series = [one.adaptation["sharpness"] for one in out.iterations]
     assert series[-1] > 1.5 * series[0]
     assert max(series) <= 8.0
-    assert {one.adaptation["sharpness"] for one in generate(toy, TEXT, CostAwareTree(toy, learning=0.0)).rounds} == {
-        2.0
-    }
+    assert {
+        one.adaptation["sharpness"] for one in generate(toy, TEXT, CostAwareTree(toy, learning=0.0)).iterations
+    } == {2.0}
 
 
 def test_a_new_text_begins_with_what_was_learnt():
@@ -136,14 +139,14 @@ def test_a_new_text_begins_with_what_was_learnt():
     first = generate(toy, TEXT, drafter, max_new_tokens=60)
     second = generate(toy, TEXT, drafter, max_new_tokens=5, warm=first.state)
     cold = generate(toy, TEXT, drafter, max_new_tokens=5)
-    assert cold.rounds[0].adaptation == {"sharpness": 2.0, "rate": 2.0}
-    assert second.rounds[0].adaptation == pytest.approx(drafter.report(first.state.drafting))
-    assert second.rounds[0].adaptation != cold.rounds[0].adaptation
+    assert cold.iterations[0].adaptation == {"sharpness": 2.0, "rate": 2.0}
+    assert second.iterations[0].adaptation == pytest.approx(drafter.report(first.state.drafting))
+    assert second.iterations[0].adaptation != cold.iterations[0].adaptation
 
 
 def test_the_same_text_gives_the_same_trees():
     toy = ToyModel.random(7, 5)
-    runs = [generate(toy, TEXT, CostAwareTree(toy), max_new_tokens=40).rounds for _ in range(2)]
+    runs = [generate(toy, TEXT, CostAwareTree(toy), max_new_tokens=40).iterations for _ in range(2)]
     for one, other in zip(*runs, strict=True):
         assert one.tree.tokens.tolist() == other.tree.tokens.tolist()
         assert one.adaptation == other.adaptation
@@ -153,19 +156,21 @@ def test_the_same_text_gives_the_same_trees():
 def test_a_curve_is_read_between_and_beyond_its_points():
     curve = CostCurve((1.0, 1.1, 1.3, 1.9))  # rows 1, 2, 4, 8; slopes 0.1, 0.1, 0.15
     assert curve.at(np.array([1, 2, 3, 4, 6, 8, 10])) == pytest.approx([1, 1.1, 1.2, 1.3, 1.6, 1.9, 2.2])
-    assert [curve.price(rows) for rows in (1, 3, 4, 7, 8, 100)] == pytest.approx([0.1, 0.1, 0.15, 0.15, 0.15, 0.15])
+    assert [curve.marginal_cost(rows) for rows in (1, 3, 4, 7, 8, 100)] == pytest.approx(
+        [0.1, 0.1, 0.15, 0.15, 0.15, 0.15]
+    )
     assert curve.step == pytest.approx(0)
 
 
 def test_the_step_to_a_tree_is_no_rows_price():
     curve = CostCurve((1.0, 1.3, 1.34, 1.42))  # the mask costs 0.28, a row 0.02
-    assert [curve.price(rows) for rows in (1, 2, 5, 20)] == pytest.approx([0.02] * 4)
+    assert [curve.marginal_cost(rows) for rows in (1, 2, 5, 20)] == pytest.approx([0.02] * 4)
     assert curve.step == pytest.approx(0.28)
 
 
 def test_prices_look_through_a_kernels_step():
     curve = CostCurve((1.0, 1.0, 1.4, 1.4, 1.4))  # the kernel changes at 4 rows, and 16 cost no more
-    assert curve.price(2) == pytest.approx(0.4 / 14)
+    assert curve.marginal_cost(2) == pytest.approx(0.4 / 14)
     assert curve.at(np.array([4, 16])) == pytest.approx([1.4, 1.4])
     dip = CostCurve((1.0, 1.2, 1.1, 1.5))  # 2 rows cannot cost more than 4
     assert np.diff(dip.at(np.arange(1, 9))).min() >= 0
@@ -175,10 +180,10 @@ def test_prices_never_fall_and_a_convex_curve_is_its_own_hull():
     rng = np.random.default_rng(0)
     for _ in range(50):
         curve = CostCurve(tuple(np.cumsum(rng.uniform(0.01, 1, 6))))
-        assert np.diff([curve.price(rows) for rows in range(1, 70)]).min() >= -1e-12
+        assert np.diff([curve.marginal_cost(rows) for rows in range(1, 70)]).min() >= -1e-12
         smooth = CostCurve(convex(rng, 1.0, 6))
-        prices = [smooth.price(rows) for rows in range(2, 70)]
-        assert np.diff(smooth.at(np.arange(2, 71))) == pytest.approx(prices)
+        marginal_costs = [smooth.marginal_cost(rows) for rows in range(2, 70)]
+        assert np.diff(smooth.at(np.arange(2, 71))) == pytest.approx(marginal_costs)
 
 
 def test_lower_hull_by_hand():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, TokenTree, ToyModel, generate
-from dynatree_lib.decoding import Round
+from dynatree_lib.decoding import Iteration
 from dynatree_lib.drafters.base import ModelDrafter
 from dynatree_lib.measure.cost_model import (
     Counts,
@@ -98,9 +98,9 @@ def test_a_step_in_the_cost_stays_in_the_forecast_and_is_no_price_of_cost_aware_
     costs = measured(lambda rows: 1.0 if rows == 1 else 1.5 + rows / 100, lambda rows: 0.1, max_rows=16)
     assert costs.verify_points == pytest.approx([1, 1.52, 1.54, 1.58, 1.66])
     assert float(read(costs.verify_points, 2)) == pytest.approx(1.52)
-    assert (costs.verify.step, costs.verify.price(1)) == pytest.approx((0.51, 0.01))
-    prices = {"verify_cost": costs.verify_points, "draft_cost": costs.draft_points}
-    assert costs.options() == {**prices, "overhead": pytest.approx(costs.overhead, abs=1e-4)}
+    assert (costs.verify.step, costs.verify.marginal_cost(1)) == pytest.approx((0.51, 0.01))
+    marginal_costs = {"verify_cost": costs.verify_points, "draft_cost": costs.draft_points}
+    assert costs.options() == {**marginal_costs, "overhead": pytest.approx(costs.overhead, abs=1e-4)}
 
 
 def test_reading_the_prompt_has_its_own_price():
@@ -163,7 +163,7 @@ def test_bad_input_is_refused_before_any_work(options, sentence):
 
 
 def test_a_draft_with_too_short_a_context_is_refused():
-    short = replace(TOYS, draft=ToyModel(TOYS.draft.law, 40, context=timed_tokens(2)))
+    short = replace(TOYS, draft=ToyModel(TOYS.draft.distribution, 40, context=timed_tokens(2)))
     with pytest.raises(ValueError, match="exceeds the draft's context"):
         measure_costs(short, TEXTS)
 
@@ -191,13 +191,13 @@ def test_counts_are_those_of_the_rounds():
     ]
     for label, drafter in zip(METHODS, drafters, strict=True):
         texts = [generate(TOYS.target, one.ids, drafter, max_new_tokens=30) for one in TEXTS]
-        rounds = [each for one in texts for each in one.rounds]
+        iterations = [each for one in texts for each in one.iterations]
         counts = found[label]
-        assert (counts.tokens, counts.iterations, counts.prompt_tokens) == (60, len(rounds), 8)
-        again = [len(one.verdict.path) for one in rounds] if "rebuild" in label else []
-        assert sorted(counts.nodes) == sorted([*(len(one.tree) - 1 for one in rounds), *again])
-        assert counts.draft_forwards == sum(one.tree.depth for one in rounds)
-        inner = [sum(len(one.tree.children(node)) > 0 for node in range(len(one.tree))) for one in rounds]
+        assert (counts.tokens, counts.iterations, counts.prompt_tokens) == (60, len(iterations), 8)
+        again = [len(one.verdict.path) for one in iterations] if "rebuild" in label else []
+        assert sorted(counts.nodes) == sorted([*(len(one.tree) - 1 for one in iterations), *again])
+        assert counts.draft_forwards == sum(one.tree.depth for one in iterations)
+        inner = [sum(len(one.tree.children(node)) > 0 for node in range(len(one.tree))) for one in iterations]
         assert counts.draft_rows == sum(inner)
         assert counts.method == label.partition(":")[0]
 
@@ -274,20 +274,20 @@ def test_counts_add_up():
 # ---------------------------------------------------------------------------------------------------------- acceptance
 def decided(paths, tokens, accepted, bonus):
     """A round whose tree merges `paths` and keeps the nodes of `accepted`."""
-    return Round(TokenTree.from_paths(9, paths), Verdict(tuple(accepted), bonus))
+    return Iteration(TokenTree.from_paths(9, paths), Verdict(tuple(accepted), bonus))
 
 
 def test_rates_of_rounds_by_hand(monkeypatch):
     monkeypatch.setattr("dynatree_lib.measure.ranks.FEW", 1)
     paths = [(1, 4), (1, 5), (2,)]  # nodes: 1 -> token 1, 2 -> 4, 3 -> 5, 4 -> token 2
-    rounds = [
+    iterations = [
         decided(paths, 4, [1, 3], 7),  # first child right, then the second
         decided(paths, 4, [4], 7),  # second child right; it was not expanded
         decided(paths, 4, [], 3),  # none right
         decided([(1,)], 1, [1], 7),  # one child, right
         decided([], 0, [], 7),  # nothing drafted
     ]
-    acceptance = RankAcceptance.from_rounds(rounds)
+    acceptance = RankAcceptance.from_iterations(iterations)
     assert acceptance.seen == (4, 1)
     assert acceptance.rates[0] == pytest.approx((2 / 4, 1 / 3))
     assert acceptance.rates[1] == pytest.approx((0, 1))
@@ -298,14 +298,16 @@ def test_rates_of_rounds_by_hand(monkeypatch):
 
 def test_levels_with_few_nodes_are_taken_together():
     right, wrong = decided([(1, 2, 3)], 3, [1, 2, 3], 7), decided([(1, 2, 3)], 3, [1], 7)
-    acceptance = RankAcceptance.from_rounds([right] * FEW + [wrong] * FEW)
+    acceptance = RankAcceptance.from_iterations([right] * FEW + [wrong] * FEW)
     assert acceptance.seen == (2 * FEW, 2 * FEW, FEW)
-    acceptance = RankAcceptance.from_rounds([right] * (FEW // 2) + [wrong] * FEW)  # the third level has half as many
+    acceptance = RankAcceptance.from_iterations(
+        [right] * (FEW // 2) + [wrong] * FEW
+    )  # the third level has half as many
     assert acceptance.seen == (FEW * 3 // 2, FEW * 2)
     assert acceptance.rates[1] == pytest.approx((0.5,))
-    assert RankAcceptance.from_rounds([right]).seen == (3,)
+    assert RankAcceptance.from_iterations([right]).seen == (3,)
     with pytest.raises(ValueError, match="hold no drafted node"):
-        RankAcceptance.from_rounds([decided([], 0, [], 7)])
+        RankAcceptance.from_iterations([decided([], 0, [], 7)])
 
 
 @pytest.fixture(scope="module")
@@ -313,22 +315,24 @@ def sampled():
     """Rates and tokens per iteration of drafters on one long sampled text each; greedy toy texts soon repeat."""
 
     def run(drafter, tokens, seed):
-        return generate(TOYS.target, [1, 2], drafter, max_new_tokens=tokens, sampling=Sampling(1.0), seed=seed).rounds
+        return generate(
+            TOYS.target, [1, 2], drafter, max_new_tokens=tokens, sampling=Sampling(1.0), seed=seed
+        ).iterations
 
-    return run, RankAcceptance.from_rounds(run(RanksProbe(TOYS.draft, 5, 3), 4000, 0))
+    return run, RankAcceptance.from_iterations(run(RanksProbe(TOYS.draft, 5, 3), 4000, 0))
 
 
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_a_chain_commits_what_the_rates_say(sampled, length):
     run, acceptance = sampled
-    rounds = run(Chain(TOYS.draft, length), 3000, 1)
-    assert 3000 / len(rounds) == pytest.approx(acceptance.expected_tokens((1,) * length), rel=0.04)
+    iterations = run(Chain(TOYS.draft, length), 3000, 1)
+    assert 3000 / len(iterations) == pytest.approx(acceptance.expected_tokens((1,) * length), rel=0.04)
 
 
 def test_a_tree_commits_about_what_the_rates_say(sampled):
     run, acceptance = sampled
-    rounds = run(FixedTree(TOYS.draft, depth=2, branching=3, tau=None), 3000, 1)
-    assert 3000 / len(rounds) == pytest.approx(acceptance.expected_tokens((3, 3)), rel=0.06)
+    iterations = run(FixedTree(TOYS.draft, depth=2, branching=3, tau=None), 3000, 1)
+    assert 3000 / len(iterations) == pytest.approx(acceptance.expected_tokens((3, 3)), rel=0.06)
 
 
 def test_the_best_chain_and_shape_follow_from_curve_and_rates():

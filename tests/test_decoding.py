@@ -22,11 +22,11 @@ def test_budget_is_never_exceeded():
     for budget in range(1, 20):
         out = generate(TARGET, [1, 2], TREE, max_new_tokens=budget)
         assert out.tokens == PLAIN[:budget]
-        assert sum(one.committed for one in out.rounds) == budget
+        assert sum(one.committed for one in out.iterations) == budget
 
 
 def test_context_limit_ends_the_text():
-    target = ToyModel(TARGET.law, 6, context=20)
+    target = ToyModel(TARGET.distribution, 6, context=20)
     out = generate(target, [1, 2], FixedTree(DRAFT, depth=6, tau=None), max_new_tokens=100)
     assert (len(out.tokens), out.finish_reason) == (18, "context")
     assert out.tokens == PLAIN[:18]
@@ -72,7 +72,7 @@ def test_streaming_delivers_every_token_in_order():
     chunks = []
     out = generate(TARGET, [1, 2], TREE, max_new_tokens=30, on_tokens=chunks.append)
     assert [token for chunk in chunks for token in chunk] == out.tokens
-    assert [len(chunk) for chunk in chunks] == [one.committed for one in out.rounds]
+    assert [len(chunk) for chunk in chunks] == [one.committed for one in out.iterations]
 
 
 def test_interrupt_in_the_callback_keeps_the_text():
@@ -101,7 +101,7 @@ def test_interrupt_inside_a_forward_keeps_the_text(monkeypatch):
 
     monkeypatch.setattr(ScoreRequest, "run", interrupted)
     out = generate(TARGET, [1, 2], TREE, max_new_tokens=60)
-    assert (out.finish_reason, len(out.rounds)) == ("interrupted", 3)
+    assert (out.finish_reason, len(out.iterations)) == ("interrupted", 3)
     assert out.tokens == PLAIN[: len(out.tokens)]
 
 
@@ -146,7 +146,7 @@ def test_a_state_serves_its_own_models_once():
 
 @pytest.mark.parametrize("ending", ["eos", "stop", "context"])
 def test_continuing_after_every_ending(ending):
-    target = ToyModel(TARGET.law, 6, context=30 if ending == "context" else 10_000)
+    target = ToyModel(TARGET.distribution, 6, context=30 if ending == "context" else 10_000)
     eos = PLAIN[6]
     options = {
         "eos": {"eos_token_ids": eos},
@@ -171,7 +171,7 @@ def test_a_perfect_draft_is_always_right(drafter):
     """
     first = generate(TARGET, [1, 2], drafter, max_new_tokens=50)
     second = generate(TARGET, [3, 4], drafter, max_new_tokens=50, state=first.state)
-    assert (len(first.rounds), len(second.rounds)) == (10, 10)
+    assert (len(first.iterations), len(second.iterations)) == (10, 10)
 
 
 def test_a_perfect_draft_on_a_real_model_reads_every_token_once(monkeypatch):
@@ -185,7 +185,7 @@ def test_a_perfect_draft_on_a_real_model_reads_every_token_once(monkeypatch):
         return forward(self, tokens, *rest, **more)
 
     out = generate(target, prompt(40), Chain(target, 4), max_new_tokens=50)
-    assert len(out.rounds) == 10
+    assert len(out.iterations) == 10
     monkeypatch.setattr(type(target), "forward", counted)
     again = generate(target, prompt(40), Chain(target, 4), max_new_tokens=50)
     assert again.tokens == out.tokens
@@ -228,12 +228,12 @@ def test_bad_input_is_refused_before_any_work(ids, options, sentence):
             raise AssertionError("work was begun")
 
     with pytest.raises(ValueError, match=sentence):
-        generate(Untouched(TARGET.law, 6), ids, TREE, **options)
+        generate(Untouched(TARGET.distribution, 6), ids, TREE, **options)
 
 
 def test_prompt_that_fills_the_context_is_refused():
     with pytest.raises(ValueError, match="20 tokens and the context of 'toy' is 20"):
-        generate(ToyModel(TARGET.law, 6, context=20), [1] * 20, TREE)
+        generate(ToyModel(TARGET.distribution, 6, context=20), [1] * 20, TREE)
 
 
 def test_models_that_are_not_wrapped_are_named():
@@ -253,7 +253,7 @@ def test_summary_counts():
     out = generate(TARGET, [1, 2], TREE, max_new_tokens=30)
     summary = summarize([out, out])
     assert summary.tokens == 60
-    assert summary.tokens_per_iteration == pytest.approx(30 / len(out.rounds))
+    assert summary.tokens_per_iteration == pytest.approx(30 / len(out.iterations))
     assert summary.accepted_length == pytest.approx(summary.tokens_per_iteration - 1)
     assert summary.node_acceptance == pytest.approx(summary.accepted_length / summary.nodes)
     assert "tokens per iteration" in str(summary)

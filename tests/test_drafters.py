@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import reference
 
-from dynatree_lib import Chain, Chance, FixedTree, ToyModel
+from dynatree_lib import Chain, FixedTree, RandomSource, ToyModel
 from dynatree_lib.drafters import DRAFTERS
 
 TEXT = [1, 4, 2]
 
 
-def proposed(drafter, room=99):
-    return drafter.propose(drafter.start(TEXT, Chance()), room).tree
+def proposed(drafter, max_depth=99):
+    return drafter.propose(drafter.start(TEXT, RandomSource()), max_depth).tree
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -22,7 +22,7 @@ def test_fixed_tree_is_algorithm_1(seed):
     depth, branching = int(rng.integers(1, 6)), int(rng.integers(1, 4))
     tau, max_nodes = float(rng.uniform(0.005, 0.6)), int(rng.integers(1, 40))
     remove = bool(seed % 2)
-    nodes = reference.draft_tree(draft.law, TEXT, depth, branching, tau, max_nodes, remove)
+    nodes = reference.draft_tree(draft.distribution, TEXT, depth, branching, tau, max_nodes, remove)
     drafter = FixedTree.published(draft, depth, branching, tau, max_nodes)
     if remove:
         from dataclasses import replace
@@ -39,7 +39,7 @@ def test_fixed_tree_is_algorithm_1(seed):
 def test_target_root_branches_at_level_one():
     draft = ToyModel.random(6, 3)
     tree = proposed(FixedTree(draft, depth=1, branching=3, tau=None))
-    best = sorted(range(6), key=lambda t: -draft.law(tuple(TEXT))[t])[:3]
+    best = sorted(range(6), key=lambda t: -draft.distribution(tuple(TEXT))[t])[:3]
     assert tree.tokens.tolist() == [TEXT[-1], *best]
 
 
@@ -60,13 +60,13 @@ def test_chain_is_the_drafts_greedy_text():
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize("room", [0, 1, 2])
-def test_room_is_respected_and_proposals_repeat(kind, room):
+@pytest.mark.parametrize("max_depth", [0, 1, 2])
+def test_room_is_respected_and_proposals_repeat(kind, max_depth):
     for drafter in kind.examples(ToyModel.random(5, 1)):
-        tree = proposed(drafter, room)
-        assert tree.depth <= room
+        tree = proposed(drafter, max_depth)
+        assert tree.depth <= max_depth
         assert tree.tokens[0] == TEXT[-1]
-        again = proposed(drafter, room)
+        again = proposed(drafter, max_depth)
         assert again.tokens.tolist() == tree.tokens.tolist()
 
 

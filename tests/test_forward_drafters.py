@@ -12,10 +12,10 @@ from test_decoding import Letters
 from test_pool import flat
 
 from dynatree_lib import (
-    Chance,
     Lookahead,
     ProgressiveTree,
     PromptLookup,
+    RandomSource,
     Sampling,
     SelfDraft,
     TargetWalk,
@@ -70,18 +70,18 @@ def counting(size, **options):
 
 def driven(target, text, drafter, budget, seed=0):
     """The loop by hand: (proposal, rows, verdict, state, room) of each iteration, greedy."""
-    session, drafting = target.session(), drafter.start(text, Chance(seed, "draft"))
+    session, drafting = target.session(), drafter.start(text, RandomSource(seed, "draft"))
     session.start(text[:-1])
     left = budget
     while left:
-        room = min(target.context - session.position - 1, left) - 1
-        proposal = drafter.propose(drafting, room)
-        rows = session.score(*proposal.nodes, GREEDY)
-        verdict = follow_argmax(proposal.tree, rows)
-        drafting = drafter.observe(drafting, proposal, rows, verdict)
+        max_depth = min(target.context - session.position - 1, left) - 1
+        proposal = drafter.propose(drafting, max_depth)
+        scores = session.score(*proposal.nodes, GREEDY)
+        verdict = follow_argmax(proposal.tree, scores)
+        drafting = drafter.observe(drafting, proposal, scores, verdict)
         session.commit([0, *verdict.path])
         left -= len(verdict.path) + 1
-        yield proposal, rows, verdict, drafting, room
+        yield proposal, scores, verdict, drafting, max_depth
 
 
 def committed(proposal, verdict):
@@ -100,7 +100,7 @@ def paths(tree):
 
 
 def trees(out):
-    return [(arrays(one.tree), arrays(one.beside)) for one in out.rounds]
+    return [(arrays(one.tree), arrays(one.side_tree)) for one in out.iterations]
 
 
 def lively(accepted, most=2):
@@ -133,7 +133,7 @@ def test_the_cases_under_test_evict():
     for case in PTD_CASES:
         if "max_pool" in case:
             out = generate(shifting(9, 1), [1, 2, 3], ProgressiveTree(**case), max_new_tokens=150)
-            assert (np.diff([one.adaptation["pool_nodes"] for one in out.rounds]) < 0).any()
+            assert (np.diff([one.adaptation["pool_nodes"] for one in out.iterations]) < 0).any()
 
 
 @pytest.mark.parametrize("case", PTD_CASES, ids=str)
@@ -141,8 +141,8 @@ def test_the_cases_under_test_evict():
 def test_progressive_tree_is_algorithm_1(case, seed):
     """Draft tree, candidate tree, committed tokens, pool and learnt chances at every iteration of whole texts."""
     target, text, drafter = shifting(9, seed, era=20), [1, 2, 3, 1, 5], ProgressiveTree(**case)
-    predict = reference.greedy_of(target.law)
-    initial = reference.branches_of(drafter.propose(drafter.start(text, Chance(seed, "draft")), 99).beside)
+    predict = reference.greedy_of(target.distribution)
+    initial = reference.branches_of(drafter.propose(drafter.start(text, RandomSource(seed, "draft")), 99).side_tree)
     verify = None
     if drafter.verify_cost is not None:
         knots = [2**place for place in range(len(drafter.verify_cost))]
@@ -153,12 +153,12 @@ def test_progressive_tree_is_algorithm_1(case, seed):
         drafter.prune_first, [5 * share for share in PRIOR], [5.0] * len(PRIOR), verify, 50 * drafter.rate, 50.0,
     )  # fmt: skip
     accepted = []
-    for proposal, _, verdict, state, room in driven(target, text, drafter, 90, seed):
-        draft, candidates, tokens = twin.iteration(room)
-        assert (arrays(proposal.beside), arrays(proposal.tree)) == (draft, candidates)
+    for proposal, _, verdict, state, max_depth in driven(target, text, drafter, 90, seed):
+        draft, candidates, tokens = twin.iteration(max_depth)
+        assert (arrays(proposal.side_tree), arrays(proposal.tree)) == (draft, candidates)
         assert committed(proposal, verdict) == tokens
         assert flat(state.pool) == twin.pool.paths
-        assert (state.chances.right, state.chances.tried) == (twin.right, twin.tried)
+        assert (state.probabilities.right, state.probabilities.tried) == (twin.right, twin.tried)
         assert [state.committed, state.spent] == pytest.approx([twin.committed, twin.spent])
         accepted.append(len(verdict.path))
     lively(accepted, drafter.depth)
@@ -168,19 +168,19 @@ def test_drawn_expansion_is_algorithm_1_with_drawn_tokens():
     """Section 4.2.4: top-k, then a draw for each node of the draft tree in the order of its rows."""
     target, text = shifting(9, 3), [1, 2, 3, 1, 5]
     drafter = ProgressiveTree(depth=3, children=3, start_tree=(2,), temperature=1.0, top_k=3)
-    chance = Chance(0, "draft")
-    initial = reference.branches_of(drafter.propose(drafter.start(text, chance), 99).beside)
+    random = RandomSource(0, "draft")
+    initial = reference.branches_of(drafter.propose(drafter.start(text, random), 99).side_tree)
 
     def drawn(context):
-        return chance.draw(torch.tensor(reference.tempered(target.law(context), Sampling(1.0, top_k=3))))
+        return random.draw(torch.tensor(reference.tempered(target.distribution(context), Sampling(1.0, top_k=3))))
 
     twin = reference.ProgressiveTwin(
-        reference.greedy_of(target.law), drawn, [*text], initial, 3, 3, 64, 32, reference.PathPool(20_000), 0, True,
-        [5 * share for share in PRIOR], [5.0] * len(PRIOR),
+        reference.greedy_of(target.distribution), drawn, [*text], initial, 3, 3, 64, 32, reference.PathPool(20_000), 0,
+        True, [5 * share for share in PRIOR], [5.0] * len(PRIOR),
     )  # fmt: skip
-    for proposal, _, verdict, state, room in driven(target, text, drafter, 60):
-        draft, candidates, tokens = twin.iteration(room)
-        assert (arrays(proposal.beside), arrays(proposal.tree)) == (draft, candidates)
+    for proposal, _, verdict, state, max_depth in driven(target, text, drafter, 60):
+        draft, candidates, tokens = twin.iteration(max_depth)
+        assert (arrays(proposal.side_tree), arrays(proposal.tree)) == (draft, candidates)
         assert committed(proposal, verdict) == tokens
         assert flat(state.pool) == twin.pool.paths
 
@@ -198,16 +198,16 @@ def same_ngrams(pool, twin, size):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_lookahead_is_the_window_of_fu_et_al(case, seed):
     target, text, drafter = shifting(9, seed), [1, 2, 3, 1, 5], Lookahead(**case)
-    first = drafter.start(text, Chance(seed, "draft")).levels[0]
+    first = drafter.start(text, RandomSource(seed, "draft")).levels[0]
     twin = reference.LookaheadTwin(
-        reference.greedy_of(target.law), [*text], {}, drafter.guesses, drafter.ngram, drafter.text,
+        reference.greedy_of(target.distribution), [*text], {}, drafter.guesses, drafter.ngram, drafter.text,
         past=[first, *[None] * (drafter.ngram - 2)], window=drafter.window,
     )  # fmt: skip
     accepted, rows = [], 0
-    for proposal, _, verdict, state, room in driven(target, text, drafter, 90, seed):
-        lines, found, tokens = twin.iteration(room)
+    for proposal, _, verdict, state, max_depth in driven(target, text, drafter, 90, seed):
+        lines, found, tokens = twin.iteration(max_depth)
         rows = rows if lines is None else len(lines)
-        assert (paths(proposal.beside) or []) == sorted(lines or [])
+        assert (paths(proposal.side_tree) or []) == sorted(lines or [])
         assert paths(proposal.tree) == sorted(found)
         assert committed(proposal, verdict) == tokens
         same_ngrams(state.pool, twin, 9)
@@ -225,17 +225,17 @@ def test_lookahead_is_the_window_of_fu_et_al(case, seed):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_self_draft_is_its_branches(case, seed):
     target, text, drafter = shifting(9, seed), [1, 2, 3, 1, 5], SelfDraft(**case)
-    branches = drafter.start(text, Chance(seed, "draft")).branches
+    branches = drafter.start(text, RandomSource(seed, "draft")).branches
     full = [drafter.length, *(len(branch) + drafter.length for branch in branches[1:])]  # the first is not perturbed
     assert {len(branch) for branch in branches} <= set(range(1, drafter.perturbation + 1))
     twin = reference.SelfDraftTwin(
-        reference.greedy_of(target.law), [*text], {}, drafter.candidates, drafter.ngram, drafter.text,
+        reference.greedy_of(target.distribution), [*text], {}, drafter.candidates, drafter.ngram, drafter.text,
         branches=[[*branch] for branch in branches], full=full,
     )  # fmt: skip
     accepted = []
-    for proposal, _, verdict, state, room in driven(target, text, drafter, 90, seed):
-        lines, found, tokens = twin.iteration(room)
-        assert (paths(proposal.beside), paths(proposal.tree)) == (lines and sorted(lines), sorted(found))
+    for proposal, _, verdict, state, max_depth in driven(target, text, drafter, 90, seed):
+        lines, found, tokens = twin.iteration(max_depth)
+        assert (paths(proposal.side_tree), paths(proposal.tree)) == (lines and sorted(lines), sorted(found))
         assert committed(proposal, verdict) == tokens
         same_ngrams(state.pool, twin, 9)
         accepted.append(len(verdict.path))
@@ -247,15 +247,15 @@ def test_prompt_lookup_copies_from_the_latest_place():
     rng, drafter, found = np.random.default_rng(0), PromptLookup(ngram=3, length=6, shortest=2), 0
     for _ in range(300):
         text = rng.integers(0, 4, int(rng.integers(1, 20))).tolist()
-        room = int(rng.integers(0, 9))
+        max_depth = int(rng.integers(0, 9))
         expected = []
         for size in (3, 2):
             places = [end for end in range(size, len(text)) if text[end - size : end] == text[-size:]]
             if places and len(text) >= size:
-                for _ in range(min(room, 6)):
+                for _ in range(min(max_depth, 6)):
                     expected.append([*text, *expected][places[-1] + len(expected)])
                 break
-        tree = drafter.propose(drafter.start(text, Chance()), room).tree
+        tree = drafter.propose(drafter.start(text, RandomSource()), max_depth).tree
         assert arrays(tree) == ([text[-1], *expected], list(range(-1, len(expected))))
         found += bool(expected)
     assert found > 100
@@ -265,7 +265,7 @@ def test_prompt_lookup_copies_from_the_latest_place():
 def test_the_loop_does_what_the_hand_does(drafter):
     target, text = shifting(9, 4), [1, 2, 3, 1, 5]
     out = generate(target, text, drafter, max_new_tokens=60)
-    hand = [(arrays(one.tree), arrays(one.beside)) for one, *_ in driven(target, text, drafter, 60)]
+    hand = [(arrays(one.tree), arrays(one.side_tree)) for one, *_ in driven(target, text, drafter, 60)]
     assert trees(out) == hand
     assert out.tokens == autoregressive(target, text, max_new_tokens=60).tokens
 
@@ -279,12 +279,12 @@ def test_every_row_is_a_plain_forward_over_its_path(kind, drafter):
     checked = accepted = 0
     with torch.inference_mode():
         for number, (proposal, rows, verdict, _, _) in enumerate(driven(target, ids, drafter, 60)):
-            tree, beside = proposal.tree, proposal.beside
+            tree, side_tree = proposal.tree, proposal.side_tree
             if number in (0, 3, 9) or (len(tree) > 2 and checked < 5):
-                assert len(rows) == len(tree) + len(beside) - 1
+                assert len(rows) == len(tree) + len(side_tree) - 1
                 plain = reference.paths_one_by_one(target.model, ids[:-1], tree)
                 assert torch.allclose(rows.logits[: len(tree)], plain, rtol=0, atol=1e-9)
-                plain = reference.paths_one_by_one(target.model, ids[:-1], beside)
+                plain = reference.paths_one_by_one(target.model, ids[:-1], side_tree)
                 assert torch.allclose(rows.logits[len(tree) :], plain[1:], rtol=0, atol=1e-9)
                 checked += 1
             ids += committed(proposal, verdict)
@@ -297,13 +297,13 @@ def test_every_row_is_a_plain_forward_over_its_path(kind, drafter):
 def test_nodes_are_the_tree_and_then_what_is_beside_it():
     for drafter in FORWARD.values():
         for proposal, *_ in driven(shifting(9, 5), [1, 2, 3, 1, 5], drafter, 40):
-            tree, beside = proposal.tree, proposal.beside
+            tree, side_tree = proposal.tree, proposal.side_tree
             whole = TokenTree.build(*proposal.nodes)
             assert arrays(whole.subtree(np.arange(len(tree)))) == arrays(tree)
-            if beside is not None:
+            if side_tree is not None:
                 rest = np.array([0, *range(len(tree), len(whole))])
-                assert arrays(whole.subtree(rest)) == arrays(beside)
-                assert tree.tokens[0] == beside.tokens[0]
+                assert arrays(whole.subtree(rest)) == arrays(side_tree)
+                assert tree.tokens[0] == side_tree.tokens[0]
 
 
 # ---------------------------------------------------------------------------------------------- from text to text
@@ -337,9 +337,11 @@ def test_a_warm_text_has_the_pool_and_nothing_else_of_the_earlier_one(drafter):
     cold = generate(target, [4, 5, 1], drafter, max_new_tokens=50)
     warm = generate(target, [4, 5, 1], drafter, max_new_tokens=50, warm=first.state)
     assert warm.tokens == cold.tokens
-    assert list(warm.rounds[0].adaptation.values()) >= list(size.values())
-    assert arrays(warm.rounds[0].beside) == arrays(cold.rounds[0].beside)
-    assert len(warm.rounds[0].tree) + len(warm.rounds[1].tree) > len(cold.rounds[0].tree) + len(cold.rounds[1].tree)
+    assert list(warm.iterations[0].adaptation.values()) >= list(size.values())
+    assert arrays(warm.iterations[0].side_tree) == arrays(cold.iterations[0].side_tree)
+    assert len(warm.iterations[0].tree) + len(warm.iterations[1].tree) > len(cold.iterations[0].tree) + len(
+        cold.iterations[1].tree
+    )
     assert (content(first.state), drafter.report(first.state.drafting)) == (pool, size)
     assert first.state.drafting.root == root
     on = generate(target, [], drafter, max_new_tokens=30, state=first.state)
@@ -352,22 +354,22 @@ def test_a_warm_text_still_pools_its_own_prompt(name):
     target, drafter, text = shifting(9, 7), SMALL[name], [8, 7, 6, 5, 4, 8]
     first = generate(target, [1, 2, 3], drafter, max_new_tokens=3)
     for earlier in (None, first.state):
-        tree = generate(target, text, drafter, max_new_tokens=20, warm=earlier).rounds[0].tree
+        tree = generate(target, text, drafter, max_new_tokens=20, warm=earlier).iterations[0].tree
         assert 7 in tree.tokens[tree.children(0)]
 
 
 def test_a_warm_text_leaves_what_the_earlier_one_learnt():
     target, drafter = shifting(9, 7), SMALL["ptd-text"]
     earlier = generate(target, [1, 2, 3], drafter, max_new_tokens=30).state
-    before = ([*earlier.drafting.chances.right], [*earlier.drafting.chances.tried])
+    before = ([*earlier.drafting.probabilities.right], [*earlier.drafting.probabilities.tried])
     generate(target, [4, 5], drafter, max_new_tokens=30, warm=earlier)
-    assert (earlier.drafting.chances.right, earlier.drafting.chances.tried) == before
+    assert (earlier.drafting.probabilities.right, earlier.drafting.probabilities.tried) == before
 
 
 def test_a_turn_is_read_like_a_prompt():
     drafter = ProgressiveTree(text_depth=3)
-    whole = drafter.start([1, 2, 3, 1, 2, 5], Chance())
-    turned = drafter.extend(drafter.start([1, 2, 3], Chance()), [1, 2, 5])
+    whole = drafter.start([1, 2, 3, 1, 2, 5], RandomSource())
+    turned = drafter.extend(drafter.start([1, 2, 3], RandomSource()), [1, 2, 5])
     assert {node.token for node in turned.pool.roots[2].children.values()} == {3, 5}
     trees = [drafter.propose(state, 9).tree.tokens.tolist() for state in (whole, turned)]
     assert (trees[0], turned.pool.nodes, turned.root) == (trees[1], whole.pool.nodes, 5)
@@ -377,8 +379,8 @@ def test_a_candidate_that_was_too_dear_is_learnt_of_too():
     """What is not verified for its price must not stay so for ever: its chance follows the text all the same."""
     dear = ProgressiveTree(text_depth=3, verify_cost=(1.0, 9.0, 99.0))
     out = generate(counting(5), [0, 1, 2, 3, 4, 0], dear, max_new_tokens=8)
-    assert all(len(one.tree) == 1 for one in out.rounds)
-    assert out.state.drafting.chances[0] > 0.6 > 0.5 == dear.start([0], Chance()).chances[0]
+    assert all(len(one.tree) == 1 for one in out.iterations)
+    assert out.state.drafting.probabilities[0] > 0.6 > 0.5 == dear.start([0], RandomSource()).probabilities[0]
 
 
 def test_a_warm_text_counts_the_nodes_it_has():
@@ -409,8 +411,8 @@ def test_carry_begins_each_text_with_the_pool_of_the_one_before(spec):
     assert (plain, carries) == (False, True)
     for text, one, other in zip(texts, cold, warm, strict=True):
         assert one.tokens == other.tokens == autoregressive(target, text, max_new_tokens=40).tokens
-        (size,) = one.rounds[0].adaptation.values()
-        (carried,) = other.rounds[0].adaptation.values()
+        (size,) = one.iterations[0].adaptation.values()
+        (carried,) = other.iterations[0].adaptation.values()
         assert carried > size or text == texts[0]
 
 
@@ -424,7 +426,7 @@ def tight(**options):
 
 def check_pool(out, drafter):
     """The bound holds between iterations, and what is counted is there."""
-    assert max(one.adaptation["pool_nodes"] for one in out.rounds) <= drafter.max_pool
+    assert max(one.adaptation["pool_nodes"] for one in out.iterations) <= drafter.max_pool
     assert out.state.drafting.pool.nodes == len(flat(out.state.drafting.pool)) <= drafter.max_pool
 
 
@@ -442,7 +444,7 @@ def test_the_smallest_pool_keeps_its_bound_and_the_text(text_depth, prune_first)
         out = generate(target, [1, 2, 1], drafter, max_new_tokens=120)
         assert out.tokens == autoregressive(target, [1, 2, 1], max_new_tokens=120).tokens
         check_pool(out, drafter)
-        sizes = [one.adaptation["pool_nodes"] for one in out.rounds]
+        sizes = [one.adaptation["pool_nodes"] for one in out.iterations]
         forgot += int((np.diff(sizes) < 0).any())
         assert all(after > 0 for before, after in pairwise(sizes) if before)  # never all of it
     assert forgot >= 1
@@ -453,18 +455,18 @@ def test_a_long_prompt_or_turn_does_not_empty_the_pool():
     drafter = tight(depth=3, children=2, start_tree=(2,), max_draft=8, text_depth=3)
     out = generate(shifting(9, 1), text, drafter, max_new_tokens=3)
     check_pool(out, drafter)
-    assert min(one.adaptation["pool_nodes"] for one in out.rounds) >= drafter.max_pool // 4
+    assert min(one.adaptation["pool_nodes"] for one in out.iterations) >= drafter.max_pool // 4
     state, more = out.state, generate(shifting(9, 1), text, drafter, max_new_tokens=1)
     assert more.tokens == out.tokens[:1]
     turn = generate(state.model, text, drafter, max_new_tokens=3, state=state)
     check_pool(turn, drafter)
-    assert min(one.adaptation["pool_nodes"] for one in turn.rounds) >= drafter.max_pool // 4
+    assert min(one.adaptation["pool_nodes"] for one in turn.iterations) >= drafter.max_pool // 4
 
 
 def test_no_draft_tree_has_more_rows_than_its_cap():
     drafter = ProgressiveTree(depth=3, start_tree=(4, 4), max_draft=6)
     out = generate(shifting(30, 1), list(range(30)), drafter, max_new_tokens=30)
-    assert max(len(one.beside) - 1 for one in out.rounds if one.beside is not None) <= 6
+    assert max(len(one.side_tree) - 1 for one in out.iterations if one.side_tree is not None) <= 6
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 6])
@@ -476,7 +478,7 @@ def test_a_capped_draft_tree_still_steps(rows):
         return
     drafter = ProgressiveTree(depth=3, start_tree=(2,), max_draft=rows)
     out = generate(shifting(30, 1), [1, 2, 3], drafter, max_new_tokens=60)
-    drafted = [arrays(one.beside) for one in out.rounds if one.beside is not None]
+    drafted = [arrays(one.side_tree) for one in out.iterations if one.side_tree is not None]
     assert len({(*tokens[1:],) for tokens, _ in drafted}) > len(drafted) // 2
 
 
@@ -554,7 +556,7 @@ def test_eos_inside_an_accepted_path(drafter):
     for eos in range(1, 17):
         out = generate(target, text, drafter, max_new_tokens=60, eos_token_ids=eos)
         assert (out.tokens, out.finish_reason) == (list(range(1, eos + 1)), "eos")
-        last = out.rounds[-1]
+        last = out.iterations[-1]
         line = paths(last.tree)
         inside += tuple(out.tokens[-last.committed :]) in line and any(len(path) > last.committed for path in line)
         more = generate(target, [], drafter, max_new_tokens=9, eos_token_ids=(), state=out.state)
@@ -568,30 +570,32 @@ def test_a_token_at_which_the_text_is_cut_was_right():
     text = [*range(0, 17, 3), 0]
     for eos in range(8, 17):
         out = generate(target, text, drafter, max_new_tokens=60, eos_token_ids=eos)
-        last = out.rounds[-1]
+        last = out.iterations[-1]
         if tuple(out.tokens[-last.committed :]) in paths(last.tree) and last.committed > 1:
-            assert out.state.drafting.chances[0] > learnt_before(target, text, drafter, len(out.rounds) - 1)[0]
+            assert (
+                out.state.drafting.probabilities[0] > learnt_before(target, text, drafter, len(out.iterations) - 1)[0]
+            )
             return
     raise AssertionError("No text was cut inside an accepted path.")
 
 
-def learnt_before(target, text, drafter, rounds):
+def learnt_before(target, text, drafter, iterations):
     """Chances by rank after so many iterations."""
     for number, (*_, state, _) in enumerate(driven(target, text, drafter, 60), 1):
-        if number == rounds:
-            return state.chances
+        if number == iterations:
+            return state.probabilities
     raise AssertionError("The text has fewer iterations.")
 
 
 @every(SMALL)
 def test_budgets_and_contexts_of_every_size(drafter):
-    law = shifting(9, 2).law
+    distribution = shifting(9, 2).distribution
     for budget in range(1, 14):
-        target = ToyModel(law, 9)
+        target = ToyModel(distribution, 9)
         out = generate(target, [1, 2, 1], drafter, max_new_tokens=budget)
         assert out.tokens == autoregressive(target, [1, 2, 1], max_new_tokens=budget).tokens
     for context in range(4, 24):
-        target = ToyModel(law, 9, context=context)
+        target = ToyModel(distribution, 9, context=context)
         if context < needed(drafter):
             with pytest.raises(ValueError, match="make it smaller"):
                 generate(target, [1, 2, 1], drafter)
@@ -602,8 +606,8 @@ def test_budgets_and_contexts_of_every_size(drafter):
             "context",
         )
         position = 2
-        for one in out.rounds:
-            for tree in (one.tree, one.beside):
+        for one in out.iterations:
+            for tree in (one.tree, one.side_tree):
                 assert tree is None or position + tree.depth < context - 1
             position += one.committed
 
@@ -616,19 +620,19 @@ def test_a_text_in_pieces_is_drafted_like_the_text_as_a_whole(drafter):
     for _ in range(20):
         out = generate(target, [] if state else [1, 2, 1], drafter, max_new_tokens=3, state=state)
         state, text = out.state, text + out.tokens
-        rows += sum(one.beside is not None for one in out.rounds)
-        assert all(one.beside is not None for one in out.rounds) or whole.rounds[0].beside is None
+        rows += sum(one.side_tree is not None for one in out.iterations)
+        assert all(one.side_tree is not None for one in out.iterations) or whole.iterations[0].side_tree is None
     assert text == whole.tokens
-    assert rows or isinstance(drafter, PromptLookup) or whole.rounds[0].beside is None
+    assert rows or isinstance(drafter, PromptLookup) or whole.iterations[0].side_tree is None
 
 
 @every(SMALL)
-@pytest.mark.parametrize("room", [0, 1, 2, 3, 5])
-def test_room_is_respected_and_proposals_repeat(drafter, room):
-    state = drafter.start([1, 2, 1, 2, 1], Chance())
-    proposal = drafter.propose(state, room)
-    assert proposal.tree.depth <= room
-    assert arrays(drafter.propose(state, room).beside) == arrays(proposal.beside)
+@pytest.mark.parametrize("max_depth", [0, 1, 2, 3, 5])
+def test_room_is_respected_and_proposals_repeat(drafter, max_depth):
+    state = drafter.start([1, 2, 1, 2, 1], RandomSource())
+    proposal = drafter.propose(state, max_depth)
+    assert proposal.tree.depth <= max_depth
+    assert arrays(drafter.propose(state, max_depth).side_tree) == arrays(proposal.side_tree)
 
 
 @every(SMALL)
@@ -673,7 +677,7 @@ def test_a_sampled_text_is_plain_samplings_with_the_same_seed(drafter, sampling)
         again = generate(target, [1, 2, 3, 1], drafter, **options)
         assert (out.tokens, trees(out)) == (again.tokens, trees(again))
         assert out.tokens == autoregressive(target, [1, 2, 3, 1], **options).tokens
-        accepted += 50 - len(out.rounds)
+        accepted += 50 - len(out.iterations)
         texts.add(tuple(out.tokens))
     assert accepted > 0
     assert len(texts) == 4

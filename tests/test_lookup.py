@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from dynatree_lib import Chance, CostAwareTree, LookupTree, ToyModel, generate
+from dynatree_lib import CostAwareTree, LookupTree, RandomSource, ToyModel, generate
 from dynatree_lib.drafters.copying import Copies
-from dynatree_lib.sampling import Rows, Sampling
+from dynatree_lib.sampling import Sampling, Scores
 from dynatree_lib.verifiers.base import Verdict
 
 FREE = {"verify_cost": (1.0, 1.0), "draft_cost": (1e-9, 1e-9), "overhead": 0.0}
@@ -17,9 +17,9 @@ def copies(n, *tokens):
     return made
 
 
-def proposed(drafter, text, room=99):
-    state = drafter.start(text, Chance())
-    return drafter.propose(state, room).tree, state
+def proposed(drafter, text, max_depth=99):
+    state = drafter.start(text, RandomSource())
+    return drafter.propose(state, max_depth).tree, state
 
 
 def test_what_followed_the_latest_occurrence_is_copied():
@@ -36,11 +36,11 @@ def test_a_period_is_continued_beyond_the_end_of_the_text():
 
 def test_the_share_of_right_copies_is_counted_up_to_the_first_wrong_one():
     made = copies(1, 1)
-    assert made.chances(3) == pytest.approx([0.6, 0.8, 0.8])
+    assert made.probabilities(3) == pytest.approx([0.6, 0.8, 0.8])
     made.learn([4, 5, 6, 7], [4, 5, 9, 7])
     first, later = (0.97 * 3 + 1) / (0.97 * 5 + 1), (0.97 * (0.97 * 4 + 1)) / (0.97 * (0.97 * 5 + 1) + 1)
-    assert made.chances(2) == pytest.approx([first, later])
-    assert made.chances(0).tolist() == []
+    assert made.probabilities(2) == pytest.approx([first, later])
+    assert made.probabilities(0).tolist() == []
 
 
 def test_without_a_match_the_tree_is_the_cost_aware_one():
@@ -57,7 +57,7 @@ def test_without_a_match_the_tree_is_the_cost_aware_one():
 def test_a_trusted_copy_is_proposed_without_a_forward_of_the_draft():
     toy = ToyModel.random(8, 0)
     drafter = LookupTree(toy, ngram=1, longest=4)
-    state = drafter.start([3, 5, 6, 7, 3], Chance())
+    state = drafter.start([3, 5, 6, 7, 3], RandomSource())
     state.copies.right = state.copies.tried = [100.0, 100.0]
     tree = drafter.propose(state, 99).tree
     assert tree.tokens.tolist() == [3, 5, 6, 7, 3]
@@ -72,11 +72,11 @@ def test_estimates_are_the_mixture_of_copy_and_draft():
         toy = ToyModel.random(5, seed, sharpness=1.5)
         drafter = LookupTree(toy, **FREE, ngram=1, longest=1, depth=1, branching=5, max_nodes=40)
         tree, state = proposed(drafter, [2, 3, 2])
-        law = np.array(toy.law((2, 3, 2))) ** drafter.sharpness
-        law /= law.sum()
+        distribution = np.array(toy.distribution((2, 3, 2))) ** drafter.sharpness
+        distribution /= distribution.sum()
         assert sorted(tree.tokens[1:].tolist()) == [0, 1, 2, 3, 4]
         assert tree.tokens[1] == 3
-        assert state.expected == pytest.approx(0.6 + 0.4 * law.sum())
+        assert state.expected == pytest.approx(0.6 + 0.4 * distribution.sum())
         assert np.exp(tree.logprobs[1]) == pytest.approx(0.6)
 
 
@@ -96,15 +96,15 @@ def test_budgets_hold_and_no_sibling_is_there_twice():
 def test_the_verdict_teaches_and_the_text_grows():
     toy = ToyModel.random(8, 1)
     drafter = LookupTree(toy, ngram=1, longest=2)
-    state = drafter.start([3, 5, 6, 3], Chance())
+    state = drafter.start([3, 5, 6, 3], RandomSource())
     state.copies.right, state.copies.tried = [95.0, 95.0], [100.0, 100.0]
     proposal = drafter.propose(state, 99)
     assert proposal.tree.tokens[:3].tolist() == [3, 5, 6]
     drafter.observe(
-        state, proposal, Rows(None, Sampling(), "toy"), Verdict((1,), 7)
+        state, proposal, Scores(None, Sampling(), "toy"), Verdict((1,), 7)
     )  # 5 right, then 7 where 6 was copied
     assert state.copies.text == [3, 5, 6, 3, 5, 7]
-    assert state.copies.chances(2) == pytest.approx([(0.97 * 95 + 1) / 98, 0.97 * 95 / 98])
+    assert state.copies.probabilities(2) == pytest.approx([(0.97 * 95 + 1) / 98, 0.97 * 95 / 98])
     assert state.copied == []
 
 
@@ -114,7 +114,7 @@ def test_repetition_is_found_and_drafting_stops():
     text = [1, 4, 2]
     out = generate(toy, text, LookupTree(toy, ngram=2), max_new_tokens=400)
     assert out.tokens == generate(toy, text, CostAwareTree(toy), max_new_tokens=400).tokens
-    assert out.rounds[-2].adaptation["later_copy"] > 0.9
+    assert out.iterations[-2].adaptation["later_copy"] > 0.9
     plain = generate(toy, text, CostAwareTree(toy), max_new_tokens=400)
     assert out.state.drafting.session.forwards < plain.state.drafting.session.forwards / 2
 
@@ -124,7 +124,7 @@ def test_a_new_text_inherits_the_shares_and_not_the_text():
     drafter = LookupTree(toy)
     first = generate(toy, [1, 4, 2], drafter, max_new_tokens=80)
     second = generate(toy, [5, 3], drafter, max_new_tokens=1, warm=first.state)
-    assert second.rounds[0].adaptation == pytest.approx(drafter.report(first.state.drafting))
+    assert second.iterations[0].adaptation == pytest.approx(drafter.report(first.state.drafting))
     assert second.state.drafting.copies.text[:2] == [5, 3]
     assert len(second.state.drafting.copies.text) == 3
 

@@ -42,7 +42,7 @@ from dynatree_lib.drafters import DRAFTERS, ModelDrafter
 from dynatree_lib.drafters.base import Proposal
 from dynatree_lib.measure import exact
 from dynatree_lib.models.toy import ToySession
-from dynatree_lib.sampling import GREEDY, Chance, Laws, Rows, probabilities
+from dynatree_lib.sampling import GREEDY, DraftDistributions, RandomSource, Scores, probabilities
 from dynatree_lib.tree import DISTINCT, IID, POINT
 from dynatree_lib.verifiers import Drawing, Verdict
 from dynatree_lib.verifiers.residual import Recorded, Residual
@@ -52,9 +52,9 @@ TINY = 1e-12
 SAMPLING_RULES = (TargetWalk, TokenLevel, Block, Traversal)
 
 
-def constant(*law):
+def constant(*distribution):
     """A model with the same law everywhere."""
-    return ToyModel(lambda context: law, len(law))
+    return ToyModel(lambda context: distribution, len(distribution))
 
 
 def drafted_tokens(target, drafter, rule):
@@ -90,7 +90,7 @@ def random_drafted(seed, chain=False, codes=(POINT, IID, DISTINCT), distinct=Fal
     rng = np.random.default_rng(seed)
     size, wanted = int(rng.integers(2, 6)), int(rng.integers(2, 9))
     tree = reference.Drafted([0], [-1], [POINT], [random_law(rng, size)], {})
-    laws = {}
+    distributions = {}
     for _ in range(1, wanted):
         u = len(tree.tokens) - 1 if chain else int(rng.integers(len(tree.tokens)))
         tree.draft.setdefault(u, random_law(rng, size - int(size > 2 and rng.random() < 0.3)))
@@ -100,17 +100,21 @@ def random_drafted(seed, chain=False, codes=(POINT, IID, DISTINCT), distinct=Fal
             continue
         for values, value in zip((tree.tokens, tree.parents, tree.codes), (token, u, code), strict=True):
             values.append(value)
-        tree.target.append(laws.setdefault(tree.text(len(tree.tokens) - 1), random_law(rng, size)))
+        tree.target.append(distributions.setdefault(tree.text(len(tree.tokens) - 1), random_law(rng, size)))
     return tree
 
 
 def in_production(tree):
     """The same tree as a proposal and the target's rows."""
-    laws = Laws("toy")
-    for u, law in tree.draft.items():
-        laws.record(u, torch.tensor([float(share) for share in law], dtype=torch.float64))
-    logits = torch.tensor([[float(share) for share in law] for law in tree.target], dtype=torch.float64).log()
-    return Proposal(TokenTree.build(tree.tokens, tree.parents, law=tree.codes), laws), Rows(logits, ONE, "toy")
+    distributions = DraftDistributions("toy")
+    for u, distribution in tree.draft.items():
+        distributions.record(u, torch.tensor([float(share) for share in distribution], dtype=torch.float64))
+    logits = torch.tensor(
+        [[float(share) for share in distribution] for distribution in tree.target], dtype=torch.float64
+    ).log()
+    return Proposal(TokenTree.build(tree.tokens, tree.parents, draws=tree.codes), distributions), Scores(
+        logits, ONE, "toy"
+    )
 
 
 def verdict_law(rule, tree):
@@ -149,9 +153,9 @@ def test_the_verdict_on_a_given_tree_has_the_twins_law(name):
 def test_the_two_forms_of_traversal_are_one_rule_without_any_rounding():
     for seed in range(500):
         tree = random_drafted(seed)
-        law = reference.traversal_law(tree)
-        assert law == reference.traversal_law_as_published(tree), seed
-        assert sum(law.values()) == sum(reference.token_level_law(tree).values()) == 1
+        distribution = reference.traversal_law(tree)
+        assert distribution == reference.traversal_law_as_published(tree), seed
+        assert sum(distribution.values()) == sum(reference.token_level_law(tree).values()) == 1
 
 
 def test_the_random_trees_have_what_makes_rules_fail():
@@ -160,9 +164,9 @@ def test_the_random_trees_have_what_makes_rules_fail():
     drawn = [[tree.tokens[c] for c in siblings if tree.codes[c] == IID] for tree, siblings in families]
     assert sum(len(set(tokens)) < len(tokens) for tokens in drawn) > 25
     assert sum(len({tree.codes[c] for c in siblings}) == 3 for tree, siblings in families) > 20
-    assert sum(len(law) < len(tree.target[0]) for tree in trees for law in tree.draft.values()) > 100
-    assert sum(0 in law for tree in trees for law in tree.draft.values()) > 100
-    assert sum(0 in law for tree in trees for law in tree.target) > 100
+    assert sum(len(distribution) < len(tree.target[0]) for tree in trees for distribution in tree.draft.values()) > 100
+    assert sum(0 in distribution for tree in trees for distribution in tree.draft.values()) > 100
+    assert sum(0 in distribution for tree in trees for distribution in tree.target) > 100
     assert {len(tree.target[0]) for tree in trees} == {2, 3, 4, 5}
 
 
@@ -170,9 +174,15 @@ def test_the_random_trees_have_what_makes_rules_fail():
 def test_a_target_that_is_certain_is_followed_like_the_greedy_one(rule):
     for seed in range(60):
         tree = random_drafted(seed, chain=rule is Block, distinct=rule is not TargetWalk)
-        certain = replace(tree, target=[reference.one_hot(law.index(max(law)), len(law)) for law in tree.target])
+        certain = replace(
+            tree,
+            target=[
+                reference.one_hot(distribution.index(max(distribution)), len(distribution))
+                for distribution in tree.target
+            ],
+        )
         proposal, rows = in_production(certain)
-        greedy = Greedy().verify(proposal.tree, Rows(rows.logits, GREEDY), None, Chance())
+        greedy = Greedy().verify(proposal.tree, Scores(rows.logits, GREEDY), None, RandomSource())
         assert close(verdict_law(rule(), certain), {(greedy.path, greedy.next_token): 1})
 
 
@@ -183,7 +193,8 @@ def test_a_first_chain_that_is_drawn_from_the_targets_own_law_is_kept_whole(rule
         leaf = first_chain(tree.children)[-1]
         chain = [0, *tree.path(leaf)]
         agreed = [
-            tree.drawn(chain[chain.index(u) + 1]) if u in chain[:-1] else law for u, law in enumerate(tree.target)
+            tree.drawn(chain[chain.index(u) + 1]) if u in chain[:-1] else distribution
+            for u, distribution in enumerate(tree.target)
         ]
         found = verdict_law(rule(), replace(tree, target=agreed))
         assert sum(share for (path, _), share in found.items() if path == tree.path(leaf)) == pytest.approx(1, abs=TINY)
@@ -219,13 +230,13 @@ def random_toy(seed, size=3):
 def sparse_toy(seed, size, zeros):
     """Random laws of an order-1 model, with `zeros` tokens impossible after each context."""
 
-    def law(context):
+    def distribution(context):
         rng = np.random.default_rng([seed, context[-1]])
         weights = rng.random(size) + 0.1
         weights[rng.permutation(size)[:zeros]] = 0
         return (weights / weights.sum()).tolist()
 
-    return ToyModel(law, size)
+    return ToyModel(distribution, size)
 
 
 PAIRS_OF_LAWS = {
@@ -248,14 +259,14 @@ SHAPES = {
 }
 
 
-CORNERS = [(laws, shape) for laws in PAIRS_OF_LAWS for shape in SHAPES]
+CORNERS = [(distributions, shape) for distributions in PAIRS_OF_LAWS for shape in SHAPES]
 CORNERS.remove(("four tokens", "two by two"))  # 1,728 trees; the irregular shape has the four tokens too
 
 
-@pytest.mark.parametrize(("laws", "shape"), CORNERS)
-def test_every_rule_is_lossless_at_the_corners_of_the_laws_and_keeps_a_first_token_as_often(laws, shape):
+@pytest.mark.parametrize(("distributions", "shape"), CORNERS)
+def test_every_rule_is_lossless_at_the_corners_of_the_laws_and_keeps_a_first_token_as_often(distributions, shape):
     """P(tau >= 1) is the same for all rules; what traversal gains it gains below the first level."""
-    target, draft = PAIRS_OF_LAWS[laws]
+    target, draft = PAIRS_OF_LAWS[distributions]
     drafter = SampledTree(draft, **SHAPES[shape])
     firsts = []
     for rule in (TokenLevel, Traversal, *((Block,) if drafter.chain else ())):
@@ -266,16 +277,18 @@ def test_every_rule_is_lossless_at_the_corners_of_the_laws_and_keeps_a_first_tok
 
 
 @pytest.mark.parametrize("shape", [{"depth": 2}, {"depth": 2, "draw": "iid"}, {"shape": (0, 0, 1, 1, 2, 3)}], ids=str)
-@pytest.mark.parametrize("laws", ["generic", "two tokens", "the target excludes tokens", "both exclude tokens"])
-def test_a_subtree_is_entered_with_the_acceptance_of_its_path_and_leaves_the_targets_law(laws, shape):
+@pytest.mark.parametrize(
+    "distributions", ["generic", "two tokens", "the target excludes tokens", "both exclude tokens"]
+)
+def test_a_subtree_is_entered_with_the_acceptance_of_its_path_and_leaves_the_targets_law(distributions, shape):
     """Lemma A.2: given X_1 .. X_i of the first chain, X_i or a node below it is kept with probability alpha(X_i)."""
-    target, draft = PAIRS_OF_LAWS[laws]
+    target, draft = PAIRS_OF_LAWS[distributions]
     drawn, kept = defaultdict(float), defaultdict(lambda: defaultdict(float))
     for proposal, mass in exact.proposals(SampledTree(draft, **shape), [0], ONE):
         tree = proposal.tree
         chain = first_chain(tree.children)
-        rows = exact.target_rows(target, [0], tree, ONE)
-        outcomes = list(exact.verdicts(Traversal(), proposal, rows))
+        scores = exact.target_scores(target, [0], tree, ONE)
+        outcomes = list(exact.verdicts(Traversal(), proposal, scores))
         for node in chain:
             path = texts_of(tree, tree.path(node))
             drawn[path] += mass
@@ -287,9 +300,9 @@ def test_a_subtree_is_entered_with_the_acceptance_of_its_path_and_leaves_the_tar
         accepted = first_acceptance(target, draft, path)
         assert sum(kept[path].values()) / mass == pytest.approx(accepted, abs=TINY)
         if accepted:
-            given = exact.Iteration({text: share / mass / accepted for text, share in kept[path].items()}, 0, 0)
+            given = exact.ExactIteration({text: share / mass / accepted for text, share in kept[path].items()}, 0, 0)
             length = max(map(len, given.kept))
-            expected = exact.text_law(target, (0, *path), length - len(path), ONE)
+            expected = exact.text_distribution(target, (0, *path), length - len(path), ONE)
             whole = {(*path, *rest): share for rest, share in expected.items()}
             assert exact.distance(given.completed(target, [0], length, ONE), whole) < TINY
 
@@ -304,7 +317,7 @@ def first_acceptance(target, draft, path):
     accepted = 1.0
     for depth, token in enumerate(path):
         context = (0, *path[:depth])
-        accepted = min(1.0, accepted * target.law(context)[token] / draft.law(context)[token])
+        accepted = min(1.0, accepted * target.distribution(context)[token] / draft.distribution(context)[token])
     return accepted
 
 
@@ -314,11 +327,11 @@ sound_reject, sound_ratio = Residual.reject, Residual.ratio
 sound_children, sound_init = Recorded.children.func, Recorded.__init__
 
 
-class WithoutExtra(Chance):
+class WithoutExtra(RandomSource):
     """Passes coins on and leaves the extra token to the caller."""
 
-    def __init__(self, chance):
-        self.accept, self.accept_lazily = chance.accept, chance.accept_lazily
+    def __init__(self, random):
+        self.accept, self.accept_lazily = random.accept, random.accept_lazily
 
     def draw(self, weights):
         return 0
@@ -327,9 +340,9 @@ class WithoutExtra(Chance):
 def extra_from_the_target(rule):
     sound = rule.sample
 
-    def sample(self, tree, rows, laws, chance):
-        path = sound(self, tree, rows, laws, WithoutExtra(chance)).path
-        return Verdict(path, chance.draw(rows.row(path[-1] if path else 0)))
+    def sample(self, tree, rows, distributions, random):
+        path = sound(self, tree, rows, distributions, WithoutExtra(random)).path
+        return Verdict(path, random.draw(rows.distribution(path[-1] if path else 0)))
 
     return sample
 
@@ -406,14 +419,14 @@ def path_forgotten(self, recorded, child):
 
 
 def among_the_trees_own_children(self, node):
-    row = self.laws.row(int(self.tree.parents[node]))
+    row = self.distributions.distribution(int(self.tree.parents[node]))
     tokens = self.tree.tokens[siblings_of(self, node)]
     kept = torch.zeros_like(row).index_copy_(0, torch.from_numpy(tokens), row[tokens])
     return kept / kept.sum()
 
 
 def earlier_siblings_forgotten(self, node):
-    return self.laws.row(int(self.tree.parents[node]))
+    return self.distributions.distribution(int(self.tree.parents[node]))
 
 
 def in_order_of_tokens(self):
@@ -424,17 +437,17 @@ def in_reverse_order(self):
     return [nodes[::-1] for nodes in sound_children(self)]
 
 
-def points_as_drawn(self, tree, laws):
+def points_as_drawn(self, tree, distributions):
     """Where a sibling was drawn, so that a law was recorded, the deterministic ones are taken for drawn, too."""
-    drawn = np.isin(tree.parents, tree.parents[tree.law != POINT])
-    sound_init(self, replace(tree, law=np.where(drawn & (tree.law == POINT), IID, tree.law)), laws)
+    drawn = np.isin(tree.parents, tree.parents[tree.draws != POINT])
+    sound_init(self, replace(tree, draws=np.where(drawn & (tree.draws == POINT), IID, tree.draws)), distributions)
 
 
 def traversal_in_order(choose):
     """Traversal, but the next leaf to test is `choose`(leaves, tree); its rule is that of the first children."""
 
-    def sample(self, tree, rows, laws, chance):
-        recorded = Recorded(tree, laws)
+    def sample(self, tree, rows, distributions, random):
+        recorded = Recorded(tree, distributions)
         left = [list(children) for children in recorded.children]
         residuals = {0: Residual(rows, 0)}
         while True:
@@ -445,8 +458,8 @@ def traversal_in_order(choose):
                     above = residuals[int(tree.parents[step])]
                     residuals[step] = Residual(rows, step, above.ratio(recorded, step))
             now = residuals[node]
-            if node == 0 or (now.mass > 0 and chance.accept(now.acceptance)):
-                return Verdict(tuple(tree.path(node)), chance.draw(now.row))
+            if node == 0 or (now.mass > 0 and random.accept(now.acceptance)):
+                return Verdict(tuple(tree.path(node)), random.draw(now.row))
             parent = int(tree.parents[node])
             residuals[parent].reject(recorded, node)
             left[parent].remove(node)
@@ -474,21 +487,23 @@ def shallowest_leaf(leaves, tree):
 def block_with(weight=lambda w, ratio: min(1.0, w * ratio), coin=None, first_failure=False):
     """Block with one thing changed: how weights follow each other, a node's coin, or where the search ends."""
 
-    def sample(self, tree, rows, laws, chance):
-        recorded, last = Recorded(tree, laws), len(tree) - 1
+    def sample(self, tree, rows, distributions, random):
+        recorded, last = Recorded(tree, distributions), len(tree) - 1
         w, rest, keep = [1.0], [], []
         for node in range(1, last + 1):
             w.append(weight(w[-1], rows.prob(node - 1, int(tree.tokens[node])) / recorded.prob(node)))
         for node in range(last + 1):
-            rest.append(rows.row(node) if node == last else recorded.rest(rows.row(node) * w[node], node + 1))
+            rest.append(
+                rows.distribution(node) if node == last else recorded.rest(rows.distribution(node) * w[node], node + 1)
+            )
             mass = float(rest[-1].sum())
             sound = mass / (mass + 1 - w[node]) if mass > 0 else 0.0
             keep.append(w[node] if node == last else coin(mass, w[node]) if coin else sound)
         if first_failure:
-            tau = next((node - 1 for node in range(1, last + 1) if not chance.accept(keep[node])), last)
+            tau = next((node - 1 for node in range(1, last + 1) if not random.accept(keep[node])), last)
         else:
-            tau = next((node for node in range(last, 0, -1) if chance.accept(keep[node])), 0)
-        return Verdict(tuple(range(1, tau + 1)), chance.draw(rest[tau] if rest[tau].any() else rows.row(tau)))
+            tau = next((node for node in range(last, 0, -1) if random.accept(keep[node])), 0)
+        return Verdict(tuple(range(1, tau + 1)), random.draw(rest[tau] if rest[tau].any() else rows.distribution(tau)))
 
     return sample
 
@@ -611,7 +626,7 @@ def paper_tree(second, below):
     wanted = [0, A, second, B, C, below]
     drawn = exact.proposals(SampledTree(PAPER_DRAFT, **PAPER_SHAPE), [0], ONE)
     proposal = next(proposal for proposal, _ in drawn if proposal.tree.tokens.tolist() == wanted)
-    return proposal, exact.target_rows(PAPER_TARGET, [0], proposal.tree, ONE)
+    return proposal, exact.target_scores(PAPER_TARGET, [0], proposal.tree, ONE)
 
 
 class Refusing(exact.Replay):
@@ -649,35 +664,35 @@ def watched(monkeypatch):
 )
 def test_every_acceptance_of_the_papers_example(second, below, x2, x5, monkeypatch):
     proposal, rows = paper_tree(second, below)
-    seen, chance = watched(monkeypatch), Refusing()
-    Traversal().verify(proposal.tree, rows, proposal.laws, chance)
+    seen, random = watched(monkeypatch), Refusing()
+    Traversal().verify(proposal.tree, rows, proposal.distributions, random)
 
     def fractions(*values):
         return pytest.approx([float(Fraction(value)) for value in values], abs=TINY)
 
     assert seen[1] == fractions("1/2", "1/11", 0)
     assert [seen[node][0] for node in (3, 4, 2, 5)] == fractions("2/3", "7/11", x2, x5)
-    assert chance.coins[:4] == fractions("2/3", "7/11", 0, x5)  # X3, X4, X1 that has nothing left, X5
+    assert random.coins[:4] == fractions("2/3", "7/11", 0, x5)  # X3, X4, X1 that has nothing left, X5
     assert set(seen[0]) == {1.0}
 
 
 @pytest.mark.parametrize(("rule", "given"), [(Traversal(), "29/33"), (TokenLevel(), "1/2")], ids=str)
 def test_the_first_node_of_the_papers_example_is_kept_as_computed_by_hand(rule, given):
-    proposal, rows = paper_tree(B, B)
-    kept = sum(share for verdict, share in exact.verdicts(rule, proposal, rows) if verdict.path[:1] == (1,))
+    proposal, scores = paper_tree(B, B)
+    kept = sum(share for verdict, share in exact.verdicts(rule, proposal, scores) if verdict.path[:1] == (1,))
     assert kept == pytest.approx(float(Fraction(given)), abs=TINY)
     drawn = total = 0.0
     for proposal, mass in exact.proposals(SampledTree(PAPER_DRAFT, **PAPER_SHAPE), [0], ONE):
         if proposal.tree.tokens[1] == A:
-            rows = exact.target_rows(PAPER_TARGET, [0], proposal.tree, ONE)
+            scores = exact.target_scores(PAPER_TARGET, [0], proposal.tree, ONE)
             drawn += mass
-            total += mass * sum(share for v, share in exact.verdicts(rule, proposal, rows) if v.path[:1] == (1,))
+            total += mass * sum(share for v, share in exact.verdicts(rule, proposal, scores) if v.path[:1] == (1,))
     assert total / drawn == pytest.approx(0.5, abs=TINY)
 
 
 def test_the_residuals_of_the_papers_table_1():
     proposal, rows = paper_tree(B, B)
-    recorded, root = Recorded(proposal.tree, proposal.laws), Residual(rows, 0)
+    recorded, root = Recorded(proposal.tree, proposal.distributions), Residual(rows, 0)
     assert root.ratio(recorded, 1) == pytest.approx(0.5, abs=TINY)
     root.reject(recorded, 1)
     assert (root.row * root.scale).tolist() == pytest.approx([0, 1 / 3, 2 / 3], abs=TINY)
@@ -724,8 +739,8 @@ def best_possible(target, draft, depth):
     by the target, has to be the target's.
     """
     size = target.vocab_size
-    chains = exact.text_law(draft, [0], depth, ONE)
-    texts = exact.text_law(target, [0], depth + 1, ONE)
+    chains = exact.text_distribution(draft, [0], depth, ONE)
+    texts = exact.text_distribution(target, [0], depth + 1, ONE)
     order = {text: row for row, text in enumerate(product(range(size), repeat=depth + 1))}
     columns = [(chain, tau, y) for chain in chains for tau in range(depth + 1) for y in range(size)]
     lossless = np.zeros((len(order), len(columns)))
@@ -742,7 +757,7 @@ def best_possible(target, draft, depth):
 
 
 def completed(target, text, length):
-    return exact.Iteration({text: 1.0}, 0, 0).completed(target, [0], length, ONE)
+    return exact.ExactIteration({text: 1.0}, 0, 0).completed(target, [0], length, ONE)
 
 
 CHAINS = {
@@ -757,10 +772,10 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("laws", CHAINS)
+@pytest.mark.parametrize("distributions", CHAINS)
 @pytest.mark.parametrize("depth", [2, 3])
-def test_no_lossless_rule_keeps_more_of_a_chain_than_block_and_traversal(laws, depth):
-    target, draft = CHAINS[laws]
+def test_no_lossless_rule_keeps_more_of_a_chain_than_block_and_traversal(distributions, depth):
+    target, draft = CHAINS[distributions]
     chain = SampledTree(draft, depth=depth, branching=1)
     best = best_possible(target, draft, depth)
     for rule in (Block(), Traversal()):
@@ -781,7 +796,7 @@ def test_token_level_verification_is_below_the_optimum_where_laws_differ():
 # The same text as plain sampling, token by token
 
 
-class Keyed(Chance):
+class Keyed(RandomSource):
     """Gumbel-max: the k-th draw takes noise that depends on the seed and on k alone."""
 
     def __init__(self, seed):
@@ -813,8 +828,8 @@ FILTERS = [Sampling(0.3), ONE, Sampling(1.7), Sampling(0.8, top_k=4), Sampling(1
 def test_the_walks_text_is_that_of_plain_sampling_with_the_same_noise(kind, sampling, noise, monkeypatch):
     target, draft, ids, budget = sampled_pair(kind)
     if noise == "keyed by position":
-        own = {"draft": Chance, "verify": lambda seed, stream: Keyed(seed)}
-        monkeypatch.setattr(decoding, "Chance", lambda seed, stream: own[stream](seed, stream))
+        own = {"draft": RandomSource, "verify": lambda seed, stream: Keyed(seed)}
+        monkeypatch.setattr(decoding, "RandomSource", lambda seed, stream: own[stream](seed, stream))
     options = {"sampling": sampling, "max_new_tokens": budget, "eos_token_ids": ()}
     kept = 0
     for seed in range(2 if kind == "toy" else 1):
@@ -822,7 +837,7 @@ def test_the_walks_text_is_that_of_plain_sampling_with_the_same_noise(kind, samp
         for drafter in (FixedTree(draft), SampledTree(draft, depth=3), AdaptiveTree(draft)):
             walked = generate(target, ids, drafter, verifier=TargetWalk(), seed=seed, **options)
             assert walked.tokens == plain.tokens
-            kept += budget - len(walked.rounds)
+            kept += budget - len(walked.iterations)
         assert len(set(plain.tokens)) > 2
     assert kept > 0
 
@@ -875,22 +890,22 @@ def tiny_tables():
 
 def law_of_two(model):
     """Exact law of the first two tokens after the prompt."""
-    ids, law = tiny_tables()[2], {}
+    ids, distribution = tiny_tables()[2], {}
     first = probabilities(model.logits(ids).double(), TOP)
     for one in first.nonzero()[:, 0].tolist():
         second = probabilities(model.logits((*ids, one)).double(), TOP)
-        law |= {(one, two): float(first[one] * second[two]) for two in second.nonzero()[:, 0].tolist()}
-    return law
+        distribution |= {(one, two): float(first[one] * second[two]) for two in second.nonzero()[:, 0].tolist()}
+    return distribution
 
 
 @cache
 def bins():
     """The bin of each pair of tokens, and the probability of each bin."""
-    law = law_of_two(tiny_tables()[0])
-    large = sorted(text for text, share in law.items() if share >= FLOOR)
-    where = {text: large.index(text) if text in large else len(large) for text in law}
+    distribution = law_of_two(tiny_tables()[0])
+    large = sorted(text for text, share in distribution.items() if share >= FLOOR)
+    where = {text: large.index(text) if text in large else len(large) for text in distribution}
     expected = np.zeros(len(large) + 1)
-    for text, share in law.items():
+    for text, share in distribution.items():
         expected[where[text]] += share
     return where, expected
 
@@ -906,12 +921,12 @@ def p_value(counts):
 def sample_counts(rule, size, **shape):
     """First two tokens of `size` iterations of the production code, by bin."""
     target, draft, ids = tiny_tables()
-    drafter, drafting, verifying = SampledTree(draft, **shape), Chance(1, "draft"), Chance(1, "verify")
+    drafter, drafting, verifying = SampledTree(draft, **shape), RandomSource(1, "draft"), RandomSource(1, "verify")
     where, counts = bins()[0], np.zeros(len(bins()[1]))
     for _ in range(size):
         proposal = drafter.propose(drafter.start(ids, drafting), 2, TOP)
-        rows = exact.target_rows(target, ids, proposal.tree, TOP)
-        verdict = rule.verify(proposal.tree, rows, proposal.laws, verifying)
+        scores = exact.target_scores(target, ids, proposal.tree, TOP)
+        verdict = rule.verify(proposal.tree, scores, proposal.distributions, verifying)
         text = (*texts_of(proposal.tree, verdict.path), verdict.next_token)
         if len(text) < 2:
             text = (*text, verifying.draw(probabilities(target.logits((*ids, *text)), TOP)))
@@ -937,11 +952,11 @@ def at_distance(distance, towards):
 def draft_bins():
     """The draft's own law of two tokens, as far as the target can emit them: where faulty rules drift to."""
     where, expected = bins()
-    law = np.zeros(len(expected))
+    distribution = np.zeros(len(expected))
     for text, share in law_of_two(tiny_tables()[1]).items():
         if text in where:
-            law[where[text]] += share
-    return law / law.sum()
+            distribution[where[text]] += share
+    return distribution / distribution.sum()
 
 
 def halved_bins():
@@ -953,10 +968,10 @@ def halved_bins():
     return np.where(up, expected / expected[up].sum(), 0)
 
 
-def rejected(law, size, trials=300):
+def rejected(distribution, size, trials=300):
     """Share of samples from a law of the bins that the test rejects."""
     rng = np.random.default_rng(0)
-    return np.mean([p_value(rng.multinomial(size, law)) < LEVEL for _ in range(trials)])
+    return np.mean([p_value(rng.multinomial(size, distribution)) < LEVEL for _ in range(trials)])
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -969,8 +984,10 @@ def test_the_sample_is_large_enough_to_see_a_deviation_of_two_percent_towards_th
     assert rejected(bins()[1], SAMPLE) < 0.01
     assert rejected(at_distance(0.02, draft_bins()), SAMPLE) > 0.98
     target, draft, ids = tiny_tables()
-    laws = [probabilities(model.logits(ids), TOP) for model in (target, draft)]
-    assert float((laws[0] - laws[1]).abs().sum()) / 2 > 0.3  # without verification the text would be far off
+    distributions = [probabilities(model.logits(ids), TOP) for model in (target, draft)]
+    assert (
+        float((distributions[0] - distributions[1]).abs().sum()) / 2 > 0.3
+    )  # without verification the text would be far off
 
 
 @pytest.mark.slow
@@ -1000,13 +1017,13 @@ def wide_drafted(seed, size=4096):
     rng = np.random.default_rng(seed)
     rows = torch.tensor(rng.normal(size=(15, size)) * 3, dtype=torch.float32)
     draft = (rows + torch.tensor(rng.normal(size=(15, size)), dtype=torch.float32)).softmax(-1)
-    laws, tokens, parents, codes = Laws("toy"), [0], [-1], [POINT]
+    distributions, tokens, parents, codes = DraftDistributions("toy"), [0], [-1], [POINT]
     for u in range(7):
-        laws.record(u, draft[u])
+        distributions.record(u, draft[u])
         code = int(rng.choice([IID, DISTINCT]))
         drawn = torch.multinomial(draft[u], 2, code == IID, generator=torch.Generator().manual_seed(100 * seed + u))
         tokens, parents, codes = [*tokens, *drawn.tolist()], [*parents, u, u], [*codes, code, code]
-    return Proposal(TokenTree.build(tokens, parents, law=codes), laws), Rows(rows, ONE)
+    return Proposal(TokenTree.build(tokens, parents, draws=codes), distributions), Scores(rows, ONE)
 
 
 def test_row_and_stop_sum_to_one_after_every_rejection_in_float32(monkeypatch):
@@ -1029,7 +1046,7 @@ def test_row_and_stop_sum_to_one_after_every_rejection_in_float32(monkeypatch):
     for seed in range(150):
         proposal, rows = wide_drafted(seed)
         for rule in (TokenLevel(), Traversal()):
-            rule.verify(proposal.tree, rows, proposal.laws, Chance(seed))
+            rule.verify(proposal.tree, rows, proposal.distributions, RandomSource(seed))
     assert count > 500
 
 
@@ -1050,11 +1067,11 @@ def test_float32_rows_bias_a_text_by_less_than_a_millionth(rule):
     off = []
     for target, drafter in battery().values():
         if rule is not Block or drafter.chain:
-            single = replace(drafter, draft=Single(drafter.draft.law, drafter.draft.vocab_size))
-            found = exact.iteration(Single(target.law, target.vocab_size), single, rule(), [0], ONE)
+            single = replace(drafter, draft=Single(drafter.draft.distribution, drafter.draft.vocab_size))
+            found = exact.iteration(Single(target.distribution, target.vocab_size), single, rule(), [0], ONE)
             length = max(map(len, found.kept))
-            law = found.completed(target, [0], length, ONE)
-            off.append(exact.distance(law, exact.text_law(target, [0], length, ONE)))
+            distribution = found.completed(target, [0], length, ONE)
+            off.append(exact.distance(distribution, exact.text_distribution(target, [0], length, ONE)))
     assert 1e-12 < max(off) < 1e-6
 
 
@@ -1081,17 +1098,17 @@ def test_sampling_options_outside_their_range_are_named_with_their_value(options
 def test_target_logits_that_are_no_law_are_named_by_node_and_model(rule, bad, node):
     """Target and draft agree, so the whole chain is kept and every node is looked at."""
     proposal = next(exact.proposals(SampledTree(TOY, depth=2, branching=1), [0], ONE))[0]
-    rows = exact.target_rows(TOY, [0], proposal.tree, ONE)
-    rows.logits[node] = torch.tensor(bad, dtype=torch.float64).log()
-    walked = Proposal(proposal.tree, proposal.laws)
+    scores = exact.target_scores(TOY, [0], proposal.tree, ONE)
+    scores.logits[node] = torch.tensor(bad, dtype=torch.float64).log()
+    walked = Proposal(proposal.tree, proposal.distributions)
     with pytest.raises(ValueError, match=rf"The logits of toy at tree node {node} hold NaN"):
-        for _ in exact.verdicts(rule(), walked, rows):
+        for _ in exact.verdicts(rule(), walked, scores):
             pass
 
 
-def broken_toy(*law):
+def broken_toy(*distribution):
     """A toy whose law is no law."""
-    model = constant(*law)
+    model = constant(*distribution)
     model.name = "broken"
     return model
 
@@ -1103,10 +1120,10 @@ def test_a_broken_target_is_named_by_generate(verifier):
         generate(broken_toy(NAN, 0.5, 0.5), [0], CHAIN, verifier=verifier, sampling=sampling)
 
 
-@pytest.mark.parametrize("law", [(NAN, 0.5, 0.5), (0, 0, 0)], ids=["NaN", "all -inf"])
-def test_a_broken_draft_is_refused(law):
+@pytest.mark.parametrize("distribution", [(NAN, 0.5, 0.5), (0, 0, 0)], ids=["NaN", "all -inf"])
+def test_a_broken_draft_is_refused(distribution):
     with pytest.raises(ValueError, match=r"NaN, \+inf, or nothing but -inf"):
-        generate(TOY, [0], SampledTree(broken_toy(*law)), sampling=ONE)
+        generate(TOY, [0], SampledTree(broken_toy(*distribution)), sampling=ONE)
 
 
 @pytest.mark.parametrize(
@@ -1114,7 +1131,7 @@ def test_a_broken_draft_is_refused(law):
 )
 def test_a_broken_draft_is_named(kind):
     sound, broken = (list(kind.examples(draft)) for draft in (constant(0.2, 0.4, 0.4), broken_toy(NAN, 0.5, 0.5)))
-    reads = [len(one.propose(one.start([0], Chance()), 4, ONE).tree) > 1 for one in sound]
+    reads = [len(one.propose(one.start([0], RandomSource()), 4, ONE).tree) > 1 for one in sound]
     assert any(reads)  # where drafting is too dear, a drafter reads nothing
     for drafter in (one for one, reading in zip(broken, reads, strict=True) if reading):
         with pytest.raises(ValueError, match="broken at tree node 0"):
@@ -1126,11 +1143,11 @@ class Meddling(SampledTree):
 
     code = DISTINCT
 
-    def propose(self, state, room, sampling=GREEDY):
-        proposal = super().propose(state, room, sampling)
-        if room > 0:
-            proposal.tree.tokens[1] = int(proposal.laws.row(0).argmin())
-            proposal.tree.law[1] = self.code
+    def propose(self, state, max_depth, sampling=GREEDY):
+        proposal = super().propose(state, max_depth, sampling)
+        if max_depth > 0:
+            proposal.tree.tokens[1] = int(proposal.distributions.distribution(0).argmin())
+            proposal.tree.draws[1] = self.code
         return proposal
 
 
@@ -1141,8 +1158,8 @@ class Pointing(Meddling):
 class Forgetful(SampledTree):
     """Draws and keeps no record."""
 
-    def propose(self, state, room, sampling=GREEDY):
-        return replace(super().propose(state, room, sampling), laws=None)
+    def propose(self, state, max_depth, sampling=GREEDY):
+        return replace(super().propose(state, max_depth, sampling), distributions=None)
 
 
 @pytest.mark.parametrize("verifier", [TokenLevel(), Block(), Traversal()], ids=lambda rule: rule.name)
@@ -1174,7 +1191,7 @@ class Counting(ToyModel):
 
 
 def counting():
-    model = Counting(TOY.law, TOY.vocab_size)
+    model = Counting(TOY.distribution, TOY.vocab_size)
     model.sessions = []
     return model
 
@@ -1224,14 +1241,14 @@ def test_unsafe_rules_and_harmless_drawings_are_served(verifier, kind, branching
     target, draft = counting(), counting()
     out = generate(target, [0], kind(draft, branching=branching), verifier=verifier, sampling=ONE, max_new_tokens=20)
     assert len(out.tokens) == 20
-    assert target.forwards == len(out.rounds)
+    assert target.forwards == len(out.iterations)
     assert draft.forwards > 0
 
 
 def test_a_block_handed_branches_by_a_drafter_that_denies_them_says_so():
     tree = TokenTree.build([0, 1, 2], [-1, 0, 0])
     with pytest.raises(ValueError, match="3 nodes that branches"):
-        Block().verify(tree, Rows(torch.zeros(3, 3), ONE), None, Chance())
+        Block().verify(tree, Scores(torch.zeros(3, 3), ONE), None, RandomSource())
 
 
 @pytest.mark.parametrize("rule", [TokenLevel, Traversal], ids=lambda rule: rule.name)

@@ -7,7 +7,7 @@ import pytest
 from models import hf_greedy, noisy_copy, prompt, random_model
 
 from dynatree_lib import Chain, FixedTree, ToyModel, autoregressive, generate
-from dynatree_lib.drafters.base import Growth, ModelDrafter
+from dynatree_lib.drafters.base import ModelDrafter, TreeBuilder
 from dynatree_lib.drafters.fixed_tree import FixedTree as FixedTreeClass
 from dynatree_lib.fast import lean
 from dynatree_lib.models import base, cache, huggingface
@@ -33,15 +33,15 @@ def battery() -> None:
     for drafter in (Chain(TOY, 4), FixedTree(TOY, depth=4, branching=2, tau=None, max_nodes=40)):
         first = generate(TOY, [1, 2], drafter, max_new_tokens=50)
         second = generate(TOY, [3, 4], drafter, max_new_tokens=50, state=first.state)
-        assert (len(first.rounds), len(second.rounds)) == (10, 10)
+        assert (len(first.iterations), len(second.iterations)) == (10, 10)
         assert second.tokens == autoregressive(TOY, [1, 2, *first.tokens, 3, 4], max_new_tokens=50).tokens
     assert len(FixedTree(TOY, tau=None, max_nodes=9).propose(tree_state(), 9).tree) == 9
 
 
 def tree_state():
-    from dynatree_lib import Chance
+    from dynatree_lib import RandomSource
 
-    return Chain(TOY, 1).start([1, 2], Chance())
+    return Chain(TOY, 1).start([1, 2], RandomSource())
 
 
 def everything_visible(parents: np.ndarray) -> np.ndarray:
@@ -56,14 +56,14 @@ def keep_the_first_rows(self, base_rows: int, rows) -> None:
     self.size = base_rows + len(rows)
 
 
-def bonus_of_the_root(self, tree, rows, laws, chance) -> Verdict:
-    verdict = greedy_verify(self, tree, rows, laws, chance)
+def bonus_of_the_root(self, tree, rows, distributions, random) -> Verdict:
+    verdict = greedy_verify(self, tree, rows, distributions, random)
     return Verdict(verdict.path, int(rows.argmax[0]))
 
 
 def no_eos(self, tokens, fresh, before=()) -> tuple[int, str | None]:
-    room = self.room(tokens)
-    return (room, "length") if len(fresh) >= room else (len(fresh), None)
+    max_depth = self.room(tokens)
+    return (max_depth, "length") if len(fresh) >= max_depth else (len(fresh), None)
 
 
 def forgets_accepted_tokens(self, tokens) -> list[int]:
@@ -84,9 +84,9 @@ def wrong_parent(self, frontier):
     return self.session.score(self.tokens[frontier], parents, Sampling())
 
 
-def one_node_too_many(self, growth, room) -> None:
+def one_node_too_many(self, builder, max_depth) -> None:
     object.__setattr__(self, "max_nodes", self.max_nodes + 1)
-    grow(self, growth, room)
+    grow(self, builder, max_depth)
     object.__setattr__(self, "max_nodes", self.max_nodes - 1)
 
 
@@ -106,7 +106,7 @@ FAULTS: dict[str, tuple[object, str, Callable]] = {
     "EOS inside a path is overlooked": (Stopping, "cut", no_eos),
     "the draft forgets accepted tokens": (ModelDrafter, "_known", forgets_accepted_tokens),
     "positions drift": (base.Session, "commit", late_position),
-    "the draft hangs every node below the root": (Growth, "read", wrong_parent),
+    "the draft hangs every node below the root": (TreeBuilder, "read", wrong_parent),
     "the budget is exceeded by one": (FixedTreeClass, "grow", one_node_too_many),
 }
 

@@ -16,7 +16,7 @@ from dynatree_lib.measure import exact
 from dynatree_lib.measure.judge import Paired, expected_tokens, judge, read_paired
 from dynatree_lib.measure.prompts import BenchPrompt
 from dynatree_lib.models.pairs import Pair
-from dynatree_lib.sampling import Chance
+from dynatree_lib.sampling import RandomSource
 from dynatree_lib.verifiers import Block, Greedy, TargetWalk, TokenLevel, Traversal
 
 V = 4
@@ -31,7 +31,7 @@ COPIES = SampledTree(DRAFT, depth=2, branching=3, draw="iid")
 
 
 def proposal_of(drafter, seed, sampling=ONE):
-    return drafter.propose(drafter.start([0, 1], Chance(seed, "draft")), 99, sampling)
+    return drafter.propose(drafter.start([0, 1], RandomSource(seed, "draft")), 99, sampling)
 
 
 def cases():
@@ -55,19 +55,19 @@ class TestExpectation:
     def test_is_that_of_every_way_of_the_coins(self, drafter, rule, sampling):
         for seed in range(5):
             proposal = proposal_of(drafter, seed, sampling)
-            rows = exact.target_rows(TARGET, [0, 1], proposal.tree, sampling)
-            ways = list(exact.verdicts(rule, proposal, rows))
+            scores = exact.target_scores(TARGET, [0, 1], proposal.tree, sampling)
+            ways = list(exact.verdicts(rule, proposal, scores))
             assert sum(p for _, p in ways) == pytest.approx(1, abs=1e-12)
             slow = sum((len(verdict.path) + 1) * p for verdict, p in ways)
-            assert expected_tokens(rule, proposal.tree, rows, proposal.laws) == pytest.approx(slow, abs=1e-5)
+            assert expected_tokens(rule, proposal.tree, scores, proposal.distributions) == pytest.approx(slow, abs=1e-5)
 
     @pytest.mark.parametrize(("drafter", "rule"), CASES)
     def test_is_the_mean_of_many_throws(self, drafter, rule):
         proposal = proposal_of(drafter, 7)
-        rows, chance = exact.target_rows(TARGET, [0, 1], proposal.tree, ONE), Chance(3)
-        thrown = [len(rule.verify(proposal.tree, rows, proposal.laws, chance).path) + 1 for _ in range(2000)]
+        rows, random = exact.target_scores(TARGET, [0, 1], proposal.tree, ONE), RandomSource(3)
+        thrown = [len(rule.verify(proposal.tree, rows, proposal.distributions, random).path) + 1 for _ in range(2000)]
         error = np.std(thrown) / 2000**0.5
-        expected = expected_tokens(rule, proposal.tree, rows, proposal.laws)
+        expected = expected_tokens(rule, proposal.tree, rows, proposal.distributions)
         assert abs(np.mean(thrown) - expected) <= 4.5 * error + 1e-6
 
     def test_copies_among_siblings_count_once_for_the_target_walk(self):
@@ -75,20 +75,22 @@ class TestExpectation:
         twice = [one for one in trees if len(set(one.tree.tokens[one.tree.children(0)].tolist())) < 3]
         assert twice
         for proposal in twice:
-            rows = exact.target_rows(TARGET, [0, 1], proposal.tree, ONE)
+            scores = exact.target_scores(TARGET, [0, 1], proposal.tree, ONE)
             texts = Counter()  # token path -> probability of walking it, every copy's subtree taken together
             paths = {tuple(proposal.tree.tokens[proposal.tree.path(node)]) for node in range(1, len(proposal.tree))}
             for path in paths:
-                texts[path] = float(np.prod([TARGET.law((0, 1, *path[:end]))[path[end]] for end in range(len(path))]))
-            expected = expected_tokens(TargetWalk(), proposal.tree, rows, proposal.laws)
+                texts[path] = float(
+                    np.prod([TARGET.distribution((0, 1, *path[:end]))[path[end]] for end in range(len(path))])
+                )
+            expected = expected_tokens(TargetWalk(), proposal.tree, scores, proposal.distributions)
             assert expected == pytest.approx(1 + sum(texts.values()), abs=1e-12)
 
     def test_a_greedy_tree_has_one_way(self):
         proposal = proposal_of(TREE, 0, Sampling())
-        rows = exact.target_rows(TARGET, [0, 1], proposal.tree, Sampling())
-        kept = len(Greedy().verify(proposal.tree, rows, None, None).path) + 1
+        scores = exact.target_scores(TARGET, [0, 1], proposal.tree, Sampling())
+        kept = len(Greedy().verify(proposal.tree, scores, None, None).path) + 1
         for rule in (Greedy(), TokenLevel(), Traversal(), TargetWalk()):
-            assert expected_tokens(rule, proposal.tree, rows, proposal.laws) == kept
+            assert expected_tokens(rule, proposal.tree, scores, proposal.distributions) == kept
 
     @pytest.mark.parametrize("drafter", [CHAIN, SampledTree(DRAFT, depth=2)], ids=["chain", "tree"])
     def test_over_all_trees_it_is_the_exact_iteration(self, drafter):
@@ -97,8 +99,8 @@ class TestExpectation:
             found = exact.iteration(TARGET, drafter, rule, [0, 1], ONE)
             mean = 0.0
             for proposal, drawn in exact.proposals(drafter, [0, 1], ONE):
-                rows = exact.target_rows(TARGET, [0, 1], proposal.tree, ONE)
-                mean += drawn * expected_tokens(rule, proposal.tree, rows, proposal.laws)
+                scores = exact.target_scores(TARGET, [0, 1], proposal.tree, ONE)
+                mean += drawn * expected_tokens(rule, proposal.tree, scores, proposal.distributions)
             assert mean == pytest.approx(found.tokens, abs=1e-5)
 
 
@@ -120,7 +122,7 @@ class TestJudge:
         judged = self.judged(drivers=[driver], seeds=(0, 5), margin=4)
         for (label, drafter), prompt, seed in product(DRAFTERS.items(), PROMPTS, (0, 5)):
             options = {"verifier": TWO[driver], "sampling": ONE, "seed": seed, "max_new_tokens": 16}
-            plain = generate(BIG, prompt.ids, drafter, eos_token_ids=(), **options).rounds
+            plain = generate(BIG, prompt.ids, drafter, eos_token_ids=(), **options).iterations
             mine = judged.where(tree=label, prompt=prompt.id, seed=seed).rows
             assert [row["nodes"] for row in mine] == [len(one.tree) - 1 for one in plain[: len(mine)]]
             whole = [one.committed for one in plain[: len(mine)]]
@@ -222,14 +224,14 @@ class TestDecisions:
     @pytest.mark.parametrize("filters", [{}, {"top_k": 3}])
     def test_synthetic_trees_have_the_shape_where_tokens_suffice(self, filters):
         shape = [0, 0, 1, 1, 2]
-        tree, rows, laws = synthetic_tree(shape, 50, Sampling(1.0, **filters), seed=1)
+        tree, rows, distributions = synthetic_tree(shape, 50, Sampling(1.0, **filters), seed=1)
         assert tree.parents[1:].tolist() == shape
         assert len(rows) == 6
         for parent in (0, 1, 2):
             tokens = tree.tokens[tree.children(parent)]
             assert len(set(tokens.tolist())) == len(tokens)
-            assert bool((laws.row(parent)[tokens] > 0).all())
-            assert float(laws.row(parent).sum()) == pytest.approx(1, abs=1e-5)
+            assert bool((distributions.distribution(parent)[tokens] > 0).all())
+            assert float(distributions.distribution(parent).sum()) == pytest.approx(1, abs=1e-5)
         few, _, _ = synthetic_tree([0, 0, 0, 3], 50, Sampling(1.0, top_k=2), seed=1)
         assert few.parents.tolist() == [-1, 0, 0]  # the third slot stays empty, and what hangs on it
 
@@ -237,10 +239,10 @@ class TestDecisions:
         watch, clock = Stopwatch(Traversal()), Ticks()
         watch.clock = clock
         for seed in range(5):
-            tree, rows, laws = synthetic_tree([0, 0, 1, 1], 30, ONE, seed)
-            mine = watch.verify(tree, rows, laws, Chance(seed))
+            tree, rows, distributions = synthetic_tree([0, 0, 1, 1], 30, ONE, seed)
+            mine = watch.verify(tree, rows, distributions, RandomSource(seed))
             fresh = synthetic_tree([0, 0, 1, 1], 30, ONE, seed)
-            assert mine == Traversal().verify(*fresh, Chance(seed))
+            assert mine == Traversal().verify(*fresh, RandomSource(seed))
             prepare, decide, prepared, kept = watch.noted[-1]
             assert (prepare, kept) == (prepared, len(mine.path) + 1)
             assert decide == 1 + prepared  # a second for its own two looks, and one between each two others
@@ -267,10 +269,10 @@ class TestDecisions:
     def test_a_rule_that_would_be_biased_is_not_timed(self):
         with pytest.raises(ValueError, match="rule for chains"):
             decision_shares(PAIR, TREE, {"block": Block()}, PROMPTS)
-        tree, rows, laws = synthetic_tree([0, 0], 30, ONE, 0)
-        assert isinstance(rows.row(0), torch.Tensor)
+        tree, rows, distributions = synthetic_tree([0, 0], 30, ONE, 0)
+        assert isinstance(rows.distribution(0), torch.Tensor)
         with pytest.raises(ValueError, match="branches"):
-            Block().verify(tree, rows, laws, Chance(0))
+            Block().verify(tree, rows, distributions, RandomSource(0))
 
 
 def test_trees_that_the_end_of_a_text_may_cut_are_refused():

@@ -38,7 +38,7 @@ def test_tokens_come_in_bursts_and_are_all_told(target, every):
     told = []
     out = autoregressive_fast(target, prompt(9), max_new_tokens=30, on_tokens=told.append, every=every)
     assert [token for burst in told for token in burst] == out.tokens == hf_greedy(target, prompt(9), 30)
-    assert (out.finish_reason, out.rounds, out.state) == ("length", [], None)
+    assert (out.finish_reason, out.iterations, out.state) == ("length", [], None)
     assert len(told[0]) == 1
     assert max(map(len, told)) == (min(every, 29) if isinstance(target, StaticModel) else 1)
 

@@ -8,7 +8,7 @@ import pytest
 import reference
 import torch
 
-from dynatree_lib import Chance, Lookahead, ProgressiveTree, SelfDraft
+from dynatree_lib import Lookahead, ProgressiveTree, RandomSource, SelfDraft
 from dynatree_lib.drafters.pool import CandidatePool, NgramPool, RankChances, best_first
 from dynatree_lib.drafters.progressive_tree import Grown
 from dynatree_lib.verifiers.base import Verdict
@@ -125,9 +125,9 @@ def test_retrieval_takes_the_likeliest_one_at_a_time(seed):
         chances.learn(5, int(rng.integers(0, 5)))
         worth = rng.uniform(0, 0.05, int(rng.integers(5, 15))).tolist() if seed % 2 else [0.0] * 9
         for token in range(5):
-            room = int(rng.integers(0, 6))
-            found = best_first(pool.roots.get(token), chances, room, worth)
-            assert list(zip(*found, strict=True)) == slow.candidates(token, chances.__getitem__, room, worth)
+            max_depth = int(rng.integers(0, 6))
+            found = best_first(pool.roots.get(token), chances, max_depth, worth)
+            assert list(zip(*found, strict=True)) == slow.candidates(token, chances.__getitem__, max_depth, worth)
 
 
 def test_a_short_cap_takes_the_likeliest_too():
@@ -236,7 +236,7 @@ class Noise:
 def test_a_pool_takes_under_50_mb(drafter):
     """2,000 tokens of the worst text: every prediction a random one of 50,000, one token per iteration."""
     rng = np.random.default_rng(0)
-    state = drafter.start(rng.integers(0, 50_000, 50).tolist(), Chance())
+    state = drafter.start(rng.integers(0, 50_000, 50).tolist(), RandomSource())
     for _ in range(2000):
         proposal = drafter.propose(state, 99)
         rows = Noise(len(proposal.nodes[0]), rng)
@@ -268,5 +268,5 @@ def test_an_absorbed_pool_comes_after_its_own(seed):
 def test_each_row_is_drawn_as_a_single_one_would_be():
     weights = torch.tensor(np.random.default_rng(0).random((50, 7)) * (np.random.default_rng(1).random((50, 7)) < 0.6))
     weights[:, 3] += 0.1
-    together, alone = Chance(5), Chance(5)
+    together, alone = RandomSource(5), RandomSource(5)
     assert together.draw_each(weights) == [alone.draw(row) for row in weights]

@@ -18,7 +18,7 @@ from dynatree_lib.measure.methods import variant, variants
 from dynatree_lib.measure.prompts import BenchPrompt
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import make_pair
-from dynatree_lib.sampling import GREEDY, Chance, Rows
+from dynatree_lib.sampling import GREEDY, RandomSource, Scores
 from dynatree_lib.tree import TokenTree
 
 METHODS = (
@@ -65,17 +65,17 @@ class TestAlongAText:
             plain = autoregressive(coarse.target, one.prompt.ids, max_new_tokens=40, eos_token_ids=())
             assert one.tokens.tolist() == plain.tokens
             assert (one.leads >= 0).all()
-            assert (one.rivals != one.tokens).all()
+            assert (one.runners_up != one.tokens).all()
 
     def test_margins_are_those_of_the_rows(self):
-        for values, best, rival, margin in (
+        for values, best, runner_up, margin in (
             ([1.0, 5.0, 3.0, 4.5], 1, 3, 0.5),
             ([1.0, 5.0, 5.0, 5.0], 1, 2, 0.0),  # a tie goes to the lowest id, and so does its rival
         ):
             noting = precision.Noting()
-            rows = Rows(torch.tensor([values], dtype=torch.bfloat16), GREEDY)
-            assert noting.verify(TokenTree.build([0], [-1]), rows, None, Chance()).next_token == best
-            assert noting.noted == [(best, rival, 5.0, margin)]
+            scores = Scores(torch.tensor([values], dtype=torch.bfloat16), GREEDY)
+            assert noting.verify(TokenTree.build([0], [-1]), scores, None, RandomSource()).next_token == best
+            assert noting.noted == [(best, runner_up, 5.0, margin)]
 
     def test_it_is_the_method_s_own_run_up_to_the_first_flip(self, coarse, references):
         divergences = 0

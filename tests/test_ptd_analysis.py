@@ -17,7 +17,7 @@ from dynatree_lib.measure.metrics import drafting_metrics
 from dynatree_lib.measure.prompts import BenchPrompt
 from dynatree_lib.measure.protocol import run_benchmark
 from dynatree_lib.models.pairs import Pair
-from dynatree_lib.sampling import Chance
+from dynatree_lib.sampling import RandomSource
 from dynatree_lib.tree import TokenTree
 
 TARGET = random_model("gpt_neox")
@@ -66,7 +66,7 @@ def test_predicted_speed_of_hand(results):
     assert np.isnan(found.value("ar", "AL"))
     for label in ("ptd", "lookahead:window=3,ngram=3"):
         runs = [run for run in results.records.runs.values() if run.method == label]
-        rows = sum(sum(run.nodes) + sum(run.beside) for run in runs)
+        rows = sum(sum(run.nodes) + sum(run.side_tree) for run in runs)
         iterations = sum(run.iterations for run in runs)
         assert rows > 0
         assert found.value(label, "speed") == pytest.approx(120 / (iterations + 0.1 * rows))
@@ -162,8 +162,8 @@ def test_repeated_rows_of_hand():
 
 def test_drafting_rounds_leave_out_the_first_and_the_empty():
     tree = TokenTree.from_paths(0, [[1]])
-    rounds = [SimpleNamespace(beside=one) for one in (tree, None, tree, tree)]
-    assert len(ptd_analysis.drafting_rounds(rounds, 1)) == 2
+    iterations = [SimpleNamespace(side_tree=one) for one in (tree, None, tree, tree)]
+    assert len(ptd_analysis.drafting_iterations(iterations, 1)) == 2
 
 
 # ------------------------------------------------------------------------------------------------------------- stages
@@ -178,7 +178,7 @@ def test_a_timed_drafter_is_the_drafter():
         dt.generate(TARGET, [4, 5], timed, state=out.state, max_new_tokens=5)
     assert {name for name, *_ in trace.events} == {"retrieval", "update"}
     timed = ptd_analysis.Timed(dt.ProgressiveTree(), trace)
-    states = [dt.ProgressiveTree().start([1, 2, 3], Chance(0, "draft")) for _ in range(2)]
+    states = [dt.ProgressiveTree().start([1, 2, 3], RandomSource(0, "draft")) for _ in range(2)]
     states[1].pool.root(7)
     assert timed.report(states[1]) == {"pool_nodes": 1.0}
     assert timed.report(timed.inherit(*states)) == {"pool_nodes": 1.0}

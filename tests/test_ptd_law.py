@@ -44,12 +44,12 @@ LENGTH = 4
 
 def toy(size=3, seed=5, sharpness=1.0):
     """A random table whose rows are computed once."""
-    law = cache(ToyModel.random(size, seed=seed, sharpness=sharpness).law)
-    return ToyModel(lambda context: law(context[-2:]), size)
+    distribution = cache(ToyModel.random(size, seed=seed, sharpness=sharpness).distribution)
+    return ToyModel(lambda context: distribution(context[-2:]), size)
 
 
 TARGET = toy()
-WANTED = exact.text_law(TARGET, PROMPT, LENGTH, ONE)
+WANTED = exact.text_distribution(TARGET, PROMPT, LENGTH, ONE)
 MODEL_FREE = [
     drafter
     for kind in DRAFTERS
@@ -60,8 +60,8 @@ MODEL_FREE = [
 
 def off(found):
     """Deviation of a law of texts: no text is missing, no mass lost."""
-    assert sum(found.law.values()) == pytest.approx(1, abs=TINY)
-    return exact.distance(found.law, WANTED)
+    assert sum(found.distribution.values()) == pytest.approx(1, abs=TINY)
+    return exact.distance(found.distribution, WANTED)
 
 
 def warmed(drafter):
@@ -131,13 +131,13 @@ BY_HAND = {
 }
 
 
-def first_token(rule, law, children=(0, 1)):
+def first_token(rule, distribution, children=(0, 1)):
     """Law of the first token where the root's children are these, by whether a child was taken."""
-    target = ToyModel(lambda context: law, len(law))
+    target = ToyModel(lambda context: distribution, len(distribution))
     tree = TokenTree.build([0, *children], [-1, *[0] * len(children)])
-    rows = exact.target_rows(target, [0], tree, ONE)
-    taken, drawn = np.zeros(len(law)), np.zeros(len(law))
-    for verdict, mass in exact.verdicts(rule, Proposal(tree), rows):
+    scores = exact.target_scores(target, [0], tree, ONE)
+    taken, drawn = np.zeros(len(distribution)), np.zeros(len(distribution))
+    for verdict, mass in exact.verdicts(rule, Proposal(tree), scores):
         if verdict.path:
             taken[tree.tokens[verdict.path[0]]] += mass
         else:
@@ -148,9 +148,9 @@ def first_token(rule, law, children=(0, 1)):
 @pytest.mark.parametrize("reading", READINGS)
 def test_the_readings_of_the_listing_give_the_laws_computed_by_hand(reading):
     rule = ListedSampling(reading=reading, unsafe=True)
-    for law, expected in zip(((0.2, 0.3, 0.5), (0.3, 0.2, 0.5)), BY_HAND[reading], strict=True):
-        assert sum(first_token(rule, law)) == pytest.approx(expected, abs=TINY)
-        assert sum(first_token(TokenLevel(), law)) == pytest.approx(law, abs=TINY)
+    for distribution, expected in zip(((0.2, 0.3, 0.5), (0.3, 0.2, 0.5)), BY_HAND[reading], strict=True):
+        assert sum(first_token(rule, distribution)) == pytest.approx(expected, abs=TINY)
+        assert sum(first_token(TokenLevel(), distribution)) == pytest.approx(distribution, abs=TINY)
 
 
 def test_what_appendix_c_proves_holds_of_a_biased_rule_too():
@@ -175,7 +175,7 @@ def test_a_single_candidate_biases_only_the_reading_that_draws_from_before(readi
 
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize(
-    ("law", "children"),
+    ("distribution", "children"),
     [
         ((0.5, 0.5, 0.0), (0, 1)),  # the candidates have everything
         ((0.5, 0.25, 0.25), (0, 1, 2)),
@@ -185,8 +185,10 @@ def test_a_single_candidate_biases_only_the_reading_that_draws_from_before(readi
         ((0.5, 0.25, 0.25), ()),
     ],
 )
-def test_the_listing_ends_with_a_law_where_nothing_is_left(reading, law, children):
-    assert sum(sum(first_token(ListedSampling(reading=reading, unsafe=True), law, children))) == pytest.approx(1)
+def test_the_listing_ends_with_a_law_where_nothing_is_left(reading, distribution, children):
+    assert sum(sum(first_token(ListedSampling(reading=reading, unsafe=True), distribution, children))) == pytest.approx(
+        1
+    )
 
 
 def test_the_listing_is_refused_unless_its_bias_is_wanted_and_is_harmless_when_greedy():
@@ -200,26 +202,26 @@ def test_the_listing_is_refused_unless_its_bias_is_wanted_and_is_harmless_when_g
 
 def test_line_13_is_off_by_what_the_candidates_do_not_cover():
     written = generate(TARGET, PROMPT, ProgressiveTree(), sampling=ONE, max_new_tokens=60)
-    places = np.cumsum([0, *(one.committed for one in written.rounds)])[:-1]
-    trees = {place: one.tree for place, one in zip(places, written.rounds, strict=True)}
+    places = np.cumsum([0, *(one.committed for one in written.iterations)])[:-1]
+    trees = {place: one.tree for place, one in zip(places, written.iterations, strict=True)}
     rows = cover_rows(TARGET, PROMPT, written, ONE)
     assert len(rows) > 3
     for row in rows:
         text, tree = [*PROMPT, *written.tokens[: row["place"]]], trees[row["place"]]
-        law = exact.text_law(TARGET, text, 1, ONE)
+        distribution = exact.text_distribution(TARGET, text, 1, ONE)
         tokens = {(int(token),) for token in tree.tokens[tree.children(0)]}
         assert row["candidates"] == len(tokens) > 1
-        assert row["covered"] == pytest.approx(sum(law[token] for token in tokens), abs=TINY)
-        kept = next_token(ListedSampling(unsafe=True), tree, exact.target_rows(TARGET, text, tree, ONE))
-        assert exact.distance(kept, law) == pytest.approx(1 - row["covered"], abs=TINY)
+        assert row["covered"] == pytest.approx(sum(distribution[token] for token in tokens), abs=TINY)
+        kept = next_token(ListedSampling(unsafe=True), tree, exact.target_scores(TARGET, text, tree, ONE))
+        assert exact.distance(kept, distribution) == pytest.approx(1 - row["covered"], abs=TINY)
 
 
 def next_token(rule, tree, rows):
     """Law of the first token that is written after node 0."""
-    law = defaultdict(float)
+    distribution = defaultdict(float)
     for verdict, mass in exact.verdicts(rule, Proposal(tree), rows):
-        law[(int(tree.tokens[verdict.path[0]]) if verdict.path else verdict.next_token,)] += mass
-    return law
+        distribution[(int(tree.tokens[verdict.path[0]]) if verdict.path else verdict.next_token,)] += mass
+    return distribution
 
 
 # Line 20 of Algorithm 1
@@ -254,7 +256,7 @@ def test_line_twenty_to_the_letter_writes_tokens_that_are_not_the_targets():
         out = generate(target, prompt, LineTwenty(depth=3, start_tree=(8,)), seed=seed, max_new_tokens=60)
         text = autoregressive(target, prompt, max_new_tokens=60).tokens
         assert out.tokens == text
-        places = np.cumsum([0, *(one.committed for one in out.rounds)]).tolist()
+        places = np.cumsum([0, *(one.committed for one in out.iterations)]).tolist()
         assert all(place < after for place, after in pairwise(places))
         for name, noted in rows.items():
             noted.append(line_twenty_row(getattr(out.state.drafting, name), text, places[:-1]))

@@ -7,8 +7,8 @@ import pytest
 import reference
 import torch
 
-from dynatree_lib import AdaptiveTree, Chance, SampledTree, Sampling, ToyModel, Traversal, generate
-from dynatree_lib.drafters.base import Growth
+from dynatree_lib import AdaptiveTree, RandomSource, SampledTree, Sampling, ToyModel, Traversal, generate
+from dynatree_lib.drafters.base import TreeBuilder
 from dynatree_lib.drafters.sampled_tree import EAGLE_PATHS, slots_of_paths
 from dynatree_lib.measure.exact import proposals
 from dynatree_lib.tree import DISTINCT, IID, POINT
@@ -18,8 +18,8 @@ TOY = ToyModel.random(4, seed=5)
 WARM = Sampling(1.0)
 
 
-def propose(drafter, sampling=WARM, room=99, seed=0):
-    return drafter.propose(drafter.start([0, 1], Chance(seed, "draft")), room, sampling)
+def propose(drafter, sampling=WARM, max_depth=99, seed=0):
+    return drafter.propose(drafter.start([0, 1], RandomSource(seed, "draft")), max_depth, sampling)
 
 
 def shape_of(tree):
@@ -43,14 +43,14 @@ def test_eagles_tree_has_its_25_nodes():
     assert (len(tree), tree.depth) == (26, 5)
 
 
-@pytest.mark.parametrize("room", range(4))
-def test_no_level_beyond_the_room(room):
-    assert propose(SampledTree(TOY, depth=3), room=room).tree.depth == room
+@pytest.mark.parametrize("max_depth", range(4))
+def test_no_level_beyond_the_room(max_depth):
+    assert propose(SampledTree(TOY, depth=3), max_depth=max_depth).tree.depth == max_depth
 
 
 def test_one_forward_of_the_draft_per_level():
     drafter = SampledTree(TOY, depth=3)
-    state = drafter.start([0, 1], Chance())
+    state = drafter.start([0, 1], RandomSource())
     drafter.propose(state, 99, WARM)
     assert (state.session.forwards, state.session.scored) == (3, 1 + 2 + 4)
 
@@ -61,8 +61,8 @@ def test_one_forward_of_the_draft_per_level():
 )
 def test_law_codes(draw, codes):
     proposal = propose(SampledTree(TOY, depth=2, branching=3, draw=draw))
-    assert set(proposal.tree.law[1:].tolist()) == codes
-    assert proposal.tree.law[0] == POINT
+    assert set(proposal.tree.draws[1:].tolist()) == codes
+    assert proposal.tree.draws[0] == POINT
 
 
 @pytest.mark.parametrize("draw", ["distinct", "iid", "hybrid", "top"])
@@ -72,7 +72,7 @@ def test_every_tree_has_the_probability_its_recorded_laws_say(draw, sampling):
     drafter = SampledTree(TOY, shape=(0, 0, 1, 2), draw=draw)
     total = 0.0
     for proposal, probability in proposals(drafter, [0, 1], sampling):
-        expected = reference.probability_of_tree(proposal.tree, [0, 1], TOY.law, sampling)
+        expected = reference.probability_of_tree(proposal.tree, [0, 1], TOY.distribution, sampling)
         assert probability == pytest.approx(expected, rel=1e-9)
         total += probability
     assert total == pytest.approx(1, abs=1e-12)
@@ -80,13 +80,13 @@ def test_every_tree_has_the_probability_its_recorded_laws_say(draw, sampling):
 
 def test_a_draft_temperature_of_its_own():
     proposal = propose(SampledTree(TOY, depth=1, temperature=0.5), Sampling(1.3, top_k=1))
-    table = torch.tensor(TOY.law((0, 1)), dtype=torch.float64)
-    assert torch.allclose(proposal.laws.row(0), (table**2 / (table**2).sum()))
+    table = torch.tensor(TOY.distribution((0, 1)), dtype=torch.float64)
+    assert torch.allclose(proposal.distributions.distribution(0), (table**2 / (table**2).sum()))
 
 
 def test_log_probabilities_are_those_at_temperature_1():
     tree = propose(SampledTree(TOY, depth=1), Sampling(0.4)).tree
-    table = TOY.law((0, 1))
+    table = TOY.distribution((0, 1))
     assert np.allclose(tree.logprobs[1:], [np.log(table[token]) for token in tree.tokens[1:]])
 
 
@@ -104,7 +104,7 @@ def test_temperature_0_is_the_limit_of_low_temperatures():
         drafter = SampledTree(TOY, depth=2, branching=2, draw=draw)
         cold, limit = propose(drafter, Sampling(0.02)).tree, propose(drafter, Sampling()).tree
         assert cold.tokens.tolist() == limit.tokens.tolist()
-        assert set(limit.law.tolist()) == {POINT}
+        assert set(limit.draws.tolist()) == {POINT}
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_gates_of_the_adaptive_tree_act_on_sampled_children():
         assert len(tree) <= 9
         for node in range(len(tree)):
             children = tree.children(node)
-            confidence = max(TOY.law((0, *tree.tokens[[0, *tree.path(node)]].tolist())))
+            confidence = max(TOY.distribution((0, *tree.tokens[[0, *tree.path(node)]].tolist())))
             if len(children) and children[-1] < 8:
                 assert len(children) == (1 if confidence >= 0.6 else 3 if confidence < 0.35 else 2)
             if len(children):
@@ -183,10 +183,10 @@ def test_gates_of_the_adaptive_tree_act_on_sampled_children():
 
 def test_nodes_of_a_sampled_tree_are_not_selected_afterwards():
     drafter = SampledTree(TOY, depth=1)
-    growth = Growth(drafter.start([0, 1], Chance()), 3, WARM)
-    drafter.grow(growth, 1)
+    builder = TreeBuilder(drafter.start([0, 1], RandomSource()), 3, WARM)
+    drafter.grow(builder, 1)
     with pytest.raises(RuntimeError, match="after they were drawn"):
-        growth.keep(np.array([0, 1]))
+        builder.keep(np.array([0, 1]))
 
 
 def test_nothing_is_drawn_where_the_target_is_greedy():

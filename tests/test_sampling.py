@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from dynatree_lib import Chance, SampledTree, Sampling, ToyModel, generate
-from dynatree_lib.sampling import Rows, probabilities
+from dynatree_lib import RandomSource, SampledTree, Sampling, ToyModel, generate
+from dynatree_lib.sampling import Scores, probabilities
 
 
 @pytest.mark.parametrize(
@@ -40,44 +40,44 @@ def test_filters_equal_transformers(seed):
 def test_bad_rows_name_node_and_model(bad):
     logits = torch.zeros(3, 4)
     logits[1, 2] = bad
-    rows = Rows(logits, Sampling(1.0), "some-model")
-    assert rows.row(0).sum() == pytest.approx(1)
+    scores = Scores(logits, Sampling(1.0), "some-model")
+    assert scores.distribution(0).sum() == pytest.approx(1)
     with pytest.raises(ValueError, match=r"some-model at tree node 1"):
-        rows.row(1)
+        scores.distribution(1)
     with pytest.raises(ValueError, match=r"some-model at tree node 1"):
-        _ = rows.argmax
+        _ = scores.argmax
     logits[1] = -torch.inf
     with pytest.raises(ValueError, match=r"some-model at tree node 1"):
-        _ = Rows(logits, Sampling(), "some-model").argmax
+        _ = Scores(logits, Sampling(), "some-model").argmax
 
 
 def test_chance_is_seeded_and_streams_differ():
-    def series(chance):
-        return [chance.draw(torch.ones(1000)) for _ in range(8)]
+    def series(random):
+        return [random.draw(torch.ones(1000)) for _ in range(8)]
 
-    assert series(Chance(3, "draft")) == series(Chance(3, "draft"))
-    assert series(Chance(3, "draft")) != series(Chance(3, "verify"))
-    assert series(Chance(3, "draft")) != series(Chance(4, "draft"))
+    assert series(RandomSource(3, "draft")) == series(RandomSource(3, "draft"))
+    assert series(RandomSource(3, "draft")) != series(RandomSource(3, "verify"))
+    assert series(RandomSource(3, "draft")) != series(RandomSource(4, "draft"))
 
 
 def test_accept_is_strict_at_both_ends():
-    chance = Chance(0)
-    assert not any(chance.accept(0.0) for _ in range(100))
-    assert all(chance.accept(1.0) for _ in range(100))
+    random = RandomSource(0)
+    assert not any(random.accept(0.0) for _ in range(100))
+    assert all(random.accept(1.0) for _ in range(100))
 
 
 def test_zero_weights_are_never_drawn_and_draws_are_distinct():
-    chance = Chance(1)
+    random = RandomSource(1)
     weights = torch.tensor([0.0, 1.0, 0.0, 2.0])
-    assert {chance.draw(weights) for _ in range(50)} == {1, 3}
-    assert sorted(chance.draw_distinct(weights, 4)) == [1, 3]
+    assert {random.draw(weights) for _ in range(50)} == {1, 3}
+    assert sorted(random.draw_distinct(weights, 4)) == [1, 3]
 
 
 def test_draw_follows_the_weights():
-    chance = Chance(2)
+    random = RandomSource(2)
     counts = torch.zeros(3)
     for _ in range(4000):
-        counts[chance.draw(torch.tensor([1.0, 2.0, 5.0]))] += 1
+        counts[random.draw(torch.tensor([1.0, 2.0, 5.0]))] += 1
     expected = torch.tensor([500.0, 1000, 2500])
     assert float(((counts - expected) ** 2 / expected).sum()) < 13.8  # chi-square, 2 degrees of freedom, p = 0.001
 
@@ -87,20 +87,25 @@ def test_the_streams_of_a_text_are_two(monkeypatch):
     import dynatree_lib.decoding as decoding
 
     made = []
-    monkeypatch.setattr(decoding, "Chance", lambda seed, stream: made.append((seed, stream)) or Chance(seed, stream))
+    monkeypatch.setattr(
+        decoding, "RandomSource", lambda seed, stream: made.append((seed, stream)) or RandomSource(seed, stream)
+    )
     toy = ToyModel.random(3, seed=1)
     state = generate(toy, [0], SampledTree(toy), sampling=Sampling(1.0), seed=7).state
     assert sorted(made) == [(7, "draft"), (7, "verify")]
-    fresh = {stream: Chance(7, stream) for stream in ("draft", "verify")}
-    for chance, stream in ((state.drafting.chance, "draft"), (state.chance, "verify")):
-        assert chance is not fresh[stream]
-        assert type(chance) is Chance
-    assert state.drafting.chance is not state.chance
+    fresh = {stream: RandomSource(7, stream) for stream in ("draft", "verify")}
+    for random, stream in ((state.drafting.random, "draft"), (state.random, "verify")):
+        assert random is not fresh[stream]
+        assert type(random) is RandomSource
+    assert state.drafting.random is not state.random
 
 
 def test_a_text_follows_its_law_under_real_seeds():
     """The same through `generate`, with seeds: first tokens of 3,000 texts, a draft far from the target."""
-    target, draft = (ToyModel(lambda context, law=law: law, 3) for law in ((0.25, 0.5, 0.25), (0.6, 0.2, 0.2)))
+    target, draft = (
+        ToyModel(lambda context, distribution=distribution: distribution, 3)
+        for distribution in ((0.25, 0.5, 0.25), (0.6, 0.2, 0.2))
+    )
     drafter = SampledTree(draft, depth=1, branching=1)
     counts = np.zeros(3)
     for seed in range(3000):
@@ -111,9 +116,9 @@ def test_a_text_follows_its_law_under_real_seeds():
 
 def test_ordered_pairs_have_the_law_of_drawing_one_after_another():
     weights = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    chance, counts = Chance(5), np.zeros((4, 4))
+    random, counts = RandomSource(5), np.zeros((4, 4))
     for _ in range(4000):
-        counts[tuple(chance.draw_distinct(weights, 2))] += 1
+        counts[tuple(random.draw_distinct(weights, 2))] += 1
     w = weights.double().numpy()
     expected = 4000 * np.outer(w, w) / (1 - w)[:, None]
     off = ~np.eye(4, dtype=bool)
@@ -124,14 +129,14 @@ def test_ordered_pairs_have_the_law_of_drawing_one_after_another():
 def test_a_lazy_coin_is_a_coin():
     bounds = [(0.9, 0.5), (0.5, 0.5), (0.2, 0.0), (1.0, 1.0)]
     for bound, probability in bounds:
-        plain, lazy = Chance(3), Chance(3)
+        plain, lazy = RandomSource(3), RandomSource(3)
         assert [plain.accept(probability) for _ in range(200)] == [
             lazy.accept_lazily(bound, lambda probability=probability: probability) for _ in range(200)
         ]
     asked = []
-    chance = Chance(3)
+    random = RandomSource(3)
     for _ in range(1000):
-        chance.accept_lazily(0.1, lambda: asked.append(1) or 0.05)
+        random.accept_lazily(0.1, lambda: asked.append(1) or 0.05)
     assert 60 < len(asked) < 140
 
 
@@ -149,10 +154,10 @@ def test_top_p_1_keeps_every_token():
 def test_a_nucleus_is_that_of_a_full_sort(spread):
     logits = torch.randn(2, 12_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * spread
     for mass in (0.3, 0.9, 0.999):
-        law = logits.softmax(-1)
-        values, order = law.sort(dim=-1, descending=True, stable=True)
+        distribution = logits.softmax(-1)
+        values, order = distribution.sort(dim=-1, descending=True, stable=True)
         kept = values.cumsum(-1) - values < mass
-        expected = torch.zeros_like(law).scatter_(-1, order, values * kept)
+        expected = torch.zeros_like(distribution).scatter_(-1, order, values * kept)
         found = probabilities(logits, Sampling(1.0, top_p=mass))
         assert torch.allclose(found, expected / expected.sum(-1, keepdim=True), rtol=1e-12)
 
@@ -160,4 +165,4 @@ def test_a_nucleus_is_that_of_a_full_sort(spread):
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, float("inf")], [float("nan"), 1.0]])
 def test_nothing_to_draw_from_is_said(weights):
     with pytest.raises(ValueError, match="no positive weight"):
-        Chance().draw(torch.tensor(weights))
+        RandomSource().draw(torch.tensor(weights))

@@ -106,12 +106,12 @@ def test_rows_stay_what_they_were(trial):
     _, static, _ = trial
     first, second = static.target.session(), static.target.session()
     first.start([5, 6, 7])
-    rows = first.score([1, 2], [-1, 0], Sampling())
-    before = rows.logits.clone()
+    scores = first.score([1, 2], [-1, 0], Sampling())
+    before = scores.logits.clone()
     first.score([3], [1], Sampling())
     second.start([9, 9])
     second.score([4], [-1], Sampling())
-    assert torch.equal(rows.logits, before)
+    assert torch.equal(scores.logits, before)
 
 
 def test_sessions_may_take_turns(trial):
@@ -150,9 +150,9 @@ def slow_mask(base, seen, rows, width):
 @pytest.mark.parametrize(("base", "earlier", "new"), [(0, 0, 1), (7, 0, 5), (3, 60, 9), (0, 100, 30), (50, 1, 64)])
 def test_the_mask_made_on_the_device_is_the_definition(base, earlier, new):
     static = StaticModel(random_model("gpt_neox"), 60, rows=(1, 16, 64, 130), check=False)
-    buffers, chance = static.buffers, np.random.default_rng(base)
+    buffers, random = static.buffers, np.random.default_rng(base)
     nodes = earlier + new
-    parents = np.array([chance.integers(-1, node) if node else -1 for node in range(nodes)])
+    parents = np.array([random.integers(-1, node) if node else -1 for node in range(nodes)])
     seen = ancestor_matrix(parents)[-new:]
     rows, width = buffers.tell(base, np.zeros(new), np.zeros(new), seen)
     table = buffers.integers[1 : 1 + rows * (3 + buffers.words)].view(3 + buffers.words, rows)
@@ -257,7 +257,7 @@ def test_the_trace_sees_every_forward(trial):
     drafter = Chain(trace.instrument(static.draft, "draft"), length=3)
     out = generate(trace.instrument(static.target, "target"), prompt(20), drafter, max_new_tokens=20, keep_state=False)
     forwards = [rows for role, _, _, rows in trace.events if role == "target"]
-    assert forwards == [len(one.tree) for one in out.rounds]
+    assert forwards == [len(one.tree) for one in out.iterations]
     assert any(role == "draft" for role, *_ in trace.events)
 
 
@@ -358,8 +358,8 @@ def test_rows_outlive_the_next_replay(captured):
     found = []
     for session in sessions:
         session.start([5, 6, 7])
-        rows = [session.score([token], [node - 1], Sampling()) for node, token in enumerate((1, 2, 3))]
-        found.append(torch.cat([one.logits for one in rows]))
+        scores = [session.score([token], [node - 1], Sampling()) for node, token in enumerate((1, 2, 3))]
+        found.append(torch.cat([one.logits for one in scores]))
     assert torch.allclose(*found, rtol=0, atol=1e-11)
 
 

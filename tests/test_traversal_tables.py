@@ -184,8 +184,8 @@ class TestFormulas:
         draft = target.mixed(ToyModel.random(3, seed=seed + 10), 0.6)
         drafter, sums = SampledTree(draft, depth=3, branching=1), np.zeros(2)
         for proposal, drawn in exact.proposals(drafter, [0, 1], sampling):
-            rows, tokens = exact.target_rows(target, [0, 1], proposal.tree, sampling), proposal.tree.tokens.tolist()
-            shares = [float(proposal.laws.row(node - 1)[tokens[node]]) for node in range(1, 4)]
+            rows, tokens = exact.target_scores(target, [0, 1], proposal.tree, sampling), proposal.tree.tokens.tolist()
+            shares = [float(proposal.distributions.distribution(node - 1)[tokens[node]]) for node in range(1, 4)]
             ratios = np.array([[rows.prob(node, tokens[node + 1]) / shares[node] for node in range(3)]])
             sums += drawn * np.array([tables.token_level_tokens(ratios)[0], tables.block_tokens(ratios)[0]])
         for rule, mean in ((TokenLevel(), sums[0]), (Block(), sums[1]), (Traversal(), sums[1])):

@@ -66,7 +66,7 @@ def test_measured_costs_decide_as_planted_ones_do():
             session.score = timed
             return session
 
-    target, draft = Counted(TOY.law, 40), Counted(TOYS.draft.law, 40)
+    target, draft = Counted(TOY.distribution, 40), Counted(TOYS.draft.distribution, 40)
     pair = Pair("toys", target, draft, None)
     tuned = planted(None, pair, clock=lambda: time[0], max_rows=16)
     assert tuned.costs.verify_points == pytest.approx([1] * 5)

@@ -21,8 +21,8 @@ from dynatree_lib import (
     generate,
 )
 from dynatree_lib.drafters import DRAFTERS
-from dynatree_lib.measure.exact import bias, distance, outcomes, text_law
-from dynatree_lib.sampling import Chance, Rows
+from dynatree_lib.measure.exact import bias, distance, outcomes, text_distribution
+from dynatree_lib.sampling import RandomSource, Scores
 from dynatree_lib.verifiers import VERIFIERS, Drawing
 
 TARGET = ToyModel.random(3, seed=1)
@@ -36,16 +36,16 @@ def test_greedy_equals_trying_every_path(seed):
     n = int(rng.integers(1, 30))
     parents = [-1, *(int(rng.integers(0, i)) for i in range(1, n))]
     tree = TokenTree.build(rng.integers(0, 3, n).tolist(), parents)
-    rows = Rows(torch.tensor(rng.normal(size=(n, 3))), Sampling())
-    verdict = Greedy().verify(tree, rows, None, None)
-    path, token = reference.longest_greedy_path(tree, rows.argmax.tolist())
+    scores = Scores(torch.tensor(rng.normal(size=(n, 3))), Sampling())
+    verdict = Greedy().verify(tree, scores, None, None)
+    path, token = reference.longest_greedy_path(tree, scores.argmax.tolist())
     assert verdict.next_token == token
     assert [int(tree.tokens[v]) for v in verdict.path] == [int(tree.tokens[v]) for v in path]
 
 
 def test_greedy_takes_the_lowest_id_on_ties():
-    rows = Rows(torch.tensor([[0.0, 1.0, 1.0]]), Sampling())
-    assert Greedy().verify(TokenTree.root_only(0), rows, None, None).next_token == 1
+    scores = Scores(torch.tensor([[0.0, 1.0, 1.0]]), Sampling())
+    assert Greedy().verify(TokenTree.root_only(0), scores, None, None).next_token == 1
 
 
 SAMPLINGS = [Sampling(1.0), Sampling(0.6, top_k=2), Sampling(1.5, top_p=0.8)]
@@ -68,7 +68,7 @@ def test_every_rule_is_lossless_for_every_drafter_it_serves(verifier, drafter, s
         with pytest.raises(ValueError, match="Use TargetWalk|use Traversal"):
             generate(TARGET, [0], drafter, verifier=verifier(), sampling=sampling)
         return
-    assert bias(TARGET, drafter, verifier(), [0], sampling, room=3)[0] < 1e-12
+    assert bias(TARGET, drafter, verifier(), [0], sampling, max_depth=3)[0] < 1e-12
 
 
 def test_every_rule_serves_some_sampled_tree_and_some_are_refused():
@@ -87,16 +87,16 @@ def test_generated_law_is_the_targets(drafter, sampling, monkeypatch):
     fixed = drafter.drawing is Drawing.FIXED  # then any draws are of no account to the law, and are not enumerated
     budget = 4 if fixed else 2
 
-    def run(chance):
-        streams = {"verify": chance, "draft": Chance(0, "draft") if fixed else chance}
-        monkeypatch.setattr(decoding, "Chance", lambda seed, stream: streams[stream])
+    def run(random):
+        streams = {"verify": random, "draft": RandomSource(0, "draft") if fixed else random}
+        monkeypatch.setattr(decoding, "RandomSource", lambda seed, stream: streams[stream])
         return tuple(generate(TARGET, [0], drafter, sampling=sampling, max_new_tokens=budget).tokens)
 
     found = defaultdict(float)
     for text, probability in outcomes(run):
         found[text] += probability
     assert sum(found.values()) == pytest.approx(1, abs=1e-12)
-    assert distance(found, text_law(TARGET, [0], budget, sampling)) < 1e-12
+    assert distance(found, text_distribution(TARGET, [0], budget, sampling)) < 1e-12
 
 
 @pytest.mark.parametrize("rule", [TokenLevel, Block, Traversal], ids=lambda rule: rule.name)
@@ -110,17 +110,17 @@ def test_generated_law_with_deeper_sampled_trees(rule, shape, monkeypatch):
     if rule is Block and not drafter.chain:
         pytest.skip("Block is a rule for chains")
 
-    def run(chance):
-        monkeypatch.setattr(decoding, "Chance", lambda seed, stream: chance)
+    def run(random):
+        monkeypatch.setattr(decoding, "RandomSource", lambda seed, stream: random)
         out = generate(target, [0], drafter, verifier=rule(), sampling=Sampling(1.0), max_new_tokens=4)
-        depths.add(out.rounds[0].tree.depth)
+        depths.add(out.iterations[0].tree.depth)
         return tuple(out.tokens)
 
     found, depths = defaultdict(float), set()
     for text, probability in outcomes(run):
         found[text] += probability
     assert max(depths) == 2
-    assert distance(found, text_law(target, [0], 4, Sampling(1.0))) < 1e-12
+    assert distance(found, text_distribution(target, [0], 4, Sampling(1.0))) < 1e-12
 
 
 def test_the_enumeration_sees_a_bias(monkeypatch):
@@ -128,12 +128,12 @@ def test_the_enumeration_sees_a_bias(monkeypatch):
     import dynatree_lib.decoding as decoding
 
     class Biased(TargetWalk):
-        def verify(self, tree, rows, laws, chance):
-            wrong = Rows(rows.logits * 0.5, rows.sampling)
-            return super().verify(tree, wrong, laws, chance)
+        def verify(self, tree, rows, distributions, random):
+            wrong = Scores(rows.logits * 0.5, rows.sampling)
+            return super().verify(tree, wrong, distributions, random)
 
-    def run(chance):
-        monkeypatch.setattr(decoding, "Chance", lambda seed, stream: chance)
+    def run(random):
+        monkeypatch.setattr(decoding, "RandomSource", lambda seed, stream: random)
         return tuple(
             generate(TARGET, [0], EXAMPLES[1], verifier=Biased(), sampling=Sampling(1.0), max_new_tokens=3).tokens
         )
@@ -141,7 +141,7 @@ def test_the_enumeration_sees_a_bias(monkeypatch):
     found = defaultdict(float)
     for text, probability in outcomes(run):
         found[text] += probability
-    assert distance(found, text_law(TARGET, [0], 3, Sampling(1.0))) > 1e-3
+    assert distance(found, text_distribution(TARGET, [0], 3, Sampling(1.0))) > 1e-3
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)

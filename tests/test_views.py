@@ -11,7 +11,7 @@ pytest.importorskip("plotly")
 
 import dynatree_lib as dt
 from dynatree_lib import plots
-from dynatree_lib.decoding import Round
+from dynatree_lib.decoding import Iteration
 from dynatree_lib.experiments.adaptive.figures import grown_tree, growth_rows
 from dynatree_lib.plots import theme
 from dynatree_lib.plots.iterations import error_bars
@@ -35,7 +35,7 @@ def round_():
         [-1, 0, 0, 1, 1, 2, 3],
         np.log([1, 0.6, 0.3, 0.5, 0.2, 0.9, 0.1]),
     )
-    return Round(tree, Verdict((1, 3), 17))
+    return Iteration(tree, Verdict((1, 3), 17))
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def grown():
     # c(u): .6, .95, .3 and .8 at nodes 0 to 3; p(u): .57 > rho_deep at node 3, .105 < tau at 5, .035 < rho_stop at 6
     tree = dt.TokenTree.build([9, 1, 2, 3, 4, 5, 6], parents, np.log([1, 0.6, 0.35, 0.95, 0.8, 0.3, 0.1]))
     now = {"base_depth": 2.4, "tau_high": 0.9, "rho_deep": 0.5, "acceptance": 0.7}
-    return Round(tree, Verdict((1, 3), 7), now), drafter
+    return Iteration(tree, Verdict((1, 3), 7), now), drafter
 
 
 SWEEP = [{"D": d, "B": b, "speed": 1 + d / b, "interval": [d / b, 2 + d / b]} for d in (3, 4) for b in (2, 3)]
@@ -63,15 +63,15 @@ COST = [{"model": m, "rows": r, "milliseconds": a + r} for m, a in (("target", 9
 
 
 def every_figure(round_, generation, grown):
-    nodes = plots.node_rows(generation.rounds)
+    nodes = plots.node_rows(generation.iterations)
     return {
         "draft_tree": plots.draft_tree(round_, Letters()),
         "grown_tree": grown_tree(*grown, Letters()),
         "stacked_trees": plots.stacked_trees({"a tree": round_, "another": round_}, Letters(), title="Two"),
         "tree_mask": plots.tree_mask(round_.tree, 3, Letters()),
         "positions": plots.positions(round_.tree, 3, Letters()),
-        "timeline": plots.timeline(generation.rounds),
-        "acceptance_by_depth": plots.acceptance_by_depth(generation.rounds),
+        "timeline": plots.timeline(generation.iterations),
+        "acceptance_by_depth": plots.acceptance_by_depth(generation.iterations),
         "calibration": plots.calibration(plots.calibration_rows(nodes)),
         "bars": plots.bars_with_intervals(BARS, "speed", "interval", published={"fixed-tree": 1.62}),
         "bars_by_panel": plots.bars_by_panel(PANELS, "speed", "interval", title="Two data sets", reference=1),
@@ -136,7 +136,7 @@ def test_draft_tree_without_a_verdict_marks_what_tau_would_prune(round_):
 
 
 def test_draft_tree_marks_the_drafted_token_that_ended_the_text(round_):
-    cut = Round(round_.tree, Verdict((1,), 13))  # node 3, a child of node 1, holds token 13
+    cut = Iteration(round_.tree, Verdict((1,), 13))  # node 3, a child of node 1, holds token 13
     figure = plots.draft_tree(cut)
     assert len(figure.layout.annotations) == len(round_.tree)  # no further box
     assert [len(trace.x) for trace in figure.data if "last token" in trace.name] == [1]
@@ -179,10 +179,10 @@ def test_positions_compare_depth_with_row(round_):
 
 
 def test_text_rounds_shows_the_whole_text_and_one_bonus_per_iteration(generation):
-    html = plots.text_rounds(generation, Letters(), prompt="<prompt>")
+    html = plots.text_iterations(generation, Letters(), prompt="<prompt>")
     body = html.partition("pre-wrap")[2]
     assert re.sub(r"<[^>]*>", "", body.partition(">")[2]) == "&lt;prompt&gt;" + Letters().decode(generation.tokens)
-    assert body.count("bonus token") == len(generation.rounds)
+    assert body.count("bonus token") == len(generation.iterations)
     assert html._repr_html_() == html
     assert html.endswith("</pre></div>")  # white space survives a re-parsing exporter
     assert not re.search(r"https?://|src=", html)
@@ -194,17 +194,17 @@ def test_pieces_put_split_characters_together():
 
 
 def test_timeline_counts_every_token(generation):
-    accepted, bonus, depth = plots.timeline(generation.rounds).data
+    accepted, bonus, depth = plots.timeline(generation.iterations).data
     assert sum(accepted.y) + sum(bonus.y) == len(generation.tokens)
-    assert len(depth.y) == len(generation.rounds)
+    assert len(depth.y) == len(generation.iterations)
 
 
 def test_rows_agree_with_the_summary(generation):
-    summary, nodes = dt.summarize(generation), plots.node_rows(generation.rounds)
+    summary, nodes = dt.summarize(generation), plots.node_rows(generation.iterations)
     accepted = sum(row["accepted"] for row in nodes)
     assert len(nodes) == round(summary.nodes * summary.iterations)
     assert accepted == round(summary.accepted_length * summary.iterations)
-    assert sum(row["accepted"] for row in plots.depth_rows(generation.rounds)) == accepted
+    assert sum(row["accepted"] for row in plots.depth_rows(generation.iterations)) == accepted
     assert sum(row["accepted"] for row in plots.rank_rows(nodes)) == accepted
     assert sum(row["accepted"] for row in plots.calibration_rows(nodes)) == accepted
     assert all(row["reached"] for row in nodes if row["accepted"])
@@ -212,7 +212,7 @@ def test_rows_agree_with_the_summary(generation):
 
 
 def test_depth_rows_count_only_rounds_that_came_so_far(round_):
-    short = Round(round_.tree, Verdict((), 3))
+    short = Iteration(round_.tree, Verdict((), 3))
     rows = {row["depth"]: (row["reached"], row["accepted"]) for row in plots.depth_rows([round_, short])}
     assert rows == {1: (2, 1), 2: (1, 1), 3: (1, 0)}
 
@@ -299,9 +299,11 @@ def test_growth_rows_say_what_the_rule_decided(grown):
 
 def test_growth_rows_name_each_way_to_stop(grown):
     one, drafter = grown
-    leaf = Round(one.tree.subtree(np.arange(3)), Verdict((), 7), one.adaptation)  # nodes 1 and 2 at level 1, p .6, .35
+    leaf = Iteration(
+        one.tree.subtree(np.arange(3)), Verdict((), 7), one.adaptation
+    )  # nodes 1 and 2 at level 1, p .6, .35
     assert [row["decision"] for row in growth_rows(leaf, drafter)][1:] == ["no room", "no room"]
-    shallow = Round(leaf.tree, leaf.verdict, {**one.adaptation, "base_depth": 1.9})
+    shallow = Iteration(leaf.tree, leaf.verdict, {**one.adaptation, "base_depth": 1.9})
     assert [row["decision"] for row in growth_rows(shallow, drafter)][1:] == ["no room", "D_0"]  # .35 < rho_deep
     pruned = dt.AdaptiveTree(None, base_depth=2, max_depth=3, tau=0.4)
     assert growth_rows(leaf, pruned)[2]["decision"] == "tau"
@@ -316,8 +318,8 @@ def test_growth_rows_agree_with_the_trees_that_were_drafted():
     flat = {"tau_high": 0.4, "tau_low": 0.2, "rho_stop": 0.03, "rho_deep": 0.05, "tau": None}
     drafter = dt.AdaptiveTree(draft, **flat, base_depth=2, max_depth=4)
     breadth = {"B_min": 1, "B_mid": 2, "B_max": 3}
-    rounds = dt.generate(target, [1, 2], drafter, max_new_tokens=60).rounds[:-4]  # later ones lack the room
-    rows = [row for one in rounds for row in growth_rows(one, drafter)]
+    iterations = dt.generate(target, [1, 2], drafter, max_new_tokens=60).iterations[:-4]  # later ones lack the room
+    rows = [row for one in iterations for row in growth_rows(one, drafter)]
     assert {"B_min", "B_mid", "B_max", "rho_stop", "D_0", "D_max"} <= {row["decision"] for row in rows}
     assert all(row["children"] == breadth.get(row["decision"], 0) for row in rows)
     assert all(row["path"] > 0.05 for row in rows if row["deep"])
@@ -367,4 +369,4 @@ def test_bars_by_panel_put_each_panel_in_its_own_axes():
 def test_iteration_rows_carry_what_the_drafter_reported(grown, generation):
     (row,) = plots.iteration_rows([grown[0]])
     assert row == {"iteration": 0, "committed": 3, "nodes": 6, "levels": 3, **grown[0].adaptation}
-    assert sum(row["committed"] for row in plots.iteration_rows(generation.rounds)) == len(generation.tokens)
+    assert sum(row["committed"] for row in plots.iteration_rows(generation.iterations)) == len(generation.tokens)

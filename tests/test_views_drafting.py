@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("plotly")
 
 import dynatree_lib as dt
-from dynatree_lib.decoding import Round
+from dynatree_lib.decoding import Iteration
 from dynatree_lib.drafters.base import Proposal
 from dynatree_lib.drafters.pool import CandidatePool
 from dynatree_lib.experiments.ptd.figures import (
@@ -29,8 +29,8 @@ from dynatree_lib.verifiers.base import Verdict
 @pytest.fixture
 def one():
     tree = dt.TokenTree.build([9, 1, 2, 3], [-1, 0, 0, 1])
-    beside = dt.TokenTree.build([9, 5, 6, 7, 8], [-1, 0, 1, 0, 3])
-    return Round(tree, Verdict((1,), 4), {}, beside)
+    side_tree = dt.TokenTree.build([9, 5, 6, 7, 8], [-1, 0, 1, 0, 3])
+    return Iteration(tree, Verdict((1,), 4), {}, side_tree)
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +40,18 @@ def steps():
         dt.ToyModel.random(9, seed=3),
         dt.ProgressiveTree(depth=3, children=2, start_tree=(2,), max_draft=9),
     )
-    prompt, sampling, chance = [1, 4, 2, 7, 5], dt.Sampling(), dt.Chance(0, "verify")
-    session, state, out = target.session(), drafter.start(prompt, dt.Chance(0, "draft")), []
+    prompt, sampling, random = [1, 4, 2, 7, 5], dt.Sampling(), dt.RandomSource(0, "verify")
+    session, state, out = target.session(), drafter.start(prompt, dt.RandomSource(0, "draft")), []
     session.start(prompt[:-1])
     for _ in range(9):
         proposal = drafter.propose(state, 50)
-        rows = session.score(*proposal.nodes, sampling)
-        verdict = Greedy().verify(proposal.tree, rows, None, chance)
+        scores = session.score(*proposal.nodes, sampling)
+        verdict = Greedy().verify(proposal.tree, scores, None, random)
         order = [*state.order]
-        out.append((Round(proposal.tree, verdict, {}, proposal.beside), rows.argmax[len(proposal.tree) :], order))
-        state = drafter.observe(state, proposal, rows, verdict)
+        out.append(
+            (Iteration(proposal.tree, verdict, {}, proposal.side_tree), scores.argmax[len(proposal.tree) :], order)
+        )
+        state = drafter.observe(state, proposal, scores, verdict)
         session.commit([0, *verdict.path])
     return out, drafter, state
 
@@ -79,21 +81,21 @@ def test_both_trees_hang_below_one_last_token(one):
 
 
 def test_without_a_draft_tree_the_candidates_are_drawn_alone(one):
-    figure = forward_trees(Round(one.tree, one.verdict))
+    figure = forward_trees(Iteration(one.tree, one.verdict))
     assert texts(figure) == ["9", "1", "2", "3", "4"]
     assert not any("draft tree" in name for name in legend(figure))
 
 
 def test_predictions_join_where_they_are_new_and_there_is_room(one):
-    assert joining(one.beside, [6, 3, 5, 2]) == [(2, 3), (3, 5), (4, 2)]
-    assert joining(one.beside, [6, 3, 5, 2], children=1) == [(2, 3), (4, 2)]
+    assert joining(one.side_tree, [6, 3, 5, 2]) == [(2, 3), (3, 5), (4, 2)]
+    assert joining(one.side_tree, [6, 3, 5, 2], children=1) == [(2, 3), (4, 2)]
     with pytest.raises(ValueError, match="There are 1 predictions for 4 nodes"):
-        joining(one.beside, [6])
+        joining(one.side_tree, [6])
 
 
 @pytest.mark.parametrize("kind", ["round", "proposal"])
 def test_the_mask_has_three_groups_that_see_the_last_token_and_themselves(one, kind):
-    shown = one if kind == "round" else Proposal(one.tree, beside=one.beside)
+    shown = one if kind == "round" else Proposal(one.tree, side_tree=one.side_tree)
     figure = forward_mask(shown, prefix=2)
     cells = np.array(figure.data[0].z)[:, 2:]
     names = np.array(CELLS)[cells]
@@ -113,27 +115,27 @@ def test_the_mask_is_the_one_that_is_scored(steps):
         seen = np.array(forward_mask(one, prefix=0).data[0].z) >= CELLS.index("last token")
         back = [
             0,
-            *range(len(one.beside), len(seen)),
-            *range(1, len(one.beside)),
+            *range(len(one.side_tree), len(seen)),
+            *range(1, len(one.side_tree)),
         ]  # the order of the rows in the forward
-        scored = dt.masks.ancestor_matrix(Proposal(one.tree, beside=one.beside).nodes[1])
+        scored = dt.masks.ancestor_matrix(Proposal(one.tree, side_tree=one.side_tree).nodes[1])
         assert (seen[np.ix_(back, back)] == scored).all()
 
 
 def test_survivors_are_the_very_nodes(steps):
-    rounds, drafter, _ = steps
+    iterations, drafter, _ = steps
     stepped = 0
-    for (before, _, old), (after, _, new) in pairwise(rounds):
-        found = survivors(before.beside, after.beside, drafter.depth)
+    for (before, _, old), (after, _, new) in pairwise(iterations):
+        found = survivors(before.side_tree, after.side_tree, drafter.depth)
         was = {id(node): place for place, node in enumerate(old, start=1)}
         assert found.tolist() == [0, *(was.get(id(node), -1) for node in new)]
-        stepped += len({*range(1, len(before.beside))} - {*found.tolist()}) > 0
+        stepped += len({*range(1, len(before.side_tree))} - {*found.tolist()}) > 0
     assert stepped > 1
 
 
 def test_draft_steps_tell_random_tokens_births_and_what_is_dropped(steps):
-    rounds, drafter, _ = steps
-    trees = [one.beside for one, *_ in rounds]
+    iterations, drafter, _ = steps
+    trees = [one.side_tree for one, *_ in iterations]
     births = draft_births(trees, drafter.depth)
     assert (births[0] == 0).all()
     assert all(born[1:].max() == step for step, born in enumerate(births) if step)
@@ -149,11 +151,11 @@ def test_draft_steps_tell_random_tokens_births_and_what_is_dropped(steps):
 
 
 def test_what_joins_is_there_in_the_next_iteration(steps):
-    rounds, drafter, _ = steps
-    (one, predicted, _), (after, *_) = rounds[:2]
-    new = np.flatnonzero(survivors(one.beside, after.beside, drafter.depth) < 0)
-    added = sorted(token for _, token in joining(one.beside, predicted.tolist(), drafter.children))
-    assert sorted(after.beside.tokens[new].tolist()) == added
+    iterations, drafter, _ = steps
+    (one, predicted, _), (after, *_) = iterations[:2]
+    new = np.flatnonzero(survivors(one.side_tree, after.side_tree, drafter.depth) < 0)
+    added = sorted(token for _, token in joining(one.side_tree, predicted.tolist(), drafter.children))
+    assert sorted(after.side_tree.tokens[new].tolist()) == added
 
 
 def test_pool_trees_show_the_latest_first_and_say_what_they_leave_out(steps):
@@ -169,7 +171,7 @@ def test_pool_trees_show_the_latest_first_and_say_what_they_leave_out(steps):
 
 
 def test_figures_are_offline_and_readable(one, steps):
-    trees = [step.beside for step, *_ in steps[0]]
+    trees = [step.side_tree for step, *_ in steps[0]]
     roots = [*steps[2].pool.roots.values()][:2]
     for figure in (
         forward_trees(one), forward_mask(one), draft_steps(trees, 3), pool_trees(roots)

@@ -15,7 +15,7 @@ from dynatree_lib import plots
 from dynatree_lib.drafters.base import Proposal
 from dynatree_lib.measure import exact
 from dynatree_lib.plots.verification import _places, fraction
-from dynatree_lib.sampling import Laws, Sampling
+from dynatree_lib.sampling import DraftDistributions, Sampling
 from dynatree_lib.tree import DISTINCT, POINT
 from dynatree_lib.verifiers.residual import Recorded, Residual
 
@@ -32,17 +32,17 @@ LAWS = [
 @pytest.fixture
 def example():
     """The worked example of Traversal Verification: X1=a with X3=b and X4=c below it, X2=b with X5=b."""
-    tree = dt.TokenTree.build([0, 0, 1, 1, 2, 1], [-1, 0, 0, 1, 1, 2], law=[POINT] + 5 * [DISTINCT])
-    laws = Laws("the example")
+    tree = dt.TokenTree.build([0, 0, 1, 1, 2, 1], [-1, 0, 0, 1, 1, 2], draws=[POINT] + 5 * [DISTINCT])
+    distributions = DraftDistributions("the example")
     for parent in (0, 1, 2):
-        laws.record(parent, torch.tensor(Q, dtype=torch.float64))
-    return tree, laws, exact.target_rows(TARGET, [0], tree, Sampling(1.0))
+        distributions.record(parent, torch.tensor(Q, dtype=torch.float64))
+    return tree, distributions, exact.target_scores(TARGET, [0], tree, Sampling(1.0))
 
 
 @pytest.fixture
 def steps(example):
-    tree, laws, rows = example
-    recorded, root = Recorded(tree, laws), Residual(rows, 0)
+    tree, distributions, rows = example
+    recorded, root = Recorded(tree, distributions), Residual(rows, 0)
     found = [plots.step_row(root, recorded, 0, 1, text="enter X1")]
     first = Residual(rows, 1, root.ratio(recorded, 1))
     for child, gone in ((3, []), (4, [3])):
@@ -62,18 +62,18 @@ def test_step_rows_hold_the_worked_example(steps):
 
 
 def test_step_rows_are_the_production_rules_probabilities(example, steps):
-    tree, laws, rows = example
+    tree, distributions, rows = example
     kept = np.zeros(len(tree))
-    for verdict, chance in exact.verdicts(dt.Traversal(), Proposal(tree, laws), rows):
-        kept[verdict.path[-1] if verdict.path else 0] += chance
+    for verdict, random in exact.verdicts(dt.Traversal(), Proposal(tree, distributions), rows):
+        kept[verdict.path[-1] if verdict.path else 0] += random
     third, fourth = steps[1]["acceptance"], steps[2]["acceptance"]
     assert kept[[3, 4, 1]] == pytest.approx([third, (1 - third) * fourth, 0], abs=1e-12)
 
 
 def test_a_step_leaves_the_residual_as_it_was(example):
-    tree, laws, rows = example
+    tree, distributions, rows = example
     residual = Residual(rows, 0)
-    once, again = (plots.step_row(residual, Recorded(tree, laws), 0, 1) for _ in range(2))
+    once, again = (plots.step_row(residual, Recorded(tree, distributions), 0, 1) for _ in range(2))
     assert once == again
     assert once["weights"] == pytest.approx(P)
 
@@ -139,7 +139,7 @@ def test_places_keep_leaves_apart_and_parents_in_the_middle(example):
 
 
 def test_law_panels_head_each_panel_with_the_distance():
-    figure = plots.law_panels(LAWS, ["one", "two"], panel="case", title="Two laws", columns=2)
+    figure = plots.distribution_panels(LAWS, ["one", "two"], panel="case", title="Two laws", columns=2)
     assert [note.text for note in figure.layout.annotations] == ["fair: equal", "&lt;b&gt;: TV 0.25"]
     assert sum(trace.showlegend for trace in figure.data) == 3
     first, second, target = figure.data[:3]
@@ -151,14 +151,17 @@ def test_law_panels_head_each_panel_with_the_distance():
 def test_law_panels_work_for_any_number():
     rows = [row | {"case": str(number)} for number in range(7) for row in LAWS[:2]]
     for columns in (1, 3):
-        figure = plots.law_panels(rows, ["one", "two"], panel="case", columns=columns)
+        figure = plots.distribution_panels(rows, ["one", "two"], panel="case", columns=columns)
         assert len(figure.layout.annotations) == 7
         assert sum(axis.visible for axis in figure.select_yaxes()) == 7  # places without a panel stay empty
         assert all("equal" in note.text for note in figure.layout.annotations)
 
 
 def test_figures_need_nothing_from_the_internet(example, steps):
-    for figure in (plots.verification_steps(example[0], steps, "abc"), plots.law_panels(LAWS, ["one"], panel="case")):
+    for figure in (
+        plots.verification_steps(example[0], steps, "abc"),
+        plots.distribution_panels(LAWS, ["one"], panel="case"),
+    ):
         assert figure.layout.template.layout.font.size >= 12
         exported = figure.to_html(full_html=False, include_plotlyjs=False)
         assert not re.search(r"https?://|src=", exported)

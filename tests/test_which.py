@@ -70,13 +70,13 @@ class TestExpectation:
 
     def test_the_draft_is_the_target_without_noise(self):
         target, draft = which.noisy_pair(seed=5, vocabulary=6, noise=0.0)
-        assert target.law((0, 2)) == draft.law((0, 2))
+        assert target.distribution((0, 2)) == draft.distribution((0, 2))
         assert Expectation(target, draft, dt.Sampling(1.0), (1, 1)).distinct() == pytest.approx(3)
 
     def test_a_context_always_has_the_same_law(self):
         target, draft = which.noisy_pair(seed=5)
-        assert draft.law((0, 2)) == draft.law((0, 2)) != target.law((0, 2))
-        assert sum(draft.law((0, 2))) == pytest.approx(1)
+        assert draft.distribution((0, 2)) == draft.distribution((0, 2)) != target.distribution((0, 2))
+        assert sum(draft.distribution((0, 2))) == pytest.approx(1)
 
 
 class TestDecoding:
@@ -88,7 +88,7 @@ class TestDecoding:
             for one in prompts:
                 out = dt.generate(pair.target, one.ids, drafter, max_new_tokens=16, eos_token_ids=())
                 mine = [row for row in found if (row["tree"], row["prompt"]) == (label, one.id)]
-                kept = [each.committed for each in out.rounds][: len(mine)]
+                kept = [each.committed for each in out.iterations][: len(mine)]
                 assert [row["kept"] for row in mine] == kept
                 assert mine[-1]["place"] < 12 <= mine[-1]["place"] + mine[-1]["kept"]
                 assert all(row["tokens"] == dict.fromkeys(names[label], row["kept"]) for row in mine)
@@ -105,7 +105,7 @@ class TestDecoding:
         tree, sampling = dt.SampledTree(pair.draft, 2, 2), dt.Sampling(1.0)
         found = which.mean_nodes(pair, tree, prompts[:1], sampling, 12)
         out = dt.generate(pair.target, prompts[0].ids, tree, sampling=sampling, max_new_tokens=12, eos_token_ids=())
-        assert found == pytest.approx(np.mean([len(one.tree) - 1 for one in out.rounds]))
+        assert found == pytest.approx(np.mean([len(one.tree) - 1 for one in out.iterations]))
 
     def test_all_drafters_meet_the_same_text(self, pair, prompts):
         sampling = dt.Sampling(0.7)

@@ -147,7 +147,7 @@ def report(results: Results) -> str:
         "",
         *table([list(columns), *([cell(one) for cell in columns.values()] for one in summaries)]),
         "",
-        *_beside(results, summaries),
+        *_side_tree(results, summaries),
         *_remarks(results, summaries),
     ]
     return "\n".join(lines) + "\n"
@@ -180,7 +180,7 @@ def _shares(split: dict[str, float] | None) -> str:
     return "/".join(f"{100 * split[part]:.0f}" for part in ("draft", "verify", "host")) if split else "-"
 
 
-def _beside(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
+def _side_tree(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
     """Progressive Tree Drafting's terms for every method that drafts, if one of them drafts beside its tree."""
     from ..measure.metrics import drafting_metrics
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 
 from ..models.base import LanguageModel
-from ..sampling import Chance, Rows
+from ..sampling import RandomSource, Scores
 from ..tree import POINT
 from ..verifiers.base import Drawing, Verdict
-from .base import Drafter, DraftState, Draw, Growth, ModelDrafter, Proposal, check_whole
+from .base import Drafter, DraftState, Draw, ModelDrafter, Proposal, TreeBuilder, check_whole
 from .history import Controller, History
 
 
@@ -194,11 +194,11 @@ class AdaptiveTree(ModelDrafter):
             self.base_depth, self.max_depth, self.tau_low, self.rho_stop,
         )  # fmt: skip
 
-    def start(self, prompt: Sequence[int], chance: Chance) -> AdaptiveState:
+    def start(self, prompt: Sequence[int], random: RandomSource) -> AdaptiveState:
         """See `Drafter.start`; D_0, tau_h and rho_deep begin at the values given."""
-        state = super().start(prompt, chance)
+        state = super().start(prompt, random)
         history = History(self.base_depth, self.tau_high, self.rho_deep)
-        return AdaptiveState(state.session, state.root, state.chance, history=history)
+        return AdaptiveState(state.session, state.root, state.random, history=history)
 
     def extend(self, state: DraftState, tokens: Sequence[int]) -> DraftState:
         """See `Drafter.extend`; another turn is another text to the history."""
@@ -211,13 +211,13 @@ class AdaptiveTree(ModelDrafter):
         state.history = self.controller.after_text(earlier.history)
         return state
 
-    def observe(self, state: DraftState, proposal: Proposal, rows: Rows, verdict: Verdict) -> DraftState:
+    def observe(self, state: DraftState, proposal: Proposal, scores: Scores, verdict: Verdict) -> DraftState:
         """See `Drafter.observe`."""
         assert isinstance(state, AdaptiveState)
         if self.history:
             committed, drafted = len(verdict.path) + 1, len(proposal.tree) - 1
             state.history = self.controller.after_iteration(state.history, committed, drafted)
-        return super().observe(state, proposal, rows, verdict)
+        return super().observe(state, proposal, scores, verdict)
 
     def report(self, state: AdaptiveState) -> dict[str, float]:
         """D_0, tau_h and rho_deep in use, and the mean acceptance they follow (NaN before the first)."""
@@ -230,34 +230,34 @@ class AdaptiveTree(ModelDrafter):
         }
 
     # ------------------------------------------------------------------------------------------------------- the tree
-    def grow(self, growth: Growth, room: int) -> None:
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         """See `ModelDrafter.grow`."""
-        assert isinstance(growth.state, AdaptiveState)
-        now = growth.state.history
+        assert isinstance(builder.state, AdaptiveState)
+        now = builder.state.history
         active = np.array([0])
-        for level in range(min(self.max_depth, room)):
-            active = active[self._expandable(growth.cumulative[active], level, now)]
-            space = self.max_nodes - len(growth)
+        for level in range(min(self.max_depth, max_depth)):
+            active = active[self._expandable(builder.cumulative[active], level, now)]
+            space = self.max_nodes - len(builder)
             if not len(active) or space <= 0:
                 return
             if self.prune == "stop":  # then every child is added, and nodes past the budget need no forward
-                least = 1 if self.draw != "top" else min(self._bounds(level)[0], growth.highest + 1)
+                least = 1 if self.draw != "top" else min(self._bounds(level)[0], builder.highest + 1)
                 active = active[: -(-space // least)]
-            children = self._children(growth, active, level, now)
+            children = self._children(builder, active, level, now)
             if self.prune == "remove":
                 rows, _, logprobs, _ = children
-                kept = growth.cumulative[active][rows] + logprobs >= self._floor
+                kept = builder.cumulative[active][rows] + logprobs >= self._floor
                 children = tuple(column[kept] for column in children)
             rows, *columns = (column[:space] for column in children)
-            active = growth.add(active[rows], *columns)
+            active = builder.add(active[rows], *columns)
 
-    def _children(self, growth: Growth, active: np.ndarray, level: int, now: History) -> tuple[np.ndarray, ...]:
+    def _children(self, builder: TreeBuilder, active: np.ndarray, level: int, now: History) -> tuple[np.ndarray, ...]:
         """Read the active nodes; index into them, token, log-probability and law code of all children."""
         if self.draw != "top":
-            logits = growth.logits(active)
+            logits = builder.logits(active)
             confidence = logits.log_softmax(-1).amax(-1).double().cpu().numpy()
-            return growth.sample(active, logits, self._breadths(confidence, level, now), self.draw, growth.sampling)
-        tokens, logprobs = growth.best(active, self._bounds(level)[1])
+            return builder.sample(active, logits, self._breadths(confidence, level, now), self.draw, builder.sampling)
+        tokens, logprobs = builder.best(active, self._bounds(level)[1])
         chosen = np.arange(tokens.shape[1]) < self._breadths(logprobs[:, 0], level, now)[:, None]
         rows, ranks = np.nonzero(chosen)
         return rows, tokens[rows, ranks], logprobs[rows, ranks], np.full(len(rows), POINT, np.uint8)

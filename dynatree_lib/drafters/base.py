@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..models.base import LanguageModel, Session
-from ..sampling import GREEDY, Chance, Laws, Rows, Sampling, bad_row, unchecked
+from ..sampling import GREEDY, DraftDistributions, RandomSource, Sampling, Scores, bad_logits, unchecked
 from ..tree import DISTINCT, IID, POINT, ROOT, TokenTree, renumbering
 from ..verifiers.base import Drawing, Verdict
 
@@ -32,20 +32,20 @@ class Proposal:
     """
 
     tree: TokenTree
-    laws: Laws | None = None
-    beside: TokenTree | None = None
+    distributions: DraftDistributions | None = None
+    side_tree: TokenTree | None = None
 
     @cached_property
     def nodes(self) -> tuple[np.ndarray, np.ndarray]:
         """Token and parent of every row of the target's forward: the n nodes of `tree`, then those of `beside` below
         node 0. (n + m,) int64 each.
         """
-        if self.beside is None:
+        if self.side_tree is None:
             return self.tree.tokens, self.tree.parents
-        above = self.beside.parents[1:]
+        above = self.side_tree.parents[1:]
         shifted = np.where(above > 0, above + len(self.tree) - 1, 0)
         return (
-            np.concatenate([self.tree.tokens, self.beside.tokens[1:]]),
+            np.concatenate([self.tree.tokens, self.side_tree.tokens[1:]]),
             np.concatenate([self.tree.parents, shifted]),
         )
 
@@ -80,7 +80,7 @@ class Drafter(ABC):
         yield cls(draft)  # type: ignore[call-arg]
 
     @abstractmethod
-    def start(self, prompt: Sequence[int], chance: Chance) -> Any:
+    def start(self, prompt: Sequence[int], random: RandomSource) -> Any:
         """State for a new text of these committed tokens; `chance` is the drafting stream."""
 
     @abstractmethod
@@ -88,7 +88,7 @@ class Drafter(ABC):
         """State after more committed tokens that did not come from this drafter (a chat turn)."""
 
     @abstractmethod
-    def propose(self, state: Any, room: int, sampling: Sampling = GREEDY) -> Proposal:
+    def propose(self, state: Any, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         """A tree at most `room` levels deep; deeper nodes could never be kept. `sampling` is the target's.
 
         What stands beside the tree may be deeper; where the target's context ends before it does, the loop leaves all
@@ -96,7 +96,7 @@ class Drafter(ABC):
         """
 
     @abstractmethod
-    def observe(self, state: Any, proposal: Proposal, rows: Rows, verdict: Verdict) -> Any:
+    def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
         """State after the verdict on a proposal; `rows` are the target's rows of `proposal.nodes`."""
 
     def inherit(self, state: Any, earlier: Any) -> Any:
@@ -120,7 +120,7 @@ class NoDraft(Drafter):
         """The one instance."""
         yield cls()
 
-    def start(self, prompt: Sequence[int], chance: Chance) -> int:
+    def start(self, prompt: Sequence[int], random: RandomSource) -> int:
         """The state is the last committed token."""
         return int(prompt[-1])
 
@@ -128,11 +128,11 @@ class NoDraft(Drafter):
         """See `Drafter.extend`."""
         return int(tokens[-1])
 
-    def propose(self, state: int, room: int, sampling: Sampling = GREEDY) -> Proposal:
+    def propose(self, state: int, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         """Node 0 alone."""
         return Proposal(TokenTree.root_only(state))
 
-    def observe(self, state: int, proposal: Proposal, rows: Rows, verdict: Verdict) -> int:
+    def observe(self, state: int, proposal: Proposal, scores: Scores, verdict: Verdict) -> int:
         """See `Drafter.observe`."""
         return verdict.next_token
 
@@ -150,7 +150,7 @@ class DraftState:
 
     session: Session
     root: int
-    chance: Chance
+    random: RandomSource
     row_of: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
@@ -164,13 +164,13 @@ class ModelDrafter(Drafter):
         """The draft model."""
         return self.draft
 
-    def start(self, prompt: Sequence[int], chance: Chance) -> DraftState:
+    def start(self, prompt: Sequence[int], random: RandomSource) -> DraftState:
         """See `Drafter.start`; the prompt is read by the first forward of `propose`."""
         if not isinstance(self.draft, LanguageModel):
             raise TypeError(f"The draft is a {type(self.draft).__name__}; wrap a transformers model as HFModel(model).")
         session = self.draft.session()
         session.start(self._known(prompt[:-1]))
-        return DraftState(session, int(prompt[-1]), chance)
+        return DraftState(session, int(prompt[-1]), random)
 
     def extend(self, state: DraftState, tokens: Sequence[int]) -> DraftState:
         """See `Drafter.extend`."""
@@ -178,15 +178,15 @@ class ModelDrafter(Drafter):
         state.root = int(tokens[-1])
         return state
 
-    def propose(self, state: DraftState, room: int, sampling: Sampling = GREEDY) -> Proposal:
+    def propose(self, state: DraftState, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         """See `Drafter.propose`; nothing is drafted where the draft's own context is exhausted."""
         state.session.rollback()  # an interrupted iteration may have left nodes behind
-        room = min(room, self.draft.context - state.session.position - 1)
-        growth = Growth(state, self.draft.vocab_size - 1, sampling)
-        if room > 0:
-            self.grow(growth, room)
-        state.row_of = growth.row_of
-        return Proposal(growth.tree(), growth.laws)
+        max_depth = min(max_depth, self.draft.context - state.session.position - 1)
+        builder = TreeBuilder(state, self.draft.vocab_size - 1, sampling)
+        if max_depth > 0:
+            self.grow(builder, max_depth)
+        state.row_of = builder.row_of
+        return Proposal(builder.tree(), builder.distributions)
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         # A target with padded embeddings may emit an id that the draft has no row for. Reading another token in its
@@ -194,10 +194,10 @@ class ModelDrafter(Drafter):
         return [min(int(token), self.draft.vocab_size - 1) for token in tokens]
 
     @abstractmethod
-    def grow(self, growth: Growth, room: int) -> None:
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         """Add nodes to a tree that holds node 0, at most `room` levels of them."""
 
-    def observe(self, state: DraftState, proposal: Proposal, rows: Rows, verdict: Verdict) -> DraftState:
+    def observe(self, state: DraftState, proposal: Proposal, scores: Scores, verdict: Verdict) -> DraftState:
         """See `Drafter.observe`: keep the accepted rows in the draft's cache, queue what it has not read."""
         path = [0, *verdict.path]
         read = [int(row) for row in state.row_of[path] if row >= 0]
@@ -210,10 +210,10 @@ class ModelDrafter(Drafter):
 ROOM = 64
 """Nodes that a growing tree has room for at first; it doubles."""
 COLUMNS = {"tokens": np.int64, "parents": np.int64, "logprobs": np.float64, "cumulative": np.float64,
-           "row_of": np.int64, "law": np.uint8}  # fmt: skip
+           "row_of": np.int64, "draws": np.uint8}  # fmt: skip
 
 
-class Growth:
+class TreeBuilder:
     """A tree while it grows: node arrays, and the draft's forward over a frontier of nodes.
 
     Attributes:
@@ -230,12 +230,12 @@ class Growth:
     logprobs: np.ndarray
     cumulative: np.ndarray
     row_of: np.ndarray
-    law: np.ndarray
+    draws: np.ndarray
 
     def __init__(self, state: DraftState, highest: int, sampling: Sampling = GREEDY) -> None:
         self.state = state
         self.sampling = sampling
-        self.laws: Laws | None = None
+        self.distributions: DraftDistributions | None = None
         self.session = state.session
         self.highest = highest
         self._room = {name: np.empty(ROOM, dtype) for name, dtype in COLUMNS.items()}
@@ -244,7 +244,7 @@ class Growth:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def read(self, frontier: np.ndarray) -> Rows:
+    def read(self, frontier: np.ndarray) -> Scores:
         """One draft forward over the nodes in `frontier` (their parents read before); rows of these nodes."""
         above = self.parents[frontier]
         parents = np.where(above >= 0, self.row_of[above], ROOT)
@@ -278,7 +278,7 @@ class Growth:
         """
         tokens, logprobs, sharp = most_probable(self.logits(frontier), breadth, sharpness)
         if np.isnan(logprobs[:, 0]).any():
-            raise ValueError(bad_row(self.session.owner, int(frontier[np.isnan(logprobs[:, 0])][0])))
+            raise ValueError(bad_logits(self.session.owner, int(frontier[np.isnan(logprobs[:, 0])][0])))
         return tokens, logprobs, sharp
 
     def sample(
@@ -301,29 +301,31 @@ class Growth:
             ValueError: for logits that describe no law; the message names the node and the draft.
         """
         given = unchecked(logits, Sampling(1.0) if sampling.greedy else sampling)
-        laws, plain = torch.stack((given, logits.log_softmax(-1))).cpu()  # one transfer per level
-        bad = laws.isnan().any(-1).nonzero()
+        distributions, plain = torch.stack((given, logits.log_softmax(-1))).cpu()  # one transfer per level
+        bad = distributions.isnan().any(-1).nonzero()
         if len(bad):
-            raise ValueError(bad_row(self.session.owner, int(frontier[int(bad[0])])))
-        self.laws = self.laws or Laws(self.session.owner)
+            raise ValueError(bad_logits(self.session.owner, int(frontier[int(bad[0])])))
+        self.distributions = self.distributions or DraftDistributions(self.session.owner)
         drawn: list[tuple[int, int, int]] = []
         for index, (node, count) in enumerate(zip(frontier.tolist(), counts.tolist(), strict=True)):
-            self.laws.record(node, laws[index])
+            self.distributions.record(node, distributions[index])
             how = "top" if sampling.greedy else draw
-            drawn += [(index, *child) for child in _children(laws[index], count, how, self.state.chance)]
+            drawn += [(index, *child) for child in _children(distributions[index], count, how, self.state.random)]
         rows, tokens, codes = np.array(drawn, np.int64).reshape(-1, 3).T
         shares = plain[torch.from_numpy(rows), torch.from_numpy(tokens)]
         return rows, tokens, shares.double().numpy(), codes.astype(np.uint8)
 
     def add(
-        self, parents: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, law: np.ndarray | None = None
+        self, parents: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, draws: np.ndarray | None = None
     ) -> np.ndarray:
         """Append (k,) children, deterministic ones unless `law` has their codes; their node indices."""
         first = len(self)
         while first + len(tokens) > len(self._room["tokens"]):
-            self._room = {name: np.concatenate([room, np.empty_like(room)]) for name, room in self._room.items()}
+            self._room = {
+                name: np.concatenate([max_depth, np.empty_like(max_depth)]) for name, max_depth in self._room.items()
+            }
         self._fill(
-            first, tokens, parents, logprobs, self.cumulative[parents] + logprobs, -1, POINT if law is None else law
+            first, tokens, parents, logprobs, self.cumulative[parents] + logprobs, -1, POINT if draws is None else draws
         )
         return np.arange(first, len(self))
 
@@ -334,9 +336,9 @@ class Growth:
     def _fill(self, first: int, *columns: Any) -> None:
         """Write values from node `first` on, in the order of `COLUMNS`, and forget what stood behind them."""
         end = first + len(columns[0])
-        for (name, room), values in zip(self._room.items(), columns, strict=True):
-            room[first:end] = values
-            setattr(self, name, room[:end])
+        for (name, max_depth), values in zip(self._room.items(), columns, strict=True):
+            max_depth[first:end] = values
+            setattr(self, name, max_depth[:end])
 
     def keep(self, nodes: np.ndarray) -> None:
         """Forget all other nodes; `nodes` are ascending indices, closed under parents, node 0 among them.
@@ -344,15 +346,15 @@ class Growth:
         Raises:
             RuntimeError: for a sampled tree, whose nodes must not be selected once they are drawn.
         """
-        if self.law.any():
+        if self.draws.any():
             raise RuntimeError("keep() would select nodes of a sampled tree after they were drawn, which biases it.")
         parents = renumbering(len(self), nodes)[self.parents[nodes]]
-        kept = (column[nodes] for column in (self.logprobs, self.cumulative, self.row_of, self.law))
+        kept = (column[nodes] for column in (self.logprobs, self.cumulative, self.row_of, self.draws))
         self._fill(0, self.tokens[nodes], parents, *kept)
 
     def tree(self) -> TokenTree:
         """The finished tree."""
-        return TokenTree(self.tokens, self.parents, self.logprobs, self.law)
+        return TokenTree(self.tokens, self.parents, self.logprobs, self.draws)
 
 
 Draw = Literal["top", "iid", "distinct", "hybrid"]
@@ -360,18 +362,18 @@ Draw = Literal["top", "iid", "distinct", "hybrid"]
 without, or all but the last the most probable and the last drawn from the rest."""
 
 
-def _children(law: torch.Tensor, count: int, draw: Draw, chance: Chance) -> list[tuple[int, int]]:
+def _children(draws: torch.Tensor, count: int, draw: Draw, random: RandomSource) -> list[tuple[int, int]]:
     """Up to `count` (token, law code) in draw order."""
     if draw == "iid":
-        return [(chance.draw(law), IID) for _ in range(count)]
+        return [(random.draw(draws), IID) for _ in range(count)]
     if draw == "distinct":
-        return [(token, DISTINCT) for token in chance.draw_distinct(law, count)]
-    best = law.topk(min(count, len(law)))
+        return [(token, DISTINCT) for token in random.draw_distinct(draws, count)]
+    best = draws.topk(min(count, len(draws)))
     top = [int(i) for i, p in zip(best.indices, best.values, strict=True) if p > 0]
     if draw == "top" or len(top) < count:  # no more than `count` tokens are possible: nothing is left to draw
         return [(token, POINT) for token in top]
-    rest = law.index_fill(0, torch.tensor(top[: count - 1], dtype=torch.int64, device=law.device), 0)
-    last = [(token, DISTINCT) for token in (chance.draw_distinct(rest, 1) if count else [])]
+    rest = draws.index_fill(0, torch.tensor(top[: count - 1], dtype=torch.int64, device=draws.device), 0)
+    last = [(token, DISTINCT) for token in (random.draw_distinct(rest, 1) if count else [])]
     return [*((token, POINT) for token in top[: count - 1]), *last]
 
 
@@ -386,8 +388,8 @@ def most_probable(
     """
     breadth = min(breadth, logits.shape[-1])
     indices = logits.topk(min(breadth + 1, logits.shape[-1]), -1).indices  # one more, to see a tie at the edge
-    laws = [logits] if sharpness == 1 else [logits, sharpness * logits]
-    shares = [law.log_softmax(-1).gather(-1, indices) for law in laws]
+    distributions = [logits] if sharpness == 1 else [logits, sharpness * logits]
+    shares = [draws.log_softmax(-1).gather(-1, indices) for draws in distributions]
     if logits.device.type == "cpu":
         tokens, found = indices.numpy(), [share.numpy().astype(np.float64) for share in shares]
     else:  # one transfer; ids are exact below 2^24
@@ -415,10 +417,10 @@ def check_whole(drafter: Drafter, *names: str) -> None:
             raise ValueError(f"{name} is {getattr(drafter, name)!r}; give a whole number.")
 
 
-def random_tokens(text: Sequence[int], count: int, chance: Chance) -> list[int]:
+def random_tokens(text: Sequence[int], count: int, random: RandomSource) -> list[int]:
     """`count` tokens drawn from those of a text, each as probable as it is frequent there; they may be equal."""
     weights = torch.ones(len(text))
-    return [int(text[chance.draw(weights)]) for _ in range(count)]
+    return [int(text[random.draw(weights)]) for _ in range(count)]
 
 
 def check_window(target: LanguageModel, depth: int, what: str) -> None:

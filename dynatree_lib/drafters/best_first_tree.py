@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..models.base import LanguageModel
-from .base import Drafter, Growth, ModelDrafter, check_whole
+from .base import Drafter, ModelDrafter, TreeBuilder, check_whole
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class BestFirstTree(ModelDrafter):
         yield cls(draft, max_nodes=40, depth=3, branching=3)
         yield cls(draft, max_nodes=5, depth=6, branching=1)
 
-    def grow(self, growth: Growth, room: int) -> None:
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         """See `ModelDrafter.grow`."""
         frontier = np.array([0])
-        for _ in range(min(self.depth, room)):
-            tokens, logprobs = growth.best(frontier, self.branching)
-            before = len(growth)
-            growth.add(np.repeat(frontier, tokens.shape[1]), tokens.ravel(), logprobs.ravel())
-            kept = highest(growth.cumulative, self.max_nodes)
-            growth.keep(kept)
+        for _ in range(min(self.depth, max_depth)):
+            tokens, logprobs = builder.best(frontier, self.branching)
+            before = len(builder)
+            builder.add(np.repeat(frontier, tokens.shape[1]), tokens.ravel(), logprobs.ravel())
+            kept = highest(builder.cumulative, self.max_nodes)
+            builder.keep(kept)
             frontier = np.flatnonzero(kept >= before)
             if not len(frontier):
                 return

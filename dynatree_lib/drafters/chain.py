@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..models.base import LanguageModel
-from .base import Drafter, Growth, ModelDrafter
+from .base import Drafter, ModelDrafter, TreeBuilder
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Chain(ModelDrafter):
         """Shortest, usual, long."""
         yield from (cls(draft, length) for length in (1, 4, 9))
 
-    def grow(self, growth: Growth, room: int) -> None:
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         """See `ModelDrafter.grow`."""
         node = np.array([0])
-        for _ in range(min(self.length, room)):
-            tokens, logprobs = growth.best(node, 1)
-            node = growth.add(node, tokens[:, 0], logprobs[:, 0])
+        for _ in range(min(self.length, max_depth)):
+            tokens, logprobs = builder.best(node, 1)
+            node = builder.add(node, tokens[:, 0], logprobs[:, 0])

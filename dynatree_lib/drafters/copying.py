@@ -54,7 +54,7 @@ class Copies:
             if guess != token:
                 break
 
-    def chances(self, count: int) -> np.ndarray:
+    def probabilities(self, count: int) -> np.ndarray:
         """(count,) probability that each copied token is right if those before it are."""
         first, later = (right / tried for right, tried in zip(self.right, self.tried, strict=True))
         return np.array([first, *[later] * (count - 1)][:count])

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..costs import CostCurve
 from ..models.base import LanguageModel
-from ..sampling import Chance, Rows
+from ..sampling import RandomSource, Scores
 from ..verifiers.base import Verdict
-from .base import Drafter, DraftState, Growth, ModelDrafter, Proposal, check_whole
+from .base import Drafter, DraftState, ModelDrafter, Proposal, TreeBuilder, check_whole
 from .best_first_tree import highest
 
 WEIGHT = 50.0
@@ -127,11 +127,11 @@ class CostAwareTree(ModelDrafter):
         """The draft's cost by rows of a level."""
         return CostCurve(self.draft_cost)
 
-    def start(self, prompt: Sequence[int], chance: Chance) -> CostAwareState:
+    def start(self, prompt: Sequence[int], random: RandomSource) -> CostAwareState:
         """See `Drafter.start`."""
-        state = super().start(prompt, chance)
+        state = super().start(prompt, random)
         return CostAwareState(
-            state.session, state.root, state.chance,
+            state.session, state.root, state.random,
             sharpness=self.sharpness, committed=WEIGHT * self.rate, spent=WEIGHT,
         )  # fmt: skip
 
@@ -141,7 +141,7 @@ class CostAwareTree(ModelDrafter):
         state.committed = WEIGHT * earlier.committed / earlier.spent
         return state
 
-    def observe(self, state: DraftState, proposal: Proposal, rows: Rows, verdict: Verdict) -> DraftState:
+    def observe(self, state: DraftState, proposal: Proposal, scores: Scores, verdict: Verdict) -> DraftState:
         """See `Drafter.observe`."""
         assert isinstance(state, CostAwareState)
         state.committed += len(verdict.path) + 1
@@ -150,36 +150,36 @@ class CostAwareTree(ModelDrafter):
         low, high = SHARPNESS
         state.sharpness = max(low, min(high, state.sharpness * math.exp(self.learning * surprise)))
         state.expected = state.drafting = 0.0  # an iteration without room for a tree promises nothing
-        return super().observe(state, proposal, rows, verdict)
+        return super().observe(state, proposal, scores, verdict)
 
     def report(self, state: CostAwareState) -> dict[str, float]:
         """Sharpness and rate in use."""
         return {"sharpness": state.sharpness, "rate": state.committed / state.spent}
 
     # ------------------------------------------------------------------------------------------------------- the tree
-    def grow(self, growth: Growth, room: int) -> None:
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         """See `ModelDrafter.grow`."""
-        state = growth.state
+        state = builder.state
         assert isinstance(state, CostAwareState)
         rate = state.committed / state.spent
         estimate = np.ones(1)  # a(u)
         frontier = np.array([0])
-        for _ in range(min(self.depth, room)):
-            frontier = self._worth_reading(frontier, estimate, rate, len(growth))
+        for _ in range(min(self.depth, max_depth)):
+            frontier = self._worth_reading(frontier, estimate, rate, len(builder))
             if not len(frontier):
                 break
-            tokens, logprobs, shares = growth.most_probable(frontier, self.branching, state.sharpness)
-            state.drafting += float(self._prices.reading[len(frontier)]) + self._extra(len(growth))
-            chances = estimate[frontier][:, None] * np.exp(shares)
-            rows, ranks = np.nonzero(chances > rate * self._prices.row[len(growth)])
-            before = len(growth)
-            frontier = growth.add(frontier[rows], tokens[rows, ranks], logprobs[rows, ranks])
-            estimate = np.concatenate([estimate, chances[rows, ranks]])
-            if len(growth) > self.max_nodes:
+            tokens, logprobs, shares = builder.most_probable(frontier, self.branching, state.sharpness)
+            state.drafting += float(self._prices.reading[len(frontier)]) + self._extra(len(builder))
+            probabilities = estimate[frontier][:, None] * np.exp(shares)
+            rows, ranks = np.nonzero(probabilities > rate * self._prices.row[len(builder)])
+            before = len(builder)
+            frontier = builder.add(frontier[rows], tokens[rows, ranks], logprobs[rows, ranks])
+            estimate = np.concatenate([estimate, probabilities[rows, ranks]])
+            if len(builder) > self.max_nodes:
                 kept = highest(estimate, self.max_nodes)
-                growth.keep(kept)
+                builder.keep(kept)
                 estimate, frontier = estimate[kept], np.flatnonzero(kept >= before)
-        state.expected = self._cut(growth, estimate, rate)
+        state.expected = self._cut(builder, estimate, rate)
 
     def _worth_reading(self, frontier: np.ndarray, estimate: np.ndarray, rate: float, nodes: int) -> np.ndarray:
         """The nodes whose best child can be expected to pay for its row and their own; none if not for the forward."""
@@ -198,25 +198,25 @@ class CostAwareTree(ModelDrafter):
 
     def _worth_drafting(self, rate: float, share: float, once: float) -> bool:
         """Whether some number of levels, gaining `share` of their tokens, pays for itself and for what is paid once."""
-        prices = self._prices
-        return bool((share * prices.gain > rate * (prices.levels + once)).any())
+        marginal_costs = self._prices
+        return bool((share * marginal_costs.gain > rate * (marginal_costs.levels + once)).any())
 
     def _extra(self, nodes: int) -> float:
         """The first level, when there is node 0 alone, bears the overhead."""
         return self.overhead if nodes == 1 else 0.0
 
-    def _cut(self, growth: Growth, estimate: np.ndarray, rate: float) -> float:
+    def _cut(self, builder: TreeBuilder, estimate: np.ndarray, rate: float) -> float:
         """Keep the most probable nodes, as many as pay (a parent is no less probable); the tokens they promise."""
         gain = np.cumsum(-np.sort(-estimate))
         size = int(np.argmax(gain - rate * self._prices.verifying[: len(gain)])) + 1
         if size < len(estimate):
-            growth.keep(highest(estimate, size))
+            builder.keep(highest(estimate, size))
         return float(gain[size - 1]) - 1
 
     @cached_property
     def _prices(self) -> _Prices:
         counts = range(1, self.max_nodes + 1)
-        rows = np.array([0.0, *(self.verifying.price(count) for count in counts)])
+        rows = np.array([0.0, *(self.verifying.marginal_cost(count) for count in counts)])
         reading = np.array([0.0, *self.reading.at(np.array(counts))])
         levels = np.arange(1, self.depth + 1)
         gain, cost = np.cumsum(self.child**levels), levels * (rows[1] + reading[1])

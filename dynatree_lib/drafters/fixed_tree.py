@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from ..models.base import LanguageModel
-from .base import Drafter, Growth, ModelDrafter
+from .base import Drafter, ModelDrafter, TreeBuilder
 
 
 @dataclass(frozen=True)
@@ -92,27 +92,27 @@ class FixedTree(ModelDrafter):
             level -= 1
         return self._branchings[min(level, len(self._branchings) - 1)]
 
-    def grow(self, growth: Growth, room: int) -> None:
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         """See `ModelDrafter.grow`."""
         floor = -math.inf if self.tau is None else math.log(self.tau)
         active = np.array([0])
-        for level in range(1, min(self.depth, room) + 1):
-            active = active[growth.cumulative[active] >= floor]
-            space = self.max_nodes - len(growth)
+        for level in range(1, min(self.depth, max_depth) + 1):
+            active = active[builder.cumulative[active] >= floor]
+            space = self.max_nodes - len(builder)
             if not len(active) or space <= 0:
                 return
             breadth = self.breadth(level)
             if self.prune == "stop":  # then all children are added, and nodes past the budget need no forward
-                active = active[: -(-space // min(breadth, growth.highest + 1))]
-            tokens, logprobs = growth.best(active, breadth)
+                active = active[: -(-space // min(breadth, builder.highest + 1))]
+            tokens, logprobs = builder.best(active, breadth)
             parents = np.repeat(active, tokens.shape[1])
-            active = self._add(growth, parents, tokens.ravel(), logprobs.ravel(), floor)
+            active = self._add(builder, parents, tokens.ravel(), logprobs.ravel(), floor)
 
     def _add(
-        self, growth: Growth, parents: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, floor: float
+        self, builder: TreeBuilder, parents: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, floor: float
     ) -> np.ndarray:
         if self.prune == "remove":
-            keep = growth.cumulative[parents] + logprobs >= floor
+            keep = builder.cumulative[parents] + logprobs >= floor
             parents, tokens, logprobs = parents[keep], tokens[keep], logprobs[keep]
-        space = self.max_nodes - len(growth)
-        return growth.add(parents[:space], tokens[:space], logprobs[:space])
+        space = self.max_nodes - len(builder)
+        return builder.add(parents[:space], tokens[:space], logprobs[:space])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..models.base import LanguageModel
-from ..sampling import GREEDY, Chance, Rows, Sampling
+from ..sampling import GREEDY, RandomSource, Sampling, Scores
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal, check_whole, check_window, random_tokens
@@ -79,19 +79,19 @@ class Lookahead(NgramDrafter[LookaheadState]):
         """See `Drafter.check`."""
         check_window(target, self.reach, f"A window of {self.window} with n-grams of {self.ngram}")
 
-    def start(self, prompt: Sequence[int], chance: Chance) -> LookaheadState:
+    def start(self, prompt: Sequence[int], random: RandomSource) -> LookaheadState:
         """See `Drafter.start`; the window begins with random tokens of the prompt."""
-        first = random_tokens(prompt, self.reach, chance)
+        first = random_tokens(prompt, self.reach, random)
         state = LookaheadState(int(prompt[-1]), NgramPool(self.guesses), [], [first])
         return self.extend(state, prompt)
 
     # --------------------------------------------------------------------------------------------------- an iteration
-    def propose(self, state: LookaheadState, room: int, sampling: Sampling = GREEDY) -> Proposal:
+    def propose(self, state: LookaheadState, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         """See `Drafter.propose`."""
-        beside = self._beside(state) if self.reach else None
-        return Proposal(self.retrieved(state, room), beside=beside)
+        side_tree = self._side_tree(state) if self.reach else None
+        return Proposal(self.retrieved(state, max_depth), side_tree=side_tree)
 
-    def _beside(self, state: LookaheadState) -> TokenTree:
+    def _side_tree(self, state: LookaheadState) -> TokenTree:
         """The window level by level: level 0 a chain, the column j of the others below its place j."""
         first, *others = state.levels
         tokens, parents = [state.root, *first], [ROOT, *range(len(first))]
@@ -102,11 +102,11 @@ class Lookahead(NgramDrafter[LookaheadState]):
             above = [*range(len(tokens) - len(level), len(tokens))]
         return TokenTree.build(tokens, parents)
 
-    def observe(self, state: LookaheadState, proposal: Proposal, rows: Rows, verdict: Verdict) -> LookaheadState:
+    def observe(self, state: LookaheadState, proposal: Proposal, scores: Scores, verdict: Verdict) -> LookaheadState:
         """See `Drafter.observe`."""
-        if proposal.beside is not None or self.reach == 0:
-            columns = rows.argmax[len(rows) - len(state.levels[-1]) :].tolist()
-            self._move(state, columns if self.ngram > 2 else [int(rows.argmax[0]), *columns])
+        if proposal.side_tree is not None or self.reach == 0:
+            columns = scores.argmax[len(scores) - len(state.levels[-1]) :].tolist()
+            self._move(state, columns if self.ngram > 2 else [int(scores.argmax[0]), *columns])
         return self.extend(state, verdict.tokens(proposal.tree))
 
     def _move(self, state: LookaheadState, predicted: list[int]) -> None:

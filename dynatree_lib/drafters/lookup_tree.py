@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..models.base import LanguageModel
-from ..sampling import Chance, Rows
+from ..sampling import RandomSource, Scores
 from ..tree import ROOT, renumbering
 from ..verifiers.base import Verdict
-from .base import Drafter, DraftState, Growth, Proposal
+from .base import Drafter, DraftState, Proposal, TreeBuilder
 from .best_first_tree import highest
 from .copying import Copies
 from .cost_aware_tree import CostAwareState, CostAwareTree
@@ -28,19 +28,19 @@ class LookupState(CostAwareState):
 
 @dataclass
 class _Grown:
-    """Estimates beside the nodes of a Growth.
+    """Estimates beside the nodes of a tree builder.
 
     Attributes:
-        chance: (n,) a(u).
+        probability: (n,) a(u).
         copy: (n,) the child of each node that was copied, -1 for none.
     """
 
-    chance: np.ndarray
+    probability: np.ndarray
     copy: np.ndarray
 
     def keep(self, nodes: np.ndarray) -> None:
-        self.copy = renumbering(len(self.chance), nodes)[self.copy[nodes]]
-        self.chance = self.chance[nodes]
+        self.copy = renumbering(len(self.probability), nodes)[self.copy[nodes]]
+        self.probability = self.probability[nodes]
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class LookupTree(CostAwareTree):
         yield cls(draft, **free, ngram=1, depth=4, max_nodes=12)
 
     # ------------------------------------------------------------------------------------------------------ the state
-    def start(self, prompt: Sequence[int], chance: Chance) -> LookupState:
+    def start(self, prompt: Sequence[int], random: RandomSource) -> LookupState:
         """See `Drafter.start`."""
-        state = super().start(prompt, chance)
+        state = super().start(prompt, random)
         copies = Copies(self.ngram, [])
         copies.append(prompt)
         return LookupState(
-            state.session, state.root, state.chance, sharpness=state.sharpness, committed=state.committed,
+            state.session, state.root, state.random, sharpness=state.sharpness, committed=state.committed,
             spent=state.spent, copies=copies,
         )  # fmt: skip
 
@@ -102,87 +102,87 @@ class LookupTree(CostAwareTree):
         state.copies.right, state.copies.tried = [*earlier.copies.right], [*earlier.copies.tried]
         return super().inherit(state, earlier)
 
-    def observe(self, state: DraftState, proposal: Proposal, rows: Rows, verdict: Verdict) -> DraftState:
+    def observe(self, state: DraftState, proposal: Proposal, scores: Scores, verdict: Verdict) -> DraftState:
         """See `Drafter.observe`."""
         assert isinstance(state, LookupState)
         tokens = verdict.tokens(proposal.tree)
         state.copies.learn(state.copied, tokens)
         state.copies.append(tokens)
         state.copied = []
-        return super().observe(state, proposal, rows, verdict)
+        return super().observe(state, proposal, scores, verdict)
 
     def report(self, state: CostAwareState) -> dict[str, float]:
         """Sharpness and rate in use, and the chance of the first copied token and of a later one."""
         assert isinstance(state, LookupState)
-        first, later = state.copies.chances(2)
+        first, later = state.copies.probabilities(2)
         return {**super().report(state), "first_copy": float(first), "later_copy": float(later)}
 
     # ------------------------------------------------------------------------------------------------------- the tree
-    def grow(self, growth: Growth, room: int) -> None:
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         """See `ModelDrafter.grow`."""
-        state = growth.state
+        state = builder.state
         assert isinstance(state, LookupState)
         rate, grown = state.committed / state.spent, _Grown(np.ones(1), np.array([ROOT]))
-        self._copy(growth, grown, state, min(self.longest, self.max_nodes - 1, room), rate)
+        self._copy(builder, grown, state, min(self.longest, self.max_nodes - 1, max_depth), rate)
         frontier = np.array([0])
-        for level in range(min(self.depth, room)):
-            frontier = self._unlike_copies(growth, grown, frontier, rate, level)
+        for level in range(min(self.depth, max_depth)):
+            frontier = self._unlike_copies(builder, grown, frontier, rate, level)
             if not len(frontier):
                 break
             state.drafting += float(self._prices.reading[len(frontier)]) + (0.0 if level else self.overhead)
-            frontier = self._read(growth, grown, frontier, rate)
-        state.expected = self._cut(growth, grown.chance, rate)
+            frontier = self._read(builder, grown, frontier, rate)
+        state.expected = self._cut(builder, grown.probability, rate)
 
-    def _copy(self, growth: Growth, grown: _Grown, state: LookupState, count: int, rate: float) -> None:
+    def _copy(self, builder: TreeBuilder, grown: _Grown, state: LookupState, count: int, rate: float) -> None:
         """Add the copied tokens whose row pays."""
         state.copied = state.copies.following(count)
-        chances = np.cumprod(state.copies.chances(len(state.copied)))
-        pays = chances > rate * self._prices.row[len(growth) + np.arange(len(chances))]
-        count = len(chances) if pays.all() else int(pays.argmin())
-        grown.chance = np.append(grown.chance, chances[:count])
+        probabilities = np.cumprod(state.copies.probabilities(len(state.copied)))
+        pays = probabilities > rate * self._prices.row[len(builder) + np.arange(len(probabilities))]
+        count = len(probabilities) if pays.all() else int(pays.argmin())
+        grown.probability = np.append(grown.probability, probabilities[:count])
         grown.copy = np.append(np.arange(1, count + 1), ROOT)
-        growth.add_path(state.copied[:count], np.log(grown.chance[1:] / grown.chance[:-1]))
+        builder.add_path(state.copied[:count], np.log(grown.probability[1:] / grown.probability[:-1]))
 
     def _unlike_copies(
-        self, growth: Growth, grown: _Grown, frontier: np.ndarray, rate: float, level: int
+        self, builder: TreeBuilder, grown: _Grown, frontier: np.ndarray, rate: float, level: int
     ) -> np.ndarray:
         """The nodes of the frontier that are worth reading for what a copy does not already promise."""
         has = grown.copy[frontier] >= 0
-        promised = np.where(has, grown.chance[grown.copy[frontier]], 0.0)
-        fresh = np.ones(len(growth))
-        fresh[frontier] = grown.chance[frontier] - promised
-        if level == 0 and len(growth) > 1:  # a copy pays for the tree; levels of drafting have to bear the overhead
+        promised = np.where(has, grown.probability[grown.copy[frontier]], 0.0)
+        fresh = np.ones(len(builder))
+        fresh[frontier] = grown.probability[frontier] - promised
+        if level == 0 and len(builder) > 1:  # a copy pays for the tree; levels of drafting have to bear the overhead
             return frontier if self._worth_drafting(rate, float(fresh[0]), self.overhead) else frontier[:0]
-        return self._worth_reading(frontier, fresh, rate, len(growth))
+        return self._worth_reading(frontier, fresh, rate, len(builder))
 
-    def _read(self, growth: Growth, grown: _Grown, frontier: np.ndarray, rate: float) -> np.ndarray:
+    def _read(self, builder: TreeBuilder, grown: _Grown, frontier: np.ndarray, rate: float) -> np.ndarray:
         """Read nodes of the frontier and add the children that pay; the next frontier, copied children included."""
-        state = growth.state
+        state = builder.state
         assert isinstance(state, LookupState)
-        tokens, logprobs, shares = growth.most_probable(frontier, self.branching, state.sharpness)
+        tokens, logprobs, shares = builder.most_probable(frontier, self.branching, state.sharpness)
         copy = grown.copy[frontier]
-        copied = np.where(copy >= 0, growth.tokens[copy], -1)[:, None] == tokens
-        left = grown.chance[frontier] - np.where(copy >= 0, grown.chance[copy], 0.0)
-        chances = left[:, None] * np.exp(shares)
+        copied = np.where(copy >= 0, builder.tokens[copy], -1)[:, None] == tokens
+        left = grown.probability[frontier] - np.where(copy >= 0, grown.probability[copy], 0.0)
+        probabilities = left[:, None] * np.exp(shares)
         for row in np.flatnonzero(copied.any(-1)):  # draft and copy agree
-            self._raise(grown, int(copy[row]), float(chances[row][copied[row]][0]))
-        rows, ranks = np.nonzero((chances > rate * self._prices.row[min(len(growth), self.max_nodes)]) & ~copied)
-        before = len(growth)
-        growth.add(frontier[rows], tokens[rows, ranks], logprobs[rows, ranks])
-        grown.chance = np.concatenate([grown.chance, chances[rows, ranks]])
+            self._raise(grown, int(copy[row]), float(probabilities[row][copied[row]][0]))
+        rows, ranks = np.nonzero((probabilities > rate * self._prices.row[min(len(builder), self.max_nodes)]) & ~copied)
+        before = len(builder)
+        builder.add(frontier[rows], tokens[rows, ranks], logprobs[rows, ranks])
+        grown.probability = np.concatenate([grown.probability, probabilities[rows, ranks]])
         grown.copy = np.concatenate([grown.copy, np.full(len(rows), ROOT)])
-        following = np.sort(np.concatenate([copy[copy >= 0], np.arange(before, len(growth))]))
-        if len(growth) <= self.max_nodes:
+        following = np.sort(np.concatenate([copy[copy >= 0], np.arange(before, len(builder))]))
+        if len(builder) <= self.max_nodes:
             return following
-        kept = highest(grown.chance, self.max_nodes)
-        growth.keep(kept)
+        kept = highest(grown.probability, self.max_nodes)
+        builder.keep(kept)
         grown.keep(kept)
         return np.flatnonzero(np.isin(kept, following))
 
     @staticmethod
     def _raise(grown: _Grown, node: int, by: float) -> None:
         """The draft thinks so too: a copied node's chance, and those of the copies below it in proportion."""
-        factor = 1 + by / grown.chance[node]
+        factor = 1 + by / grown.probability[node]
         while node >= 0:
-            grown.chance[node] *= factor
+            grown.probability[node] *= factor
             node = int(grown.copy[node])

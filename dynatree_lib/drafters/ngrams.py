@@ -57,6 +57,6 @@ class NgramDrafter(Drafter, Generic[State]):
         """Size of the pool."""
         return {"pool_ngrams": float(len(state.pool))}
 
-    def retrieved(self, state: State, room: int) -> TokenTree:
+    def retrieved(self, state: State, max_depth: int) -> TokenTree:
         """What the pool has after the last token, at most `room` levels of it, as one tree with shared prefixes."""
-        return TokenTree.from_paths(state.root, [ngram[: max(room, 0)] for ngram in state.pool.after(state.root)])
+        return TokenTree.from_paths(state.root, [ngram[: max(max_depth, 0)] for ngram in state.pool.after(state.root)])

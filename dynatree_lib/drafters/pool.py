@@ -206,7 +206,7 @@ def ranked(node: Candidate) -> list[Candidate]:
 
 
 def best_first(
-    root: Candidate | None, chances: RankChances, depth: int, worth: Sequence[float]
+    root: Candidate | None, probabilities: RankChances, depth: int, worth: Sequence[float]
 ) -> tuple[list[int], list[int], list[int]]:
     """The candidates below a cached tree's root that are most likely right, the likeliest first.
 
@@ -227,11 +227,13 @@ def best_first(
     open_: list[tuple[float, int, int, int, int, Candidate]] = []
     number = 0
 
-    def push(node: Candidate, index: int, chance: float, level: int) -> None:
+    def push(node: Candidate, index: int, probability: float, level: int) -> None:
         nonlocal number
-        for rank, child in enumerate(ranked(node)[: len(worth) + len(chances.right)]):  # later ranks are no likelier
+        for rank, child in enumerate(
+            ranked(node)[: len(worth) + len(probabilities.right)]
+        ):  # later ranks are no likelier
             number += 1
-            heapq.heappush(open_, (-chance * chances[rank], number, index, rank, level + 1, child))
+            heapq.heappush(open_, (-probability * probabilities[rank], number, index, rank, level + 1, child))
 
     if root is not None and depth > 0:
         push(root, 0, 1.0, 0)

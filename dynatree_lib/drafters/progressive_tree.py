@@ -9,7 +9,7 @@ from functools import cached_property
 
 from ..costs import CostCurve
 from ..models.base import LanguageModel
-from ..sampling import GREEDY, Chance, Rows, Sampling, probabilities
+from ..sampling import GREEDY, RandomSource, Sampling, Scores, probabilities
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal, check_whole, check_window, random_tokens
@@ -55,10 +55,10 @@ class ProgressiveState:
     """
 
     root: int
-    chance: Chance
+    random: RandomSource
     subtrees: list[Grown]
     pool: CandidatePool
-    chances: RankChances
+    probabilities: RankChances
     order: list[Grown] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)
@@ -174,16 +174,16 @@ class ProgressiveTree(Drafter):
         """See `Drafter.check`."""
         check_window(target, self.depth + 1, f"A draft tree of depth {self.depth}")
 
-    def start(self, prompt: Sequence[int], chance: Chance) -> ProgressiveState:
+    def start(self, prompt: Sequence[int], random: RandomSource) -> ProgressiveState:
         """See `Drafter.start`."""
         subtrees = Grown(ROOT)
         level = [subtrees]
         for count in self._levels:
             for node in level:
-                node.children = {token: Grown(token) for token in random_tokens(prompt, count, chance)}
+                node.children = {token: Grown(token) for token in random_tokens(prompt, count, random)}
             level = [child for node in level for child in node.children.values()]
         state = ProgressiveState(
-            int(prompt[-1]), chance, [*subtrees.children.values()], CandidatePool(self.max_pool), RankChances(PRIOR),
+            int(prompt[-1]), random, [*subtrees.children.values()], CandidatePool(self.max_pool), RankChances(PRIOR),
             committed=WEIGHT * self.rate, spent=WEIGHT,
         )  # fmt: skip
         self._read(state, prompt)
@@ -201,7 +201,7 @@ class ProgressiveTree(Drafter):
         """See `Drafter.inherit`: the pool and what was learnt of it; the draft tree is the new text's own."""
         pool = earlier.pool.copy()
         pool.absorb(state.pool)
-        state.pool, state.chances = pool, earlier.chances.copy()
+        state.pool, state.probabilities = pool, earlier.probabilities.copy()
         return state
 
     def report(self, state: ProgressiveState) -> dict[str, float]:
@@ -209,26 +209,28 @@ class ProgressiveTree(Drafter):
         return {"pool_nodes": float(state.pool.nodes)}
 
     # --------------------------------------------------------------------------------------------------- an iteration
-    def propose(self, state: ProgressiveState, room: int, sampling: Sampling = GREEDY) -> Proposal:
+    def propose(self, state: ProgressiveState, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         """See `Drafter.propose`."""
         below = [state.root, *(node.token for node in state.order)]
-        beside = TokenTree.build(below, [ROOT, *state.parents])
+        side_tree = TokenTree.build(below, [ROOT, *state.parents])
         worth = self._worth(state, len(state.order))
         cached = state.pool.roots.get(state.root)
-        tokens, parents, ranks = best_first(cached, state.chances, room, worth)
-        logprobs = [0.0, *(math.log(state.chances[rank]) for rank in ranks)]
-        return Proposal(TokenTree.build([state.root, *tokens], [ROOT, *parents], logprobs), beside=beside)
+        tokens, parents, ranks = best_first(cached, state.probabilities, max_depth, worth)
+        logprobs = [0.0, *(math.log(state.probabilities[rank]) for rank in ranks)]
+        return Proposal(TokenTree.build([state.root, *tokens], [ROOT, *parents], logprobs), side_tree=side_tree)
 
-    def observe(self, state: ProgressiveState, proposal: Proposal, rows: Rows, verdict: Verdict) -> ProgressiveState:
+    def observe(
+        self, state: ProgressiveState, proposal: Proposal, scores: Scores, verdict: Verdict
+    ) -> ProgressiveState:
         """See `Drafter.observe`."""
-        tree, beside = proposal.tree, proposal.beside
+        tree, side_tree = proposal.tree, proposal.side_tree
         tokens = verdict.tokens(tree)
         self._learn(state, tokens)
         state.committed += len(tokens)
         if self._curve is not None:
-            state.spent += float(self._curve.at(len(rows)))
-        if beside is not None:
-            self._grow(state, self._predicted(state, rows, len(tree)))
+            state.spent += float(self._curve.at(len(scores)))
+        if side_tree is not None:
+            self._grow(state, self._predicted(state, scores, len(tree)))
             if not self.prune_first:
                 self._merge(state)
             state.subtrees = [self._stepped(subtree) for subtree in state.subtrees]
@@ -250,7 +252,7 @@ class ProgressiveTree(Drafter):
         if self._curve is None:
             return [0.0] * self.max_candidates
         rate = state.committed / state.spent
-        return [rate * self._curve.price(1 + drafting + count) for count in range(self.max_candidates)]
+        return [rate * self._curve.marginal_cost(1 + drafting + count) for count in range(self.max_candidates)]
 
     def _learn(self, state: ProgressiveState, tokens: Sequence[int]) -> None:
         """Which of the cached candidates on the committed path were right, whether they paid for a row or not."""
@@ -259,15 +261,15 @@ class ProgressiveTree(Drafter):
             if node is None or not node.children:
                 return
             siblings = [one.token for one in ranked(node)[: self.max_candidates]]
-            state.chances.learn(len(siblings), siblings.index(token) if token in siblings else None)
+            state.probabilities.learn(len(siblings), siblings.index(token) if token in siblings else None)
             node = node.children.get(token)
 
-    def _predicted(self, state: ProgressiveState, rows: Rows, first: int) -> list[int]:
+    def _predicted(self, state: ProgressiveState, scores: Scores, first: int) -> list[int]:
         """The next token of each node of the draft tree, whose rows begin at `first`."""
         expansion = Sampling(self.temperature, self.top_k, self.top_p)
         if expansion.greedy:
-            return rows.argmax[first:].tolist()
-        return state.chance.draw_each(probabilities(rows.logits[first:], expansion))
+            return scores.argmax[first:].tolist()
+        return state.random.draw_each(probabilities(scores.logits[first:], expansion))
 
     # ------------------------------------------------------------------------------------------------- the draft tree
     def _grow(self, state: ProgressiveState, predicted: Sequence[int]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..models.base import LanguageModel
-from ..sampling import GREEDY, Chance, Rows, Sampling
+from ..sampling import GREEDY, RandomSource, Sampling, Scores
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal, check_whole
@@ -47,7 +47,7 @@ class PromptLookup(Drafter):
         yield cls()
         yield cls(ngram=1, length=2)
 
-    def start(self, prompt: Sequence[int], chance: Chance) -> list[Copies]:
+    def start(self, prompt: Sequence[int], random: RandomSource) -> list[Copies]:
         """See `Drafter.start`; the state is one index per length looked for, the longest first."""
         sizes = range(self.ngram, self.shortest - 1, -1)
         return self.extend([Copies(size, []) for size in sizes], prompt)
@@ -58,12 +58,12 @@ class PromptLookup(Drafter):
             copies.append(tokens)
         return state
 
-    def propose(self, state: list[Copies], room: int, sampling: Sampling = GREEDY) -> Proposal:
+    def propose(self, state: list[Copies], max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         """See `Drafter.propose`."""
-        count = min(self.length, room)
+        count = min(self.length, max_depth)
         found = next(filter(None, (copies.following(count) for copies in state)), [])
         return Proposal(TokenTree.build([state[0].text[-1], *found], range(ROOT, len(found))))
 
-    def observe(self, state: list[Copies], proposal: Proposal, rows: Rows, verdict: Verdict) -> list[Copies]:
+    def observe(self, state: list[Copies], proposal: Proposal, scores: Scores, verdict: Verdict) -> list[Copies]:
         """See `Drafter.observe`."""
         return self.extend(state, verdict.tokens(proposal.tree))

@@ -12,7 +12,7 @@ import numpy as np
 from ..models.base import LanguageModel
 from ..sampling import Sampling
 from ..verifiers.base import Drawing
-from .base import Drafter, Draw, Growth, ModelDrafter, check_whole
+from .base import Drafter, Draw, ModelDrafter, TreeBuilder, check_whole
 
 _EAGLE = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
 EAGLE_PATHS = tuple(_EAGLE.split())
@@ -124,21 +124,23 @@ class SampledTree(ModelDrafter):
             return _full_slots(self._branchings, self.depth)
         return np.array(slots_of_paths(EAGLE_PATHS) if self.shape == "eagle" else self.shape)
 
-    def grow(self, growth: Growth, room: int) -> None:
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         """See `ModelDrafter.grow`; a slot that stays empty takes the slots below it with it."""
         wanted = np.bincount(self._slots, minlength=len(self._slots) + 1)  # children of each slot
         first = np.cumsum([1, *wanted])  # slot of the first child
-        targets = growth.sampling.greedy or self.temperature is None
-        sampling = growth.sampling if targets else Sampling(self.temperature)  # type: ignore[arg-type]
+        targets = builder.sampling.greedy or self.temperature is None
+        sampling = builder.sampling if targets else Sampling(self.temperature)  # type: ignore[arg-type]
         nodes, slots = np.array([0]), np.array([0])
-        for _ in range(room):
+        for _ in range(max_depth):
             inner = wanted[slots] > 0
             nodes, slots = nodes[inner], slots[inner]
             if not len(nodes):
                 return
-            rows, tokens, logprobs, law = growth.sample(nodes, growth.logits(nodes), wanted[slots], self.draw, sampling)
+            rows, tokens, logprobs, distribution = builder.sample(
+                nodes, builder.logits(nodes), wanted[slots], self.draw, sampling
+            )
             ranks = np.arange(len(rows)) - np.searchsorted(rows, rows)  # place among the siblings
-            nodes, slots = growth.add(nodes[rows], tokens, logprobs, law), first[slots[rows]] + ranks
+            nodes, slots = builder.add(nodes[rows], tokens, logprobs, distribution), first[slots[rows]] + ranks
 
 
 def slots_of_paths(paths: Iterable[str]) -> tuple[int, ...]:

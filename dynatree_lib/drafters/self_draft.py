@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..models.base import LanguageModel
-from ..sampling import GREEDY, Chance, Rows, Sampling
+from ..sampling import GREEDY, RandomSource, Sampling, Scores
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal, check_whole, check_window, random_tokens
@@ -88,30 +88,30 @@ class SelfDraft(NgramDrafter[SelfDraftState]):
         """See `Drafter.check`."""
         check_window(target, self.length + self.perturbation, f"A branch of length {self.length}")
 
-    def start(self, prompt: Sequence[int], chance: Chance) -> SelfDraftState:
+    def start(self, prompt: Sequence[int], random: RandomSource) -> SelfDraftState:
         """See `Drafter.start`."""
-        counts = [1 + chance.draw(torch.ones(self.perturbation)) for _ in range(self.branches)]
-        branches = [random_tokens(prompt, count, chance) for count in counts]
+        counts = [1 + random.draw(torch.ones(self.perturbation)) for _ in range(self.branches)]
+        branches = [random_tokens(prompt, count, random) for count in counts]
         full = [count + self.length for count in counts]
         full[0] = self.length
         return self.extend(SelfDraftState(int(prompt[-1]), NgramPool(self.candidates), [], branches, full), prompt)
 
     # --------------------------------------------------------------------------------------------------- an iteration
-    def propose(self, state: SelfDraftState, room: int, sampling: Sampling = GREEDY) -> Proposal:
+    def propose(self, state: SelfDraftState, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         """See `Drafter.propose`."""
-        return Proposal(self.retrieved(state, room), beside=self._beside(state))
+        return Proposal(self.retrieved(state, max_depth), side_tree=self._side_tree(state))
 
-    def _beside(self, state: SelfDraftState) -> TokenTree:
+    def _side_tree(self, state: SelfDraftState) -> TokenTree:
         tokens, parents = [state.root], [ROOT]
         for branch in state.branches:
             parents += [0, *range(len(tokens), len(tokens) + len(branch) - 1)]
             tokens += branch
         return TokenTree.build(tokens, parents)
 
-    def observe(self, state: SelfDraftState, proposal: Proposal, rows: Rows, verdict: Verdict) -> SelfDraftState:
+    def observe(self, state: SelfDraftState, proposal: Proposal, scores: Scores, verdict: Verdict) -> SelfDraftState:
         """See `Drafter.observe`."""
-        if proposal.beside is not None:
-            self._grow(state, [int(rows.argmax[0]), *rows.argmax[len(proposal.tree) :].tolist()])
+        if proposal.side_tree is not None:
+            self._grow(state, [int(scores.argmax[0]), *scores.argmax[len(proposal.tree) :].tolist()])
         return self.extend(state, verdict.tokens(proposal.tree))
 
     def _grow(self, state: SelfDraftState, predicted: list[int]) -> None:

@@ -330,7 +330,9 @@ def _iterations(shapes: Shapes, ids: list[int], tokens: int) -> tuple[list[float
                 shapes.target, ids, shapes.tree, max_new_tokens=tokens, eos_token_ids=(),
                 on_tokens=lambda fresh: marks.append(time.perf_counter()),  # noqa: B023
             )  # fmt: skip
-    return marks[:-1], [len(one.tree) for one in out.rounds[1:-1]]  # the last iteration has room for a small tree only
+    return marks[:-1], [
+        len(one.tree) for one in out.iterations[1:-1]
+    ]  # the last iteration has room for a small tree only
 
 
 def forwards(shapes: Shapes) -> list[Row]:

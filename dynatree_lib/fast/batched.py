@@ -42,7 +42,7 @@ class Request:
         logits: (keep, V) once it is served.
     """
 
-    session: LaneSession
+    session: SlotSession
     tokens: np.ndarray
     positions: np.ndarray
     base: int
@@ -56,7 +56,7 @@ class SharedForward:
     """What one forward held: `rows` were wanted by `lanes` sequences, `computed` is their number with all padding."""
 
     role: str
-    lanes: int
+    slots: int
     rows: int
     computed: int
 
@@ -88,20 +88,20 @@ class BatchedModel(LanguageModel):
         self.device, self.dtype = base.device, base.dtype
         self.worth = WORTH.get(base.device.type, WORTH_ELSEWHERE)
         self.cache = LaneCache(base.layers)
-        self.sessions: list[LaneSession] = []
+        self.sessions: list[SlotSession] = []
         self.ask: Callable[[Request], torch.Tensor] = self._alone
         self.on_forward: Callable[[SharedForward], None] | None = None
 
-    def session(self) -> LaneSession:
+    def session(self) -> SlotSession:
         """A new, empty session; it takes a lane with its first forward, and gives it back with `close`."""
-        return LaneSession(self)
+        return SlotSession(self)
 
     @torch.inference_mode()
     def serve(self, requests: Sequence[Request]) -> None:
         """Read what is requested, at most one request of each session, in the forwards that cost least."""
         for request in requests:
-            if request.session.lane is None:
-                request.session.lane = len(self.sessions)
+            if request.session.slot is None:
+                request.session.slot = len(self.sessions)
                 self.sessions.append(request.session)
         self._settle()
         left = sorted(requests, key=lambda one: len(one.tokens), reverse=True)
@@ -110,17 +110,17 @@ class BatchedModel(LanguageModel):
             left = left[count:]
 
     @torch.inference_mode()
-    def close(self, session: LaneSession) -> None:
+    def close(self, session: SlotSession) -> None:
         """Give a session's lane back; the last lane moves into its place, so that lanes in use stay together."""
-        if session.lane is None:
+        if session.slot is None:
             return
         self._settle()
         last = self.sessions.pop()
         if last is not session:
-            assert last.lane is not None
-            self.cache.copy(last.lane, session.lane, last.rows)
-            self.sessions[session.lane], last.lane = last, session.lane
-        session.lane = None
+            assert last.slot is not None
+            self.cache.copy(last.slot, session.slot, last.rows)
+            self.sessions[session.slot], last.slot = last, session.slot
+        session.slot = None
 
     def _alone(self, request: Request) -> torch.Tensor:
         self.serve([request])
@@ -129,7 +129,7 @@ class BatchedModel(LanguageModel):
 
     def _settle(self) -> None:
         """Move the rows that sessions have committed since the last forward, all at once."""
-        moves = [(one.lane, *move) for one in self.sessions for move in one.moves]
+        moves = [(one.slot, *move) for one in self.sessions for move in one.moves]
         if moves:
             self.cache.move(torch.tensor(moves, device=self.device))
         for one in self.sessions:
@@ -138,18 +138,18 @@ class BatchedModel(LanguageModel):
     def _forward(self, group: Sequence[Request]) -> None:
         """One forward for all of the group, and for the lanes between theirs where that costs less than a copy."""
         length = len(group[0].tokens)
-        lanes = sorted(one.session.lane for one in group if one.session.lane is not None)
-        together = range(lanes[0], lanes[-1] + 1)
-        if (len(together) - len(lanes)) * length <= self.worth:
-            lanes = list(together)
-        riders = [self.sessions[lane] for lane in lanes]
+        slots = sorted(one.session.slot for one in group if one.session.slot is not None)
+        together = range(slots[0], slots[-1] + 1)
+        if (len(together) - len(slots)) * length <= self.worth:
+            slots = list(together)
+        riders = [self.sessions[slot] for slot in slots]
         by_session = {one.session: one for one in group}
         envelope = Envelope.of([by_session.get(one) for one in riders], [one.rows for one in riders], length)
         keep = max(max(one.keep for one in group), 1)
-        ids, places, slots = torch.from_numpy(envelope.rows).to(self.device)
+        ids, places, entries = torch.from_numpy(envelope.rows).to(self.device)
         mask = envelope.mask(self.dtype, self.device)
         rows = max(mask.shape[-1], int(envelope.starts.max()) + length)
-        self.cache.aim(lanes, slots, mask.shape[-1], (len(self.sessions), rows))
+        self.cache.aim(slots, entries, mask.shape[-1], (len(self.sessions), rows))
         logits = self.base.engine(ids, places, mask, self.cache, keep)[..., : self.vocab_size]
         for row, one in enumerate(riders):
             request = by_session.get(one)
@@ -158,10 +158,10 @@ class BatchedModel(LanguageModel):
                 one.rows += len(request.tokens)
         if self.on_forward:
             rows = sum(len(one.tokens) for one in group)
-            self.on_forward(SharedForward(self.role, len(group), rows, len(lanes) * length))
+            self.on_forward(SharedForward(self.role, len(group), rows, len(slots) * length))
 
 
-class LaneSession(Session):
+class SlotSession(Session):
     """One sequence of a `BatchedModel`.
 
     Attributes:
@@ -173,7 +173,7 @@ class LaneSession(Session):
     def __init__(self, model: BatchedModel) -> None:
         super().__init__(model.name)
         self.model = model
-        self.lane: int | None = None
+        self.slot: int | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -235,14 +235,14 @@ class Envelope:
             np.zeros((3, len(requests), n), np.int64), np.asarray(starts, np.int64),
             np.zeros(len(requests), np.int64), np.zeros((len(requests), n, widest), bool),
         )  # fmt: skip
-        for lane, one in enumerate(requests):
+        for slot, one in enumerate(requests):
             padding = n - (0 if one is None else len(one.tokens))
-            made.rows[2, lane] = starts[lane] + (np.arange(n) - padding) % n
-            made.tails[lane, :padding, 0] = True
+            made.rows[2, slot] = starts[slot] + (np.arange(n) - padding) % n
+            made.tails[slot, :padding, 0] = True
             if one is not None:
-                made.rows[:2, lane, padding:] = one.tokens, one.positions
-                made.bases[lane] = one.base
-                made.tails[lane, padding:, : one.tail.shape[1]] = one.tail
+                made.rows[:2, slot, padding:] = one.tokens, one.positions
+                made.bases[slot] = one.base
+                made.tails[slot, padding:, : one.tail.shape[1]] = one.tail
         return made
 
     def mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -274,7 +274,7 @@ class LaneCache(Cache):
         self.depth = layers
         self.states: torch.Tensor | None = None
 
-    def aim(self, lanes: list[int], slots: torch.Tensor, columns: int, room: tuple[int, int]) -> None:
+    def aim(self, slots: list[int], entries: torch.Tensor, columns: int, room: tuple[int, int]) -> None:
         """Say where the next forward reads and writes.
 
         Args:
@@ -283,9 +283,9 @@ class LaneCache(Cache):
             columns: m, columns that the forward sees.
             room: lanes, and rows of each, that are needed.
         """
-        self._index, self._slots = torch.tensor(lanes, device=slots.device)[:, None], slots
-        together = lanes[-1] - lanes[0] + 1 == len(lanes)
-        self._lanes = slice(lanes[0], lanes[-1] + 1) if together else self._index[:, 0]
+        self._index, self._slots = torch.tensor(slots, device=entries.device)[:, None], entries
+        together = slots[-1] - slots[0] + 1 == len(slots)
+        self._lanes = slice(slots[0], slots[-1] + 1) if together else self._index[:, 0]
         self._columns, self._room = columns, room
 
     def update(
@@ -306,18 +306,18 @@ class LaneCache(Cache):
             self.states = like.new_zeros((self.depth, 2, self._room[0], heads, self._room[1] + SPARE, width))
             return
         have = old.shape[2], old.shape[4]
-        lanes, rows = (
+        slots, rows = (
             size if size >= need else max(2 * size, need) for size, need in zip(have, self._room, strict=True)
         )
-        if (lanes, rows) != have:
-            self.states = like.new_zeros((self.depth, 2, lanes, heads, rows, width))
+        if (slots, rows) != have:
+            self.states = like.new_zeros((self.depth, 2, slots, heads, rows, width))
             self.states[:, :, : have[0], :, : have[1]] = old
 
     def move(self, moves: torch.Tensor) -> None:
         """Move (k, 3) rows: lane, new place, old place. All old places are read before any new one is written."""
         assert self.states is not None
-        lane, new, old = moves.unbind(1)
-        self.states[:, :, lane, :, new] = self.states[:, :, lane, :, old]
+        slot, new, old = moves.unbind(1)
+        self.states[:, :, slot, :, new] = self.states[:, :, slot, :, old]
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of a lane over those of another."""

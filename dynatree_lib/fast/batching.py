@@ -23,7 +23,7 @@ import torch
 from ..decoding import Generation, checked_prompt, generate
 from ..drafters.base import Drafter
 from ..models.base import LanguageModel
-from .batched import BatchedModel, LaneSession, Request, SharedForward
+from .batched import BatchedModel, Request, SharedForward, SlotSession
 
 
 def generate_batch(
@@ -92,7 +92,7 @@ class _Stop(BaseException):
 
 
 @dataclass(eq=False)
-class _Lane:
+class _Slot:
     """One sequence: what it waits for, and what became of it."""
 
     number: int
@@ -100,7 +100,7 @@ class _Lane:
     thread: threading.Thread | None = None
     inbox: SimpleQueue[Answer] = field(default_factory=SimpleQueue)
     request: Request | None = None
-    sessions: set[LaneSession] = field(default_factory=set)
+    sessions: set[SlotSession] = field(default_factory=set)
     result: Generation | None = None
     error: BaseException | None = None
 
@@ -124,11 +124,11 @@ class _Batch:
         on_forward: Callable[[SharedForward], None] | None = None,
     ) -> None:
         self.models, self.width = models, width
-        self.lanes = [_Lane(number, job) for number, job in enumerate(jobs)]
-        self.queue, self.live = deque(self.lanes), list[_Lane]()
-        self.turns: deque[tuple[_Lane, Answer]] = deque()
+        self.slots = [_Slot(number, job) for number, job in enumerate(jobs)]
+        self.queue, self.live = deque(self.slots), list[_Slot]()
+        self.turns: deque[tuple[_Slot, Answer]] = deque()
         self.over, self.done = False, SimpleQueue[None]()
-        self.running: _Lane | None = None
+        self.running: _Slot | None = None
         self.stop: type[BaseException] | None = None
         self.error: BaseException | None = None
         for model in models:
@@ -152,7 +152,7 @@ class _Batch:
                     model.cache.states = None
         if self.error is not None:
             raise self.error
-        return [one.result or Generation([], [], "interrupted", None) for one in self.lanes]
+        return [one.result or Generation([], [], "interrupted", None) for one in self.slots]
 
     def _interrupt(self, *_: Any) -> None:
         self.stop = self.stop or KeyboardInterrupt
@@ -162,24 +162,24 @@ class _Batch:
         """Start sequences while there is room."""
         while self.stop is None and self.queue and len(self.live) < self.width:
             fresh = [self.queue.popleft() for _ in range(min(self.width - len(self.live), len(self.queue)))]
-            for lane in fresh:
-                lane.thread = threading.Thread(target=self._decode, args=(lane,), daemon=True)
-                lane.thread.start()
+            for slot in fresh:
+                slot.thread = threading.Thread(target=self._decode, args=(slot,), daemon=True)
+                slot.thread.start()
             self.live += fresh
-            self._round([(lane, None) for lane in fresh])
+            self._round([(slot, None) for slot in fresh])
 
     def _step(self) -> None:
         """All wait: serve the first model that any of them wants, and let those go on."""
         if self.stop is not None:
-            self._round([(lane, self.stop()) for lane in self.live])
+            self._round([(slot, self.stop()) for slot in self.live])
             return
-        wanted = {lane: lane.request for lane in self.live if lane.request is not None}
+        wanted = {slot: slot.request for slot in self.live if slot.request is not None}
         model = next(one for one in self.models if any(request.session.model is one for request in wanted.values()))
-        served = {lane: request for lane, request in wanted.items() if request.session.model is model}
+        served = {slot: request for slot, request in wanted.items() if request.session.model is model}
         model.serve([*served.values()])
-        self._round([(lane, request.logits) for lane, request in served.items()])
+        self._round([(slot, request.logits) for slot, request in served.items()])
 
-    def _round(self, turns: Sequence[tuple[_Lane, Answer]]) -> None:
+    def _round(self, turns: Sequence[tuple[_Slot, Answer]]) -> None:
         """Let sequences run one after another, each until it waits again or has ended."""
         self.turns.extend(turns)
         self.over = False
@@ -189,47 +189,47 @@ class _Batch:
                 self.done.get()
             except KeyboardInterrupt:  # from a handler of the caller's own, before or after the queue was read
                 self._interrupt()
-        for lane, _ in turns:
-            if lane.request is None:
-                self._bury(lane)
+        for slot, _ in turns:
+            if slot.request is None:
+                self._bury(slot)
 
-    def _bury(self, lane: _Lane) -> None:
+    def _bury(self, slot: _Slot) -> None:
         """Take what became of a sequence, and its place."""
-        assert lane.thread is not None
-        lane.thread.join()
-        self.live.remove(lane)
-        for session in lane.sessions:
+        assert slot.thread is not None
+        slot.thread.join()
+        self.live.remove(slot)
+        for session in slot.sessions:
             session.model.close(session)
-        if lane.error is not None and not isinstance(lane.error, _Stop):
-            lane.error.add_note(f"It was raised while decoding prompts[{lane.number}].")
-            self.error, self.stop = self.error or lane.error, self.stop or _Stop
-        elif lane.result is not None and lane.result.finish_reason == "interrupted":
+        if slot.error is not None and not isinstance(slot.error, _Stop):
+            slot.error.add_note(f"It was raised while decoding prompts[{slot.number}].")
+            self.error, self.stop = self.error or slot.error, self.stop or _Stop
+        elif slot.result is not None and slot.result.finish_reason == "interrupted":
             self._interrupt()
 
     # ------------------------------------------------------------------------------------------ in a sequence's thread
-    def _decode(self, lane: _Lane) -> None:
+    def _decode(self, slot: _Slot) -> None:
         # Small work between forwards; a pool of workers for each sequence would only be in the way.
         torch.set_num_threads(1)
         try:
-            self._wait(lane)
-            lane.result = lane.job()
+            self._wait(slot)
+            slot.result = slot.job()
         except BaseException as error:
-            lane.error = error
+            slot.error = error
         finally:
             self._pass_on()
 
     def _ask(self, request: Request) -> torch.Tensor:
-        lane = self.running
-        assert lane is not None
-        lane.request = request
-        lane.sessions.add(request.session)
+        slot = self.running
+        assert slot is not None
+        slot.request = request
+        slot.sessions.add(request.session)
         self._pass_on()
-        logits = self._wait(lane)
+        logits = self._wait(slot)
         assert logits is not None
         return logits
 
-    def _wait(self, lane: _Lane) -> torch.Tensor | None:
-        answer = lane.inbox.get()
+    def _wait(self, slot: _Slot) -> torch.Tensor | None:
+        answer = slot.inbox.get()
         if isinstance(answer, BaseException):
             raise answer
         return answer

@@ -18,7 +18,7 @@ from ..decoding import Generation, as_tuple, checked_prompt
 from ..models.base import LanguageModel
 from ..models.cache import TreeCache
 from ..models.huggingface import HFModel
-from ..sampling import Chance, Rows, Sampling, bad_row
+from ..sampling import RandomSource, Sampling, Scores, bad_logits
 from ..stopping import Stopping
 from ..tree import ROOT
 from .static import CAPACITY, StaticModel, StaticSession, why_not_static
@@ -89,13 +89,13 @@ def _bursts(
     target: HFModel, ids: list[int], budget: int, sampling: Sampling, seed: int, every: int
 ) -> Iterator[list[int]]:
     static = _static(target, len(ids) + budget)
-    chance = Chance(seed, "verify")
+    random = RandomSource(seed, "verify")
     if static is None:
-        choose = partial(_best, owner=target.name) if sampling.greedy else partial(_drawn, target, sampling, chance)
+        choose = partial(_best, owner=target.name) if sampling.greedy else partial(_drawn, target, sampling, random)
         return _one_by_one(target, ids, budget, choose)
     if sampling.greedy:
         return _fed_back(static, ids, budget, every)
-    return _scored(static, ids, budget, sampling, chance)
+    return _scored(static, ids, budget, sampling, random)
 
 
 def _static(target: HFModel, rows: int) -> StaticModel | None:
@@ -153,14 +153,14 @@ def _fed_back(static: StaticModel, ids: list[int], budget: int, every: int) -> I
 
 
 def _scored(
-    static: StaticModel, ids: list[int], budget: int, sampling: Sampling, chance: Chance
+    static: StaticModel, ids: list[int], budget: int, sampling: Sampling, random: RandomSource
 ) -> Iterator[list[int]]:
     """Each token by a forward of a session on static buffers, drawn by the host."""
     session, token = static.session(), ids[-1]
     session.start(ids[:-1])
     for _ in range(budget):
-        rows = session.score([token], [ROOT], sampling)
-        token = chance.draw(rows.row(0))
+        scores = session.score([token], [ROOT], sampling)
+        token = random.draw(scores.distribution(0))
         yield [token]
         session.commit([0])
 
@@ -184,16 +184,16 @@ def _fetched(tokens: torch.Tensor) -> Callable[[], list[int]]:
 
 def _checked(tokens: list[int], owner: str) -> list[int]:
     if min(tokens) < 0:
-        raise ValueError(bad_row(owner, 0))
+        raise ValueError(bad_logits(owner, 0))
     return tokens
 
 
 def _best(logits: torch.Tensor, owner: str) -> int:
     best = logits.max(-1)
     if not best.values.isfinite():
-        raise ValueError(bad_row(owner, 0))
+        raise ValueError(bad_logits(owner, 0))
     return int(best.indices)
 
 
-def _drawn(target: HFModel, sampling: Sampling, chance: Chance, logits: torch.Tensor) -> int:
-    return chance.draw(Rows(logits[None], sampling, target.name).row(0))
+def _drawn(target: HFModel, sampling: Sampling, random: RandomSource, logits: torch.Tensor) -> int:
+    return random.draw(Scores(logits[None], sampling, target.name).distribution(0))

@@ -22,13 +22,13 @@ from ..drafters import AdaptiveTree, Chain, Drafter, FixedTree, SampledTree
 from ..drafters.sampled_tree import slots_of_paths
 from ..models.base import LanguageModel
 from ..models.toy import ToyModel
-from ..sampling import Chance, Laws, Rows, Sampling
+from ..sampling import DraftDistributions, RandomSource, Sampling, Scores
 from ..tree import TokenTree
 from ..verifiers import VERIFIERS, Block, Drawing, Greedy, TargetWalk, TokenLevel, Traversal, Verdict, Verifier
 from ..verifiers.base import follow_argmax
 from ..verifiers.residual import ImpossibleToken, ResidualRule
 from .environment import describe_environment
-from .exact import Iteration, bias, distance, iteration
+from .exact import ExactIteration, bias, distance, iteration
 from .unsound import UNSOUND, Reranked, SortedSiblings, TopAsDrawn, UnlikelyRemoved
 
 FORMAT = 1
@@ -336,7 +336,7 @@ def toy_pair(kind: str, vocabulary: int, seed: int) -> tuple[ToyModel, ToyModel]
     """
 
     @cache
-    def laws(context: tuple[int, ...]) -> tuple[list[float], list[float]]:
+    def distributions(context: tuple[int, ...]) -> tuple[list[float], list[float]]:
         rng = np.random.default_rng([seed, vocabulary, *(token + 1 for token in context)])  # trailing zeros are lost
         p, q = rng.dirichlet(np.ones(vocabulary), 2)
         order, some = rng.permutation(vocabulary), int(rng.integers(1, vocabulary))
@@ -351,7 +351,7 @@ def toy_pair(kind: str, vocabulary: int, seed: int) -> tuple[ToyModel, ToyModel]
         return (p / p.sum()).tolist(), (q / q.sum()).tolist()
 
     def model(side: int) -> ToyModel:
-        return ToyModel(lambda context: laws(context)[side], vocabulary)
+        return ToyModel(lambda context: distributions(context)[side], vocabulary)
 
     return model(0), model(1)
 
@@ -381,9 +381,11 @@ class ArgmaxWalk(Verifier):
 
     name = "argmax-walk"
 
-    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
         """See `Verifier.sample`."""
-        return follow_argmax(tree, rows)
+        return follow_argmax(tree, scores)
 
 
 def check_case(case: Case) -> tuple[list[Check], list[Identity], list[Control]]:
@@ -426,7 +428,7 @@ def _short(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _identities(of: Row, drafter: Drafter, found: Mapping[str, Iteration]) -> Iterator[Identity]:
+def _identities(of: Row, drafter: Drafter, found: Mapping[str, ExactIteration]) -> Iterator[Identity]:
     """Rules that must keep the same on this case, compared with the first of them."""
     fixed = drafter.drawing is Drawing.FIXED
     hold = (ArgmaxWalk.name in found, drafter.chain, fixed)

@@ -185,7 +185,7 @@ class _HFRunner:
                 stack.enter_context(_lent(self.draft.model, GenerationConfig(**common, **(self.assistant or {}))))
                 extra["assistant_model"] = self.draft.model
             stack.enter_context(torch.inference_mode())  # as this library's forwards run; less than no_grad
-            stack.enter_context(_own_chance(self.target.device, sampling, seed))
+            stack.enter_context(_seeded(self.target.device, sampling, seed))
             # Without a mask transformers would take prompt tokens equal to the padding id for padding.
             out = self.target.model.generate(ids, attention_mask=torch.ones_like(ids), streamer=relay, **extra)
         tokens = _cut(out[0, len(prompt_ids) :].tolist(), max_new_tokens, eos_token_ids)
@@ -223,8 +223,8 @@ def _cut(tokens: list[int], budget: int, eos: tuple[int, ...]) -> list[int]:
 def _sampled(sampling: Sampling) -> dict[str, Any]:
     if sampling.greedy:
         return {"do_sample": False}
-    law = {"temperature": sampling.temperature, "top_k": sampling.top_k or 0, "top_p": sampling.top_p or 1.0}
-    return {"do_sample": True, **law}
+    distribution = {"temperature": sampling.temperature, "top_k": sampling.top_k or 0, "top_p": sampling.top_p or 1.0}
+    return {"do_sample": True, **distribution}
 
 
 @contextlib.contextmanager
@@ -241,7 +241,7 @@ def _lent(model: Any, configuration: GenerationConfig) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own_chance(device: torch.device, sampling: Sampling, seed: int) -> Iterator[None]:
+def _seeded(device: torch.device, sampling: Sampling, seed: int) -> Iterator[None]:
     """Seed torch's global generator, which `generate` samples from, and put its state back afterwards."""
     if sampling.greedy:
         yield

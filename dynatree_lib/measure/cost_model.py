@@ -140,10 +140,10 @@ def _own_loop(options: Mapping[str, Any]) -> bool:
 
 def counted(done: Completed, prompt: int = 0, method: str = "", rebuilt: bool = False) -> Counts:
     """Counts of one text; without `prompt`, `method` and `rebuilt`, of its rows and levels alone."""
-    rounds = done.rounds or []
-    nodes = [len(one.tree) - 1 + one.rows_beside for one in rounds]
-    again = [len(one.verdict.path) for one in rounds] if rebuilt else []
-    return Counts(len(done.tokens), done.iterations, (*nodes, *again), *_drafted(done.counters), prompt, method)
+    iterations = done.iterations or []
+    nodes = [len(one.tree) - 1 + one.side_nodes for one in iterations]
+    again = [len(one.verdict.path) for one in iterations] if rebuilt else []
+    return Counts(len(done.tokens), done.forwards, (*nodes, *again), *_drafted(done.counters), prompt, method)
 
 
 def _drafted(counters: Mapping[str, int]) -> tuple[int, int]:
@@ -170,7 +170,7 @@ def _recorded(run: Run, prompt: int, entry: Mapping[str, Any]) -> Counts:
     if run.nodes is None or run.accepted is None:
         raise ValueError(f"The run of '{run.method}' on {run.prompt} shows no trees, so there is nothing to count.")
     rebuilt = entry.get("options", {}).get("commit") == "rebuild"
-    rows = (drafted + more for drafted, more in zip(run.nodes, run.beside or [0] * len(run.nodes), strict=True))
+    rows = (drafted + more for drafted, more in zip(run.nodes, run.side_nodes or [0] * len(run.nodes), strict=True))
     nodes = (*rows, *(run.accepted if rebuilt else ()))
     return Counts(len(run.tokens), run.iterations, nodes, *_drafted(run.counters), prompt, entry.get("name", ""))
 

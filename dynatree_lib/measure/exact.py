@@ -19,16 +19,16 @@ import torch
 from ..decoding import DecodingState, Generation, generate
 from ..drafters.base import Drafter, Proposal
 from ..models.toy import ToyModel
-from ..sampling import NOTHING, Chance, Laws, Rows, Sampling, probabilities
+from ..sampling import NOTHING, DraftDistributions, RandomSource, Sampling, Scores, probabilities
 from ..tree import TokenTree
 from ..verifiers.base import Drawing, Verdict, Verifier
 
 Result = TypeVar("Result")
 Text = tuple[int, ...]
-TextLaw = Mapping[Text, float]
+TextDistribution = Mapping[Text, float]
 
 
-class Replay(Chance):
+class Replay(RandomSource):
     """Takes scripted branches; records how many there were and the probability of those taken.
 
     Args:
@@ -75,24 +75,24 @@ class Replay(Chance):
 
 
 def outcomes(
-    run: Callable[[Chance], Result], replay: Callable[[Sequence[int]], Replay] = Replay
+    run: Callable[[RandomSource], Result], replay: Callable[[Sequence[int]], Replay] = Replay
 ) -> Iterator[tuple[Result, float]]:
     """Every result of `run` under every sequence of decisions, with its probability."""
     script: list[int] = []
     while True:
-        chance = replay(script)
-        yield run(chance), chance.probability
-        step = len(chance.taken) - 1
-        while step >= 0 and chance.taken[step] == chance.open[step][-1]:
+        random = replay(script)
+        yield run(random), random.probability
+        step = len(random.taken) - 1
+        while step >= 0 and random.taken[step] == random.open[step][-1]:
             step -= 1
         if step < 0:
             return
-        following = chance.open[step][chance.open[step].index(chance.taken[step]) + 1]
-        script = [*chance.taken[:step], following]
+        following = random.open[step][random.open[step].index(random.taken[step]) + 1]
+        script = [*random.taken[:step], following]
 
 
 def proposals(
-    drafter: Drafter, prompt: Sequence[int], sampling: Sampling, room: int = 99
+    drafter: Drafter, prompt: Sequence[int], sampling: Sampling, max_depth: int = 99
 ) -> Iterator[tuple[Proposal, float]]:
     """Every tree the drafter may propose after `prompt`, with its probability.
 
@@ -100,47 +100,47 @@ def proposals(
     has to have the target's law, so they are drawn once, from the drafting stream of seed 0.
     """
 
-    def run(chance: Chance) -> Proposal:
-        return drafter.propose(drafter.start(prompt, chance), room, sampling)
+    def run(random: RandomSource) -> Proposal:
+        return drafter.propose(drafter.start(prompt, random), max_depth, sampling)
 
     if drafter.drawing is Drawing.FIXED:
-        return iter([(run(Chance(0, "draft")), 1.0)])
+        return iter([(run(RandomSource(0, "draft")), 1.0)])
     return outcomes(run)
 
 
-def verdicts(verifier: Verifier, proposal: Proposal, rows: Rows) -> Iterator[tuple[Verdict, float]]:
+def verdicts(verifier: Verifier, proposal: Proposal, scores: Scores) -> Iterator[tuple[Verdict, float]]:
     """Every verdict on a proposal, with its probability."""
-    return outcomes(lambda chance: verifier.verify(proposal.tree, rows, proposal.laws, chance))
+    return outcomes(lambda random: verifier.verify(proposal.tree, scores, proposal.distributions, random))
 
 
-def target_rows(target: ToyModel, prompt: Sequence[int], tree: TokenTree, sampling: Sampling) -> Rows:
+def target_scores(target: ToyModel, prompt: Sequence[int], tree: TokenTree, sampling: Sampling) -> Scores:
     """The target's rows of a tree after `prompt`, whose last token is node 0."""
     session = target.session()
     session.start(prompt[:-1])
     return session.score(tree.tokens, tree.parents, sampling)
 
 
-def text_law(target: ToyModel, prompt: Sequence[int], length: int, sampling: Sampling) -> TextLaw:
+def text_distribution(target: ToyModel, prompt: Sequence[int], length: int, sampling: Sampling) -> TextDistribution:
     """Probability of every continuation of `length` tokens, straight from the table."""
-    law: dict[Text, float] = {(): 1.0}
+    distribution: dict[Text, float] = {(): 1.0}
     for _ in range(length):
-        law = {
+        distribution = {
             (*text, token): mass * share
-            for text, mass in law.items()
+            for text, mass in distribution.items()
             for token, share in enumerate(_shares(target, (*prompt, *text), sampling))
             if share > 0
         }
-    return law
+    return distribution
 
 
 def _shares(target: ToyModel, context: Text, sampling: Sampling) -> list[float]:
-    logits = torch.tensor(target.law(context), dtype=torch.float64).log()
+    logits = torch.tensor(target.distribution(context), dtype=torch.float64).log()
     shares: list[float] = probabilities(logits, sampling).tolist()
     return shares
 
 
 @dataclass(frozen=True)
-class Iteration:
+class ExactIteration:
     """One iteration, exactly.
 
     Attributes:
@@ -149,7 +149,7 @@ class Iteration:
         outcomes: ways an iteration may go.
     """
 
-    kept: TextLaw
+    kept: TextDistribution
     trees: int
     outcomes: int
 
@@ -158,46 +158,56 @@ class Iteration:
         """Expected tokens of the iteration, the bonus token included."""
         return sum(len(text) * mass for text, mass in self.kept.items())
 
-    def completed(self, target: ToyModel, prompt: Sequence[int], length: int, sampling: Sampling) -> TextLaw:
+    def completed(self, target: ToyModel, prompt: Sequence[int], length: int, sampling: Sampling) -> TextDistribution:
         """Law of the first `length` tokens, where the target itself goes on after what was kept."""
-        law: dict[Text, float] = defaultdict(float)
+        distribution: dict[Text, float] = defaultdict(float)
         for text, mass in self.kept.items():
-            rests = text_law(target, (*prompt, *text), max(0, length - len(text)), sampling)
+            rests = text_distribution(target, (*prompt, *text), max(0, length - len(text)), sampling)
             for rest, share in rests.items():
-                law[(*text, *rest)[:length]] += mass * share
-        return dict(law)
+                distribution[(*text, *rest)[:length]] += mass * share
+        return dict(distribution)
 
 
 def iteration(
-    target: ToyModel, drafter: Drafter, verifier: Verifier, prompt: Sequence[int], sampling: Sampling, room: int = 99
-) -> Iteration:
+    target: ToyModel,
+    drafter: Drafter,
+    verifier: Verifier,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    max_depth: int = 99,
+) -> ExactIteration:
     """Enumerate an iteration after `prompt`: every tree, and every verdict on each."""
     kept: dict[Text, float] = defaultdict(float)
     trees = count = 0
-    for proposal, drawn in proposals(drafter, prompt, sampling, room):
+    for proposal, drawn in proposals(drafter, prompt, sampling, max_depth):
         trees += 1
-        rows = target_rows(target, prompt, proposal.tree, sampling)
-        for verdict, decided in verdicts(verifier, proposal, rows):
+        scores = target_scores(target, prompt, proposal.tree, sampling)
+        for verdict, decided in verdicts(verifier, proposal, scores):
             count += 1
             kept[tuple(verdict.tokens(proposal.tree))] += drawn * decided
-    return Iteration(dict(kept), trees, count)
+    return ExactIteration(dict(kept), trees, count)
 
 
-def distance(one: TextLaw, other: TextLaw) -> float:
+def distance(one: TextDistribution, other: TextDistribution) -> float:
     """Total variation between two laws."""
     return sum(abs(one.get(text, 0.0) - other.get(text, 0.0)) for text in {*one, *other}) / 2
 
 
 def bias(
-    target: ToyModel, drafter: Drafter, verifier: Verifier, prompt: Sequence[int], sampling: Sampling, room: int = 99
-) -> tuple[float, Iteration]:
+    target: ToyModel,
+    drafter: Drafter,
+    verifier: Verifier,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    max_depth: int = 99,
+) -> tuple[float, ExactIteration]:
     """Total variation between the target's law and that of an iteration's completed output, and the iteration.
 
     0 up to rounding for a lossless rule; outputs are compared at the length of the longest.
     """
-    found = iteration(target, drafter, verifier, prompt, sampling, room)
+    found = iteration(target, drafter, verifier, prompt, sampling, max_depth)
     length = max(len(text) for text in found.kept)
-    expected = text_law(target, prompt, length, sampling)
+    expected = text_distribution(target, prompt, length, sampling)
     return distance(found.completed(target, prompt, length, sampling), expected), found
 
 
@@ -212,7 +222,7 @@ class Texts:
         kept: expected drafted tokens that are kept, those of an iteration that goes beyond the length included.
     """
 
-    law: TextLaw
+    distribution: TextDistribution
     outcomes: int
     nodes: int
     siblings: int
@@ -222,16 +232,18 @@ class Texts:
 class _Scripted(Verifier):
     """A rule that decides by a chance of its own, whichever it is handed."""
 
-    def __init__(self, rule: Verifier, chance: Chance) -> None:
-        self.rule, self.chance, self.name = rule, chance, rule.name
+    def __init__(self, rule: Verifier, random: RandomSource) -> None:
+        self.rule, self.random, self.name = rule, random, rule.name
 
     def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
         """See `Verifier.check`."""
         self.rule.check(sampling, drawing, chain)
 
-    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
         """See `Verifier.sample`."""
-        return self.rule.sample(tree, rows, laws, self.chance)
+        return self.rule.sample(tree, scores, distributions, self.random)
 
 
 def texts(
@@ -273,7 +285,7 @@ def texts(
             "stream; give a deterministic drafter, or enumerate an iteration with iteration()."
         )
 
-    def run(chance: Chance) -> Generation:
+    def run(random: RandomSource) -> Generation:
         left = length
 
         def count(tokens: list[int]) -> None:
@@ -282,17 +294,17 @@ def texts(
             if left <= 0:
                 raise KeyboardInterrupt
 
-        rule = _Scripted(verifier, chance)
+        rule = _Scripted(verifier, random)
         return generate(
             target, prompt, drafter, verifier=rule, sampling=sampling, seed=seed, max_new_tokens=length + margin,
             eos_token_ids=(), on_tokens=count, keep_state=False, warm=warm,
         )  # fmt: skip
 
-    law: dict[Text, float] = defaultdict(float)
+    distribution: dict[Text, float] = defaultdict(float)
     count, kept, trees = 0, 0.0, list[TokenTree]()
     for done, mass in outcomes(run):
-        law[tuple(done.tokens[:length])] += mass
-        count, kept = count + 1, kept + mass * sum(len(one.verdict.path) for one in done.rounds)
-        trees += (one.tree for one in done.rounds)
+        distribution[tuple(done.tokens[:length])] += mass
+        count, kept = count + 1, kept + mass * sum(len(one.verdict.path) for one in done.iterations)
+        trees += (one.tree for one in done.iterations)
     siblings = max(int(np.bincount(tree.parents[1:], minlength=1).max()) for tree in trees)
-    return Texts(dict(law), count, max(map(len, trees)) - 1, siblings, kept)
+    return Texts(dict(distribution), count, max(map(len, trees)) - 1, siblings, kept)

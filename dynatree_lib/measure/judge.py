@@ -21,7 +21,7 @@ import torch
 from ..decoding import generate
 from ..drafters.base import Drafter
 from ..models.pairs import Pair
-from ..sampling import Chance, Laws, Rows, Sampling
+from ..sampling import DraftDistributions, RandomSource, Sampling, Scores
 from ..tree import TokenTree
 from ..verifiers import TargetWalk
 from ..verifiers.base import Drawing, Verdict, Verifier
@@ -51,18 +51,20 @@ class _Coins(Replay):
         return 0
 
 
-def expected_tokens(verifier: Verifier, tree: TokenTree, rows: Rows, laws: Laws | None) -> float:
+def expected_tokens(
+    verifier: Verifier, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None
+) -> float:
     """Expected tokens committed of this tree, the bonus token included, over the rule's own randomness.
 
     Once a way's probability is below `NEGLIGIBLE`, it ends with the next coin.
     """
-    if isinstance(verifier, TargetWalk) and not rows.sampling.greedy:
-        return float(_walked(tree, rows).sum())
-    found = outcomes(lambda chance: verifier.verify(tree, rows, laws, chance), _Coins)
+    if isinstance(verifier, TargetWalk) and not scores.sampling.greedy:
+        return float(_walked(tree, scores).sum())
+    found = outcomes(lambda random: verifier.verify(tree, scores, distributions, random), _Coins)
     return 1 + sum(len(verdict.path) * probability for verdict, probability in found)
 
 
-def _walked(tree: TokenTree, rows: Rows) -> np.ndarray:
+def _walked(tree: TokenTree, scores: Scores) -> np.ndarray:
     """(n,) probability that the target walks through each node: that of its path, counted at its first copy."""
     out, first = np.zeros(len(tree)), dict[tuple[int, int], int]()
     original = np.zeros(len(tree), np.int64)
@@ -71,7 +73,7 @@ def _walked(tree: TokenTree, rows: Rows) -> np.ndarray:
         place = int(original[tree.parents[node]]), int(tree.tokens[node])
         original[node] = first.setdefault(place, node)
         if original[node] == node and out[place[0]] > 0:
-            out[node] = out[place[0]] * rows.prob(*place)
+            out[node] = out[place[0]] * scores.prob(*place)
     return out
 
 
@@ -91,15 +93,17 @@ class _Judge(Verifier):
         for rule in self.rules.values():
             rule.check(sampling, drawing, chain)
 
-    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
-        verdict = self.driver.sample(tree, rows, laws, chance)
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
+        verdict = self.driver.sample(tree, scores, distributions, random)
         if self.margin is not None and tree.depth >= self.margin:
             raise ValueError(
                 f"A tree has {tree.depth} levels and margin is {self.margin}, so the end of a text may cut such trees "
                 "short; give a margin of more tokens than the trees have levels."
             )
         if self.committed < self.budget:
-            tokens = {name: expected_tokens(rule, tree, rows, laws) for name, rule in self.rules.items()}
+            tokens = {name: expected_tokens(rule, tree, scores, distributions) for name, rule in self.rules.items()}
             row = {"place": self.committed, "nodes": len(tree) - 1, "levels": tree.depth}
             self.judged.append({**row, "kept": len(verdict.path) + 1, "tokens": tokens})
         self.committed += len(verdict.path) + 1

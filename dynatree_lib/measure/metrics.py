@@ -327,7 +327,7 @@ _DRAFTING = {  # Table 4 of PTD: (what is counted, per what)
     "decoding_efficiency": ("tokens", "iterations"),
     "hit_rate": ("hits", "iterations"),
     "accept_length": ("hit_tokens", "hits"),
-    "draft_overhead": ("beside", "iterations"),
+    "draft_overhead": ("side_nodes", "iterations"),
     "verify_overhead": ("nodes", "iterations"),
 }
 
@@ -370,7 +370,7 @@ def _pooled(runs: Sequence[Run], parts: tuple[str, str]) -> np.ndarray | None:
 
 def _counts(run: Run) -> dict[str, int]:
     """What a run shows of its iterations, summed."""
-    shown = {"nodes": run.nodes, "beside": run.beside}
+    shown = {"nodes": run.nodes, "side_nodes": run.side_nodes}
     out = {"tokens": len(run.tokens), "iterations": run.iterations}
     out |= {name: sum(each) for name, each in shown.items() if each is not None}
     if run.accepted is not None:

@@ -14,9 +14,9 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from ..decoding import DecodingState, Round, generate
+from ..decoding import DecodingState, Iteration, generate
 from ..drafters import Drafter, NoDraft
-from ..drafters.base import DraftState, Growth, ModelDrafter, Proposal
+from ..drafters.base import DraftState, ModelDrafter, Proposal, TreeBuilder
 from ..models.base import LanguageModel
 from ..sampling import GREEDY, Sampling
 from ..tree import ROOT, TokenTree
@@ -52,10 +52,10 @@ class RowsProbe(NoDraft):
         parents = [ROOT, *(node - 1 if node <= spine else node % spine for node in range(1, self.rows))]
         return TokenTree.build([(self.vocab_size - 1 - node) % self.vocab_size for node in range(self.rows)], parents)
 
-    def propose(self, state: int, room: int, sampling: Sampling = GREEDY) -> Proposal:
+    def propose(self, state: int, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         """The tree below the last committed token."""
         tree = self._tree
-        return Proposal(TokenTree(np.append(state, tree.tokens[1:]), tree.parents, tree.logprobs, tree.law))
+        return Proposal(TokenTree(np.append(state, tree.tokens[1:]), tree.parents, tree.logprobs, tree.draws))
 
 
 @dataclass(frozen=True)
@@ -75,20 +75,20 @@ class LevelsProbe(ModelDrafter):
     width: int
     name = "levels-probe"
 
-    def grow(self, growth: Growth, room: int) -> None:
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         """See `ModelDrafter.grow`; next to nothing is accepted, so the room in the text does not matter."""
         frontier, breadth = np.array([0]), self.width
         for _ in range(self.levels):
-            tokens, logprobs = growth.best(frontier, breadth)
-            frontier = growth.add(np.repeat(frontier, tokens.shape[1]), tokens.ravel(), logprobs.ravel())
+            tokens, logprobs = builder.best(frontier, breadth)
+            frontier = builder.add(np.repeat(frontier, tokens.shape[1]), tokens.ravel(), logprobs.ravel())
             breadth = 1
-        growth.keep(np.array([0]))
-        unlikely = (growth.highest - np.arange(PROPOSED - 1)) % self.draft.vocab_size
-        growth.add(np.zeros_like(unlikely), unlikely, np.zeros(len(unlikely)))
+        builder.keep(np.array([0]))
+        unlikely = (builder.highest - np.arange(PROPOSED - 1)) % self.draft.vocab_size
+        builder.add(np.zeros_like(unlikely), unlikely, np.zeros(len(unlikely)))
 
 
 @dataclass(frozen=True)
-class Iteration:
+class TimedIteration:
     """One timed iteration: seconds, nodes drafted below node 0, levels drafted, nodes the draft read."""
 
     seconds: float
@@ -111,7 +111,7 @@ class Timing:
 
     drafter: Drafter
     tokens: int
-    blocks: list[list[Iteration]] = field(default_factory=list)
+    blocks: list[list[TimedIteration]] = field(default_factory=list)
     begins: list[float] = field(default_factory=list)
     state: DecodingState | None = None
 
@@ -128,18 +128,18 @@ class Timing:
 
     def go_on(self, target: LanguageModel, clock: Callable[[], float]) -> None:
         """One more block of the text."""
-        marks, rounds = self._marked(target, (), self.tokens, clock)
+        marks, iterations = self._marked(target, (), self.tokens, clock)
         steps = [np.subtract(after, before) for before, after in pairwise(marks)]
         self.blocks.append(
             [
-                Iteration(float(seconds), len(one.tree) - 1 + one.rows_beside, int(levels), int(read))
-                for (seconds, levels, read), one in zip(steps[1:-1], rounds[1:-1], strict=True)
+                TimedIteration(float(seconds), len(one.tree) - 1 + one.side_nodes, int(levels), int(read))
+                for (seconds, levels, read), one in zip(steps[1:-1], iterations[1:-1], strict=True)
             ]
         )
 
     def _marked(
         self, target: LanguageModel, ids: Sequence[int], tokens: int, clock: Callable[[], float]
-    ) -> tuple[list[tuple[float, int, int]], list[Round]]:
+    ) -> tuple[list[tuple[float, int, int]], list[Iteration]]:
         """Time, levels drafted and nodes read so far: at the start, and after each iteration; and the iterations."""
         drafting = self.state.drafting if self.state else None
         session = drafting.session if isinstance(drafting, DraftState) else None
@@ -155,7 +155,7 @@ class Timing:
         if out.state is None:  # generate() swallows Ctrl-C to save the text
             raise KeyboardInterrupt
         self.state = out.state
-        return marks, out.rounds
+        return marks, out.iterations
 
 
 def time_blocks(

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..decoding import Round
+from ..decoding import Iteration
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair
 from ..sampling import Sampling
@@ -353,8 +353,8 @@ class _Benchmark:
             _synchronize(self.device)
             seconds = self.clock() - start
         return Run(
-            one.label, prompt.id, repeat, seconds, done.tokens, emissions, done.iterations, done.finish_reason,
-            **_shapes(done.rounds), counters=done.counters, cache_rows=done.cache_rows,
+            one.label, prompt.id, repeat, seconds, done.tokens, emissions, done.forwards, done.finish_reason,
+            **_shapes(done.iterations), counters=done.counters, cache_rows=done.cache_rows,
             peak_device_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
             peak_rss_bytes=peak_rss_bytes(),
         )  # fmt: skip
@@ -402,7 +402,7 @@ class _Benchmark:
             done = self._call(runner, prompt, 0, self.budget, trace.on_tokens)
             parts = trace.parts(trace.now())
         events = list(trace.events) if keep_events else []
-        return Split(one.label, prompt.id, sum(parts.values()), **parts, iterations=done.iterations, events=events)
+        return Split(one.label, prompt.id, sum(parts.values()), **parts, iterations=done.forwards, events=events)
 
 
 def _resumable(path: Path, header: Header) -> Records:
@@ -420,14 +420,14 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
 
 
-def _shapes(rounds: list[Round] | None) -> dict[str, list[int] | None]:
-    if rounds is None:
-        return dict.fromkeys(("nodes", "accepted", "depths", "beside"))
+def _shapes(iterations: list[Iteration] | None) -> dict[str, list[int] | None]:
+    if iterations is None:
+        return dict.fromkeys(("nodes", "accepted", "depths", "side_nodes"))
     return {
-        "nodes": [len(one.tree) - 1 for one in rounds],
-        "accepted": [len(one.verdict.path) for one in rounds],
-        "depths": [one.tree.depth for one in rounds],
-        "beside": [one.rows_beside for one in rounds],
+        "nodes": [len(one.tree) - 1 for one in iterations],
+        "accepted": [len(one.verdict.path) for one in iterations],
+        "depths": [one.tree.depth for one in iterations],
+        "side_nodes": [one.side_nodes for one in iterations],
     }
 
 

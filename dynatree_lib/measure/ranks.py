@@ -8,8 +8,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from ..decoding import Round
-from ..drafters.base import Growth, ModelDrafter
+from ..decoding import Iteration
+from ..drafters.base import ModelDrafter, TreeBuilder
 from ..models.base import LanguageModel
 
 FEW = 50
@@ -31,12 +31,12 @@ class RanksProbe(ModelDrafter):
     branching: int = 4
     name = "ranks-probe"
 
-    def grow(self, growth: Growth, room: int) -> None:
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         """See `ModelDrafter.grow`."""
         node = np.array([0])
-        for _ in range(min(self.depth, room)):
-            tokens, logprobs = growth.best(node, self.branching)
-            node = growth.add(np.repeat(node, tokens.shape[1]), tokens[0], logprobs[0])[:1]
+        for _ in range(min(self.depth, max_depth)):
+            tokens, logprobs = builder.best(node, self.branching)
+            node = builder.add(np.repeat(node, tokens.shape[1]), tokens[0], logprobs[0])[:1]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RankAcceptance:
     seen: tuple[int, ...]
 
     @classmethod
-    def from_rounds(cls, rounds: Iterable[Round]) -> RankAcceptance:
+    def from_iterations(cls, iterations: Iterable[Iteration]) -> RankAcceptance:
         """Rates of the rounds of one or more texts.
 
         A node counts for rank k if it was accepted and has more than k children. A drafter that expands only what it
@@ -62,7 +62,7 @@ class RankAcceptance:
         Raises:
             ValueError: if nothing was drafted.
         """
-        outcomes = [one for each in rounds for one in _outcomes(each)]
+        outcomes = [one for each in iterations for one in _outcomes(each)]
         if not outcomes:
             raise ValueError("These rounds hold no drafted node, so they show no acceptance; give rounds of a drafter.")
         levels, ranks = max(level for level, _, _ in outcomes) + 1, max(count for _, count, _ in outcomes)
@@ -118,7 +118,7 @@ class RankAcceptance:
         return self.rates[min(level, len(self.rates) - 1)][rank]
 
 
-def _outcomes(one: Round) -> Iterator[tuple[int, int, int | None]]:
+def _outcomes(one: Iteration) -> Iterator[tuple[int, int, int | None]]:
     """(level, children, rank of the right one or None) of every accepted node that has children."""
     path = [0, *one.verdict.path]
     tokens = one.verdict.tokens(one.tree)

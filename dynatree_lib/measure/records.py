@@ -89,14 +89,14 @@ class Run:
     cache_rows: int = 0
     peak_device_bytes: int | None = None
     peak_rss_bytes: int | None = None
-    beside: list[int] | None = None
+    side_nodes: list[int] | None = None
 
     def __post_init__(self) -> None:
         if not (self.seconds > 0 and self.tokens and self.iterations > 0 and self.emissions):
             raise ValueError("a run needs a positive time, at least one token, one iteration and one emission")
         if sum(int(count) for _, count in self.emissions) != len(self.tokens):
             raise ValueError("the emissions of a run do not add up to its tokens")
-        for name in ("nodes", "accepted", "depths", "beside"):
+        for name in ("nodes", "accepted", "depths", "side_nodes"):
             each = getattr(self, name)
             if each is not None and len(each) != self.iterations:
                 raise ValueError(f"{name} has {len(each)} entries for {self.iterations} iterations")
@@ -358,11 +358,16 @@ def _pair(item: Any) -> bool:
     return isinstance(item, list) and len(item) == 2 and all(isinstance(one, int | float) for one in item)
 
 
+_RENAMED = {"beside": "side_nodes"}
+"""Field of older files -> its name now."""
+
+
 def _parse(text: str) -> Line:
     body = json.loads(text)
     if not isinstance(body, dict) or body.get("kind") not in _KINDS:
         raise ValueError("no known kind of line")
     kind = _KINDS[body.pop("kind")]
+    body = {_RENAMED.get(name, name): value for name, value in body.items()}
     fields = {one.name: str(one.type) for one in dataclasses.fields(kind)}
     missing = dataclasses.MISSING
     required = {one.name for one in dataclasses.fields(kind) if one.default is one.default_factory is missing}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..decoding import DecodingState, Round, generate
+from ..decoding import DecodingState, Iteration, generate
 from ..drafters.base import Drafter, DraftState
 from ..models.base import LanguageModel
 from ..sampling import Sampling
@@ -28,16 +28,16 @@ class Completed:
 
     Attributes:
         tokens: generated ids, cut at the budget and after the first EOS.
-        iterations: target forwards that decided tokens.
-        rounds: one per iteration, or None where the method does not show its trees (Hugging Face's).
+        forwards: of the target, those that decided tokens.
+        iterations: one per iteration, or None where the method does not show its trees (Hugging Face's).
         finish_reason: "eos", "length", "context", "stop".
         cache_rows: rows of the target's cache at its fullest, drafted nodes included.
         counters: further counts of the method, such as evictions.
     """
 
     tokens: list[int]
-    iterations: int
-    rounds: list[Round] | None
+    forwards: int
+    iterations: list[Iteration] | None
     finish_reason: str
     cache_rows: int
     counters: dict[str, int] = field(default_factory=dict)
@@ -118,8 +118,8 @@ class DrafterRunner:
             counters = {**counters, "draft_forwards": session.forwards, "draft_rows": session.scored}
         if self.carry:
             self.before = _without_caches(out.state)
-        rows = fullest(len(prompt_ids), out.rounds, self.cache_limit)
-        return Completed(out.tokens, len(out.rounds), out.rounds, out.finish_reason, rows, counters)
+        rows = fullest(len(prompt_ids), out.iterations, self.cache_limit)
+        return Completed(out.tokens, len(out.iterations), out.iterations, out.finish_reason, rows, counters)
 
 
 def _without_caches(state: DecodingState) -> DecodingState:
@@ -130,7 +130,7 @@ def _without_caches(state: DecodingState) -> DecodingState:
     return state
 
 
-def fullest(prompt: int, rounds: Sequence[Round], limit: int | None = None) -> int:
+def fullest(prompt: int, iterations: Sequence[Iteration], limit: int | None = None) -> int:
     """Rows of the target's cache at its fullest: what is committed before an iteration, and that iteration's tree.
 
     Args:
@@ -139,8 +139,8 @@ def fullest(prompt: int, rounds: Sequence[Round], limit: int | None = None) -> i
         limit: committed rows the cache keeps between iterations, or None for all.
     """
     most, committed = 0, prompt - 1
-    for one in rounds:
-        most = max(most, committed + len(one.tree) + one.rows_beside)
+    for one in iterations:
+        most = max(most, committed + len(one.tree) + one.side_nodes)
         committed += one.committed
         committed = committed if limit is None else min(committed, limit)
     return most

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..models.base import LanguageModel, Session
-from ..sampling import Rows, Sampling
+from ..sampling import Sampling, Scores
 from .streaming import StreamingModel
 
 Clock = Callable[[], float]
@@ -122,8 +122,8 @@ class TracedModel(LanguageModel):
         return session
 
 
-def _timed(score: Callable[..., Rows], role: str, trace: Trace) -> Callable[..., Rows]:
-    def timed(tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling) -> Rows:
+def _timed(score: Callable[..., Scores], role: str, trace: Trace) -> Callable[..., Scores]:
+    def timed(tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling) -> Scores:
         start = trace.now()
         rows = score(tokens, parents, sampling)
         trace.events.append([role, start, trace.now(), len(tokens)])

@@ -282,7 +282,7 @@ def fit_acceptance(
         )
         for one in prompts
     )  # fmt: skip
-    return RankAcceptance.from_rounds(each for one in texts for each in one.rounds)
+    return RankAcceptance.from_iterations(each for one in texts for each in one.iterations)
 
 
 @dataclass

@@ -14,9 +14,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from ..drafters.base import DraftState, Draw, Growth, Proposal
+from ..drafters.base import DraftState, Draw, Proposal, TreeBuilder
 from ..drafters.sampled_tree import SampledTree
-from ..sampling import GREEDY, Chance, Laws, Sampling
+from ..sampling import GREEDY, DraftDistributions, RandomSource, Sampling
 from ..tree import DISTINCT, IID, TokenTree, renumbering
 from ..verifiers.base import Drawing
 
@@ -33,23 +33,23 @@ class Meddled(SampledTree):
         """Its tokens do not follow their recorded laws."""
         return Drawing.SELECTED
 
-    def propose(self, state: DraftState, room: int, sampling: Sampling = GREEDY) -> Proposal:
+    def propose(self, state: DraftState, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         """See `Drafter.propose`; the laws that were drawn from move with their nodes."""
-        drawn = super().propose(state, room, sampling)
+        drawn = super().propose(state, max_depth, sampling)
         tree, nodes = drawn.tree, [0]
         for node in nodes:  # grows while it is read
-            nodes += self.arrange(tree, tree.children(node).tolist(), state.chance)
+            nodes += self.arrange(tree, tree.children(node).tolist(), state.random)
         order = np.array(nodes)
         state.row_of = state.row_of[order]
         parents = renumbering(len(tree), order)[tree.parents[order]]
-        codes = tree.law[order] if self.code is None else np.full(len(order), self.code, np.uint8)
-        laws = Laws(state.session.owner)
-        if drawn.laws:
+        codes = tree.draws[order] if self.code is None else np.full(len(order), self.code, np.uint8)
+        distributions = DraftDistributions(state.session.owner)
+        if drawn.distributions:
             for parent in {*parents[1:].tolist()}:
-                laws.record(parent, drawn.laws.row(int(order[parent])))
-        return Proposal(TokenTree(tree.tokens[order], parents, tree.logprobs[order], codes), laws)
+                distributions.record(parent, drawn.distributions.distribution(int(order[parent])))
+        return Proposal(TokenTree(tree.tokens[order], parents, tree.logprobs[order], codes), distributions)
 
-    def arrange(self, tree: TokenTree, siblings: list[int], chance: Chance) -> list[int]:
+    def arrange(self, tree: TokenTree, siblings: list[int], random: RandomSource) -> list[int]:
         """What becomes of the children of a node, given in draw order: those that stay, in the order they get."""
         return siblings
 
@@ -69,7 +69,7 @@ class SortedSiblings(Meddled):
 
     name = "sorted-siblings"
 
-    def arrange(self, tree: TokenTree, siblings: list[int], chance: Chance) -> list[int]:
+    def arrange(self, tree: TokenTree, siblings: list[int], random: RandomSource) -> list[int]:
         """See `Meddled.arrange`."""
         return sorted(siblings, key=lambda node: -tree.logprobs[node])
 
@@ -80,9 +80,9 @@ class ShuffledSiblings(Meddled):
 
     name = "shuffled-siblings"
 
-    def arrange(self, tree: TokenTree, siblings: list[int], chance: Chance) -> list[int]:
+    def arrange(self, tree: TokenTree, siblings: list[int], random: RandomSource) -> list[int]:
         """See `Meddled.arrange`."""
-        return [siblings[i] for i in chance.draw_distinct(torch.ones(len(siblings)), len(siblings))]
+        return [siblings[i] for i in random.draw_distinct(torch.ones(len(siblings)), len(siblings))]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class DuplicatesDropped(Meddled):
     draw: Draw = "iid"
     name = "duplicates-dropped"
 
-    def arrange(self, tree: TokenTree, siblings: list[int], chance: Chance) -> list[int]:
+    def arrange(self, tree: TokenTree, siblings: list[int], random: RandomSource) -> list[int]:
         """See `Meddled.arrange`."""
         first: dict[int, int] = {}
         for node in siblings:
@@ -119,7 +119,7 @@ class UnlikelyRemoved(Meddled):
     threshold: float = 0.3
     name = "unlikely-removed"
 
-    def arrange(self, tree: TokenTree, siblings: list[int], chance: Chance) -> list[int]:
+    def arrange(self, tree: TokenTree, siblings: list[int], random: RandomSource) -> list[int]:
         """See `Meddled.arrange`."""
         return [node for node in siblings if tree.logprobs[node] >= np.log(self.threshold)]
 
@@ -135,7 +135,7 @@ class Reranked(Meddled):
     nodes: int = 3
     name = "reranked"
 
-    def arrange(self, tree: TokenTree, siblings: list[int], chance: Chance) -> list[int]:
+    def arrange(self, tree: TokenTree, siblings: list[int], random: RandomSource) -> list[int]:
         """See `Meddled.arrange`."""
         best = np.argsort(-tree.cumulative, kind="stable")[: self.nodes + 1]
         return [node for node in siblings if node in best]
@@ -147,7 +147,7 @@ class LosersCut(Meddled):
 
     name = "losers-cut"
 
-    def arrange(self, tree: TokenTree, siblings: list[int], chance: Chance) -> list[int]:
+    def arrange(self, tree: TokenTree, siblings: list[int], random: RandomSource) -> list[int]:
         """See `Meddled.arrange`."""
         deepest = np.flatnonzero(tree.depths == tree.depth)
         winner = tree.path(int(deepest[tree.cumulative[deepest].argmax()]))[:1]
@@ -176,21 +176,21 @@ class SharedNoise(SampledTree):
         """Its branches share random numbers."""
         return Drawing.BY_PATH
 
-    def grow(self, growth: Growth, room: int) -> None:
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         """See `ModelDrafter.grow`."""
-        growth.state = replace(growth.state, chance=_OneRow(growth))
-        super().grow(growth, room)
+        builder.state = replace(builder.state, random=_OneRow(builder))
+        super().grow(builder, max_depth)
 
 
-class _OneRow(Chance):
+class _OneRow(RandomSource):
     """A uniform number per sibling, which all nodes of a level invert their laws at.
 
     What is known of a number is an interval: each node's draw narrows it to the part that gives the drawn token, and
     the next node draws by how its own law divides that part. So every decision is one of the growth's own `Chance`.
     """
 
-    def __init__(self, growth: Growth) -> None:
-        self._growth, self._chance = growth, growth.state.chance
+    def __init__(self, builder: TreeBuilder) -> None:
+        self._growth, self._chance = builder, builder.state.random
         self._level = 0
         self._known: dict[int, tuple[float, float]] = {}
 

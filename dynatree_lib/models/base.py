@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..sampling import Rows, Sampling
+from ..sampling import Sampling, Scores
 from ..tree import ROOT
 
 
@@ -78,7 +78,7 @@ class Session(ABC):
 
     def score(
         self, tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling
-    ) -> Rows:
+    ) -> Scores:
         """Score n nodes in one forward under the tree mask and keep them pending.
 
         Args:
@@ -101,7 +101,7 @@ class Session(ABC):
         self._queue = []
         self._parents = parents
         self.forwards, self.scored = self.forwards + 1, self.scored + len(tokens)
-        return Rows(logits, sampling, self.owner)
+        return Scores(logits, sampling, self.owner)
 
     def flush(self) -> None:
         """Read the queued tokens now, in a forward of their own."""

@@ -24,8 +24,10 @@ class ToyModel(LanguageModel):
         eos_token_ids: tokens that end a text.
     """
 
-    def __init__(self, law: Law, vocab_size: int, context: int = 10_000, eos_token_ids: tuple[int, ...] = ()) -> None:
-        self.law = law
+    def __init__(
+        self, distribution: Law, vocab_size: int, context: int = 10_000, eos_token_ids: tuple[int, ...] = ()
+    ) -> None:
+        self.distribution = distribution
         self.name = "toy"
         self.vocab_size = vocab_size
         self.context = context
@@ -37,22 +39,22 @@ class ToyModel(LanguageModel):
     ) -> ToyModel:
         """A random Markov model: the law depends on the last `order` tokens; higher sharpness is more predictable."""
 
-        def law(context: tuple[int, ...]) -> Sequence[float]:
+        def distribution(context: tuple[int, ...]) -> Sequence[float]:
             recent = [token + 1 for token in context[-order:]]
             logits = np.random.default_rng([seed, *recent]).normal(size=vocab_size) * sharpness
             weights = np.exp(logits - logits.max())
             return (weights / weights.sum()).tolist()
 
-        return cls(law, vocab_size, **kwargs)
+        return cls(distribution, vocab_size, **kwargs)
 
     def mixed(self, other: ToyModel, share: float) -> ToyModel:
         """A draft for this model: (1 - share) of this model's law plus `share` of the other's."""
 
-        def law(context: tuple[int, ...]) -> Sequence[float]:
-            mine, its = np.asarray(self.law(context)), np.asarray(other.law(context))
+        def distribution(context: tuple[int, ...]) -> Sequence[float]:
+            mine, its = np.asarray(self.distribution(context)), np.asarray(other.distribution(context))
             return ((1 - share) * mine + share * its).tolist()
 
-        return ToyModel(law, self.vocab_size, self.context, self.eos_token_ids)
+        return ToyModel(distribution, self.vocab_size, self.context, self.eos_token_ids)
 
     def session(self) -> ToySession:
         """A new, empty session."""
@@ -75,8 +77,8 @@ class ToySession(Session):
         self._text += queue
         self._nodes += tokens.tolist()
         first = len(parents) - len(tokens)
-        laws = [self.model.law(self._context(node, parents)) for node in range(first, len(parents))]
-        return torch.tensor(laws, dtype=torch.float64).reshape(-1, self.model.vocab_size).log()
+        distributions = [self.model.distribution(self._context(node, parents)) for node in range(first, len(parents))]
+        return torch.tensor(distributions, dtype=torch.float64).reshape(-1, self.model.vocab_size).log()
 
     def _context(self, node: int, parents: np.ndarray) -> tuple[int, ...]:
         path: list[int] = []

@@ -1,10 +1,11 @@
 """Figures: pure functions from rounds and record rows to plotly figures. Nothing is run, measured or read here.
 
 Pictures of a tree: `draft_tree`, `tree_mask`, `positions`; of several: `stacked_trees`. Of many iterations:
-`text_rounds` (HTML), `timeline`, `acceptance_by_depth`, `calibration`. Of records: `bars_with_intervals`,
+`text_iterations` (HTML), `timeline`, `acceptance_by_depth`, `calibration`. Of records: `bars_with_intervals`,
 `bars_by_panel`, `interval_dots`, `sweep_lines`, `line_panels`, `heatmap`, `scatter`, `distribution`, `stacked_bars`,
 `cost_curve`. Rows for them: `node_rows`, `depth_rows`, `rank_rows`, `calibration_rows`, `iteration_rows`. Of
-verification: `verification_steps` (rows by `step_row`), `law_panels`. Figures of one paper stand in `experiments`.
+verification: `verification_steps` (rows by `step_row`), `distribution_panels`. Figures of one paper stand in
+`experiments`.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from .charts import (
     stacked_bars,
     sweep_lines,
 )
-from .iterations import acceptance_by_depth, calibration, text_rounds, timeline
+from .iterations import acceptance_by_depth, calibration, text_iterations, timeline
 from .lines import line_panels
 from .panels import bars_by_panel, iteration_rows, stacked_trees
 from .rows import calibration_rows, depth_rows, node_rows, rank_rows, wilson
 from .theme import METHOD_COLORS, TEMPLATE
 from .trees import draft_tree, positions, tree_mask
-from .verification import law_panels, step_row, verification_steps
+from .verification import distribution_panels, step_row, verification_steps
 
 __all__ = [
     "METHOD_COLORS",
@@ -43,11 +44,11 @@ __all__ = [
     "cost_curve",
     "depth_rows",
     "distribution",
+    "distribution_panels",
     "draft_tree",
     "heatmap",
     "interval_dots",
     "iteration_rows",
-    "law_panels",
     "line_panels",
     "node_rows",
     "positions",
@@ -57,7 +58,7 @@ __all__ = [
     "stacked_trees",
     "step_row",
     "sweep_lines",
-    "text_rounds",
+    "text_iterations",
     "timeline",
     "tree_mask",
     "verification_steps",

@@ -8,7 +8,7 @@ from typing import Any
 
 from plotly import graph_objects as go
 
-from ..decoding import Generation, Round
+from ..decoding import Generation, Iteration
 from . import theme
 from .rows import Row, depth_rows
 from .tokens import pieces
@@ -24,7 +24,7 @@ class Html(str):
         return str(self)
 
 
-def text_rounds(generation: Generation, tokenizer: Any = None, *, prompt: str = "") -> Html:
+def text_iterations(generation: Generation, tokenizer: Any = None, *, prompt: str = "") -> Html:
     """The generated text, coloured by iteration: drafted and accepted tokens shaded, bonus tokens framed.
 
     Args:
@@ -34,13 +34,13 @@ def text_rounds(generation: Generation, tokenizer: Any = None, *, prompt: str = 
     """
     texts = iter(pieces(generation.tokens, tokenizer))
     parts = [f'<span style="color:#767676">{html.escape(prompt)}</span>'] if prompt else []
-    for number, one in enumerate(generation.rounds):
+    for number, one in enumerate(generation.iterations):
         for place in range(one.committed):
             parts.append(_token(next(texts), number, place, one))
     legend = (
         f"{_swatch(SHADES[0])} {_swatch(SHADES[1])} drafted and accepted, one shade per iteration &nbsp; "
         f"{_swatch(theme.BONUS[0], theme.BONUS[1])} bonus token, the target's own &nbsp; "
-        f"{len(generation.tokens)} tokens in {len(generation.rounds)} target forwards"
+        f"{len(generation.tokens)} tokens in {len(generation.iterations)} target forwards"
     )
     box = f"color:{theme.INK};background:#fff;padding:12px;max-width:1000px"
     # <pre>, because exporters that re-parse HTML shorten white space anywhere else
@@ -58,7 +58,7 @@ def _swatch(fill: str, line: str = "#bbbbbb") -> str:
     )
 
 
-def _token(text: str, number: int, place: int, one: Round) -> str:
+def _token(text: str, number: int, place: int, one: Iteration) -> str:
     bonus = place == len(one.verdict.path)
     what = "bonus token" if bonus else f"accepted, node {one.verdict.path[place]} of {len(one.tree) - 1}"
     shown = html.escape(text).replace("\n", '<span style="color:#666">⏎</span>\n')
@@ -70,18 +70,18 @@ def _token(text: str, number: int, place: int, one: Round) -> str:
     return f'<span title="iteration {number}: {what}" style="{look}">{shown}</span>'
 
 
-def timeline(rounds: Sequence[Round], *, title: str = "") -> go.Figure:
+def timeline(iterations: Sequence[Iteration], *, title: str = "") -> go.Figure:
     """Tokens committed by each iteration: accepted drafted tokens, the bonus token, and how deep the tree was."""
-    number = list(range(len(rounds)))
-    tokens = sum(one.committed for one in rounds)
-    title = title or f"{tokens} tokens in {len(rounds)} iterations"
+    number = list(range(len(iterations)))
+    tokens = sum(one.committed for one in iterations)
+    title = title or f"{tokens} tokens in {len(iterations)} iterations"
     drawn = theme.figure(title, x="iteration (one target forward each)", y="tokens", barmode="stack", height=360)
-    accepted = [len(one.verdict.path) for one in rounds]
+    accepted = [len(one.verdict.path) for one in iterations]
     drawn.add_bar(x=number, y=accepted, name="drafted and accepted", marker_color=theme.ACCEPTED[1])
-    drawn.add_bar(x=number, y=[1] * len(rounds), name="bonus token", marker_color=theme.BONUS[1])
+    drawn.add_bar(x=number, y=[1] * len(iterations), name="bonus token", marker_color=theme.BONUS[1])
     drawn.add_scatter(
         x=number,
-        y=[one.tree.depth for one in rounds],
+        y=[one.tree.depth for one in iterations],
         name="levels drafted",
         mode="markers",
         marker={"symbol": "line-ew-open", "size": 10, "color": theme.INK, "line": {"width": 2}},
@@ -90,7 +90,9 @@ def timeline(rounds: Sequence[Round], *, title: str = "") -> go.Figure:
     return drawn
 
 
-def acceptance_by_depth(rows: Iterable[Row] | Iterable[Round], *, series: str = "method", title: str = "") -> go.Figure:
+def acceptance_by_depth(
+    rows: Iterable[Row] | Iterable[Iteration], *, series: str = "method", title: str = ""
+) -> go.Figure:
     """How often the kept path goes on at each depth, given that it came so far.
 
     Args:
@@ -100,7 +102,7 @@ def acceptance_by_depth(rows: Iterable[Row] | Iterable[Round], *, series: str = 
         title: above the figure.
     """
     given: list[Any] = list(rows)
-    table: list[Row] = depth_rows(given) if given and isinstance(given[0], Round) else given
+    table: list[Row] = depth_rows(given) if given and isinstance(given[0], Iteration) else given
     title = title or "Acceptance at each depth of the tree"
     drawn = theme.figure(title, x="depth (levels below node 0)", y="share of rounds that go on", height=400)
     names = list(dict.fromkeys(row.get(series, "") for row in table))

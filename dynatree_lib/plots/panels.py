@@ -8,7 +8,7 @@ from typing import Any
 from plotly import graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..decoding import Round
+from ..decoding import Iteration
 from . import theme
 from .charts import Published, bars_with_intervals
 from .rows import Row, span
@@ -17,7 +17,7 @@ from .trees import LEVEL_WIDTH, ROW_HEIGHT, draft_tree
 HEADING = 1.3  # rows of height that a heading takes
 
 
-def stacked_trees(rounds: Mapping[str, Round], tokenizer: Any = None, *, title: str = "") -> go.Figure:
+def stacked_trees(iterations: Mapping[str, Iteration], tokenizer: Any = None, *, title: str = "") -> go.Figure:
     """One iteration of several methods below each other, for example all from the same place in a text.
 
     Args:
@@ -26,7 +26,7 @@ def stacked_trees(rounds: Mapping[str, Round], tokenizer: Any = None, *, title: 
         title: above the figure.
     """
     drawn, top, levels, shown = theme.figure(title), 0.0, 4.0, set()
-    for heading, one in rounds.items():
+    for heading, one in iterations.items():
         part = draft_tree(one, tokenizer)
         forwards = f"{one.committed} {'token' if one.committed == 1 else 'tokens'} committed by one target forward"
         text = f"<b>{theme.escaped(heading)}</b>: {len(one.tree) - 1} drafted, {forwards}"
@@ -103,7 +103,7 @@ def _highest(part: go.Figure) -> float:
     return 1.22 * max(ends, default=1.0)
 
 
-def iteration_rows(rounds: Sequence[Round]) -> list[Row]:
+def iteration_rows(iterations: Sequence[Iteration]) -> list[Row]:
     """One row per iteration: `iteration`, `committed` tokens, drafted `nodes`, drafted `levels`, and what the drafter
     reported of its state before it."""
     return [
@@ -114,5 +114,5 @@ def iteration_rows(rounds: Sequence[Round]) -> list[Row]:
             "levels": one.tree.depth,
             **one.adaptation,
         }
-        for number, one in enumerate(rounds)
+        for number, one in enumerate(iterations)
     ]

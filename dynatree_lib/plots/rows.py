@@ -10,22 +10,22 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..decoding import Round
+from ..decoding import Iteration
 
 Row = dict[str, Any]
 
 
-def node_rows(rounds: Iterable[Round]) -> list[Row]:
+def node_rows(iterations: Iterable[Iteration]) -> list[Row]:
     """One row per drafted node.
 
     Keys: `round`, `node`, `parent`, `token`, `depth`, `rank` (0 for the draft's first choice among siblings),
     `probability` (of the token after its path), `cumulative` (of the whole path), `reached` (its parent was kept, so
     the target decided on this node), `accepted`.
     """
-    return [row for number, one in enumerate(rounds) for row in _nodes_of(number, one)]
+    return [row for number, one in enumerate(iterations) for row in _nodes_of(number, one)]
 
 
-def _nodes_of(number: int, one: Round) -> Iterable[Row]:
+def _nodes_of(number: int, one: Iteration) -> Iterable[Row]:
     tree, kept = one.tree, {0, *one.verdict.path}
     seen: dict[int, int] = {}  # parent -> children met so far
     for node in range(1, len(tree)):
@@ -46,23 +46,23 @@ def _nodes_of(number: int, one: Round) -> Iterable[Row]:
         }
 
 
-def depth_rows(rounds: Iterable[Round]) -> list[Row]:
+def depth_rows(iterations: Iterable[Iteration]) -> list[Row]:
     """One row per level d of the trees.
 
     Keys: `depth`, `reached` (rounds that kept a path to level d - 1 and drafted children there), `accepted` (of those,
     rounds that kept a node at level d), `acceptance` (their ratio), `interval`.
     """
     rows: list[Row] = []
-    rounds = list(rounds)
-    for depth in range(1, max((one.tree.depth for one in rounds), default=0) + 1):
-        reached = [one for one in rounds if len(one.verdict.path) >= depth - 1 and _drafted(one, depth)]
+    iterations = list(iterations)
+    for depth in range(1, max((one.tree.depth for one in iterations), default=0) + 1):
+        reached = [one for one in iterations if len(one.verdict.path) >= depth - 1 and _drafted(one, depth)]
         accepted = sum(len(one.verdict.path) >= depth for one in reached)
         if reached:
             rows.append({"depth": depth, **_share("reached", len(reached), accepted)})
     return rows
 
 
-def _drafted(one: Round, depth: int) -> bool:
+def _drafted(one: Iteration, depth: int) -> bool:
     """Whether the kept path had children at `depth`."""
     last = (0, *one.verdict.path)[depth - 1]
     return bool(len(one.tree.children(last)))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from plotly import graph_objects as go
 
-from ..decoding import Round
+from ..decoding import Iteration
 from ..masks import ancestor_matrix
 from ..tree import TokenTree
 from ..verifiers.base import Verdict
@@ -56,7 +56,7 @@ MEANING = {
 
 
 def draft_tree(
-    tree: Round | TokenTree,
+    tree: Iteration | TokenTree,
     tokenizer: Any = None,
     verdict: Verdict | None = None,
     *,
@@ -72,7 +72,7 @@ def draft_tree(
         tau: nodes whose path probability is below it are drawn pale, as what pruning is about.
         title: above the figure; by default the counts.
     """
-    if isinstance(tree, Round):
+    if isinstance(tree, Iteration):
         verdict, tree = tree.verdict, tree.tree
     boxes = _boxes(tree, verdict, tau)
     height = _layout(boxes)

@@ -40,15 +40,15 @@ def step_row(residual: Residual, recorded: Recorded, node: int, child: int | Non
         child: the child that is tried against it; None if the node itself is, all its children being rejected.
     """
     weights = residual.row * residual.scale
-    law = None if child is None else (1 - recorded.rest(weights.new_ones(len(weights)), child)).tolist()
-    chance = residual.acceptance if child is None else residual.ratio(recorded, child)
+    distribution = None if child is None else (1 - recorded.rest(weights.new_ones(len(weights)), child)).tolist()
+    random = residual.acceptance if child is None else residual.ratio(recorded, child)
     return {
         "of": node,
         "node": node if child is None else child,
         "weights": weights.tolist(),
         "stop": residual.stop,
-        "law": law,
-        "acceptance": chance,
+        "law": distribution,
+        "acceptance": random,
         "gone": (),
         **more,
     }
@@ -137,8 +137,8 @@ def _places(tree: TokenTree) -> np.ndarray:
 def _draw_weights(
     drawn: go.Figure, tree: TokenTree, step: Row, letters: Sequence[str], legend: bool, place: dict[str, int]
 ) -> None:
-    names, values, law = [*letters, "stop"], [*step["weights"], step["stop"]], step["law"]
-    tried = None if law is None else int(tree.tokens[step["node"]])
+    names, values, distribution = [*letters, "stop"], [*step["weights"], step["stop"]], step["law"]
+    tried = None if distribution is None else int(tree.tokens[step["node"]])
     fills = [theme.BONUS[1] if token == tried else SHADES[1] for token in range(len(letters))]
     drawn.add_bar(
         x=names,
@@ -150,7 +150,7 @@ def _draw_weights(
     )
     drawn.add_bar(
         x=list(letters),
-        y=law or [None] * len(letters),
+        y=distribution or [None] * len(letters),
         marker=OUTLINE,
         name="q, the law the token was drawn from",
         legendrank=2000,
@@ -158,11 +158,11 @@ def _draw_weights(
         showlegend=legend,
         **place,
     )
-    against = "" if law is None else f", q of X<sub>{step['node']}</sub>"
+    against = "" if distribution is None else f", q of X<sub>{step['node']}</sub>"
     caption = f"<span style='color:{SHADES[2]}'>r of X<sub>{step['of']}</sub></span>{against}"
     corner = {"xref": "x domain", "x": 0.5, "yref": "y domain", "y": 1.02, "yanchor": "bottom"}
     drawn.add_annotation(text=caption, showarrow=False, font_size=13, **corner, **place)
-    below = [fraction(value) for value in (law or ())] + [""] * len(names)
+    below = [fraction(value) for value in (distribution or ())] + [""] * len(names)
     marks = [
         f"{name}<br><span style='color:{SHADES[2]}'>{fraction(value)}</span><br>{under}"
         for name, value, under in zip(names, values, below, strict=False)
@@ -177,7 +177,7 @@ def fraction(value: float, largest: int = 1000) -> str:
     return str(near) if abs(near - value) < ROUNDING else f"{value:.4g}"
 
 
-def law_panels(
+def distribution_panels(
     rows: Sequence[Row],
     parts: Sequence[str],
     target: str = "target",
@@ -218,7 +218,7 @@ def law_panels(
     drawn.update_xaxes(visible=False).update_yaxes(visible=False)  # of places without a panel
     for number, name in enumerate(names):
         place = {"row": number // columns + 1, "col": number % columns + 1}
-        _draw_law(drawn, mine[name], parts, target, label, number == 0, place)
+        _draw_distribution(drawn, mine[name], parts, target, label, number == 0, place)
     drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=height + 165)
     drawn.update_layout(barmode="overlay", margin={"l": 60, "r": 15, "t": 120, "b": 45})
     drawn.update_layout(legend={"y": 1 + 32 / height, "traceorder": "normal"})
@@ -233,7 +233,7 @@ def _distance(rows: Sequence[Row], parts: Sequence[str], target: str) -> str:
     return "equal" if apart < ROUNDING else f"TV {apart:.4g}"
 
 
-def _draw_law(
+def _draw_distribution(
     drawn: go.Figure,
     rows: Sequence[Row],
     parts: Sequence[str],

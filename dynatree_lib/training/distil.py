@@ -98,11 +98,11 @@ class CorpusBatches:
         own: np.ndarray | None = None,
         share: float = 0.0,
     ):
-        parts, law = dict(tokens), {name: weights[name] for name in tokens}
+        parts, distribution = dict(tokens), {name: weights[name] for name in tokens}
         if own is not None and share > 0:
             parts[ON_POLICY] = own.reshape(-1)
-            law[ON_POLICY] = share / (1 - share) * sum(law.values())
-        self.windows = Windows(parts, law, length, seed, aligned=frozenset({ON_POLICY}))
+            distribution[ON_POLICY] = share / (1 - share) * sum(distribution.values())
+        self.windows = Windows(parts, distribution, length, seed, aligned=frozenset({ON_POLICY}))
 
     def skip(self, batches: int, count: int) -> None:
         """Forget the next `batches` batches of `count` windows."""

@@ -43,17 +43,17 @@ def _losses(
         ids = torch.from_numpy(
             np.stack([text[s : s + length + 1] for s in starts[begin : begin + 8]]).astype(np.int64)
         ).to(device)
-        laws = [
+        distributions = [
             model(input_ids=ids[:, :-1], use_cache=False).logits.float().log_softmax(-1) for model in (target, draft)
         ]
         labels = ids[:, 1:, None]
         sums += (
             torch.stack(
                 [
-                    -laws[0].gather(2, labels).sum(),
-                    -laws[1].gather(2, labels).sum(),
-                    (laws[0].exp() * (laws[0] - laws[1])).sum(),
-                    (laws[0].argmax(-1) == laws[1].argmax(-1)).sum(),
+                    -distributions[0].gather(2, labels).sum(),
+                    -distributions[1].gather(2, labels).sum(),
+                    (distributions[0].exp() * (distributions[0] - distributions[1])).sum(),
+                    (distributions[0].argmax(-1) == distributions[1].argmax(-1)).sum(),
                 ]
             )
             .double()

@@ -90,8 +90,8 @@ class Windows:
         # A part shorter than a window is repeated until it fills one.
         self.parts = [np.tile(tokens, -(-(length + 1) // len(tokens))) for tokens in parts.values()]
         self.aligned = [name in aligned for name in parts]
-        law = np.array([weights[name] for name in parts], dtype=np.float64)
-        self.law, self.length = law / law.sum(), length
+        distribution = np.array([weights[name] for name in parts], dtype=np.float64)
+        self.distribution, self.length = distribution / distribution.sum(), length
         self.random = np.random.default_rng(list(seed))
         self.queues: list[list[int]] = [[] for _ in self.parts]
 
@@ -105,7 +105,8 @@ class Windows:
 
     def _draw(self, count: int) -> list[tuple[int, int]]:
         return [
-            (int(part), self._next(int(part))) for part in self.random.choice(len(self.parts), size=count, p=self.law)
+            (int(part), self._next(int(part)))
+            for part in self.random.choice(len(self.parts), size=count, p=self.distribution)
         ]
 
     def skip(self, batches: int, count: int) -> None:

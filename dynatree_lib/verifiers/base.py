@@ -8,7 +8,7 @@ from enum import Enum
 
 import numpy as np
 
-from ..sampling import Chance, Laws, Rows, Sampling
+from ..sampling import DraftDistributions, RandomSource, Sampling, Scores
 from ..tree import TokenTree
 
 
@@ -60,7 +60,9 @@ class Verifier(ABC):
         """
         return  # a rule that does not look at how a tree was drafted serves every tree
 
-    def verify(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+    def verify(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
         """Decide on one tree. At temperature 0 every rule is greedy verification.
 
         Args:
@@ -72,16 +74,20 @@ class Verifier(ABC):
         Raises:
             ValueError: for logits that describe no law, or a drafted token that its recorded law cannot have drawn.
         """
-        return follow_argmax(tree, rows) if rows.sampling.greedy else self.sample(tree, rows, laws, chance)
+        return (
+            follow_argmax(tree, scores) if scores.sampling.greedy else self.sample(tree, scores, distributions, random)
+        )
 
     @abstractmethod
-    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
         """The rule at temperature > 0; arguments as for `verify`."""
 
 
-def follow_argmax(tree: TokenTree, rows: Rows) -> Verdict:
+def follow_argmax(tree: TokenTree, scores: Scores) -> Verdict:
     """The longest path on which every token is the target's argmax; the argmax after it is the bonus token."""
-    choice = rows.argmax
+    choice = scores.argmax
     hits = np.flatnonzero(tree.tokens[1:] == choice[tree.parents[1:]]) + 1
     length, last = {0: 0}, 0  # nodes reached along argmax tokens; siblings may repeat a token, so keep all
     for node in hits.tolist():

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import torch
 
-from ..sampling import Chance, Laws, Rows, Sampling
+from ..sampling import DraftDistributions, RandomSource, Sampling, Scores
 from ..tree import TokenTree
 from .base import Drawing, Verdict
 from .residual import Recorded, ResidualRule
@@ -30,35 +30,37 @@ class Block(ResidualRule):
             )
         super().check(sampling, drawing, chain)
 
-    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
         """See `Verifier.verify`; a coin per node from the last up, a row operation only where it may succeed."""
-        recorded, last = Recorded(tree, laws), len(tree) - 1
+        recorded, last = Recorded(tree, distributions), len(tree) - 1
         if tree.depth != last:
             raise ValueError(f"Block Verification was given a tree of {last + 1} nodes that branches; use Traversal.")
         weights = [1.0]
         for node in range(1, last + 1):
-            ratio = rows.prob(node - 1, int(tree.tokens[node])) / recorded.prob(node) if weights[-1] > 0 else 0.0
+            ratio = scores.prob(node - 1, int(tree.tokens[node])) / recorded.prob(node) if weights[-1] > 0 else 0.0
             weights.append(min(1.0, weights[-1] * ratio))
-        if chance.accept(weights[last]):
-            return Verdict(tuple(range(1, last + 1)), chance.draw(rows.row(last)))
+        if random.accept(weights[last]):
+            return Verdict(tuple(range(1, last + 1)), random.draw(scores.distribution(last)))
         for node in range(last - 1, 0, -1):
-            rest = _Rest(rows, recorded, node, weights[node])
-            if chance.accept_lazily(weights[node], rest.kept):
-                return Verdict(tuple(range(1, node + 1)), chance.draw(rest.row))
-        rest = _Rest(rows, recorded, 0, 1.0)
-        return Verdict((), chance.draw(rest.row if rest.mass > 0 else rows.row(0)))
+            rest = _Rest(scores, recorded, node, weights[node])
+            if random.accept_lazily(weights[node], rest.kept):
+                return Verdict(tuple(range(1, node + 1)), random.draw(rest.row))
+        rest = _Rest(scores, recorded, 0, 1.0)
+        return Verdict((), random.draw(rest.row if rest.mass > 0 else scores.distribution(0)))
 
 
 class _Rest:
     """[w P - q]_+ at a node of the chain, computed when it is looked at."""
 
-    def __init__(self, rows: Rows, recorded: Recorded, node: int, weight: float) -> None:
-        self._given, self._weight = (rows, recorded, node), weight
+    def __init__(self, scores: Scores, recorded: Recorded, node: int, weight: float) -> None:
+        self._given, self._weight = (scores, recorded, node), weight
 
     @cached_property
     def row(self) -> torch.Tensor:
         rows, recorded, node = self._given
-        return recorded.rest(rows.row(node) * self._weight, node + 1)
+        return recorded.rest(rows.distribution(node) * self._weight, node + 1)
 
     @cached_property
     def mass(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..sampling import Chance, Laws, Rows, Sampling
+from ..sampling import DraftDistributions, RandomSource, Sampling, Scores
 from ..tree import TokenTree
 from .base import Drawing, Verdict, Verifier
 
@@ -20,7 +20,9 @@ class Greedy(Verifier):
                 "use TargetWalk (any tree) or leave the verifier out."
             )
 
-    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
         """Refused: see `check`."""
-        self.check(rows.sampling)
+        self.check(scores.sampling)
         raise AssertionError("unreachable: verify() samples at temperature > 0 only")

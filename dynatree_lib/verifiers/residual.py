@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import torch
 
-from ..sampling import Laws, Rows, Sampling
+from ..sampling import DraftDistributions, Sampling, Scores
 from ..tree import DISTINCT, POINT, TokenTree
 from .base import Drawing, Verifier
 
@@ -51,9 +51,9 @@ class Recorded:
     earlier siblings, normalised. Nothing of the width of the vocabulary is computed before it is asked for.
     """
 
-    def __init__(self, tree: TokenTree, laws: Laws | None) -> None:
+    def __init__(self, tree: TokenTree, distributions: DraftDistributions | None) -> None:
         self.tree = tree
-        self.laws = laws or Laws()
+        self.distributions = distributions or DraftDistributions()
         self._rows: dict[int, torch.Tensor] = {}
 
     @cached_property
@@ -70,13 +70,14 @@ class Recorded:
         Raises:
             ImpossibleToken: if it is zero.
         """
-        if self.tree.law[node] == POINT:
+        if self.tree.draws[node] == POINT:
             return 1.0
         row, token = self._row(node), int(self.tree.tokens[node])
         share = float(row[token]) if token < len(row) else 0.0
         if not share > 0:
             raise ImpossibleToken(
-                f"Tree node {node} holds token {token}, to which the law recorded for it by {self.laws.owner} gives "
+                f"Tree node {node} holds token {token}, to which the distribution recorded for it by "
+                f"{self.distributions.owner} gives "
                 "no mass, so it cannot have been drawn from that law; record the law that was sampled from, with the "
                 "draft's own temperature and filters."
             )
@@ -84,7 +85,7 @@ class Recorded:
 
     def rest(self, weights: torch.Tensor, node: int) -> torch.Tensor:
         """[weights - q_c]_+ as a new (V,) tensor; a draft's law may be shorter than V."""
-        if self.tree.law[node] == POINT:
+        if self.tree.draws[node] == POINT:
             token = int(self.tree.tokens[node])
             out = weights.clone()
             out[token] = max(0.0, float(out[token]) - 1)
@@ -99,8 +100,8 @@ class Recorded:
             parent = int(self.tree.parents[node])
             siblings = self.children[parent]
             earlier = self.tree.tokens[siblings[: siblings.index(node)]]
-            row = self.laws.row(parent)
-            if self.tree.law[node] == DISTINCT and len(earlier):
+            row = self.distributions.distribution(parent)
+            if self.tree.draws[node] == DISTINCT and len(earlier):
                 left = row.index_fill(0, torch.from_numpy(earlier[earlier < len(row)]), 0).double()
                 row = (left / left.sum()).to(row.dtype)  # what is left may be smaller than float32 can divide by
             self._rows[node] = row
@@ -116,14 +117,14 @@ class Residual:
         stop: s; exactly 0 at node 0.
     """
 
-    def __init__(self, rows: Rows, node: int, acceptance: float = 1.0) -> None:
-        self._rows, self._node = rows, node
+    def __init__(self, scores: Scores, node: int, acceptance: float = 1.0) -> None:
+        self._rows, self._node = scores, node
         self.scale, self.mass, self.stop = acceptance, acceptance, 1 - acceptance
 
     @cached_property
     def row(self) -> torch.Tensor:
         """(V,) weights of the next token; need not be normalised."""
-        return self._rows.row(self._node)
+        return self._rows.distribution(self._node)
 
     @property
     def acceptance(self) -> float:

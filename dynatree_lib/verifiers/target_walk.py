@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..sampling import Chance, Laws, Rows
+from ..sampling import DraftDistributions, RandomSource, Scores
 from ..tree import TokenTree
 from .base import Verdict, Verifier
 
@@ -21,11 +21,13 @@ class TargetWalk(Verifier):
 
     name = "target-walk"
 
-    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
         """See `Verifier.verify`; draws once per kept node, and once more. Copies among siblings are walked together."""
         nodes = np.array([0])  # all of one path of tokens, so of one law
         while True:
-            token = chance.draw(rows.row(int(nodes[0])))
+            token = random.draw(scores.distribution(int(nodes[0])))
             step = np.flatnonzero(np.isin(tree.parents, nodes) & (tree.tokens == token))
             if not len(step):
                 return Verdict(tuple(tree.path(int(nodes[0]))), token)

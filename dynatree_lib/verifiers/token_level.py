@@ -7,7 +7,7 @@ with deterministic siblings the corrected rule of Progressive Tree Drafting (Alg
 
 from __future__ import annotations
 
-from ..sampling import Chance, Laws, Rows
+from ..sampling import DraftDistributions, RandomSource, Scores
 from ..tree import TokenTree
 from .base import Verdict
 from .residual import Recorded, Residual, ResidualRule
@@ -18,18 +18,20 @@ class TokenLevel(ResidualRule):
 
     name = "token-level"
 
-    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
         """See `Verifier.verify`; a coin per tried child, a row operation per rejected one."""
-        recorded = Recorded(tree, laws)
+        recorded = Recorded(tree, distributions)
         node = 0
         path: list[int] = []
         while True:
-            residual = Residual(rows, node)
+            residual = Residual(scores, node)
             for child in recorded.children[node]:
-                if chance.accept(residual.ratio(recorded, child)):
+                if random.accept(residual.ratio(recorded, child)):
                     break
                 residual.reject(recorded, child)
             else:
-                return Verdict(tuple(path), chance.draw(residual.row))
+                return Verdict(tuple(path), random.draw(residual.row))
             node = child
             path.append(node)

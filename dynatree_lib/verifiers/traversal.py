@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..sampling import Chance, Laws, Rows, Sampling
+from ..sampling import DraftDistributions, RandomSource, Sampling, Scores
 from ..tree import TokenTree
 from .base import Drawing, Verdict
 from .residual import Recorded, Residual, ResidualRule
@@ -28,11 +28,13 @@ class Traversal(ResidualRule):
         one_path = chain and drawing is Drawing.BY_PATH  # then there are no other branches to depend on
         super().check(sampling, Drawing.RECORDED if one_path else drawing, chain)
 
-    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
         """See `Verifier.verify`; at most a coin and a row operation per node, the latter seldom for a last child."""
-        recorded = Recorded(tree, laws)
+        recorded = Recorded(tree, distributions)
         waiting = [list(children) for children in recorded.children]
-        residuals, node, rejected = {0: Residual(rows, 0)}, 0, -1
+        residuals, node, rejected = {0: Residual(scores, 0)}, 0, -1
         while True:
             now = residuals[node]
             if rejected >= 0 and (node == 0 or waiting[node]):
@@ -42,11 +44,11 @@ class Traversal(ResidualRule):
                 child = waiting[node].pop(0)
                 acceptance = now.ratio(recorded, child)
                 if acceptance > 0:  # its descendants first; no coin yet
-                    residuals[child], node = Residual(rows, child, acceptance), child
+                    residuals[child], node = Residual(scores, child, acceptance), child
                 else:
                     rejected = child
-            elif node == 0 or chance.accept_lazily(now.mass, partial(_kept, now, recorded, rejected)):
-                return Verdict(tuple(tree.path(node)), chance.draw(now.row))
+            elif node == 0 or random.accept_lazily(now.mass, partial(_kept, now, recorded, rejected)):
+                return Verdict(tuple(tree.path(node)), random.draw(now.row))
             else:
                 rejected, node = node, int(tree.parents[node])
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...decoding import Round
+from ...decoding import Iteration
 from ...measure.cost_model import Counts, MeasuredCosts, counted, decoded
 from ...measure.methods import Variant, variants
 from ...measure.prompts import BenchPrompt, prepare_prompts
@@ -43,7 +43,7 @@ def decode(
 
 def _texts(pair: Pair, method: Variant, prompts: Sequence[BenchPrompt], budget: int) -> list[Completed]:
     texts = list(decoded(pair, method, prompts, budget, Sampling()))
-    if any(text.rounds is None for text in texts):
+    if any(text.iterations is None for text in texts):
         raise ValueError(f"'{method.label}' does not show its trees; give a method of this library's loop.")
     return texts
 
@@ -58,8 +58,8 @@ def count_row(label: str, texts: Sequence[Completed], costs: MeasuredCosts | Non
     out), and where D_0 is reported `base_depth` (mean)
     and `iteration` (mean of committed tokens / (D_0 + 2), the default's statistic).
     """
-    rounds, counts = rounds_of(texts), Counts.total(counted(text) for text in texts)
-    accepted = [len(one.verdict.path) for one in rounds]
+    iterations, counts = iterations_of(texts), Counts.total(counted(text) for text in texts)
+    accepted = [len(one.verdict.path) for one in iterations]
     shares = [mine / drafted for mine, drafted in zip(accepted, counts.nodes, strict=True) if drafted]
     row: Row = {
         "method": label,
@@ -69,16 +69,16 @@ def count_row(label: str, texts: Sequence[Completed], costs: MeasuredCosts | Non
         "acceptance": sum(accepted) / max(sum(counts.nodes), 1),
         "drafted": float(np.mean(shares)) if shares else 0.0,
     }
-    depths = [int(one.adaptation["base_depth"]) for one in rounds if "base_depth" in one.adaptation]
+    depths = [int(one.adaptation["base_depth"]) for one in iterations if "base_depth" in one.adaptation]
     if depths:
-        uses = [one.committed / (depth + 2) for one, depth in zip(rounds, depths, strict=True)]
+        uses = [one.committed / (depth + 2) for one, depth in zip(iterations, depths, strict=True)]
         row |= {"base_depth": float(np.mean(depths)), "iteration": float(np.mean(uses))}
     return row if costs is None else {**row, "predicted": costs.speed(counts)}
 
 
-def rounds_of(texts: Iterable[Completed]) -> list[Round]:
+def iterations_of(texts: Iterable[Completed]) -> list[Iteration]:
     """All iterations of some texts, in order."""
-    return [one for text in texts for one in text.rounds or ()]
+    return [one for text in texts for one in text.iterations or ()]
 
 
 def same_trees(texts: Sequence[Completed], others: Sequence[Completed]) -> tuple[int, int]:
@@ -90,9 +90,9 @@ def same_trees(texts: Sequence[Completed], others: Sequence[Completed]) -> tuple
 
 def _by_place(text: Completed) -> dict[int, TokenTree]:
     """Tokens committed before -> the tree verified there."""
-    rounds = text.rounds or []
-    places = np.cumsum([0, *(one.committed for one in rounds)])
-    return {int(place): one.tree for place, one in zip(places, rounds, strict=False)}
+    iterations = text.iterations or []
+    places = np.cumsum([0, *(one.committed for one in iterations)])
+    return {int(place): one.tree for place, one in zip(places, iterations, strict=False)}
 
 
 def equal_trees(one: TokenTree, other: TokenTree) -> bool:
@@ -109,7 +109,7 @@ def adaptation_rows(label: str, texts: Sequence[Completed]) -> list[Row]:
     """
     rows, before = [], 0
     for number, text in enumerate(texts):
-        for one in text.rounds or ():
+        for one in text.iterations or ():
             rows.append({"series": label, "text": number, "tokens": before, **one.adaptation})
             before += one.committed
     return rows

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from plotly import graph_objects as go
 
-from ...decoding import Round
+from ...decoding import Iteration
 from ...drafters import AdaptiveTree
 from ...plots import theme
 from ...plots.rows import Row
@@ -32,7 +32,7 @@ DECISIONS = {
 }
 
 
-def growth_rows(one: Round, drafter: AdaptiveTree) -> list[Row]:
+def growth_rows(one: Iteration, drafter: AdaptiveTree) -> list[Row]:
     """One row per node of a tree that `drafter` drafted.
 
     Keys: `node`, `level` d(u), `path` p(u), `confidence` c(u) (the draft's best next token; None for a leaf),
@@ -90,7 +90,7 @@ def _stopped(cumulative: float, level: int, drafter: AdaptiveTree, now: dict[str
     return "D_0" if level >= int(now["base_depth"]) and not passes else "no room"
 
 
-def grown_tree(one: Round, drafter: AdaptiveTree, tokenizer: object = None, *, title: str = "") -> go.Figure:
+def grown_tree(one: Iteration, drafter: AdaptiveTree, tokenizer: object = None, *, title: str = "") -> go.Figure:
     """Figure 3 of DynaTree adaptive, of a real tree: every node with p(u) and c(u), coloured by what the rule decided.
 
     Args:

@@ -83,7 +83,7 @@ def cut_run(run: Run, tokens: int) -> Run:
         finish_reason="length", accepted=accepted,
         nodes=None if run.nodes is None else run.nodes[: last + 1],
         depths=None if run.depths is None else run.depths[: last + 1],
-        beside=None if run.beside is None else run.beside[: last + 1],
+        side_nodes=None if run.side_nodes is None else run.side_nodes[: last + 1],
         cache_rows=run.cache_rows - (len(run.tokens) - tokens), peak_device_bytes=None, peak_rss_bytes=None,
     )  # fmt: skip
     return replace(short, counters={name: _share(name, run, short) for name in run.counters})

@@ -24,7 +24,7 @@ from ...measure.methods import Variant, custom
 from ...measure.runner import DrafterRunner, Instrument, Runner
 from ...models.huggingface import HFModel, HFSession
 from ...models.pairs import Pair
-from ...sampling import Chance, Laws, Rows, Sampling
+from ...sampling import DraftDistributions, RandomSource, Sampling, Scores
 from ...tree import TokenTree
 from ...verifiers.base import Drawing, Verdict
 from ...verifiers.residual import ResidualRule
@@ -122,7 +122,7 @@ class _ReadsAgain(HFSession):
 
     def score(
         self, tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling
-    ) -> Rows:
+    ) -> Scores:
         """See `Session.score`."""
         self._nodes = [*self._nodes[: self.pending], *(int(token) for token in tokens)]
         return super().score(tokens, parents, sampling)
@@ -152,7 +152,7 @@ class RereadingSession(_ReadsAgain):
 
     def score(
         self, tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling
-    ) -> Rows:
+    ) -> Scores:
         """See `Session.score`; the first level of each tree reads the whole text."""
         if not self.pending:
             self._reset()
@@ -192,30 +192,34 @@ class ListedSampling(ResidualRule):
         if self.reading not in READINGS:
             raise ValueError(f"reading is {self.reading!r}; choose from {', '.join(map(repr, READINGS))}.")
 
-    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
         """See `Verifier.verify`; how tokens were drawn is not looked at."""
         path = [0]
         while True:
             children = tree.children(path[-1]).tolist()
-            child, law = self._try(children, tree.tokens[children].tolist(), rows.row(path[-1]), chance)
+            child, distribution = self._try(
+                children, tree.tokens[children].tolist(), scores.distribution(path[-1]), random
+            )
             if child is None:
-                return Verdict(tuple(path[1:]), chance.draw(law))
+                return Verdict(tuple(path[1:]), random.draw(distribution))
             path.append(child)
 
     def _try(
-        self, children: list[int], tokens: list[int], law: torch.Tensor, chance: Chance
+        self, children: list[int], tokens: list[int], distribution: torch.Tensor, random: RandomSource
     ) -> tuple[int | None, torch.Tensor]:
         """The child that is taken, or None, and what line 18 draws from."""
-        left, seen = law.double().clone(), 0.0
+        left, seen = distribution.double().clone(), 0.0
         for place, (child, token) in enumerate(zip(children, tokens, strict=True)):
             share = min(1.0, float(left[token]))
-            if chance.accept(max(0.0, share - seen) / (1 - seen) if seen < 1 else 0.0):
+            if random.accept(max(0.0, share - seen) / (1 - seen) if seen < 1 else 0.0):
                 return child, left
             seen = max(seen, share) if self.reading == "one number" else 0.0
             left[token] = 0
             total = float((left[list({*tokens[place + 1 :]})] if self.reading == "candidates" else left).sum())
             left /= total if total > 0 and self.reading != "unscaled" else 1.0
-        return None, law if self.reading == "original" or not left.any() else left
+        return None, distribution if self.reading == "original" or not left.any() else left
 
 
 def switched(steps: Iterable[tuple[str, Switches]], **tree: Any) -> list[Variant]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...decoding import Round
+from ...decoding import Iteration
 from ...drafters.base import Drafter, Proposal
 from ...measure.cost_model import MeasuredCosts, check_countable, counts_of
 from ...measure.methods import Variant, variants
@@ -27,7 +27,7 @@ from ...measure.runner import DrafterRunner
 from ...measure.trace import Clock, Trace
 from ...models.base import LanguageModel
 from ...models.pairs import Pair
-from ...sampling import GREEDY, Chance, Rows, Sampling
+from ...sampling import GREEDY, RandomSource, Sampling, Scores
 from ...tree import TokenTree
 from ...verifiers.base import Drawing, Verdict
 from ..adaptive.ablation import faster, told
@@ -136,7 +136,7 @@ def compared(name: str, ratio: float, interval: Interval) -> Row:
 
 def _sums(run: Run, costs: MeasuredCosts) -> np.ndarray:
     """(len(COLUMNS),) of one run."""
-    kept, drafted, verified = run.accepted or [], sum(run.beside or ()), sum(run.nodes or ())
+    kept, drafted, verified = run.accepted or [], sum(run.side_nodes or ()), sum(run.nodes or ())
     cost = costs.steps(counts_of([run]))
     sums = {
         "tokens": len(run.tokens), "iterations": run.iterations, "hits": sum(one > 0 for one in kept),
@@ -176,10 +176,10 @@ def _between(mine: dict[str, np.ndarray], its: dict[str, np.ndarray], at: str, o
 Likeness = Literal["place", "order"]
 
 
-def branches(beside: TokenTree) -> list[list[int]]:
+def branches(side_tree: TokenTree) -> list[list[int]]:
     """Nodes of every line from below node 0 to a leaf."""
-    leaves = np.setdiff1d(np.arange(1, len(beside)), beside.parents)
-    return [beside.path(int(leaf)) for leaf in leaves]
+    leaves = np.setdiff1d(np.arange(1, len(side_tree)), side_tree.parents)
+    return [side_tree.path(int(leaf)) for leaf in leaves]
 
 
 def similarity(one: Sequence[int], other: Sequence[int], likeness: Likeness = "place") -> float:
@@ -200,23 +200,23 @@ def similarity(one: Sequence[int], other: Sequence[int], likeness: Likeness = "p
     return row[-1] / longer
 
 
-def most_similar(beside: TokenTree, likeness: Likeness = "place") -> np.ndarray:
+def most_similar(side_tree: TokenTree, likeness: Likeness = "place") -> np.ndarray:
     """(lines,) of each line its similarity to the line that is most like it; 0 for a single line.
 
     Two lines are compared below the node where they part: what they share is scored once.
     """
-    lines = branches(beside)
+    lines = branches(side_tree)
     best = np.zeros(len(lines))
     for (i, one), (j, other) in combinations(enumerate(lines), 2):
         shared = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b))
-        mine, its = (beside.tokens[line[shared:]].tolist() for line in (one, other))
+        mine, its = (side_tree.tokens[line[shared:]].tolist() for line in (one, other))
         best[[i, j]] = np.maximum(best[[i, j]], similarity(mine, its, likeness))
     return best
 
 
-def drafting_rounds(rounds: Sequence[Round], skip: int) -> list[TokenTree]:
+def drafting_iterations(iterations: Sequence[Iteration], skip: int) -> list[TokenTree]:
     """What was scored beside the trees of one text, without its first `skip` times, which begin with random tokens."""
-    return [one.beside for one in rounds if one.beside is not None][skip:]
+    return [one.side_tree for one in iterations if one.side_tree is not None][skip:]
 
 
 def similar_rows(
@@ -253,8 +253,8 @@ def repeated_rows(label: str, texts: Iterable[Sequence[TokenTree]], n: int = 3) 
     counts = np.zeros(3)
     for text in texts:
         before: set[tuple[int, ...]] = set()
-        for beside in text:
-            grams = [tuple(beside.tokens[beside.path(node)[-n:]].tolist()) for node in range(1, len(beside))]
+        for side_tree in text:
+            grams = [tuple(side_tree.tokens[side_tree.path(node)[-n:]].tolist()) for node in range(1, len(side_tree))]
             here = set(grams)
             counts += [len(grams) - len(here), len(here & before), len(here - before)]
             before = here
@@ -299,9 +299,9 @@ class Timed(Drafter):
         """See `Drafter.check`."""
         self.drafter.check(target)
 
-    def start(self, prompt: Sequence[int], chance: Chance) -> Any:
+    def start(self, prompt: Sequence[int], random: RandomSource) -> Any:
         """See `Drafter.start`."""
-        return self.drafter.start(prompt, chance)
+        return self.drafter.start(prompt, random)
 
     def extend(self, state: Any, tokens: Sequence[int]) -> Any:
         """See `Drafter.extend`."""
@@ -315,11 +315,11 @@ class Timed(Drafter):
         self.trace.events.append(["retrieval", start, self.trace.now(), rows])
         return proposal
 
-    def observe(self, state: Any, proposal: Proposal, rows: Rows, verdict: Verdict) -> Any:
+    def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
         """See `Drafter.observe`."""
         start = self.trace.now()
-        state = self.drafter.observe(state, proposal, rows, verdict)
-        self.trace.events.append(["update", start, self.trace.now(), len(rows)])
+        state = self.drafter.observe(state, proposal, scores, verdict)
+        self.trace.events.append(["update", start, self.trace.now(), len(scores)])
         return state
 
     def inherit(self, state: Any, earlier: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from plotly import graph_objects as go
 
-from ...decoding import Round
+from ...decoding import Iteration
 from ...drafters import Proposal
 from ...drafters.pool import Candidate
 from ...masks import ancestor_matrix
@@ -57,7 +57,7 @@ class _Part:
 
 # ----------------------------------------------------------------------------------------------------- one iteration
 def forward_trees(
-    one: Round,
+    one: Iteration,
     tokenizer: Any = None,
     *,
     random: Collection[int] = (),
@@ -78,12 +78,12 @@ def forward_trees(
     """
     path = [0, *one.verdict.path]
     tree = TokenTree.build([*one.tree.tokens, one.verdict.next_token], [*one.tree.parents, path[-1]])
-    tokens, parents = (array.tolist() for array in Proposal(tree, beside=one.beside).nodes)
+    tokens, parents = (array.tolist() for array in Proposal(tree, side_tree=one.side_tree).nodes)
     roles = ["last", *("accepted" if node in path else "candidate" for node in range(1, len(tree) - 1)), "bonus"]
     rows = len(tokens) - len(tree)
     roles += ["random" if node in random else "drafted" for node in range(1, rows + 1)]
-    if one.beside is not None and predicted is not None:
-        for node, token in joining(one.beside, predicted, children):
+    if one.side_tree is not None and predicted is not None:
+        for node, token in joining(one.side_tree, predicted, children):
             parents.append(len(tree) + node - 1)
             tokens.append(token)
             roles.append("added")
@@ -92,7 +92,7 @@ def forward_trees(
     return _draw([_Part("", TokenTree.build(tokens, parents), roles)], FORWARD, tokenizer, title=text)
 
 
-def joining(beside: TokenTree, predicted: Sequence[int], children: int | None = None) -> list[tuple[int, int]]:
+def joining(side_tree: TokenTree, predicted: Sequence[int], children: int | None = None) -> list[tuple[int, int]]:
     """(node, token) of the predictions that a draft tree takes in: not yet a child of their node, which has room.
 
     Args:
@@ -103,15 +103,15 @@ def joining(beside: TokenTree, predicted: Sequence[int], children: int | None = 
     Raises:
         ValueError: for predictions that are not one per node.
     """
-    if len(predicted) != len(beside) - 1:
+    if len(predicted) != len(side_tree) - 1:
         raise ValueError(
-            f"There are {len(predicted)} predictions for {len(beside) - 1} nodes beside the tree; give one for each "
-            "after node 0."
+            f"There are {len(predicted)} predictions for {len(side_tree) - 1} nodes of the side tree; give one for "
+            "each after node 0."
         )
     out = []
     for node, token in enumerate(predicted, start=1):
-        known = beside.children(node)
-        if token not in beside.tokens[known] and (children is None or len(known) < children):
+        known = side_tree.children(node)
+        if token not in side_tree.tokens[known] and (children is None or len(known) < children):
             out.append((node, int(token)))
     return out
 
@@ -123,7 +123,7 @@ CELLS = ("not seen", "not seen: the other tree", "prefix", *GROUPS)
 CELL_COLORS = ("#f6f6f6", "#f3cdb8", "#c4d9ea", *GROUP_COLORS)
 
 
-def forward_mask(one: Round | Proposal, tokenizer: Any = None, *, prefix: int = 3, title: str = "") -> go.Figure:
+def forward_mask(one: Iteration | Proposal, tokenizer: Any = None, *, prefix: int = 3, title: str = "") -> go.Figure:
     """The attention mask of the whole forward in its three groups, relative positions above (Figure 3).
 
     Rows and columns stand as the paper has them: last token, draft tree, candidate tree. The order in the cache, where
@@ -135,10 +135,10 @@ def forward_mask(one: Round | Proposal, tokenizer: Any = None, *, prefix: int = 
         prefix: columns drawn of the prefix, which every node sees.
         title: above the figure.
     """
-    beside = one.beside or TokenTree.root_only(int(one.tree.tokens[0]))
-    tokens, parents = Proposal(beside, beside=one.tree).nodes
-    group = np.repeat([0, 1, 2], [1, len(beside) - 1, len(one.tree) - 1])
-    depths = np.concatenate([beside.depths, one.tree.depths[1:]])
+    side_tree = one.side_tree or TokenTree.root_only(int(one.tree.tokens[0]))
+    tokens, parents = Proposal(side_tree, side_tree=one.tree).nodes
+    group = np.repeat([0, 1, 2], [1, len(side_tree) - 1, len(one.tree) - 1])
+    depths = np.concatenate([side_tree.depths, one.tree.depths[1:]])
     apart = (group[:, None] != group) & (np.minimum(group[:, None], group) > 0)
     cells = np.where(ancestor_matrix(parents), 3 + group, apart.astype(int))
     cells = np.hstack([np.full((len(cells), prefix), 2), cells])

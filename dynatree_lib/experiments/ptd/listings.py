@@ -17,7 +17,7 @@ from ...drafters.base import Proposal
 from ...drafters.progressive_tree import Grown, ProgressiveState, ProgressiveTree
 from ...measure.metrics import Interval, bootstrap
 from ...models.base import LanguageModel
-from ...sampling import Chance, Rows, Sampling
+from ...sampling import RandomSource, Sampling, Scores
 from ...verifiers.base import Verdict
 
 Row = dict[str, Any]
@@ -44,17 +44,22 @@ class LineTwenty(ProgressiveTree):
     is extended by.
     """
 
-    def start(self, prompt: Sequence[int], chance: Chance) -> NotedState:
+    def start(self, prompt: Sequence[int], random: RandomSource) -> NotedState:
         """See `Drafter.start`."""
-        return NotedState(**vars(super().start(prompt, chance)))
+        return NotedState(**vars(super().start(prompt, random)))
 
-    def observe(self, state: ProgressiveState, proposal: Proposal, rows: Rows, verdict: Verdict) -> ProgressiveState:
+    def observe(
+        self, state: ProgressiveState, proposal: Proposal, scores: Scores, verdict: Verdict
+    ) -> ProgressiveState:
         """See `Drafter.observe`."""
         assert isinstance(state, NotedState)
-        first, own = int(rows.argmax[0]), rows.argmax[len(proposal.tree) :].tolist()  # none where nothing was beside
+        first, own = (
+            int(scores.argmax[0]),
+            scores.argmax[len(proposal.tree) :].tolist(),
+        )  # none where nothing was beside
         verified = {id(node): token for node, token in zip(state.order, own, strict=False)}
         state.scored.append(eligible(state.subtrees, verified, first))
-        super().observe(state, proposal, rows, verdict)
+        super().observe(state, proposal, scores, verdict)
         state.printed.append(eligible(state.subtrees, verified, first))
         return state
 
@@ -116,12 +121,14 @@ def cover_rows(
     """
     session, rows, place = target.session(), [], 0
     session.start(prompt[:-1])
-    for one in written.rounds:
+    for one in written.iterations:
         tree = one.tree
-        law = session.score(tree.tokens[:1], tree.parents[:1], sampling).row(0)
+        distribution = session.score(tree.tokens[:1], tree.parents[:1], sampling).distribution(0)
         tokens = sorted({*tree.tokens[tree.children(0)].tolist()})
         if len(tokens) > 1:
-            rows.append({"place": place, "candidates": len(tokens), "covered": float(law[tokens].double().sum())})
+            rows.append(
+                {"place": place, "candidates": len(tokens), "covered": float(distribution[tokens].double().sum())}
+            )
         session.commit([0])
         session.extend(tree.tokens[list(one.verdict.path)].tolist())
         place += one.committed

@@ -34,7 +34,7 @@ from ...measure.runner import Runner
 from ...models.engines import ENGINES
 from ...models.huggingface import HFModel, HFSession
 from ...models.pairs import Pair
-from ...sampling import GREEDY, Chance, Laws, Rows
+from ...sampling import GREEDY, DraftDistributions, RandomSource, Scores
 from ...tree import TokenTree
 from ...verifiers.base import Verdict, Verifier, follow_argmax
 
@@ -63,7 +63,7 @@ class Reference:
 
     prompt: BenchPrompt
     tokens: np.ndarray
-    rivals: np.ndarray
+    runners_up: np.ndarray
     tops: np.ndarray
     leads: np.ndarray
 
@@ -104,18 +104,22 @@ class Noting(Verifier):
     noted: list[tuple[int, int, float, float]] = field(default_factory=list)
     name = "noting"
 
-    def verify(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+    def verify(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
         """See `Verifier.verify`."""
-        verdict = follow_argmax(tree, rows)
-        row, best = rows.logits[0].cpu().double(), verdict.next_token
+        verdict = follow_argmax(tree, scores)
+        row, best = scores.logits[0].cpu().double(), verdict.next_token
         others = row.index_fill(0, torch.tensor([best]), -torch.inf)
-        rival = int(others.argmax())
-        self.noted.append((best, rival, float(row[best]), float(row[best] - row[rival])))
+        runner_up = int(others.argmax())
+        self.noted.append((best, runner_up, float(row[best]), float(row[best] - row[runner_up])))
         return verdict
 
-    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
         """Not asked for: `verify` is all there is."""
-        return self.verify(tree, rows, laws, chance)
+        return self.verify(tree, scores, distributions, random)
 
 
 @dataclass
@@ -133,24 +137,28 @@ class Following(Verifier):
     leads: list[float] = field(default_factory=list)
     name = "following"
 
-    def verify(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+    def verify(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
         """See `Verifier.verify`."""
         here, text = len(self.chosen), self.reference.tokens
-        told = Rows(rows.logits, rows.sampling, rows.owner)
+        told = Scores(scores.logits, scores.sampling, scores.owner)
         told.argmax = np.append(text, -1)[np.minimum(here + tree.depths, len(text))]  # past its end nothing fits
         verdict = follow_argmax(tree, told)
         nodes = [0, *verdict.path][: len(text) - here]
         places = slice(here, here + len(nodes))
-        pairs = np.stack([text[places], self.reference.rivals[places]], 1)
-        device = rows.logits.device
-        both = rows.logits[torch.tensor(nodes, device=device)].gather(1, torch.from_numpy(pairs).to(device))
+        pairs = np.stack([text[places], self.reference.runners_up[places]], 1)
+        device = scores.logits.device
+        both = scores.logits[torch.tensor(nodes, device=device)].gather(1, torch.from_numpy(pairs).to(device))
         self.leads += (both[:, 0].double() - both[:, 1].double()).tolist()
-        self.chosen += rows.argmax[nodes].tolist()
+        self.chosen += scores.argmax[nodes].tolist()
         return verdict
 
-    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
         """Not asked for: `verify` is all there is."""
-        return self.verify(tree, rows, laws, chance)
+        return self.verify(tree, scores, distributions, random)
 
 
 def read_reference(target: HFModel, prompt: BenchPrompt, tokens: int) -> Reference:
@@ -161,15 +169,15 @@ def read_reference(target: HFModel, prompt: BenchPrompt, tokens: int) -> Referen
     """
     noting = Noting()
     _decode(target, prompt, NoDraft(), noting, tokens)
-    best, rivals, tops, leads = zip(*noting.noted, strict=True)
-    return Reference(prompt, np.array(best), np.array(rivals), np.array(tops), np.array(leads))
+    best, runners_up, tops, leads = zip(*noting.noted, strict=True)
+    return Reference(prompt, np.array(best), np.array(runners_up), np.array(tops), np.array(leads))
 
 
 def follow(target: HFModel, reference: Reference, drafter: Drafter, **options: Any) -> Followed:
     """Lead a drafter's trees along a reference's text; options as for `generate`."""
     following = Following(reference)
-    rounds = _decode(target, reference.prompt, drafter, following, len(reference.tokens), **options)
-    rows = float(np.mean([len(one.tree) + one.rows_beside for one in rounds]))
+    iterations = _decode(target, reference.prompt, drafter, following, len(reference.tokens), **options)
+    rows = float(np.mean([len(one.tree) + one.side_nodes for one in iterations]))
     return Followed(reference, np.array(following.chosen), np.array(following.leads), rows)
 
 
@@ -187,7 +195,7 @@ def _decode(
     )  # fmt: skip
     if out.finish_reason == "interrupted":  # the loop swallows Ctrl-C to save the text
         raise KeyboardInterrupt
-    return out.rounds
+    return out.iterations
 
 
 def own_text(runner: Runner, reference: Reference) -> Followed:
@@ -397,7 +405,7 @@ class _Exact:
         """Take what is needed from the (T, V) float64 logits of the text, which are changed."""
         text, places = self.reference.tokens, np.arange(len(self.reference.tokens))
         own = logits[places, text]
-        self.same = (own - logits[places, self.reference.rivals]).numpy()
+        self.same = (own - logits[places, self.reference.runners_up]).numpy()
         self.gaps = {(place, token): float(own[place] - logits[place, token]) for place, token in self.gaps}
         logits[places, text] = -torch.inf
         self.leads = (own - logits.amax(-1)).numpy()

@@ -215,7 +215,7 @@ def _runner(pair: Pair, one: Variant) -> Batch:
         )  # fmt: skip
         if any(each.finish_reason == "interrupted" for each in found):  # a benchmark must stop
             raise KeyboardInterrupt
-        return Group([], [each.tokens for each in found], sum(len(each.rounds) for each in found), forwards)
+        return Group([], [each.tokens for each in found], sum(len(each.iterations) for each in found), forwards)
 
     return run
 

@@ -15,7 +15,7 @@ from ...measure.exact import Replay
 from ...measure.prompts import prepare_prompts
 from ...models.huggingface import HFModel
 from ...models.pairs import Pair
-from ...sampling import Chance, Laws, Rows, Sampling
+from ...sampling import DraftDistributions, RandomSource, Sampling, Scores
 from ...tree import TokenTree
 from ...verifiers import TokenLevel
 from ...verifiers.base import Drawing, Verdict, Verifier
@@ -48,11 +48,13 @@ class _RatioProbe(Verifier):
     noted: list[tuple[list[float], float]] = field(default_factory=list)
     name = "ratio-probe"
 
-    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
-        recorded, tokens = Recorded(tree, laws), tree.tokens.tolist()
-        ratios = [rows.prob(node - 1, tokens[node]) / recorded.prob(node) for node in range(1, len(tree))]
-        self.noted.append((ratios, float(torch.special.entr(rows.row(0)).sum())))
-        return TokenLevel().sample(tree, rows, laws, chance)
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
+        recorded, tokens = Recorded(tree, distributions), tree.tokens.tolist()
+        ratios = [scores.prob(node - 1, tokens[node]) / recorded.prob(node) for node in range(1, len(tree))]
+        self.noted.append((ratios, float(torch.special.entr(scores.distribution(0)).sum())))
+        return TokenLevel().sample(tree, scores, distributions, random)
 
 
 def chain_ratios(
@@ -95,11 +97,13 @@ class KeptLevels(Verifier):
         """See `Verifier.check`."""
         self.rule.check(sampling, drawing, chain)
 
-    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
         """See `Verifier.verify`."""
-        verdict = self.rule.sample(tree, rows, laws, chance)
-        if isinstance(chance, Replay):  # judged; a driver's own coins decide texts and are not counted
-            self.ways[len(verdict.path)] = self.ways.get(len(verdict.path), 0.0) + chance.probability
+        verdict = self.rule.sample(tree, scores, distributions, random)
+        if isinstance(random, Replay):  # judged; a driver's own coins decide texts and are not counted
+            self.ways[len(verdict.path)] = self.ways.get(len(verdict.path), 0.0) + random.probability
         return verdict
 
     def reached(self, level: int) -> float:

@@ -18,7 +18,7 @@ from ...decoding import generate
 from ...drafters.base import Drafter
 from ...measure.prompts import prepare_prompts
 from ...models.pairs import Pair
-from ...sampling import Chance, Laws, Rows, Sampling, probabilities
+from ...sampling import DraftDistributions, RandomSource, Sampling, Scores, probabilities
 from ...tree import DISTINCT, ROOT, TokenTree
 from ...verifiers.base import Drawing, Verdict, Verifier
 
@@ -26,18 +26,18 @@ Row = dict[str, Any]
 Clock = Callable[[], float]
 
 
-class _TimedRows(Rows):
+class _TimedScores(Scores):
     """Rows that count the seconds and the nodes they prepare."""
 
-    def __init__(self, rows: Rows, clock: Clock) -> None:
-        super().__init__(rows.logits, rows.sampling, rows.owner)
+    def __init__(self, scores: Scores, clock: Clock) -> None:
+        super().__init__(scores.logits, scores.sampling, scores.owner)
         self.clock, self.seconds, self.prepared = clock, 0.0, 0
 
-    def row(self, node: int) -> torch.Tensor:
+    def distribution(self, node: int) -> torch.Tensor:
         if node in self._laws:
             return self._laws[node]
         start = self.clock()
-        row = super().row(node)
+        row = super().distribution(node)
         self.seconds += self.clock() - start
         self.prepared += 1
         return row
@@ -62,11 +62,13 @@ class Stopwatch(Verifier):
         """See `Verifier.check`."""
         self.rule.check(sampling, drawing, chain)
 
-    def sample(self, tree: TokenTree, rows: Rows, laws: Laws | None, chance: Chance) -> Verdict:
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
         """See `Verifier.verify`."""
-        timed = _TimedRows(rows, self.clock)
+        timed = _TimedScores(scores, self.clock)
         start = self.clock()
-        verdict = self.rule.sample(tree, timed, laws, chance)
+        verdict = self.rule.sample(tree, timed, distributions, random)
         seconds = self.clock() - start
         self.noted.append((timed.seconds, seconds - timed.seconds, timed.prepared, len(verdict.path) + 1))
         return verdict
@@ -74,7 +76,7 @@ class Stopwatch(Verifier):
 
 def synthetic_tree(
     shape: list[int], vocab_size: int, sampling: Sampling, seed: int, spread: float = 3.0, noise: float = 1.0
-) -> tuple[TokenTree, Rows, Laws]:
+) -> tuple[TokenTree, Scores, DraftDistributions]:
     """A tree of a shape at any vocabulary, without a model: random target logits, the draft's the same with noise.
 
     Args:
@@ -84,20 +86,23 @@ def synthetic_tree(
         seed: same seed, same tree.
         spread: standard deviation of the target's logits; noise: of the draft's around them.
     """
-    generator, chance = torch.Generator().manual_seed(seed), Chance(seed, "draft")
+    generator, random = torch.Generator().manual_seed(seed), RandomSource(seed, "draft")
     parents, tokens, node_of = [ROOT], [0], {0: 0}
-    logits, laws = torch.randn(len(shape) + 1, vocab_size, generator=generator) * spread, Laws("synthetic")
+    logits, distributions = (
+        torch.randn(len(shape) + 1, vocab_size, generator=generator) * spread,
+        DraftDistributions("synthetic"),
+    )
     for slot, count in zip(*np.unique(shape, return_counts=True), strict=True):
-        law = probabilities(logits[slot] + torch.randn(vocab_size, generator=generator) * noise, sampling)
+        distribution = probabilities(logits[slot] + torch.randn(vocab_size, generator=generator) * noise, sampling)
         if slot in node_of:  # filters may leave fewer tokens than slots
-            laws.record(node_of[slot], law)
+            distributions.record(node_of[slot], distribution)
             first = shape.index(slot) + 1
-            for place, token in enumerate(chance.draw_distinct(law, int(count))):
+            for place, token in enumerate(random.draw_distinct(distribution, int(count))):
                 node_of[first + place] = len(parents)
                 parents.append(node_of[slot])
                 tokens.append(token)
-    tree = TokenTree.build(tokens, parents, law=[DISTINCT] * len(tokens))
-    return tree, Rows(logits[list(node_of)], sampling, "synthetic"), laws
+    tree = TokenTree.build(tokens, parents, draws=[DISTINCT] * len(tokens))
+    return tree, Scores(logits[list(node_of)], sampling, "synthetic"), distributions
 
 
 def time_decisions(
@@ -125,10 +130,10 @@ def time_decisions(
     sampling, shape = sampling or Sampling(1.0), [int(slot) for slot in shape]
     watches = {name: Stopwatch(rule, clock) for name, rule in rules.items()}
     for number in range(trees):
-        tree, rows, laws = synthetic_tree(shape, vocab_size, sampling, seed + number)
+        tree, rows, distributions = synthetic_tree(shape, vocab_size, sampling, seed + number)
         for repeat in range(repeats + 1):
             for watch in watches.values():
-                watch.verify(tree, rows, laws, Chance(seed + number * 1000 + repeat))
+                watch.verify(tree, rows, distributions, RandomSource(seed + number * 1000 + repeat))
                 if repeat == 0:  # warms caches up
                     watch.noted.pop()
     return [_timing(name, watch, len(shape), vocab_size) for name, watch in watches.items()]

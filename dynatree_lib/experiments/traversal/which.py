@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...decoding import Round, autoregressive, generate
+from ...decoding import Iteration, autoregressive, generate
 from ...drafters import Drafter
 from ...measure.metrics import Interval, bootstrap, double_quotient, quotient
 from ...measure.prompts import BenchPrompt, prepare_prompts
@@ -40,14 +40,14 @@ def noisy_pair(seed: int, vocabulary: int = 8, sharpness: float = 2.0, noise: fl
     logits plus normal noise. The temperature of a sampling divides both."""
 
     def model(blur: float) -> ToyModel:
-        def law(context: tuple[int, ...]) -> list[float]:
+        def distribution(context: tuple[int, ...]) -> list[float]:
             rng = np.random.default_rng([seed, *(token + 1 for token in context)])
             logits = sharpness * rng.normal(size=vocabulary) + blur * rng.normal(size=vocabulary)
             weights = np.exp(logits - logits.max())
             shares: list[float] = (weights / weights.sum()).tolist()
             return shares
 
-        return ToyModel(law, vocabulary)
+        return ToyModel(distribution, vocabulary)
 
     return model(0.0), model(noise)
 
@@ -95,7 +95,9 @@ class Expectation:
         return weight + _tried(weight * p, 1 - weight, q, self.branchings[level], below)
 
     def _law(self, model: ToyModel, context: tuple[int, ...]) -> np.ndarray:
-        return probabilities(torch.tensor(model.law(context), dtype=torch.float64).log(), self.sampling).numpy()
+        return probabilities(
+            torch.tensor(model.distribution(context), dtype=torch.float64).log(), self.sampling
+        ).numpy()
 
 
 def _tried(r: np.ndarray, stop: float, q: np.ndarray, left: int, below: Callable[[int, float], float]) -> float:
@@ -122,7 +124,7 @@ def measured_rates(
     """How often each sibling, in draw order, is kept: texts decoded with wide trees under token-level verification."""
     ready = prepare_prompts(pair, prompts, max_new_tokens)
     texts = [_rounds(pair, one, wide, TokenLevel(), sampling, seed, max_new_tokens) for one in ready]
-    return RankAcceptance.from_rounds(each for rounds in texts for each in rounds)
+    return RankAcceptance.from_iterations(each for iterations in texts for each in iterations)
 
 
 def mean_nodes(
@@ -131,7 +133,7 @@ def mean_nodes(
     """Drafted nodes per iteration of texts decoded with the rule that `generate` chooses."""
     ready = prepare_prompts(pair, prompts, max_new_tokens)
     texts = [_rounds(pair, one, drafter, None, sampling, seed, max_new_tokens) for one in ready]
-    return float(np.mean([len(each.tree) - 1 for rounds in texts for each in rounds]))
+    return float(np.mean([len(each.tree) - 1 for iterations in texts for each in iterations]))
 
 
 def greedy_rows(
@@ -193,12 +195,12 @@ def _laws_along(model: LanguageModel, before: Sequence[int], read: Sequence[int]
 
 def _rounds(
     pair: Pair, one: BenchPrompt, drafter: Drafter, rule: Verifier | None, sampling: Sampling, seed: int, budget: int
-) -> list[Round]:
+) -> list[Iteration]:
     out = generate(
         pair.target, one.ids, drafter, verifier=rule, sampling=sampling, seed=seed, max_new_tokens=budget,
         eos_token_ids=(), keep_state=False,
     )  # fmt: skip
-    return out.rounds
+    return out.iterations
 
 
 # ------------------------------------------------------------------------------------------------------------ compared
