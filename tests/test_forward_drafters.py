@@ -113,13 +113,7 @@ def lively(accepted, most=2):
 PTD_CASES = [
     {},
     {"depth": 1, "children": 1, "start_tree": (1,)},
-    {
-        "depth": 3,
-        "children": 2,
-        "start_tree": (2, 2),
-        "max_draft": 8,
-        "max_candidates": 3,
-    },
+    {"depth": 3, "children": 2, "start_tree": (2, 2), "max_draft": 8, "max_candidates": 3},
     {"depth": 4, "children": 3, "start_tree": (3,), "max_draft": 12, "prune_first": False},
     {"depth": 2, "children": 4, "start_tree": (2, 1), "text_depth": 2},
     {"depth": 5, "children": 2, "start_tree": (4,), "max_draft": 24, "text_depth": 7},

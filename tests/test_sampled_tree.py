@@ -56,8 +56,7 @@ def test_one_forward_of_the_draft_per_level():
 
 
 @pytest.mark.parametrize(
-    ("draw", "codes"),
-    [("distinct", {DISTINCT}), ("iid", {IID}), ("hybrid", {POINT, DISTINCT}), ("top", {POINT})],
+    ("draw", "codes"), [("distinct", {DISTINCT}), ("iid", {IID}), ("hybrid", {POINT, DISTINCT}), ("top", {POINT})]
 )
 def test_law_codes(draw, codes):
     proposal = propose(SampledTree(TOY, depth=2, branching=3, draw=draw))

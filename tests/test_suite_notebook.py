@@ -71,13 +71,7 @@ def test_claims_keep_their_order_and_are_replaced_by_repetition(out):
     nb.headline("nodes", 16)
     nb.headline("faster", 1.2, unit="x", holds=False, record=record)
     first, second = summary(out)["claims"]
-    assert first == {
-        "claim": "faster",
-        "value": 1.2,
-        "unit": "x",
-        "holds": False,
-        "record": "records/10_x/speed.jsonl",
-    }
+    assert first == {"claim": "faster", "value": 1.2, "unit": "x", "holds": False, "record": "records/10_x/speed.jsonl"}
     assert second["holds"] is None
     begin("10_x", profile="smoke")
     assert summary(out)["claims"] == []

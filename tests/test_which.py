@@ -191,8 +191,7 @@ class TestCrossover:
         assert which.crossover(found, DRAWN, WALK)["crossover"] == pytest.approx(0.6)
 
     @pytest.mark.parametrize(
-        ("ratios", "text"),
-        [(((2, 2),) * 3, "< 0.2 [< 0.2, < 0.2]"), (((0.5, 0.5),) * 3, "> 0.8 [> 0.8, > 0.8]")],
+        ("ratios", "text"), [(((2, 2),) * 3, "< 0.2 [< 0.2, < 0.2]"), (((0.5, 0.5),) * 3, "> 0.8 [> 0.8, > 0.8]")]
     )
     def test_without_a_crossing_in_the_range(self, ratios, text):
         row = which.crossover(sweep(*ratios), DRAWN, WALK)

@@ -41,10 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is judged")
     add_pair(what)
     what.add_argument(
-        "--trees",
-        default=TREES,
-        metavar="LIST",
-        help="drafters, as for `dynatree bench` (default: %(default)s)",
+        "--trees", default=TREES, metavar="LIST", help="drafters, as for `dynatree bench` (default: %(default)s)"
     )
     what.add_argument(
         "--rules", default=RULES, metavar="LIST",

@@ -213,12 +213,7 @@ class Buffers:
     """
 
     def __init__(
-        self,
-        model: HFModel,
-        capacity: int,
-        rows: tuple[int, ...],
-        widths: Sequence[int] | None,
-        graphs: bool,
+        self, model: HFModel, capacity: int, rows: tuple[int, ...], widths: Sequence[int] | None, graphs: bool
     ) -> None:
         self.engine, self.device, self.dtype, self.rows = model.engine, model.device, model.dtype, rows
         self.capacity, self.words = capacity, -(-rows[-1] // WORD)

@@ -48,11 +48,7 @@ Make = Callable[[LanguageModel], Drafter]
 
 PAIRS = ("generic", "zeros in p", "zeros in q", "p = q", "disjoint", "one-hot p")
 """Kinds of model pairs; p is the target's law and q the draft's."""
-SAMPLINGS = {
-    "T=1": Sampling(1.0),
-    "T=0.6 top-k 2": Sampling(0.6, top_k=2),
-    "T=1.5 top-p 0.8": Sampling(1.5, top_p=0.8),
-}
+SAMPLINGS = {"T=1": Sampling(1.0), "T=0.6 top-k 2": Sampling(0.6, top_k=2), "T=1.5 top-p 0.8": Sampling(1.5, top_p=0.8)}
 
 
 def _sampled(**shape: Any) -> Make:
@@ -85,11 +81,7 @@ TREES: dict[str, tuple[int, Make]] = {
 """Kinds of trees: the largest vocabulary they are enumerated on, and the drafter of a draft model."""
 CHAINS = ("chain of 3", "top chain")
 RULES = tuple(rule for rule in VERIFIERS if rule is not Greedy)
-IDENTITIES = (
-    "one-hot p: every rule is greedy",
-    "chain: block is traversal",
-    "deterministic tree: all are target walk",
-)
+IDENTITIES = ("one-hot p: every rule is greedy", "chain: block is traversal", "deterministic tree: all are target walk")
 
 
 def _control(kind: type[SampledTree], **options: Any) -> Make:

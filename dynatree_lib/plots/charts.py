@@ -80,11 +80,7 @@ def bars_with_intervals(
 
 
 def _write_numbers(
-    drawn: go.Figure,
-    labels: Sequence[str],
-    values: Sequence[float | None],
-    ends: Sequence[float | None],
-    shift: int,
+    drawn: go.Figure, labels: Sequence[str], values: Sequence[float | None], ends: Sequence[float | None], shift: int
 ) -> None:
     """Numbers to the right of the bars and their intervals, `shift` px above the middle of the row."""
     for label, text, end in zip(labels, _numbers(values), ends, strict=True):

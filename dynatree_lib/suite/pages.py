@@ -60,10 +60,7 @@ def make_exporter() -> Any:
     except ImportError as error:
         raise RuntimeError("The report needs nbconvert: pip install 'dynatree-lib[notebooks]'.") from error
     template = TEMPLATE % ("{% raw %}" + figure_scripts() + "{% endraw %}")
-    return HTMLExporter(
-        extra_loaders=[DictLoader({"dynatree.html.j2": template})],
-        template_file="dynatree.html.j2",
-    )
+    return HTMLExporter(extra_loaders=[DictLoader({"dynatree.html.j2": template})], template_file="dynatree.html.j2")
 
 
 def export_page(exporter: Any, notebook: Path, page: Path) -> None:

@@ -162,12 +162,7 @@ _GROWS = {"prefix": "the text", "nodes": "the tree", "width": "the level"}
 
 
 def iteration_timeline(
-    events: Mapping[str, Sequence[Sequence[Any]]],
-    step: float,
-    *,
-    after: int = 2,
-    steps: float = 8.0,
-    title: str = "",
+    events: Mapping[str, Sequence[Sequence[Any]]], step: float, *, after: int = 2, steps: float = 8.0, title: str = ""
 ) -> go.Figure:
     """What runs when, for several methods on one axis: draft levels, target forwards, and the host between them.
 
