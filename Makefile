@@ -15,11 +15,11 @@ WORKERS := $(shell echo $$(($(CORES) < 8 ? $(CORES) : 8)))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce reproduce-all test unit notebooks test-slow lint lab clean
+.PHONY: help setup reproduce reproduce-all test unit notebooks test-slow lint lines lab clean
 
 help:
 	@grep -E '^# make' Makefile | cut -c3-
-	@echo 'also: make reproduce-all | test-slow | unit | notebooks | lint | lab | clean'
+	@echo 'also: make reproduce-all | test-slow | unit | notebooks | lint | lines | lab | clean'
 
 setup: $(READY)
 
@@ -56,6 +56,10 @@ notebooks: setup
 # One after the other, with all cores: these start browsers, kernels and builds, and some measure time.
 test-slow: setup
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -m slow --timeout 600
+
+# Lines of code per room of the library, without comments, docstrings and blank lines.
+lines:
+	@$(PYTHON) tools/lines.py
 
 lab: setup
 	$(BIN)/jupyter lab notebooks

@@ -1,7 +1,7 @@
-"""What a forward costs by its number of rows: the curve that cost-aware drafting and the cost model share.
+"""What a forward costs by the number of tokens it scores, for cost-aware drafting and for the cost model.
 
-Costs are in units of one greedy step of the target, so that they carry over between texts; how they are measured
-belongs to `bench.cost_model`.
+Costs are in units of one greedy step of the target, so that they carry over between texts. How they are measured
+belongs to `measure.cost_model`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from functools import cached_property
 
 import numpy as np
 
+INITIAL_STEPS = 50.0
+"""Greedy steps for which a given rate counts against the rate of the text itself."""
+
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Cost of a forward of 1, 2, 4, 8, ... rows, read as a piecewise linear function that never falls.
+    """The cost of a forward over 1, 2, 4, 8, ... tokens, read as a piecewise linear function that never falls.
 
-    `price` looks through the steps where a kernel changes: it is the slope of the lower convex hull, so that a row's
-    price never falls as rows are added. The step from one row to two, which has a tree mask, is no row's price; it is
-    the cost of verifying a tree at all.
+    `marginal_cost` looks through the steps where a kernel changes: it is the slope of the lower convex hull, so it
+    never falls as tokens are added. The step from one token to two is not part of it, because two tokens need a tree
+    mask: that step is the cost of verifying a tree at all.
 
     Args:
-        points: cost at 1, 2, 4, 8, ... rows, in greedy steps of the target; beyond the last the price there holds.
+        points: cost of 1, 2, 4, 8, ... tokens in greedy steps of the target; the last slope holds beyond the last.
 
     Raises:
         ValueError: for fewer than two points, or one that is not positive and finite.
@@ -34,7 +37,7 @@ class CostCurve:
         if len(self.points) < 2 or not all(0 < point < float("inf") for point in self.points):
             raise ValueError(
                 f"A cost curve has the points {self.points}; give at least two positive numbers, the cost at 1, 2, 4, "
-                "... rows in greedy steps of the target."
+                "... tokens in greedy steps of the target."
             )
 
     @cached_property
@@ -43,31 +46,30 @@ class CostCurve:
 
     @cached_property
     def _slopes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows from which each price holds, and the prices."""
-        rows, costs = self._knots
-        first = 1 if len(rows) > 2 else 0
-        rows, costs = lower_hull(rows[first:], costs[first:])
-        return rows[:-1], np.diff(costs) / np.diff(rows)
+        """The token counts from which each marginal cost holds, and the marginal costs."""
+        first = 1 if len(self.points) > 2 else 0
+        tokens, costs = lower_hull(*(knots[first:] for knots in self._knots))
+        return tokens[:-1], np.diff(costs) / np.diff(tokens)
 
     @cached_property
     def step(self) -> float:
-        """What two rows cost more than one, beyond the price of a row; not below 0."""
+        """The cost of two tokens above that of one and above the marginal cost; not below 0."""
         return max(float(self.at(2) - self.at(1)) - self.marginal_cost(2), 0.0)
 
-    def at(self, rows: float | np.ndarray) -> np.ndarray:
-        """Cost of a forward of so many rows (at least 1); float64, the shape of `rows`."""
+    def at(self, tokens: float | np.ndarray) -> np.ndarray:
+        """Return the cost of a forward over so many tokens (at least 1); float64, the shape of `tokens`."""
         knots, costs = self._knots
-        count = np.asarray(rows, float)
+        count = np.asarray(tokens, float)
         return np.asarray(np.interp(count, knots, costs) + np.maximum(count - knots[-1], 0) * self._slopes[1][-1])
 
-    def marginal_cost(self, rows: int) -> float:
-        """Cost of one row more in a tree of so many."""
+    def marginal_cost(self, nodes: int) -> float:
+        """Return the cost that one node more adds to a tree of so many nodes."""
         starts, slopes = self._slopes
-        return float(slopes[max(int(np.searchsorted(starts, rows, "right")) - 1, 0)])
+        return float(slopes[max(int(np.searchsorted(starts, nodes, "right")) - 1, 0)])
 
 
 def lower_hull(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Corners of the lower convex hull of points with ascending x, first and last point included."""
+    """Return the corners of the lower convex hull of points with ascending x, first and last point included."""
     hull: list[tuple[float, float]] = []
     for point in zip(np.asarray(x, float), np.asarray(y, float), strict=True):
         while len(hull) > 1 and _turns_down(hull[-2], hull[-1], point):

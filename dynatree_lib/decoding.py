@@ -1,12 +1,12 @@
-"""The decoding loop: draft a tree, score it with the target in one forward, keep a path, repeat.
+"""The decoding loop: draft a tree, score it with the target in one forward, accept a path, repeat.
 
-The loop is a generator that yields score requests and is sent rows. It knows no drafting or verification rule, measures
-nothing and prints nothing. Several sequences at once: `batching`.
+The loop knows no drafting or verification rule, measures nothing and prints nothing. Several sequences at once:
+`fast.batching`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ import torch
 
 from .drafters.base import Drafter, NoDraft
 from .models.base import LanguageModel, Session
-from .sampling import RandomSource, Sampling, Scores
+from .sampling import RandomSource, Sampling
 from .stopping import Stopping
 from .tree import TokenTree
 from .verifiers import default_verifier
@@ -27,13 +27,13 @@ TAIL = 64
 
 @dataclass(frozen=True)
 class Iteration:
-    """One iteration: the tree, what was kept of it, and the drafter's adaptation state before it.
+    """One iteration: the tree, its verdict, and the drafter's adaptation state before it.
 
     Attributes:
         tree: the verified tree.
         verdict: accepted path and next token, cut where the text ended.
         adaptation: the drafter's report on its state.
-        beside: what was scored beside the tree, for the drafter (`Proposal.beside`).
+        side_tree: the side tree that was scored in the same forward, for the drafter (`Proposal.side_tree`).
     """
 
     tree: TokenTree
@@ -43,12 +43,12 @@ class Iteration:
 
     @property
     def committed(self) -> int:
-        """Tokens this iteration added to the text: the accepted path and the bonus token."""
+        """Number of tokens that the iteration added to the text: the accepted path and the bonus token."""
         return len(self.verdict.path) + 1
 
     @property
     def side_nodes(self) -> int:
-        """Rows scored beside the tree, node 0 not counted: PTD's drafting overhead (its section 4.1)."""
+        """Nodes of the side tree, node 0 not counted: PTD's drafting overhead (its section 4.1)."""
         return 0 if self.side_tree is None else len(self.side_tree) - 1
 
 
@@ -75,7 +75,7 @@ class Generation:
 
     Attributes:
         tokens: generated token ids, without the prompt; an EOS token that ended the text is the last one.
-        rounds: one entry per iteration.
+        iterations: one entry per iteration.
         finish_reason: "eos", "stop" (a stop string), "length" (max_new_tokens), "context", or "interrupted".
         state: for continuing, with both models' caches inside; None after an interruption or with `keep_state=False`.
     """
@@ -90,18 +90,16 @@ class Generation:
         return tokenizer.decode(self.tokens)
 
 
-@dataclass(frozen=True)
-class ScoreRequest:
-    """What the loop needs next: these nodes scored in one forward of the target's session."""
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during decoding.
 
-    session: Session
-    tokens: np.ndarray
-    parents: np.ndarray
-    sampling: Sampling
+    Attributes:
+        generation: the text so far, with finish reason "interrupted".
+    """
 
-    def run(self) -> Scores:
-        """Score them."""
-        return self.session.score(self.tokens, self.parents, self.sampling)
+    def __init__(self, generation: Generation) -> None:
+        super().__init__("Decoding was interrupted; the text so far is in the attribute `generation`.")
+        self.generation = generation
 
 
 def generate(
@@ -121,17 +119,18 @@ def generate(
     warm: DecodingState | None = None,
     commit: Literal["gather", "rebuild"] = "gather",
     keep_state: bool = True,
+    interrupt: Literal["raise", "return"] = "raise",
 ) -> Generation:
     """Decode with a drafted tree per iteration.
 
-    The result has the target's own law; at temperature 0 it is the target's greedy text.
+    The text has the target's own distribution; at temperature 0 it is the target's greedy text.
 
     Args:
         target: the model whose text this is.
         prompt: (L,) or (1, L) token ids; with `state`, the tokens that follow the earlier text (may be empty).
         drafter: proposes the trees.
         verifier: the verification rule; by default that of `verifiers.default_verifier`: `Greedy` at temperature 0,
-            above it `TargetWalk` for deterministic trees and `Traversal` for sampled ones.
+            above it `TargetWalk` for deterministic trees and `Traversal` for sampled trees.
         sampling: the target's sampling; greedy by default.
         seed: for all random decisions; a continued text keeps its own.
         max_new_tokens: token budget; never exceeded.
@@ -142,15 +141,18 @@ def generate(
         state: `Generation.state` of an earlier call with the same target and drafter, whose text goes on.
         warm: `Generation.state` of an earlier text with the same drafter: a new text begins, with what the drafter
             learnt in that one (`Drafter.inherit`). None, also from `keep_state=False`, begins with nothing learnt.
-        commit: "gather" keeps the accepted rows in the cache; "rebuild" drops them and reads the accepted tokens again
-            in a second forward, as published.
+        commit: "gather" keeps the accepted KV entries; "rebuild" drops them and reads the accepted tokens again in a
+            second forward, as published.
         keep_state: whether `Generation.state` keeps the caches; False frees their memory.
+        interrupt: what Ctrl-C does. "raise" raises `Interrupted`, a KeyboardInterrupt with the text so far in
+            `generation`; "return" returns that text with finish reason "interrupted".
 
-    Ctrl-C ends the text, and not the caller's loop: look at `finish_reason`. Logits processors of a checkpoint's
+    Logits processors of a checkpoint's
     generation config (a repetition penalty, say) are not applied. Drafters and verifiers run in torch's inference mode,
     `on_tokens` does not.
 
     Raises:
+        Interrupted: on Ctrl-C, unless `interrupt` is "return".
         ValueError: before any work, for an empty prompt, a prompt that fills the context, token ids outside the
             vocabulary, a budget below 1, a draft of another vocabulary, a drafter that the target cannot serve, or a
             verifier that cannot serve `sampling` or would be biased for this drafter's trees.
@@ -171,30 +173,23 @@ def generate(
     stopping = Stopping(max_new_tokens, eos, as_tuple(stop_strings), tokenizer or getattr(target, "tokenizer", None))
     _check_warm(warm, state, drafter)
     state = _begin(target, drafter, ids, seed, warm) if state is None else _resume(state, target, drafter, ids)
-    loop = _Loop(state, verifier, sampling, stopping, target.context, on_tokens, commit, keep_state)
-    return _drive(loop.run())
+    loop = _Loop(state, verifier, sampling, stopping, target.context, on_tokens, commit)
+    try:
+        reason = loop.run()
+    except KeyboardInterrupt as error:
+        generation = Generation(loop.tokens, loop.iterations, "interrupted", None)
+        if interrupt == "raise":
+            raise Interrupted(generation) from error
+        return generation
+    state.tail = [*state.tail, *loop.tokens][-TAIL:]
+    return Generation(loop.tokens, loop.iterations, reason, state if keep_state else None)
 
 
 def autoregressive(
     target: LanguageModel, prompt: Sequence[int] | np.ndarray | torch.Tensor, **options: Any
 ) -> Generation:
-    """Plain decoding, one token per forward, through the same loop; options as for `generate`."""
+    """Decode one token per forward through the same loop; options as for `generate`."""
     return generate(target, prompt, NoDraft(), **options)
-
-
-@torch.inference_mode()
-def _drive(loop: Generator[ScoreRequest, Scores, Generation]) -> Generation:
-    try:
-        request = next(loop)
-        while True:
-            try:
-                rows = request.run()
-            except KeyboardInterrupt as interrupt:
-                request = loop.throw(interrupt)
-            else:
-                request = loop.send(rows)
-    except StopIteration as stop:
-        return stop.value
 
 
 @dataclass
@@ -206,35 +201,31 @@ class _Loop:
     context: int
     on_tokens: Callable[[list[int]], None] | None
     commit: str
-    keep_state: bool
     tokens: list[int] = field(default_factory=list)
     iterations: list[Iteration] = field(default_factory=list)
 
-    def run(self) -> Generator[ScoreRequest, Scores, Generation]:
-        try:
-            while True:
-                room = self.context - self.state.target.position - 1
-                if room < 1:
-                    return self._finish("context")
-                reason = yield from self._iteration(min(room, self.stopping.room(self.tokens)) - 1)
-                if reason:
-                    return self._finish(reason)
-        except KeyboardInterrupt:
-            return Generation(self.tokens, self.iterations, "interrupted", None)
+    @torch.inference_mode()
+    def run(self) -> str:
+        """Decode until the text ends and return the finish reason."""
+        while (positions := self.context - self.state.target.position - 1) >= 1:
+            reason = self._iteration(min(positions, self.stopping.remaining(self.tokens)) - 1)
+            if reason:
+                return reason
+        return "context"
 
-    def _iteration(self, room: int) -> Generator[ScoreRequest, Scores, str | None]:
+    def _iteration(self, max_depth: int) -> str | None:
         state, drafter = self.state, self.state.drafter
         adaptation = drafter.report(state.drafting)
-        proposal = drafter.propose(state.drafting, room, self.sampling)
+        proposal = drafter.propose(state.drafting, max_depth, self.sampling)
         if proposal.side_tree is not None and proposal.side_tree.depth > self.context - state.target.position - 2:
             proposal = replace(proposal, side_tree=None)  # the target has no positions for it
         tree = proposal.tree
         if drafter.drawing is Drawing.FIXED and tree.draws.any():
             raise ValueError(
                 f"'{drafter.name}' proposed sampled tokens and declares deterministic ones, so no rule can be chosen "
-                "for it; override `drawing` (Drawing.RECORDED where every token follows its recorded law)."
+                "for it; override `drawing` (Drawing.RECORDED where every token follows its recorded distribution)."
             )
-        scores = yield ScoreRequest(state.target, *proposal.nodes, self.sampling)
+        scores = state.target.score(*proposal.nodes, self.sampling)
         verdict = self.verifier.verify(tree, scores, proposal.distributions, state.random)
         fresh = verdict.tokens(tree)
         count, reason = self.stopping.cut(self.tokens, fresh, state.tail)
@@ -257,10 +248,6 @@ class _Loop:
             target.extend(tree.tokens[path].tolist())
             target.flush()
         self.state.last = verdict.next_token
-
-    def _finish(self, reason: str) -> Generation:
-        self.state.tail = [*self.state.tail, *self.tokens][-TAIL:]
-        return Generation(self.tokens, self.iterations, reason, self.state if self.keep_state else None)
 
 
 def _begin(
@@ -302,7 +289,7 @@ def _check_warm(warm: DecodingState | None, state: DecodingState | None, drafter
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
-    """One value as a tuple of one, several as a tuple."""
+    """Return one value as a tuple of one, several as a tuple."""
     return (value,) if isinstance(value, int | str) else tuple(value)
 
 
@@ -332,7 +319,7 @@ def checked_prompt(
     state: DecodingState | None,
     max_new_tokens: int,
 ) -> list[int]:
-    """The prompt as a list of ids; ValueError as for `generate`."""
+    """Return the prompt as a list of ids; ValueError as for `generate`."""
     array = torch.as_tensor(prompt, device="cpu").numpy()
     if array.size and array.dtype.kind not in "iu":
         raise ValueError(
@@ -356,6 +343,6 @@ def checked_prompt(
     if length >= target.context:
         raise ValueError(
             f"The prompt has {length} tokens and the context of '{target.name}' is {target.context}; shorten the "
-            "prompt so that there is room for new tokens."
+            "prompt so that new tokens fit."
         )
     return ids

@@ -1,4 +1,4 @@
-"""Tree attention masks: who may look at whom when a tree is scored in one forward (DynaTree, section 3.4).
+"""Tree attention masks: which nodes a node sees when a tree is scored in one forward (DynaTree, section 3.4).
 
 The boolean matrix here is the paper's A; `additive` turns it into what a transformers model takes. The slow literal
 loop of the definition is in tests/reference.py and in notebook 02.
@@ -15,7 +15,7 @@ from .tree import ROOT, depths_of
 
 
 def ancestor_matrix(parents: np.ndarray) -> np.ndarray:
-    """(n, n) bool: entry (i, j) is true when node j is node i or an ancestor of it.
+    """Return the (n, n) bool matrix that is true at (i, j) where node j is node i or an ancestor of it.
 
     Args:
         parents: (n,) int64, -1 for a root; a parent comes before its children. Forests are allowed.
@@ -28,23 +28,23 @@ def _ancestors(parents: bytes) -> np.ndarray:
     above = np.frombuffer(parents, np.int64)
     out = np.eye(len(above), dtype=bool)
     node = above
-    while (node >= 0).any():  # each round doubles how far up a row sees, so a prompt of 256 tokens takes nine
-        rows = np.flatnonzero(node >= 0)
-        out[rows] |= out[node[rows]]
+    while (node >= 0).any():  # every pass doubles how far up a node sees, so a prompt of 256 tokens takes nine
+        deep = np.flatnonzero(node >= 0)
+        out[deep] |= out[node[deep]]
         node = np.where(node >= 0, node[node], ROOT)
     out.flags.writeable = False
     return out
 
 
 def below_chain(length: int, parents: np.ndarray) -> np.ndarray:
-    """(length + n,) parents of a chain of this length with a forest of n nodes below its end."""
+    """Return the (length + n,) parents of a chain of this length with a forest of n nodes below its end."""
     if not length:
         return parents
     return np.concatenate([np.arange(length) - 1, parents + length])  # roots, -1, come to hang below the last
 
 
 def tree_mask(parents: np.ndarray, prefix: int) -> np.ndarray:
-    """(n, prefix + n) bool, the paper's A: every node sees the whole prefix, its ancestors and itself."""
+    """Return the (n, prefix + n) bool mask A of the paper: a node sees the whole prefix, its ancestors and itself."""
     n = len(parents)
     out = np.ones((n, prefix + n), bool)
     out[:, prefix:] = ancestor_matrix(parents)
@@ -52,7 +52,7 @@ def tree_mask(parents: np.ndarray, prefix: int) -> np.ndarray:
 
 
 def depth_positions(parents: np.ndarray, position: int) -> np.ndarray:
-    """(n,) int64 position of each node: `position` for the roots, one more per level. Siblings share a position."""
+    """Return the (n,) int64 position of each node: `position` for the roots, 1 more per level. Siblings share it."""
     return position + _depths(np.ascontiguousarray(parents, np.int64).tobytes())
 
 
@@ -62,26 +62,26 @@ def _depths(parents: bytes) -> np.ndarray:
 
 
 def additive(allowed: np.ndarray, dtype: torch.dtype, base: int = 0) -> torch.Tensor:
-    """(n, base + m) mask of `dtype` from (n, m) bool: 0 where allowed, the dtype's most negative number elsewhere.
+    """Return the (n, base + m) mask of `dtype`: 0 where allowed, the dtype's most negative number elsewhere.
 
-    Not -inf: a row with nothing allowed (padding) would become NaN and spread.
+    Not -inf: a line with nothing allowed (padding) would become NaN and spread.
 
     Args:
-        base: columns before them that every row sees.
+        allowed: (n, m) bool.
+        base: columns before them that every node sees.
     """
     mask = torch.zeros((len(allowed), base + allowed.shape[1]), dtype=dtype)
     mask[:, base:].masked_fill_(torch.from_numpy(~allowed), torch.finfo(dtype).min)
     return mask
 
 
-def sliding_window(
-    allowed: np.ndarray, row_positions: np.ndarray, key_positions: np.ndarray, window: int
-) -> np.ndarray:
-    """Restrict (n, m) bool `allowed` to keys less than `window` positions back, counted in depth, as a
-    sliding-window layer does for a plain sequence.
+def sliding_window(allowed: np.ndarray, positions: np.ndarray, key_positions: np.ndarray, window: int) -> np.ndarray:
+    """Restrict (n, m) bool `allowed` to keys less than `window` positions back, counted in depth.
+
+    A sliding-window layer does the same for a plain sequence.
 
     Args:
-        row_positions: (n,) positions of the scored rows.
-        key_positions: (m,) positions of the cache columns.
+        positions: (n,) positions of the scored nodes.
+        key_positions: (m,) positions of the KV entries.
     """
-    return allowed & (row_positions[:, None] - key_positions[None, :] < window)
+    return allowed & (positions[:, None] - key_positions[None, :] < window)

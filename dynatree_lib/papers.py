@@ -1,7 +1,7 @@
-"""The numbers the five papers print, their authors' logs, and tables that set measurements beside them.
+"""The numbers that the five papers print, their authors' logs, and tables of published and measured numbers.
 
-One JSON file per paper under data/papers holds tables, figure series, logs, setup and the differences between what
-a paper says and what its text, code or logs show. Rows come back as plain dictionaries; drawing is left to `views`.
+One JSON file per paper under data/papers holds tables, figure series, logs, setup and the points where a paper's
+statements differ from its text, code or logs. Rows come back as plain dictionaries; drawing is left to `plots`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class PublishedTable:
 
     @property
     def rows(self) -> list[Row]:
-        """One fresh dictionary per row; None where the paper prints nothing."""
+        """A fresh dictionary per row; None where the paper prints nothing."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.cells]
 
     def where(self, **values: Any) -> list[Row]:
-        """Rows whose columns equal the given values, e.g. `where(dataset="pg-19")`."""
+        """Select the rows whose columns equal the given values, e.g. `where(dataset="pg-19")`."""
         unknown = set(values) - set(self.columns)
         if unknown:
             raise PaperError(f"{self.name} has no column {sorted(unknown)}; its columns are {', '.join(self.columns)}.")
@@ -83,15 +83,15 @@ class Paper:
     differences: tuple[Difference, ...]
 
     def table(self, number: int) -> PublishedTable:
-        """Table `number` as printed. Raises PaperError if it is not stored."""
+        """Return table `number` as printed; PaperError if it is not stored."""
         return self._find(self.tables, str(number), "table")
 
     def figure(self, number: int) -> PublishedTable:
-        """The series of figure `number`, without rows where `source` says there is no data. Raises PaperError."""
+        """Return the series of figure `number`, without rows where `source` says there are none. Raises PaperError."""
         return self._find(self.figures, str(number), "figure")
 
     def log(self, name: str) -> PublishedTable:
-        """A run from the authors' logs that no table prints, e.g. "sweep". Raises PaperError."""
+        """Return a run from the authors' logs that no table prints, e.g. "sweep". Raises PaperError."""
         return self._find(self.logs, name, "log")
 
     def _find(self, tables: Mapping[str, PublishedTable], name: str, kind: str) -> PublishedTable:
@@ -129,20 +129,13 @@ def _difference(stored: Row) -> Difference:
     if "same_as" in stored:  # both drafts of one paper; the numbers of sections and figures differ
         paper = stored["same_as"].rpartition("-")[0]
         entry = next(other for other in _load(paper)["differences"] if other["id"] == stored["same_as"])
-    return Difference(
-        entry["id"],
-        tuple(stored["concerns"]),
-        entry["where"],
-        entry["what"],
-        tuple(entry["evidence"]),
-        entry["kind"],
-        entry["weight"],
-    )
+    concerns, evidence = tuple(stored["concerns"]), tuple(entry["evidence"])
+    return Difference(entry["id"], concerns, entry["where"], entry["what"], evidence, entry["kind"], entry["weight"])
 
 
 @functools.cache
 def published(paper: str) -> Paper:
-    """The published facts of one of `PAPERS`. Raises PaperError for another name."""
+    """Return the published facts of one of `PAPERS`; PaperError for another name."""
     data = _load(paper)
     return Paper(
         key=data["key"],
@@ -160,11 +153,11 @@ def published(paper: str) -> Paper:
 
 
 def known_differences(paper: str, where: str | None = None) -> list[Difference]:
-    """Known disagreements within a paper, all of them or those that concern e.g. "Table 3" or "Section 3.3"."""
-    return [one for one in published(paper).differences if where is None or where in one.concerns]
+    """List known disagreements within a paper, all of them or those that concern e.g. "Table 3" or "Section 3.3"."""
+    return [entry for entry in published(paper).differences if where is None or where in entry.concerns]
 
 
-def paper_beside_measured(
+def published_and_measured(
     published_rows: Iterable[Mapping[str, Any]],
     measured_rows: Iterable[Mapping[str, Any]],
     on: str | Sequence[str] = "method",
@@ -175,24 +168,33 @@ def paper_beside_measured(
 ) -> list[Row]:
     """Line up published and measured rows whose `on` columns agree.
 
-    Every result row has the `on` columns, then `<column> (paper)` and `<column> (measured)` for each of `columns` (by
-    default those that both sides share), then the two setups where given; None marks what a side lacks. Published
-    order first, then rows that were only measured. Raises ValueError where `on` does not tell a side's rows apart.
+    Args:
+        published_rows: from `PublishedTable.rows` or `where`.
+        measured_rows: the suite's own.
+        on: columns that tell the rows of a side apart.
+        columns: to compare; by default those that both sides share.
+        published_setup: written into a column of its own, where given.
+        measured_setup: the same.
+
+    Returns:
+        rows with the `on` columns, then `<column> (paper)` and `<column> (measured)` for each of `columns`, then the
+        setups; None where a side has no number. Published order first, then rows that were only measured.
+
+    Raises:
+        ValueError: where `on` does not tell a side's rows apart.
     """
     keys = [on] if isinstance(on, str) else list(on)
     left, right = _by_key(published_rows, keys, "published"), _by_key(measured_rows, keys, "measured")
     if columns is None:
-        measured_columns = {column for row in right.values() for column in row}
-        seen = dict.fromkeys(column for row in left.values() for column in row)
-        columns = [column for column in seen if column in measured_columns and column not in keys]
+        shared = {column for row in right.values() for column in row} - set(keys)
+        columns = list(dict.fromkeys(column for row in left.values() for column in row if column in shared))
+    setups = {"setup (paper)": published_setup, "setup (measured)": measured_setup}
     result = []
-    for key in dict.fromkeys([*left, *right]):
-        row: Row = dict(left.get(key) or right[key])
-        joined: Row = {name: row[name] for name in keys}
+    for key in {**left, **right}:
+        paper, measured = left.get(key, {}), right.get(key, {})
+        joined = {name: (paper or measured)[name] for name in keys}
         for column in columns:
-            joined[f"{column} (paper)"] = left.get(key, {}).get(column)
-            joined[f"{column} (measured)"] = right.get(key, {}).get(column)
-        setups = {"setup (paper)": published_setup, "setup (measured)": measured_setup}
+            joined |= {f"{column} (paper)": paper.get(column), f"{column} (measured)": measured.get(column)}
         result.append(joined | {name: text for name, text in setups.items() if text})
     return result
 
@@ -210,41 +212,34 @@ def _by_key(rows: Iterable[Mapping[str, Any]], keys: list[str], side: str) -> di
     return result
 
 
-def html_table(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, caption: str | None = None
-) -> str:
-    """A plain HTML table: text escaped, numbers right-aligned with the same decimals down a column."""
-    names = list(columns) if columns is not None else list(dict.fromkeys(name for row in rows for name in row))
-    decimals = {name: max((_decimals(row.get(name)) for row in rows), default=0) for name in names}
-    parts = ["<table>"]
-    if caption:
-        parts.append(f"<caption>{html.escape(caption)}</caption>")
-    parts.append("<tr>" + "".join(f"<th>{html.escape(name)}</th>" for name in names) + "</tr>")
-    for row in rows:
-        parts.append("<tr>" + "".join(_cell(row.get(name), decimals[name]) for name in names) + "</tr>")
-    return "\n".join([*parts, "</table>"])
+def html_table(rows: Any, columns: Sequence[str] | None = None, caption: str | None = None) -> str:
+    """Write rows, or a data frame, as an HTML table; text is escaped.
+
+    Floats have the decimals that four significant digits of some number in their column need, at most four. Missing
+    values and NaN are dashes.
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame(rows, columns=columns, dtype=object)  # objects: a missing value turns no integer into a float
+    texts = pd.DataFrame({name: _texts(frame[name]) for name in frame})
+    with pd.option_context("display.max_colwidth", None):
+        table: str = texts.to_html(index=False, border=0)
+    return table.replace(">", f">\n  <caption>{html.escape(caption)}</caption>", 1) if caption else table
 
 
-def _decimals(value: Any) -> int:
-    """Decimals needed for four significant digits, trailing zeros dropped, at most four."""
-    if not isinstance(value, float) or not math.isfinite(value):
-        return 0
-    digits = format(float(f"{value:.4g}"), ".4f").rstrip("0")
-    return len(digits.partition(".")[2])
+def _texts(column: Iterable[Any]) -> list[str]:
+    numbers = [value for value in column if isinstance(value, float) and math.isfinite(value)]
+    digits = [f"{float(f'{number:.4g}'):.4f}".rstrip("0").partition(".")[2] for number in numbers]
+    return [_text(value, max(map(len, digits), default=0)) for value in column]
 
 
-def _cell(value: Any, decimals: int) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return f"<td>{html.escape(_text(value))}</td>"
-    text = f"{value:,}" if isinstance(value, int) else f"{value:,.{decimals}f}"
-    return f'<td style="text-align: right">{text}</td>'
-
-
-def _text(value: Any) -> str:
-    if value is None:
+def _text(value: Any, decimals: int | None = None) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, Mapping):  # a configuration
         return ", ".join(f"{key}={_text(item)}" for key, item in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return str(value)
+    if decimals is None or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.{decimals}f}"

@@ -1,17 +1,23 @@
-"""Where the files that ship with the package lie."""
+"""Where the files that ship with the package lie, and how a file is written whole or not at all."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_path(*parts: str) -> Path:
-    """Path below the shipped data folder, e.g. `data_path("prompts", "code.jsonl")`.
+    """Return a path below the shipped data folder, e.g. `data_path("prompts", "code.jsonl")`.
 
-    The folder is `dynatree_lib/data` in an installed wheel and `data/` beside the package in a checkout
-    or an editable install. Raises FileNotFoundError when neither has the file.
+    The folder is `dynatree_lib/data` in an installed wheel and `data/` next to the package in a checkout or an editable
+    install.
+
+    Raises:
+        FileNotFoundError: when neither has the file.
     """
     candidates = [folder.joinpath(*parts) for folder in (_PACKAGE / "data", _PACKAGE.parent / "data")]
     for candidate in candidates:
@@ -19,6 +25,15 @@ def data_path(*parts: str) -> Path:
             return candidate
     name = "/".join(("data", *parts))
     raise FileNotFoundError(
-        f"{name} was found neither inside the installed package ({candidates[0]}) nor beside it in a checkout "
+        f"{name} was found neither inside the installed package ({candidates[0]}) nor next to it in a checkout "
         f"({candidates[1]}). Install dynatree_lib from a wheel that carries its data, or run from a full checkout."
     )
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a partial file that takes the name `path` when it is complete, so that a reader never sees half a file."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        yield file
+    partial.replace(path)

@@ -1,7 +1,7 @@
-"""Laws and chance: logits to probabilities, the one source of randomness, and lazy rows of logits.
+"""Logits to probabilities, the one source of randomness, and the lazily read logits of scored nodes.
 
-Verifiers ask a `Rows` for what they need of a node; softmax and filters run only there. All random decisions, in
-drafting and verifying, go through a `Chance`, so that tests can replay every outcome of the production code.
+Verifiers ask `Scores` for what they need of a node; softmax and filters run only there. All random decisions, in
+drafting and verifying, go through a `RandomSource`, so that tests can replay every outcome of the production code.
 """
 
 from __future__ import annotations
@@ -51,29 +51,29 @@ GREEDY = Sampling()
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Law of the next token for each row of logits, in float32 or the logits' dtype if that is higher.
+    """Return the distribution of the next token, in float32 or the logits' dtype if that is higher.
 
     Args:
         logits: (..., V), any float dtype; -inf is a token that cannot occur.
         sampling: temperature first, then top-k, then top-p, as transformers applies them.
 
     Returns:
-        (..., V) rows that sum to 1; one-hot rows when greedy.
+        (..., V) probabilities that sum to 1 over the last axis; one-hot when greedy.
 
     Raises:
-        ValueError: if a row holds NaN or nothing but -inf.
+        ValueError: for logits of a position that hold NaN or nothing but -inf.
     """
     if not bool(torch.isfinite(logits.amax(-1)).all()):  # max is NaN if any entry is, -inf if all are
-        raise ValueError("A row of logits holds NaN, +inf, or nothing but -inf, so it describes no law.")
+        raise ValueError("Logits hold NaN, +inf, or nothing but -inf, so they describe no distribution.")
     return unchecked(logits, sampling)
 
 
 def unchecked(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """`probabilities` without waiting for the device to look at the logits: a row that describes no law is NaN."""
+    """Return `probabilities` without waiting for the device to check the logits; broken logits give NaN."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if sampling.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1)
-    least = torch.finfo(logits.dtype).tiny  # below it the law is the same: all on the best token
+    least = torch.finfo(logits.dtype).tiny  # below it the distribution stays the same: all on the best token
     logits = (logits - logits.amax(-1, keepdim=True)) / max(sampling.temperature, least)
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         kth = logits.topk(sampling.top_k, -1).values[..., -1:]
@@ -91,7 +91,7 @@ def _nucleus(distribution: torch.Tensor, mass: float) -> torch.Tensor:
 
 
 def _most_probable(distribution: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and ids of the most probable tokens of each row, sorted, ties by id, enough of them to hold `mass`."""
+    """Return values and ids of the most probable tokens, sorted, ties by id, enough of them to hold `mass`."""
     for count in (256, 8192):  # a full sort of 50,000 tokens takes several times as long as finding the largest few
         if count < distribution.shape[-1]:
             ids = distribution.topk(count, -1).indices.sort(-1).values
@@ -105,7 +105,7 @@ NOTHING = "draw() was given no positive weight, or one that is not finite, so th
 
 
 class RandomSource:
-    """Seeded source of every random decision; one stream for drafting, another for verifying.
+    """A seeded source of every random decision; one stream for drafting, another for verifying.
 
     Args:
         seed: the same seed gives the same decisions on the same machine.
@@ -117,19 +117,19 @@ class RandomSource:
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
     def accept(self, probability: float) -> bool:
-        """True with this probability; never at 0, always at 1."""
+        """Return True with this probability; never at 0, always at 1."""
         return float(torch.rand((), generator=self._generator, dtype=torch.float64)) < probability
 
     def accept_lazily(self, bound: float, probability: Callable[[], float]) -> bool:
-        """`accept(probability())`; the probability, at most `bound`, is computed only if the coin is below `bound`."""
+        """Return `accept(probability())`; the probability, at most `bound`, is only computed for a coin below it."""
         coin = float(torch.rand((), generator=self._generator, dtype=torch.float64))
         return coin < bound and coin < probability()
 
     def draw(self, weights: torch.Tensor) -> int:
-        """An index drawn proportionally to (V,) non-negative weights; zero weights are never drawn.
+        """Draw an index proportionally to (V,) non-negative weights; zero weights are never drawn.
 
-        Takes one uniform number and inverts the cumulated weights, so that a rule which draws once per token of the
-        text gives the same text for the same seed, however many tokens it decides at a time.
+        One uniform number inverts the cumulated weights. So a rule that draws once per token of the text gives the
+        same text for the same seed, however many tokens it decides at a time.
 
         Raises:
             ValueError: if no weight is positive, or one is not finite.
@@ -137,18 +137,19 @@ class RandomSource:
         return self.draw_distinct(weights, 1)[0]
 
     def draw_each(self, weights: torch.Tensor) -> list[int]:
-        """For each row of (m, V) non-negative weights with a positive sum, on any device, what `draw` would draw."""
+        """Draw as `draw` would for each of (m, V) non-negative weights with a positive sum, on any device."""
         coins = torch.rand(len(weights), generator=self._generator, dtype=torch.float64).to(weights.device)
         reached = weights.double().cumsum(-1)
         indices = torch.searchsorted(reached, (coins * reached[:, -1])[:, None], right=True)[:, 0]
         last = (reached < reached[:, -1:]).sum(-1)  # where the product was rounded up to the total
-        found: list[int] = torch.minimum(indices, last).tolist()
-        return found
+        drawn: list[int] = torch.minimum(indices, last).tolist()
+        return drawn
 
     def draw_distinct(self, weights: torch.Tensor, count: int) -> list[int]:
-        """Up to `count` indices drawn one after another without replacement, in draw order.
+        """Draw up to `count` indices without replacement; fewer where fewer weights are positive.
 
-        Fewer come back when fewer weights are positive.
+        Returns:
+            indices in draw order.
 
         Raises:
             ValueError: if no weight is positive, or one is not finite.
@@ -175,10 +176,10 @@ ONE_TRANSFER = 2**23
 
 
 class Scores:
-    """Lazy view of the logits of n nodes under one `Sampling`.
+    """A lazy view of the logits of n scored nodes under one `Sampling`.
 
     Args:
-        logits: (n, V) on any device. With a static buffer behind it a Rows is valid until the next `score`.
+        logits: (n, V) on any device. Over a static buffer, scores are valid until the next `Session.score`.
         sampling: what the probabilities mean.
         owner: whose logits these are, for error messages.
     """
@@ -187,7 +188,7 @@ class Scores:
         self.logits = logits
         self.sampling = sampling
         self.owner = owner
-        self._laws: dict[int, torch.Tensor] = {}
+        self._distributions: dict[int, torch.Tensor] = {}
 
     def __len__(self) -> int:
         return self.logits.shape[0]
@@ -197,10 +198,10 @@ class Scores:
         """(n,) int64 greedy next token after each node; ties go to the lowest id. One device synchronisation.
 
         Raises:
-            ValueError: if a row holds NaN; the message names the node and the model.
+            ValueError: for NaN; the message names the node and the model.
         """
         if self.logits.device.type == "cpu" and self.logits.dtype in (torch.float32, torch.float64):
-            logits = self.logits.numpy()  # several times as fast as torch for a few rows
+            logits = self.logits.numpy()  # several times as fast as torch for a few nodes
             ids = logits.argmax(-1)
             values = logits[np.arange(len(ids)), ids]
         else:
@@ -211,30 +212,30 @@ class Scores:
         return ids.astype(np.int64)
 
     def distribution(self, node: int) -> torch.Tensor:
-        """(V,) law of the next token after `node`, on the CPU.
+        """Return the (V,) distribution of the next token after `node`, on the CPU.
 
         Raises:
             ValueError: if the logits of the node are NaN or all -inf; the message names the node and the model.
         """
-        if node not in self._laws:
+        if node not in self._distributions:
             try:
-                self._laws[node] = probabilities(self._near[node].cpu(), self.sampling)
+                self._distributions[node] = probabilities(self._near[node].cpu(), self.sampling)
             except ValueError as error:
                 raise ValueError(bad_logits(self.owner, node)) from error
-        return self._laws[node]
+        return self._distributions[node]
 
     @cached_property
     def _near(self) -> torch.Tensor:
-        """The logits on the CPU, where one transfer of all of them is no longer than several of a row."""
+        """The logits, on the CPU where one transfer of all of them takes no longer than several of single nodes."""
         return self.logits.cpu() if self.logits.nbytes <= ONE_TRANSFER else self.logits
 
     def prob(self, node: int, token: int) -> float:
-        """Probability of `token` after `node`."""
+        """Return the probability of `token` after `node`."""
         return float(self.distribution(node)[token])
 
 
 def bad_logits(owner: str, node: int) -> str:
-    """What to say of logits that describe no law."""
+    """Return the message for logits that describe no distribution."""
     return (
         f"The logits of {owner} at tree node {node} hold NaN, +inf, or nothing but -inf; no token can be chosen from "
         "them. Load the model in a wider dtype (dtype='float32') or check its weights."
@@ -242,29 +243,30 @@ def bad_logits(owner: str, node: int) -> str:
 
 
 class DraftDistributions:
-    """The laws a drafter drew children from, by parent node: what a verifier must know of a sampled tree.
+    """The distributions a drafter drew children from, by parent node: what verifying a sampled tree needs.
 
     Args:
-        owner: whose laws these are, for error messages.
+        owner: whose distributions these are, for error messages.
     """
 
     def __init__(self, owner: str = "draft") -> None:
         self.owner = owner
-        self._rows: dict[int, torch.Tensor] = {}
+        self._by_parent: dict[int, torch.Tensor] = {}
 
     def record(self, node: int, distribution: torch.Tensor) -> None:
-        """The children of `node` were drawn, in draw order, from this (V,) law on the CPU, which sums to 1."""
-        self._rows[node] = distribution
+        """Record that the children of `node` were drawn from this (V,) distribution, on the CPU, which sums to 1."""
+        self._by_parent[node] = distribution
 
     def distribution(self, node: int) -> torch.Tensor:
-        """(V,) law of the first child of `node`, on the CPU.
+        """Return the (V,) distribution of the first child of `node`, on the CPU.
 
         Raises:
             ValueError: if none was recorded.
         """
-        if node not in self._rows:
+        if node not in self._by_parent:
             raise ValueError(
-                f"{self.owner} drew children of tree node {node} and recorded no law for them; a drafter that samples "
-                "must record what it sampled from (Laws.record), or mark the tokens as deterministic (POINT)."
+                f"{self.owner} drew children of tree node {node} and recorded no distribution for them; a drafter that "
+                "samples must record what it sampled from (DraftDistributions.record), or mark the tokens as "
+                "deterministic (POINT)."
             )
-        return self._rows[node]
+        return self._by_parent[node]

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Stopping:
-    """Stopping rules of one call.
+    """The stopping rules of one call.
 
     Attributes:
         max_new_tokens: token budget.
@@ -32,39 +32,35 @@ class Stopping:
         if any(not text for text in self.stop_strings):
             raise ValueError("A stop string is empty and would end every text at once; remove it.")
 
-    def room(self, tokens: Sequence[int]) -> int:
-        """Tokens that may still be added."""
+    def remaining(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens may still be added."""
         return self.max_new_tokens - len(tokens)
 
     def cut(self, tokens: Sequence[int], fresh: Sequence[int], before: Sequence[int] = ()) -> tuple[int, str | None]:
-        """How many of the fresh tokens belong to the text (at least one), and why it ends there, or None.
+        """Return how many of the fresh tokens belong to the text (at least 1), and why it ends there, or None.
 
         Args:
             tokens: generated before.
-            fresh: what this iteration would add.
+            fresh: tokens this iteration would add.
             before: the last tokens before the text; a stop string may begin there, as in transformers.
         """
-        room = self.room(tokens)
-        window = self._window([*before, *tokens[-self._reach :]]) if self.stop_strings else []
-        for count, token in enumerate(fresh[:room], start=1):
+        remaining = self.remaining(tokens)
+        window = [*before, *tokens[-self._reach :]] if self.stop_strings else []
+        for count, token in enumerate(fresh[:remaining], start=1):
             if token in self.eos_token_ids:
                 return count, "eos"
-            if self.stop_strings:
-                if self._completes(window, token):
-                    return count, "stop"
-                window = self._window([*window, token])
-        return (room, "length") if len(fresh) >= room else (len(fresh), None)
+            if self.stop_strings and self._completes(window[-self._reach :], token):
+                return count, "stop"
+            window.append(token)
+        return (remaining, "length") if len(fresh) >= remaining else (len(fresh), None)
 
     @property
     def _reach(self) -> int:
         # Tokens that a stop string can span: one byte each at worst, and a few whose bytes make up its first character.
         return max(len(text.encode()) for text in self.stop_strings) + 4
 
-    def _window(self, tokens: list[int]) -> list[int]:
-        return tokens[-self._reach :]
-
     def _completes(self, window: list[int], token: int) -> bool:
-        """Whether a stop string ends in the text of `token`, and not before it."""
+        """Return whether a stop string ends in the text of `token`, and not before it."""
         old, new = self.tokenizer.decode(window), self.tokenizer.decode([*window, token])
         pairs = zip(old, new, strict=False)
         known = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(old), len(new)))

@@ -18,7 +18,7 @@ class Summary:
         tokens_per_iteration: tokens / iterations, the bonus token included.
         accepted_length: mean accepted drafted tokens per iteration, the bonus token not included.
         nodes: mean drafted nodes per iteration, node 0 not included.
-        beside: mean rows per iteration that were scored beside the tree, for the drafter.
+        side_nodes: mean nodes of the side tree per iteration.
         node_acceptance: accepted drafted tokens / drafted nodes (the "Accept." of the first DynaTree paper counts
             committed tokens instead; see the notebooks).
         depth_acceptance: accepted drafted tokens / deepest level drafted, a path's share of its tree's depth.
@@ -42,7 +42,7 @@ class Summary:
 
 
 def summarize(generations: Generation | Iterable[Generation]) -> Summary:
-    """Summary of one generation or of several together."""
+    """Return the summary of one generation, or of several together."""
     several = [generations] if isinstance(generations, Generation) else list(generations)
     iterations: list[Iteration] = [one for generation in several for one in generation.iterations]
     tokens = sum(len(generation.tokens) for generation in several)
@@ -63,6 +63,6 @@ def summarize(generations: Generation | Iterable[Generation]) -> Summary:
 
 
 def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> float | None:
-    """Share of the n-grams of a text that occurred in it before; None for a text shorter than n."""
+    """Return the share of a text's n-grams that occurred in it before; None for a text shorter than n."""
     grams = [tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else None

@@ -14,7 +14,7 @@ import numpy as np
 ROOT = -1
 """Parent index of node 0."""
 
-# How a node's token was drawn, the `law` field; verifiers of sampled trees need it to stay lossless.
+# How a node's token was drawn, the `draws` field; verifiers of sampled trees need it to stay lossless.
 POINT, IID, DISTINCT = 0, 1, 2
 
 
@@ -26,7 +26,7 @@ class TokenTree:
         tokens: (n,) int64, token id of each node.
         parents: (n,) int64, `parents[0] == -1` and `0 <= parents[i] < i`. Siblings stand in draw order.
         logprobs: (n,) float64, draft log-probability of each token after its path, in nats; 0 at node 0.
-        law: (n,) uint8, how each token was drawn: `POINT` (deterministic), `IID`, or `DISTINCT` (after its earlier
+        draws: (n,) uint8, how each token was drawn: `POINT` (deterministic), `IID`, or `DISTINCT` (after its earlier
             siblings, without replacement).
 
     Raises:
@@ -43,7 +43,7 @@ class TokenTree:
         if n == 0 or self.parents[0] != ROOT:
             raise ValueError("A token tree starts with node 0, the last committed token, whose parent is -1.")
         if not len(self.parents) == len(self.logprobs) == len(self.draws) == n:
-            raise ValueError("tokens, parents, logprobs and law of a token tree must have one entry per node.")
+            raise ValueError("tokens, parents, logprobs and draws of a token tree must have one entry per node.")
         if n > 1 and not (self.parents[1:].min() >= 0 and (self.parents[1:] < np.arange(1, n)).all()):
             raise ValueError("Every node of a token tree after node 0 needs a parent with a smaller index.")
 
@@ -58,7 +58,7 @@ class TokenTree:
         logprobs: Sequence[float] | None = None,
         draws: Sequence[int] | None = None,
     ) -> TokenTree:
-        """A tree from plain sequences; log-probabilities default to 0 and laws to `POINT`."""
+        """Build a tree from plain sequences; log-probabilities default to 0 and draws to `POINT`."""
         n = len(tokens)
         return cls(
             np.asarray(tokens, np.int64),
@@ -69,7 +69,7 @@ class TokenTree:
 
     @classmethod
     def root_only(cls, token: int) -> TokenTree:
-        """The tree of autoregressive decoding: node 0 and nothing drafted."""
+        """Return the tree of autoregressive decoding: node 0 and nothing drafted."""
         return cls.build([token], [ROOT])
 
     @classmethod
@@ -105,11 +105,11 @@ class TokenTree:
         return int(self.depths.max())
 
     def children(self, node: int) -> np.ndarray:
-        """Indices of the children of `node`, in draw order."""
+        """Return the indices of the children of `node`, in draw order."""
         return np.flatnonzero(self.parents == node)
 
     def path(self, node: int) -> list[int]:
-        """Node indices from below node 0 down to `node`; empty for node 0."""
+        """Return the nodes from below node 0 down to `node`; empty for node 0."""
         out: list[int] = []
         while node > 0:
             out.append(node)
@@ -117,7 +117,11 @@ class TokenTree:
         return out[::-1]
 
     def subtree(self, keep: np.ndarray) -> TokenTree:
-        """The tree of the nodes in `keep` (bool mask or ascending indices, node 0 included, closed under parents)."""
+        """Return the tree of the nodes in `keep`: bool mask or ascending indices, node 0 and all parents included.
+
+        Raises:
+            ValueError: for a node without its parent.
+        """
         index = np.flatnonzero(keep) if keep.dtype == bool else keep
         parents = renumbering(len(self), index)[self.parents[index]]
         if (parents[1:] < 0).any():
@@ -126,15 +130,15 @@ class TokenTree:
 
 
 def renumbering(count: int, keep: np.ndarray) -> np.ndarray:
-    """(count + 1,) new index of each node when `keep` are kept; `ROOT` for the others, and for parent -1."""
+    """Return the (count + 1,) new index of each node where only `keep` stay; `ROOT` for others and for parent -1."""
     out = np.full(count + 1, ROOT)  # the last slot is what index -1 reads
     out[keep] = np.arange(len(keep))
     return out
 
 
 def depths_of(parents: np.ndarray) -> np.ndarray:
-    """(n,) int64 depth of each node of a forest whose roots have parent -1 (depth 0); parents come before children."""
-    out = (parents >= 0).astype(np.int64)  # levels up to `node`, which each round moves twice as far up
+    """Return the (n,) int64 depth of each node of a forest; roots have parent -1, parents come before children."""
+    out = (parents >= 0).astype(np.int64)  # levels up to `node`, which every pass moves twice as far up
     node = parents
     while (node >= 0).any():
         out = out + np.where(node >= 0, out[node], 0)

@@ -1,8 +1,8 @@
 """The papers' prompts: from the Hugging Face hub, from a local folder, or the prompts written for this project.
 
-`load_workload` never replaces one source by another: where the asked one is missing it raises `WorkloadError`, which
-names the folder layout that would serve and the bundled prompts that need neither network nor files. What is measured
-on the prompts belongs to `bench`; how the tiny pair's training text is read belongs to `training`.
+`load_workload` never replaces a source by another: where the source is missing it raises `WorkloadError`, which names
+the folder layout that would serve and the bundled prompts that need neither network nor files. `read_rows` is the one
+reader of data sets, for `training` as well. What is measured on the prompts belongs to `measure`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,12 @@ Row = dict[str, Any]
 
 
 class WorkloadError(RuntimeError):
-    """A workload that cannot be loaded from the place that was asked for."""
+    """A workload that cannot be loaded from its source."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: `turns` are what the user says, in order; most workloads have one turn."""
+    """A prompt: `turns` are the user's messages in order; most workloads have one turn."""
 
     id: str
     task: str
@@ -48,13 +49,13 @@ class Prompt:
 
     @property
     def sha256(self) -> str:
-        """Of all turns, separated by NUL; hexadecimal."""
+        """Hash of all turns, separated by NUL; hexadecimal."""
         return hashlib.sha256("\0".join(self.turns).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts and one sentence on where they come from, for a figure's caption."""
+    """Prompts, and a sentence on where they come from for a figure's caption."""
 
     name: str
     source: str
@@ -63,7 +64,7 @@ class Workload:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Prompt ids in order: with a random subset, the record of what was drawn."""
+        """Prompt ids in order; they record which prompts a random subset holds."""
         return tuple(prompt.id for prompt in self.prompts)
 
     def __len__(self) -> int:
@@ -84,19 +85,15 @@ class _Options:
 
 def _wikitext(rows: Iterator[Row], options: _Options) -> Iterator[Prompt]:
     """Sections of at least 200 characters, headings left out, cut at max_characters (DynaTree, 4.1 and its code)."""
+
+    def in_section(line: str) -> bool:
+        text = line.strip()
+        return text != "" and not (text.startswith("=") and text.endswith("="))
+
     lines = (line for row in rows for line in row["text"].splitlines() or [""])
-    section: list[str] = []
-    count = 0
-    for line in [*lines, ""]:
-        heading = line.strip().startswith("=") and line.strip().endswith("=")
-        if line.strip() and not heading:
-            section.append(line)
-            continue
-        text = "\n".join(section).strip()
-        section = []
-        if len(text) >= 200:
-            yield Prompt(f"{options.split}-{count}", "encyclopedia", (text[: options.max_characters].rstrip(),))
-            count += 1
+    sections = ("\n".join(group).strip() for inside, group in groupby(lines, in_section) if inside)
+    for count, section in enumerate(section for section in sections if len(section) >= 200):
+        yield Prompt(f"{options.split}-{count}", "encyclopedia", (section[: options.max_characters].rstrip(),))
 
 
 def _pg19(rows: Iterator[Row], options: _Options) -> Iterator[Prompt]:
@@ -104,12 +101,17 @@ def _pg19(rows: Iterator[Row], options: _Options) -> Iterator[Prompt]:
     wanted = options.books
     by_book = []
     for row in rows:
-        book = str(row.get("id") or row["url"].rstrip("/").rpartition("/")[2])
+        book = book_number(row)
         if book in wanted if wanted is not None else book not in TINY_PAIR_TRAINING_BOOKS:
             passages = _passages(row["text"], options)
             by_book.append([Prompt(f"{book}@{start}", "novel", (text,)) for start, text in passages])
     for number in range(max(map(len, by_book), default=0)):
         yield from (passages[number] for passages in by_book if number < len(passages))
+
+
+def book_number(row: Row) -> str:
+    """Return the Gutenberg number of a row of PG-19: a text file's stem, or the end of the hub's column `url`."""
+    return str(row.get("id") or row["url"].rstrip("/").rpartition("/")[2])
 
 
 def _passages(book: str, options: _Options) -> list[tuple[int, str]]:
@@ -245,25 +247,30 @@ def load_workload(
 ) -> Workload:
     """Load one of `WORKLOADS`.
 
-    source: "auto" (the parent folder named by the environment variable DYNATREE_DATA if it is set, else the hub),
-        "hub", "bundled" (this project's prompts of the same kind), or a folder: the data set's own or the parent of
-        several.
-    limit: at most this many prompts, the first of each task in turn. sample: a seeded random subset of this size.
-    max_characters: where WikiText-2 and PG-19 passages are cut (default 800 and 1,000); elsewhere longer prompts are
-        left out. max_tokens: leave out prompts with a turn of more tokens under `tokenizer`.
-    books: Gutenberg numbers for PG-19; by default all but the one the tiny pair was trained on.
+    Args:
+        name: of the workload.
+        limit: at most this many prompts, the first of each task in turn.
+        sample: size of a random subset.
+        seed: of the random subset.
+        source: "bundled" (this project's prompts of the same kind), or as for `read_rows`.
+        split: of the data set.
+        max_characters: where WikiText-2 and PG-19 passages are cut (default 800 and 1,000); elsewhere longer prompts
+            are left out.
+        max_tokens: prompts with a turn of more tokens under `tokenizer` are left out.
+        tokenizer: needed for max_tokens.
+        books: Gutenberg numbers for PG-19; by default all but the book that the tiny pair was trained on.
+        passages_per_book: at most, for PG-19.
 
-    Raises WorkloadError where the source is missing or leaves no prompt, ValueError for a bad argument.
+    Raises:
+        WorkloadError: where the source is missing or leaves no prompt.
+        ValueError: for a bad argument.
     """
     if name not in WORKLOADS:
         raise ValueError(f"There is no workload {name!r}; the workloads are {', '.join(WORKLOADS)}.")
-    _check_counts(
-        limit=limit,
-        sample=sample,
-        max_characters=max_characters,
-        max_tokens=max_tokens,
-        passages_per_book=passages_per_book,
-    )
+    counts = {"limit": limit, "sample": sample, "max_characters": max_characters, "max_tokens": max_tokens}
+    for argument, value in {**counts, "passages_per_book": passages_per_book}.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{argument} is {value}; it must be at least 1, or None for no restriction.")
     if max_tokens is not None and tokenizer is None:
         raise ValueError(f"max_tokens={max_tokens} needs tokenizer=: a prompt has tokens only under a tokenizer.")
     base, subset = SUBSETS.get(name, (name, None))
@@ -275,79 +282,56 @@ def load_workload(
             raise ValueError(f"The workload {name!r} has no split {split!r}; it has {', '.join(data_set.splits)}.")
         chosen_books = None if books is None else tuple(map(str, books))
         options = _Options(split, max_characters or data_set.max_characters, chosen_books, passages_per_book)
-        rows, origin = _rows(base, data_set, split, source)
+        rows, origin = read_rows(base, split, source)
         prompts = list(data_set.prompts(rows, options))
         if data_set.max_characters:
             origin += f", passages cut at {options.max_characters} characters"
             max_characters = None  # the passages are cut already
         if base == "pg-19":
             origin += f", books {', '.join(dict.fromkeys(prompt.id.partition('@')[0] for prompt in prompts))}"
-    prompts, notes = _select(prompts, sample or subset, seed, max_characters, max_tokens, tokenizer)
-    prompts = _spread(prompts, limit)
+    notes, total, size = [origin], len(prompts), sample or subset
+    if max_characters is not None:
+        prompts = [prompt for prompt in prompts if max(map(len, prompt.turns)) <= max_characters]
+    if max_tokens is not None:
+        lengths = [max(len(tokenizer(turn)["input_ids"]) for turn in prompt.turns) for prompt in prompts]
+        prompts = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_tokens]
+    if len(prompts) < total:
+        notes.append(f"{total - len(prompts)} longer prompts left out")
+    if size is not None:
+        if size > len(prompts):
+            raise WorkloadError(f"A random subset of {size} was asked for, but only {len(prompts)} prompts are there.")
+        prompts = [prompts[index] for index in sorted(random.Random(seed).sample(range(len(prompts)), size))]
+        notes.append(f"a random subset of {size} with seed {seed}")
+    if limit is not None and limit < len(prompts):  # taken from each task in turn, so that a short run sees every task
+        tasks = dict.fromkeys(prompt.task for prompt in prompts)
+        turns = zip_longest(*([prompt for prompt in prompts if prompt.task == task] for task in tasks))
+        prompts = [prompt for turn in turns for prompt in turn if prompt is not None][:limit]
     if not prompts:
         raise WorkloadError(
-            f"The workload {name!r} ({origin}) has no prompt left ({', '.join(notes) or 'no record matched'}); "
-            f"loosen split, books, max_characters or max_tokens."
+            f"The workload {name!r} has no prompt left ({'; '.join(notes)}); loosen split, books, max_characters or "
+            "max_tokens."
         )
-    sentence = f"{len(prompts)} prompts of {label}: {'; '.join([origin, *notes])}."
+    sentence = f"{len(prompts)} prompts of {label}: {'; '.join(notes)}."
     return Workload(label, sentence, tuple(prompts), bundled=label.startswith("bundled"))
 
 
 def join_workloads(workloads: Sequence[Workload]) -> Workload:
-    """Several workloads as one, one after another; their sources in one sentence each.
+    """Join workloads in order; each source keeps its sentence.
 
     Where two have a prompt of the same id, ids get their workload's name in front.
     """
-    prompts = tuple(prompt for one in workloads for prompt in one.prompts)
-    if len({prompt.id for prompt in prompts}) < len(prompts):
-        prompts = tuple(replace(prompt, id=f"{one.name}:{prompt.id}") for one in workloads for prompt in one.prompts)
-    sources = " ".join(one.source for one in workloads)
-    return Workload(" + ".join(one.name for one in workloads), sources, prompts, all(one.bundled for one in workloads))
+    pairs = [(workload.name, prompt) for workload in workloads for prompt in workload.prompts]
+    if len({prompt.id for _, prompt in pairs}) < len(pairs):
+        pairs = [(name, replace(prompt, id=f"{name}:{prompt.id}")) for name, prompt in pairs]
+    return Workload(
+        " + ".join(workload.name for workload in workloads),
+        " ".join(workload.source for workload in workloads),
+        tuple(prompt for _, prompt in pairs),
+        bundled=all(workload.bundled for workload in workloads),
+    )
 
 
-def _check_counts(**counts: int | None) -> None:
-    for argument, value in counts.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{argument} is {value}; it must be at least 1, or None for no restriction.")
-
-
-def _select(
-    prompts: list[Prompt],
-    sample: int | None,
-    seed: int,
-    max_characters: int | None,
-    max_tokens: int | None,
-    tokenizer: Any,
-) -> tuple[list[Prompt], list[str]]:
-    """Leave out what is too long, then draw the random subset; the notes say both."""
-    notes = []
-    kept = [p for p in prompts if max_characters is None or max(map(len, p.turns)) <= max_characters]
-    if max_tokens is not None:
-        kept = [p for p in kept if max(len(tokenizer(turn)["input_ids"]) for turn in p.turns) <= max_tokens]
-    if len(kept) < len(prompts):
-        notes.append(f"{len(prompts) - len(kept)} longer prompts left out")
-    if sample is not None:
-        if sample > len(kept):
-            raise WorkloadError(f"A random subset of {sample} was asked for, but only {len(kept)} prompts are there.")
-        chosen = sorted(random.Random(seed).sample(range(len(kept)), sample))
-        kept = [kept[index] for index in chosen]
-        notes.append(f"a random subset of {sample} with seed {seed}")
-    return kept, notes
-
-
-def _spread(prompts: list[Prompt], limit: int | None) -> list[Prompt]:
-    """The first `limit` prompts taken from each task in turn, so that a short run sees every task."""
-    if limit is None or limit >= len(prompts):
-        return prompts
-    tasks: dict[str, list[Prompt]] = {}
-    for prompt in prompts:
-        tasks.setdefault(prompt.task, []).append(prompt)
-    longest = max(map(len, tasks.values()))
-    turns = [queue[number] for number in range(longest) for queue in tasks.values() if number < len(queue)]
-    return turns[:limit]
-
-
-# ---------------------------------------------------------------------------------------------- the three sources
+# ---------------------------------------------------------------------------------------------- the sources
 def _bundled(name: str) -> tuple[str, str, list[Prompt]]:
     """The project's prompts under that name, or of the kind that stands in for that data set."""
     if not name.startswith("bundled"):
@@ -356,59 +340,73 @@ def _bundled(name: str) -> tuple[str, str, list[Prompt]]:
     prompts = [
         Prompt(row["id"], row["task"], tuple(row.get("turns") or (row["text"],)))
         for task in tasks
-        for row in _read_jsonl(data_path("prompts", f"{task}.jsonl"))
+        for row in _read(data_path("prompts", f"{task}.jsonl"))
     ]
     return name, "written for this project, held out from training", prompts
 
 
-def _rows(name: str, data_set: DataSet, split: str, source: str | os.PathLike[str]) -> tuple[Iterator[Row], str]:
-    """The data set's rows, and where they came from."""
+def read_rows(
+    name: str, split: str = "test", source: str | os.PathLike[str] = "auto", first: int | None = None
+) -> tuple[Iterator[Row], str]:
+    """Return the rows of a data set, and a phrase on where they come from.
+
+    Args:
+        name: one of `DATA_SETS`.
+        split: of the data set, by its name on the hub.
+        source: "auto" (the parent folder named by the environment variable DYNATREE_DATA if it is set, else the hub),
+            "hub", or a folder: the data set's own or the parent of several.
+        first: read only this many rows; from the hub without fetching the others.
+
+    Raises:
+        WorkloadError: where the source does not have the data set; and by the iterator, for a broken line of a file.
+    """
+    data_set = DATA_SETS[name]
     if source == "auto":
         source = os.environ.get(FOLDER_VARIABLE) or "hub"
-    if source == "hub":
-        return _hub_rows(name, data_set, split), f"{data_set.hub} from the Hugging Face hub, split {split}"
-    files = _local_files(name, data_set, split, Path(source))
-    rows = (row for file in files for row in _read(file))
-    return rows, f"local folder {data_set.folder}, {', '.join(file.name for file in files)}"
+    try:
+        if source == "hub":
+            return _hub_rows(data_set, split, first), f"{data_set.hub} from the Hugging Face hub, split {split}"
+        files = _local_files(data_set, split, Path(source))
+    except _Missing as missing:
+        layout = " or ".join(f"{data_set.folder}/{pattern.format(split=split)}" for pattern in data_set.files)
+        raise WorkloadError(
+            f"The workload {name!r} {missing} A local folder that holds {layout} would serve: pass it as source=, or "
+            f"name it in the environment variable {FOLDER_VARIABLE}. Without any of it, "
+            f"'bundled/{data_set.bundled_task}' has prompts of the same kind that were written for this project (not "
+            "the paper's data)."
+        ) from missing.__cause__
+    origin = f"local folder {data_set.folder}, {', '.join(file.name for file in files)}"
+    return islice((row for file in files for row in _read(file)), first), origin
 
 
-def _way_out(data_set: DataSet, split: str) -> str:
-    layout = " or ".join(f"{data_set.folder}/{pattern.format(split=split)}" for pattern in data_set.files)
-    return (
-        f"A local folder that holds {layout} would serve: pass it as source=, or name it in the environment variable "
-        f"{FOLDER_VARIABLE}. Without any of it, 'bundled/{data_set.bundled_task}' has prompts of the same kind that "
-        f"were written for this project (not the paper's data)."
-    )
+class _Missing(Exception):
+    """Why a source does not have a data set, as the rest of a sentence."""
 
 
-def _local_files(name: str, data_set: DataSet, split: str, folder: Path) -> list[Path]:
+def _local_files(data_set: DataSet, split: str, folder: Path) -> list[Path]:
     """Files of the first accepted pattern, in `folder/<data set>` or in `folder` itself."""
     if folder.is_file():
         return [folder]
-    raw_split = {"validation": "valid"}.get(split, split)  # wiki.valid.raw
     for pattern in data_set.files:
+        name = pattern.replace("wiki.{split}", "wiki.valid") if split == "validation" else pattern
         for place in (folder / data_set.folder, folder):
-            split_name = raw_split if pattern.endswith(".raw") else split
-            found = sorted(file for file in place.glob(pattern.format(split=split_name)) if file.is_file())
-            if found:
-                return found
-    raise WorkloadError(
-        f"The workload {name!r} was looked for in {folder}, which has none of its files. {_way_out(data_set, split)}"
-    )
+            files = sorted(file for file in place.glob(name.format(split=split)) if file.is_file())
+            if files:
+                return files
+    raise _Missing(f"was looked for in {folder}, which has none of its files.")
 
 
 def _read(file: Path) -> Iterator[Row]:
-    if file.suffix == ".jsonl":
-        return _read_jsonl(file)
     if file.suffix == ".parquet":
         from pyarrow import parquet  # type: ignore[import-untyped]  # comes with datasets; the core does without
 
-        return iter(parquet.read_table(file).to_pylist())
-    return iter([{"id": file.stem, "text": file.read_text(encoding="utf-8")}])
-
-
-def _read_jsonl(file: Path) -> Iterator[Row]:
-    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
+        yield from parquet.read_table(file).to_pylist()
+        return
+    text = file.read_text(encoding="utf-8")
+    if file.suffix != ".jsonl":
+        yield {"id": file.stem, "text": text}
+        return
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 yield json.loads(line)
@@ -416,33 +414,35 @@ def _read_jsonl(file: Path) -> Iterator[Row]:
                 raise WorkloadError(f"Line {number} of {file} is not JSON ({error}); fetch the file again.") from error
 
 
-def _hub_rows(name: str, data_set: DataSet, split: str) -> Iterator[Row]:
+def _hub_rows(data_set: DataSet, split: str, first: int | None) -> Iterator[Row]:
     if not data_set.hub:
-        raise WorkloadError(
-            f"The workload {name!r} has no plain data set on the hub: its question.jsonl is in the Spec-Bench "
-            f"repository (data/spec_bench). {_way_out(data_set, split)}"
+        raise _Missing(
+            "has no plain data set on the hub: its question.jsonl is in the Spec-Bench repository (data/spec_bench)."
         )
     hub_split = data_set.hub_split.format(split=split)
     files = {hub_split: data_set.hub_files.format(split=hub_split)} if data_set.hub_files else None
+    options = {} if first is None else {"streaming": True}
     try:
         import datasets
 
-        rows = datasets.load_dataset(data_set.hub, data_set.config, split=hub_split, data_files=files)
+        rows = datasets.load_dataset(data_set.hub, data_set.config, split=hub_split, data_files=files, **options)
     except Exception as error:  # datasets, its file systems and HTTP clients share no base class for 'not reachable'
-        raise WorkloadError(
-            f"The workload {name!r} was asked for as {data_set.hub} (split {hub_split}) on the Hugging Face hub "
-            f"through the package datasets, which failed: {type(error).__name__}: {error}. {_way_out(data_set, split)}"
+        raise _Missing(
+            f"was asked for as {data_set.hub} (split {hub_split}) on the Hugging Face hub through the package "
+            f"datasets, which failed: {type(error).__name__}: {error}."
         ) from error
-    return iter(rows)
+    return islice(rows, first)
 
 
 # ---------------------------------------------------------------------------------------------- chat templates
 def render(turns: str | Sequence[str], tokenizer: Any, replies: Sequence[str] = ()) -> str:
-    """Prompt text up to the reply to turn `len(replies)`, under the tokenizer's chat template if it has one.
+    """Write the prompt up to the reply to turn `len(replies)`, under the tokenizer's chat template if it has one.
 
     Without a template, turns and replies are joined by blank lines; a single turn is returned as it is. A template
     writes its own special tokens, so tokenize its result with add_special_tokens=False.
-    Raises ValueError if there is no turn left to reply to.
+
+    Raises:
+        ValueError: if there is no turn left to reply to.
     """
     turns = [turns] if isinstance(turns, str) else list(turns)
     if len(replies) >= len(turns):
@@ -450,12 +450,11 @@ def render(turns: str | Sequence[str], tokenizer: Any, replies: Sequence[str] = 
             f"There are {len(replies)} replies for {len(turns)} turns; pass at most {len(turns) - 1}, so that a turn "
             f"is still to be answered."
         )
-    if not getattr(tokenizer, "chat_template", None):
-        pairs = [part for pair in zip(turns, replies, strict=False) for part in pair]
-        return "\n\n".join([*pairs, turns[len(replies)]])
-    messages = []
-    for turn, reply in zip(turns, replies, strict=False):
+    messages: list[dict[str, Any]] = []
+    for turn, reply in zip(turns, [*replies, None], strict=False):
         messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": reply}]
-    messages.append({"role": "user", "content": turns[len(replies)]})
+    messages.pop()  # the reply that is asked for
+    if not getattr(tokenizer, "chat_template", None):
+        return "\n\n".join(message["content"] for message in messages)
     text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return text

@@ -1,7 +1,6 @@
 """Ablations: texts without a clock, trees side by side, adaptation along texts, and their pictures."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -9,12 +8,11 @@ from models import noisy_copy, random_model
 
 import dynatree_lib as dt
 from dynatree_lib.experiments.adaptive import ablation
-from dynatree_lib.experiments.adaptive.progression import Panel, adaptation, progression
+from dynatree_lib.experiments.adaptive.figures import Panel, adaptation, progression
 from dynatree_lib.measure import grids
 from dynatree_lib.measure.cost_model import MeasuredCosts
 from dynatree_lib.measure.methods import variant
 from dynatree_lib.measure.prompts import BenchPrompt
-from dynatree_lib.measure.protocol import run_benchmark
 from dynatree_lib.models.pairs import Pair
 
 TARGET = random_model("gpt_neox")
@@ -45,7 +43,7 @@ def test_an_adaptive_tree_with_everything_off_is_the_fixed_tree():
     methods = [*grids.labelled("adaptive-tree", {"off": off}), *grids.labelled("fixed-tree", {"fixed": fixed})]
     found = ablation.decode(PAIR, methods, PROMPTS, 20)
     same, of = ablation.same_trees(found["off"], found["fixed"])
-    assert same == of == sum(text.iterations for text in found["off"])
+    assert same == of == sum(text.forwards for text in found["off"])
 
 
 def test_trees_that_differ_are_noticed():
@@ -59,36 +57,37 @@ def test_trees_that_differ_are_noticed():
 
 def test_counts_of_hand():
     texts = decoded(history=None, base_depth=2, max_depth=3)
-    iterations = ablation.iterations_of(texts)
-    row = ablation.count_row("x", texts, COSTS)
-    nodes, kept = [len(one.tree) - 1 for one in iterations], [len(one.verdict.path) for one in iterations]
+    iterations = [one for text in texts for one in text.iterations]
+    (row,) = ablation.count_rows({"x": texts}, COSTS)
+    nodes, accepted = [len(one.tree) - 1 for one in iterations], [len(one.verdict.path) for one in iterations]
     assert row["tokens_per_iteration"] == pytest.approx(60 / len(iterations))
     assert row["nodes"] == pytest.approx(np.mean(nodes))
-    assert row["acceptance"] == pytest.approx(sum(kept) / sum(nodes))
-    assert row["drafted"] == pytest.approx(np.mean([k / n for k, n in zip(kept, nodes, strict=True) if n]))
+    assert row["acceptance"] == pytest.approx(sum(accepted) / sum(nodes))
+    assert row["drafted"] == pytest.approx(np.mean([a / n for a, n in zip(accepted, nodes, strict=True) if n]))
     assert row["base_depth"] == 2
     assert row["iteration"] == pytest.approx(np.mean([one.committed / 4 for one in iterations]))
-    steps = len(iterations) + 0.1 * sum(text.counters["draft_forwards"] for text in texts)  # every row costs the same
+    steps = len(iterations) + 0.1 * sum(text.counters["draft_forwards"] for text in texts)  # every node costs the same
     assert row["predicted"] == pytest.approx(60 / steps)
 
 
 def test_counts_of_a_method_without_adaptation_or_draft():
-    row = ablation.count_row("ar", ablation.decode(PAIR, ["ar"], PROMPTS, 6)["ar"])
+    (row,) = ablation.count_rows(ablation.decode(PAIR, ["ar"], PROMPTS, 6))
     assert row["tokens_per_iteration"] == 1
     assert row["nodes"] == row["levels"] == row["acceptance"] == 0
     assert not {"base_depth", "iteration", "predicted"} & set(row)
 
 
-def test_adaptation_rows_carry_what_a_text_began_with():
+def test_adaptation_carries_what_a_text_began_with():
     texts = decoded(history="iteration")
-    rows = ablation.adaptation_rows("x", texts)
-    assert len(rows) == sum(text.iterations for text in texts)
-    firsts = [next(row for row in rows if row["text"] == text) for text in range(3)]
-    assert [row["tokens"] for row in firsts] == [0, 20, 40]
-    assert all(row["base_depth"] == 5 and math.isnan(row["acceptance"]) for row in firsts)  # nothing is carried
-    carried = ablation.decode(PAIR, [variant("cost-aware-tree:carry=true", "c")], PROMPTS, 20)["c"]
-    rows = ablation.adaptation_rows("c", carried)
-    assert next(row for row in rows if row["text"] == 1)["sharpness"] != rows[0]["sharpness"]
+    frame = ablation.adaptation_frame({"x": texts})
+    assert len(frame) == sum(text.forwards for text in texts)
+    firsts = frame.groupby("text", as_index=False).head(1)
+    assert firsts["tokens"].tolist() == [0, 20, 40]
+    assert (firsts["base_depth"] == 5).all()  # nothing is carried
+    assert firsts["acceptance"].isna().all()
+    carried = ablation.decode(PAIR, [variant("cost-aware-tree:carry=true", "c")], PROMPTS, 20)
+    sharpness = ablation.adaptation_frame(carried).groupby("text")["sharpness"].first()
+    assert sharpness[1] != sharpness[0]
 
 
 def test_rows_are_written_without_nan(tmp_path):
@@ -96,25 +95,6 @@ def test_rows_are_written_without_nan(tmp_path):
     back = ablation.write_rows(path, [{"a": float("nan"), "b": "x"}, {"a": 1.5, "b": None}])
     assert back == [{"a": None, "b": "x"}, {"a": 1.5, "b": None}]
     assert [json.loads(line) for line in path.read_text().splitlines()] == back
-
-
-def test_comparison_in_one_run():
-    results = run_benchmark(
-        PAIR, ["ar", variant("chain:length=3", "chain"), variant("ar", "again")], PROMPTS, max_new_tokens=6
-    )
-    rows = ablation.compared(results, ["chain", "again"], "ar")
-    assert [row["method"] for row in rows] == ["chain", "again"]
-    for row in rows:
-        low, high = row["interval"]
-        assert low <= row["ratio"] <= high
-        assert row["text"] == f"{row['ratio']:.2f} [{low:.2f}, {high:.2f}]"
-    with pytest.raises(ValueError, match="no run of 'tree'"):
-        ablation.compared(results, ["tree"], "ar")
-
-
-@pytest.mark.parametrize(("interval", "holds"), [((1.01, 1.2), True), ((0.8, 0.99), False), ((0.9, 1.1), None)])
-def test_a_claim_stays_open_where_the_interval_includes_one(interval, holds):
-    assert ablation.faster(interval) is holds
 
 
 @pytest.fixture(scope="module", autouse=True)

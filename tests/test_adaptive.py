@@ -328,8 +328,9 @@ def test_no_other_tree_of_this_size_has_a_larger_sum_of_path_probabilities(seed)
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [({"max_nodes": 1}, "max_nodes is 1; the budget counts node 0"), ({"depth": 0}, "depth is 0; a tree needs"),
-     ({"branching": 0}, "branching is 0; a node needs at least 1 child")],
+    [({"max_nodes": 1}, "max_nodes is 1; the budget counts node 0"),
+     ({"depth": 0}, "depth is 0; give a whole number of at least 1"),
+     ({"branching": 0}, "branching is 0; give a whole number of at least 1")],
 )  # fmt: skip
 def test_bad_best_first_trees_are_refused(options, sentence):
     with pytest.raises(ValueError, match=sentence):
@@ -704,7 +705,7 @@ DEPTHS, GATES = "1 <= D_0 < D_max", "0 < rho_stop < rho_deep < 1"
 REFUSED = [
     ({"min_branching": 3}, f"B_min=3, B_mid=2, B_max=3; the rule is {BRANCHING}"),
     ({"mid_branching": 4}, f"B_min=1, B_mid=4, B_max=3; the rule is {BRANCHING}"),
-    ({"min_branching": 0}, f"B_min=0, B_mid=2, B_max=3; the rule is {BRANCHING}"),
+    ({"min_branching": 0}, "min_branching is 0; give a whole number of at least 1."),
     ({"tau_low": 0.95}, f"tau_l=0.95 and tau_h=0.9; the rule is {CONFIDENCE}"),
     ({"tau_low": 0.9}, CONFIDENCE),
     ({"tau_low": 0.0}, CONFIDENCE),
@@ -713,12 +714,12 @@ REFUSED = [
     ({"rho_stop": 0.0}, GATES),
     ({"rho_deep": 1.0}, GATES),
     ({"base_depth": 8}, f"D_0=8 and D_max=8; the rule is {DEPTHS}"),
-    ({"base_depth": 0}, DEPTHS),
+    ({"base_depth": 0}, "base_depth is 0; give a whole number of at least 1."),
     ({"max_depth": 5}, DEPTHS),
     ({"tau": 0.0}, "tau is 0.0; give a probability inside (0, 1), or None"),
     ({"tau": 1.0}, "tau is 1.0; give a probability inside (0, 1), or None"),
-    ({"max_nodes": 1}, "max_nodes is 1; the budget counts node 0, so give at least 2."),
-    ({"window": 0}, "The history window W is 0; the rule is W >= 1"),
+    ({"max_nodes": 1}, "max_nodes is 1; the budget counts node 0, so give a whole number of at least 2."),
+    ({"window": 0}, "window is 0; give a whole number of at least 1."),
     ({"target_acceptance": 0.0}, "The target acceptance a* is 0.0; the rule is 0 < a* < 1"),
     ({"target_acceptance": 1.0}, "The target acceptance a* is 1.0; the rule is 0 < a* < 1"),
     ({"depth_gain": -0.1}, "The gains eta_D, eta_h are (-0.1, "),
@@ -753,7 +754,7 @@ def test_unknown_switch_words_are_refused_with_the_choices(switch, choices):
     [
         ({"base_depth": 2.5}, "base_depth is 2.5; give a whole number"),
         ({"window": 2.5}, "window is 2.5; give a whole number"),
-        ({"max_nodes": 10.5}, "max_nodes is 10.5; give a whole number"),
+        ({"max_nodes": 10.5}, "max_nodes is 10.5; the budget counts node 0, so give a whole number"),
         ({"depth_gain": math.nan}, "both are finite"),
         ({"confidence_gain": math.inf}, "both are finite"),
     ],

@@ -6,15 +6,16 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from pandas import DataFrame
 
 from dynatree_lib import SampledTree, Sampling, TargetWalk, TokenLevel, ToyModel, Traversal, autoregressive, generate
 from dynatree_lib.cli import main as cli
 from dynatree_lib.measure import audit
-from dynatree_lib.measure.audit import CONTROLS, LIMIT, PAIRS, SAMPLINGS, SEEN, TREES, Audit, Control, read_audit
+from dynatree_lib.measure.audit import CASE, CONTROLS, LIMIT, PAIRS, SAMPLINGS, SEEN, TABLES, TREES, Audit, read_audit
 from dynatree_lib.measure.exact import bias, distance, outcomes, proposals, text_distribution
 from dynatree_lib.measure.unsound import (
     UNSOUND,
-    BaseLawRecorded,
+    BaseDistributionRecorded,
     DuplicatesDropped,
     LosersCut,
     Reranked,
@@ -38,8 +39,17 @@ def always(*distribution):
     return ToyModel(lambda context: distribution, len(distribution))
 
 
+def audit_of(*cases):
+    """An audit of these cases alone."""
+    tables = {name: [] for name in TABLES}
+    for case in cases:
+        for name, rows in audit.check_case(case).items():
+            tables[name] += rows
+    return Audit.of({}, {}, tables)
+
+
 def first_token(target, drafter, rule, length=1):
-    """Exact law of what is emitted first, in order of the texts, and the bias."""
+    """Exact distribution of what is emitted first, in order of the texts, and the bias."""
     deviation, found = bias(target, drafter, rule, [0], T1)
     distribution = found.completed(target, [0], length, T1)
     return [distribution[text] for text in sorted(distribution) if distribution[text] > 1e-15], deviation
@@ -49,18 +59,14 @@ def first_token(target, drafter, rule, length=1):
 @pytest.mark.parametrize("part", range(8))
 def test_a_slice_of_the_audit_is_lossless(part):
     """Ten cases each, of a seed that is not the record's: some 250 instances in all."""
-    checks, identities = [], []
-    for case in islice(audit.cases(seed=7), 10 * part, 10 * (part + 1)):
-        more, equal, controls = audit.check_case(case)
-        checks, identities = checks + more, identities + equal
-        assert not controls
-    found = Audit({}, {}, checks, identities, [])
-    assert len(checks) >= 30
+    found = audit_of(*islice(audit.cases(seed=7), 10 * part, 10 * (part + 1)))
+    assert found.controls.empty
+    assert len(found.checks) >= 30
     assert found.failures() == []
-    assert max(one.deviation for one in checks) < LIMIT
+    assert found.checks["deviation"].max() < LIMIT
 
 
-def test_a_round_of_cases_covers_every_kind_and_three_rounds_every_vocabulary():
+def test_a_turn_of_cases_covers_every_kind_and_three_turns_every_vocabulary():
     one, all_three = list(islice(audit.cases(), 234)), list(islice(audit.cases(), 702))
     assert len({(case.pair, case.tree, case.sampling) for case in one}) == 234 == len(PAIRS) * len(TREES) * 3
     assert {case.vocabulary for case in all_three if case.tree == "adaptive"} == {2, 3, 4}
@@ -111,18 +117,15 @@ def test_traversal_may_keep_fewer_tokens_on_a_tree_and_stays_lossless():
 # ------------------------------------------------------------------------------------------------------------- controls
 @pytest.mark.parametrize("name", CONTROLS)
 def test_every_control_is_seen_and_served_by_the_target_walk(name):
-    checks, controls = [], []
-    for case in audit.control_cases(seed=3):
-        if case.tree == name and case.seed - 300_000 in (0, 1, 4, 7):
-            sound, _, biased = audit.check_case(case)
-            checks, controls = checks + sound, controls + biased
-    rows = Audit({}, {}, checks, [], controls).control_summary()
+    chosen = (case for case in audit.control_cases(seed=3) if case.tree == name)
+    found = audit_of(*(case for case in chosen if case.seed - 300_000 in (0, 1, 4, 7)))
+    rows = found.control_summary()
     chain, shared = name.endswith("chain"), name == SharedNoise.name
     expected = {"traversal"} if shared else {"token-level", "traversal", "block"} if chain else RULES - {"block"}
     assert {row["rule"] for row in rows} == expected - {"target-walk"}
     assert all(row["biased"] and row["bias"] > SEEN for row in rows)
-    assert {one.rule for one in checks} == ({"target-walk", "token-level"} if shared else {"target-walk"})
-    assert max(one.deviation for one in checks) < LIMIT
+    assert set(found.checks["rule"]) == ({"target-walk", "token-level"} if shared else {"target-walk"})
+    assert found.checks["deviation"].max() < LIMIT
 
 
 @pytest.mark.parametrize("rule", [TokenLevel(unsafe=True), Traversal(unsafe=True)], ids=lambda rule: rule.name)
@@ -131,7 +134,7 @@ def test_every_control_is_seen_and_served_by_the_target_walk(name):
     [
         ((0.3, 0.7), (0.6, 0.4), TopAsDrawn, {"branching": 1}, [0.5, 0.5]),
         ((0.5, 0.5), (0.8, 0.2), SortedSiblings, {}, [0.625, 0.375]),
-        ((0.2, 0.5, 0.3), (0.6, 0.2, 0.2), BaseLawRecorded, {}, [0.2, 0.4, 0.4]),
+        ((0.2, 0.5, 0.3), (0.6, 0.2, 0.2), BaseDistributionRecorded, {}, [0.2, 0.4, 0.4]),
         ((0.2, 0.5, 0.3), (0.6, 0.2, 0.2), DuplicatesDropped, {}, [0.2, 0.46, 0.34]),
         ((0.5, 0.5), (0.8, 0.2), UnlikelyRemoved, {"branching": 1, "threshold": 0.3}, [0.6, 0.4]),
     ],
@@ -156,8 +159,8 @@ def test_hand_example_of_shared_noise():
         assert first_token(target, drafter, rule, 2)[0] == pytest.approx([1 / 4, 3 / 8, 3 / 8])
 
 
-def test_shared_noise_is_shared_and_keeps_each_nodes_law():
-    """Branches with one law draw the same token; every node's own tokens follow its own law."""
+def test_shared_noise_is_shared_and_keeps_each_nodes_distribution():
+    """Branches with one distribution draw the same token; every node's own tokens follow its own distribution."""
     draft = ToyModel(lambda context: (0.5, 0.3, 0.2) if context[-1] else (0.1, 0.3, 0.6), 3)
     distribution, pairs = {}, 0
     for proposal, probability in proposals(SharedNoise(draft, shape=(0, 0, 1, 2)), [0], T1):
@@ -166,7 +169,7 @@ def test_shared_noise_is_shared_and_keeps_each_nodes_law():
             assert drawn[0] == drawn[1]
             pairs += 1
         if first == 0:
-            distribution[drawn[0]] = distribution.get(drawn[0], 0) + probability / 0.1  # of node 0's law after token 0
+            distribution[drawn[0]] = distribution.get(drawn[0], 0) + probability / 0.1  # of node 0's own after token 0
     assert pairs
     assert [distribution[token] for token in range(3)] == pytest.approx([0.1, 0.3, 0.6])
     with pytest.raises(ValueError, match="draw is 'iid'; .* choose 'distinct'"):
@@ -219,7 +222,7 @@ class TestUnsoundDrafter:
         assert out.tokens == plain
 
     def test_reads_the_text_it_is_in(self, kind):
-        """After rounds of a tree whose nodes were moved or removed, the draft has read the text and nothing else."""
+        """After iterations whose nodes were moved or removed, the draft has read the text and nothing else."""
         out = generate(TARGET, [0, 1], kind(DRAFT, depth=3, branching=(2, 2, 1)), sampling=T1, max_new_tokens=40)
         state = out.state.drafting
         session = state.session
@@ -258,8 +261,8 @@ def record():
 class TestReference:
     def test_is_large_and_lossless(self, record):
         assert len(record.checks) >= 2000
-        assert max(one.deviation for one in record.checks) < 1e-12
-        assert max(one.deviation for one in record.identities) < 1e-12
+        assert record.checks["deviation"].max() < 1e-12
+        assert record.identities["deviation"].max() < 1e-12
         assert record.failures() == []
 
     def test_covers_every_rule_tree_pair_sampling_and_vocabulary(self, record):
@@ -267,11 +270,11 @@ class TestReference:
         trees = {(rule, tree) for rule in ("target-walk", "token-level", "traversal") for tree in TREES}
         assert {rule for rule, _ in found} == RULES
         assert trees | {("block", "chain of 3"), ("block", "top chain")} <= found
-        assert {(one.pair, one.tree, one.sampling) for one in record.checks} >= {
+        assert {*record.checks[["pair", "tree", "sampling"]].itertuples(index=False, name=None)} >= {
             (pair, tree, sampling) for pair in PAIRS for tree in TREES for sampling in SAMPLINGS
         }
-        assert {one.vocabulary for one in record.checks} == {2, 3, 4}
-        assert len({one.identity for one in record.identities}) == 3
+        assert set(record.checks["vocabulary"]) == {2, 3, 4}
+        assert record.identities["identity"].nunique() == 3
 
     def test_every_control_was_seen(self, record):
         rows = record.control_summary()
@@ -286,10 +289,10 @@ class TestReference:
         assert sum(row["more"] for row in rows.values()) > 100
 
     def test_a_chain_drawn_from_the_target_itself_is_kept_whole(self, record):
-        rules = ("token-level", "block", "traversal")
-        mine = [one for one in record.checks if (one.pair, one.tree) == ("p = q", "chain of 3") and one.rule in rules]
-        assert len(mine) >= 9
-        assert {one.tokens for one in mine} == {4}
+        chains = record.checks.query("pair == 'p = q' and tree == 'chain of 3' and rule != 'target-walk'")
+        assert set(chains["rule"]) == {"token-level", "block", "traversal"}
+        assert len(chains) >= 9
+        assert set(chains["tokens"]) == {4}
 
     def test_its_summaries_are_those_of_its_rows(self, record):
         body = json.loads(REFERENCE.read_text())
@@ -301,11 +304,11 @@ class TestReference:
 
     def test_its_rows_can_be_had_again(self, record):
         """A few rows of every rule, enumerated now; rounding may differ on another machine."""
-        for one in record.checks[:: len(record.checks) // 12]:
-            again = audit.check_case(audit._case(one))[0]
-            (same,) = [row for row in again if row.rule == one.rule]
-            assert same.tokens == pytest.approx(one.tokens, abs=1e-9)
-            assert same.deviation < LIMIT
+        for row in record.checks[:: len(record.checks) // 12].to_dict("records"):
+            again = audit_of(audit.Case(**{name: row[name] for name in CASE})).checks
+            (same,) = again[again["rule"] == row["rule"]].to_dict("records")
+            assert same["tokens"] == pytest.approx(row["tokens"], abs=1e-9)
+            assert same["deviation"] < LIMIT
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
@@ -330,13 +333,13 @@ def test_the_command_writes_a_record_that_can_be_read(short, tmp_path, capsys):
 
 
 class WrongBonus(TokenLevel):
-    """A planted mistake: the bonus token is drawn from the target's law also where a child was rejected."""
+    """A planted mistake: the bonus token is drawn from the target's distribution also where a child was rejected."""
 
     name = "wrong-bonus"
 
-    def sample(self, tree, rows, distributions, random):
-        path = super().sample(tree, rows, distributions, random).path
-        return Verdict(path, random.draw(rows.distribution(path[-1] if path else 0)))
+    def sample(self, tree, scores, distributions, random):
+        path = super().sample(tree, scores, distributions, random).path
+        return Verdict(path, random.draw(scores.distribution(path[-1] if path else 0)))
 
 
 def test_a_biased_rule_makes_the_command_fail(tmp_path, capsys, monkeypatch):
@@ -345,7 +348,7 @@ def test_a_biased_rule_makes_the_command_fail(tmp_path, capsys, monkeypatch):
     path = tmp_path / "audit.json"
     assert cli.main(["audit", "--instances", "60", "--out", str(path)]) == 1
     text = capsys.readouterr().out
-    assert "wrong-bonus misses the target's law by" in text
+    assert "wrong-bonus misses the target's distribution by" in text
     assert "are lossless" not in text
     assert read_audit(path).failures()
     assert not any(" traversal misses" in sentence for sentence in read_audit(path).failures())
@@ -369,29 +372,26 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(tmp_path, caps
 # ------------------------------------------------------------------------------------------------------------- failures
 def found(**changes):
     """An audit of one case, to be changed."""
-    case = audit.Case("generic", 3, 5, "chain of 3", "T=1")
-    checks, identities, _ = audit.check_case(case)
-    controls = [Control("generic", 3, 5, "reranked", "T=1", "traversal", 0.1)]
-    return replace(Audit({}, {}, checks, identities, controls), **changes)
+    whole = audit_of(audit.Case("generic", 3, 5, "chain of 3", "T=1"))
+    controls = DataFrame([("generic", 3, 5, "reranked", "T=1", "traversal", 0.1)], columns=TABLES["controls"])
+    return replace(whole, **{"controls": controls, **changes})
 
 
 def test_failures_name_the_instance():
     assert found().failures() == []
-    biased = replace(found().checks[0], deviation=1e-9)
-    (sentence,) = found(checks=[biased]).failures()
+    (sentence,) = found(checks=found().checks[:1].assign(deviation=1e-9)).failures()
     assert sentence == (
-        "On 'generic', V=3, seed 5, T=1, tree 'chain of 3', target-walk misses the target's law by 1.00e-09; the limit "
-        "is 1e-12."
+        "On 'generic', V=3, seed 5, T=1, tree 'chain of 3', target-walk misses the target's distribution by 1.00e-09; "
+        "the limit is 1e-12."
     )
-    (sentence,) = found(identities=[replace(found().identities[0], deviation=float("nan"))]).failures()
+    (sentence,) = found(identities=found().identities[:1].assign(deviation=float("nan"))).failures()
     assert "'chain: block is traversal' does not hold by nan" in sentence
 
 
 def test_a_control_that_is_not_seen_is_a_failure_and_one_that_is_refused_is_not():
-    never = replace(found().controls[0], bias=1e-9)
-    (sentence,) = found(controls=[never]).failures()
+    (sentence,) = found(controls=found().controls.assign(bias=1e-9)).failures()
     assert sentence == "Control 'reranked' was never seen biased under traversal in 1 instances."
-    refused = found(controls=[replace(never, bias=None)])
+    refused = found(controls=found().controls.assign(bias=float("nan")))
     assert refused.failures() == []
     assert refused.control_summary()[0] == {
         "control": "reranked", "rule": "traversal", "instances": 1, "biased": 0, "refused": 1, "bias": None,
@@ -399,24 +399,28 @@ def test_a_control_that_is_not_seen_is_a_failure_and_one_that_is_refused_is_not(
 
 
 def test_traversal_behind_token_level_on_a_chain_is_a_failure():
-    checks = [replace(one, tokens=1.0) if one.rule == "traversal" else one for one in found().checks]
-    (sentence,) = found(checks=checks).failures()
-    assert sentence == "On 'chain of 3' Traversal keeps fewer tokens than TokenLevel in 1 instances."
+    checks = found().checks
+    (sentence,) = found(
+        checks=checks.assign(tokens=checks["tokens"].where(checks["rule"] != "traversal", 1.0))
+    ).failures()
+    assert sentence == "On 'chain of 3' Traversal emits fewer tokens than TokenLevel in 1 instances."
 
 
 def test_a_token_without_mass_counts_as_refused(monkeypatch):
-    """A deterministic choice recorded as drawn from a law that cannot give it."""
+    """A deterministic choice recorded as drawn from a distribution that cannot give it."""
 
     class Elsewhere(TopAsDrawn):
-        def propose(self, state, room, sampling):
-            out = super().propose(state, room, sampling)
+        def propose(self, state, max_depth, sampling):
+            out = super().propose(state, max_depth, sampling)
             out.distributions.record(0, out.distributions.distribution(0).new_zeros(3))
             return out
 
     monkeypatch.setitem(CONTROLS, "elsewhere", lambda draft: Elsewhere(draft, depth=1))
-    checks, _, controls = audit.check_case(audit.Case("generic", 3, 0, "elsewhere", "T=1"))
-    assert [one.rule for one in checks] == ["target-walk"]
-    assert [one.bias for one in controls] == [None, None]
+    both = audit_of(audit.Case("generic", 3, 0, "elsewhere", "T=1"))
+    assert list(both.checks["rule"]) == ["target-walk"]
+    assert len(both.controls) == 2
+    assert both.controls["bias"].isna().all()
+    assert both.control_summary()[0]["bias"] is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 0}', '{"format": 1}'])

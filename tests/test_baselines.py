@@ -42,7 +42,7 @@ def test_every_method_writes_the_targets_greedy_text(pair, name, length):
     assert done.tokens == hf_greedy(pair.target, ids, 24)
     assert done.finish_reason == "length"
     assert 1 <= done.forwards <= 24
-    assert done.cache_rows >= length + 24 - 2
+    assert done.kv_entries >= length + 24 - 2
     if done.iterations is not None:
         assert sum(one.committed for one in done.iterations) == 24
 
@@ -106,9 +106,9 @@ def test_prompts_with_the_padding_id_are_read_whole(pair):
 def test_streaming_counts_what_it_evicts(pair):
     done = go(pair, "streaming-llm:cache=32,length=3", prompt(20), budget=60)
     assert done.counters["evictions"] > 3
-    assert done.counters["evicted_rows"] >= 20 + 60 - 1 - 32
-    assert done.cache_rows <= 32 + 4
+    assert done.counters["evicted_entries"] >= 20 + 60 - 1 - 32
+    assert done.kv_entries <= 32 + 4
     wide = go(pair, "streaming-llm:cache=100", prompt(20), budget=60)
-    assert (wide.counters["evictions"], wide.counters["evicted_rows"]) == (0, 0)
+    assert (wide.counters["evictions"], wide.counters["evicted_entries"]) == (0, 0)
     bounded = go(pair, "streaming-llm:cache=32,draft=streaming", prompt(20), budget=60)
     assert len(bounded.tokens) == 60

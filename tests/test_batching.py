@@ -10,11 +10,12 @@ import torch
 from models import noisy_copy, prompt, random_model, raw_model
 
 from dynatree_lib import FixedTree, Lookahead, NoDraft, SampledTree, Sampling, TokenTree, ToyModel, generate
+from dynatree_lib.decoding import Interrupted
 from dynatree_lib.drafters import DRAFTERS, Chain
 from dynatree_lib.experiments.speed import throughput as measuring
 from dynatree_lib.experiments.speed.throughput import throughput
 from dynatree_lib.fast import batched
-from dynatree_lib.fast.batched import BatchedModel, Envelope, LaneCache, cheapest_groups
+from dynatree_lib.fast.batched import BatchedModel, Envelope, SlotCache, cheapest_groups
 from dynatree_lib.fast.batching import generate_batch
 from dynatree_lib.masks import ancestor_matrix
 from dynatree_lib.measure.prompts import BenchPrompt
@@ -153,10 +154,10 @@ def test_every_engine_gives_the_rows_that_transformers_gives(dtype, share):
 
 
 # ---------------------------------------------------------------------------------------------------------- forwards
-def test_forwards_are_shared_and_a_free_lane_is_taken(pair, monkeypatch):
+def test_forwards_are_shared_and_a_free_slot_is_taken(pair, monkeypatch):
     target, draft = pair
     seen, made, slots = [], [], set()
-    monkeypatch.setattr(batched, "LaneCache", lambda layers: made.append(LaneCache(layers)) or made[-1])
+    monkeypatch.setattr(batched, "SlotCache", lambda layers: made.append(SlotCache(layers)) or made[-1])
 
     def on_forward(one):
         seen.append(one)
@@ -166,8 +167,8 @@ def test_forwards_are_shared_and_a_free_lane_is_taken(pair, monkeypatch):
     generate_batch(target, PROMPTS * 2, FixedTree(draft), max_batch=4, **options)
     assert {one.role for one in seen} == {"target", "draft"}
     assert max(one.slots for one in seen) == 4
-    assert all(one.rows <= one.computed for one in seen)
-    assert slots == {4}  # ten texts in four lanes
+    assert all(one.tokens <= one.computed for one in seen)
+    assert slots == {4}  # ten texts in four slots
     seen.clear()
     generate_batch(target, [prompt(9, seed=seed)[0] for seed in range(6)], FixedTree(draft), **options)
     drafts = [one.slots for one in seen if one.role == "draft"]
@@ -175,7 +176,7 @@ def test_forwards_are_shared_and_a_free_lane_is_taken(pair, monkeypatch):
     assert [one.slots for one in seen if one.role == "target"][:2] == [6, 6]
     seen.clear()
     generate_batch(target, [PROMPTS[1]] * 6, NoDraft(), **options)
-    assert [(one.slots, one.rows, one.computed) for one in seen[1:]] == [(6, 6, 6)] * 11
+    assert [(one.slots, one.tokens, one.computed) for one in seen[1:]] == [(6, 6, 6)] * 11
 
 
 def _request(model, length, session=None):
@@ -196,7 +197,7 @@ def _request(model, length, session=None):
 
 
 def test_rows_beside_each_other_score_as_they_do_alone(pair):
-    """Prompts, grown trees, commits, a closed lane: the logits of every step against sessions of their own."""
+    """Prompts, grown trees, commits, a closed slot: the logits of every step against sessions of their own."""
     target, _ = pair
     model = BatchedModel(target)
     random = np.random.default_rng(0)
@@ -242,23 +243,23 @@ def test_padding_touches_nothing_that_is_in_use(pair):
     requests = [_request(model, length) for length in (30, 5, 60)]
     model.serve(requests)
     before = model.cache.states.clone()
-    used = [one.session.rows for one in requests]
+    used = [one.session.entries for one in requests]
     sizes = []
     model.on_forward = sizes.append
     again = _request(model, 0, requests[0].session), _request(model, 0, requests[2].session)
     model.serve(again)
-    assert (sizes[0].slots, sizes[0].computed) == (2, 15)  # the lane between them came along
+    assert (sizes[0].slots, sizes[0].computed) == (2, 15)  # the slot between them came along
     for slot, rows in enumerate(used):
         assert torch.equal(model.cache.states[:, :, slot, :, :rows], before[:, :, slot, :, :rows])
     assert torch.isfinite(model.cache.states).all()
-    assert [one.session.rows for one in requests] == [used[0] + 5, used[1], used[2] + 5]
+    assert [one.session.entries for one in requests] == [used[0] + 5, used[1], used[2] + 5]
 
 
 def test_the_mask_is_its_definition(pair):
     """Row by row, column by column: what a row of the envelope sees."""
     model = BatchedModel(pair[0])
     slots = [_request(model, 12), None, _request(model, 3)]
-    slots[0].session.rows = 0
+    slots[0].session.entries = 0
     length = max(len(one.tokens) for one in slots if one)
     envelope = Envelope.of(slots, [0, 9, 0], length)
     mask = envelope.mask(torch.float64, torch.device("cpu"))
@@ -274,7 +275,7 @@ def test_the_mask_is_its_definition(pair):
             tail = request.tail[row - padding]
             sees = column < base or (column - base < len(tail) and tail[column - base])
         assert mask[slot, 0, row, column] == (0 if sees else barred)
-    own = [sorted(slots.tolist()) for slots in envelope.rows[2]]
+    own = [sorted(slots.tolist()) for slots in envelope.inputs[2]]
     assert own == [list(range(start, start + length)) for start in (0, 9, 0)]
 
 
@@ -334,7 +335,8 @@ def test_an_error_in_a_shared_forward_is_raised_once_all_have_stopped():
 
 @pytest.mark.parametrize("how", ["signal", "raised"])
 @pytest.mark.parametrize("handler", ["python", "own"])
-def test_ctrl_c_ends_all_with_what_they_have(pair, monkeypatch, how, handler):
+@pytest.mark.parametrize("interrupt", ["raise", "return"])
+def test_ctrl_c_ends_all_with_what_they_have(pair, interrupt, how, handler):
     target, draft = pair
     whole = alone(target, FixedTree(draft), seeds=[0] * 5, max_new_tokens=40)
 
@@ -354,8 +356,15 @@ def test_ctrl_c_ends_all_with_what_they_have(pair, monkeypatch, how, handler):
                 raise KeyboardInterrupt
 
     threads = threading.active_count()
+    options = {"max_new_tokens": 40, "max_batch": 3, "on_tokens": on_tokens}
     try:
-        found = generate_batch(target, PROMPTS, FixedTree(draft), max_new_tokens=40, max_batch=3, on_tokens=on_tokens)
+        if interrupt == "return":
+            found = generate_batch(target, PROMPTS, FixedTree(draft), interrupt="return", **options)
+        else:
+            with pytest.raises(Interrupted, match="attribute `generations`") as caught:
+                generate_batch(target, PROMPTS, FixedTree(draft), **options)
+            found = caught.value.generations
+            assert caught.value.generation is found[0]
         assert signal.getsignal(signal.SIGINT) is own
     finally:
         signal.signal(signal.SIGINT, before)
@@ -367,7 +376,7 @@ def test_ctrl_c_ends_all_with_what_they_have(pair, monkeypatch, how, handler):
 
 def test_caches_are_freed_at_once(pair, monkeypatch):
     made = []
-    monkeypatch.setattr(batched, "LaneCache", lambda layers: made.append(LaneCache(layers)) or made[-1])
+    monkeypatch.setattr(batched, "SlotCache", lambda layers: made.append(SlotCache(layers)) or made[-1])
     generate_batch(pair[0], PROMPTS[:2], FixedTree(pair[1]), max_new_tokens=3)
     assert [one.states for one in made] == [None, None]
 

@@ -1,7 +1,7 @@
 import pytest
 from models import noisy_copy, random_model
 
-from dynatree_lib.experiments.dynatree.as_published import corrections
+from dynatree_lib.experiments.dynatree.as_published import corrections, switched
 from dynatree_lib.measure import grids
 from dynatree_lib.measure.prompts import BenchPrompt
 from dynatree_lib.measure.protocol import read_results, run_benchmark
@@ -52,7 +52,7 @@ def test_a_shape_survives_the_way_from_a_record_back_to_options(tmp_path):
 
 
 def test_corrections_run_under_the_protocol_and_say_which_are_lossless():
-    steps = grids.switched(corrections(), depth=2, branching=2, tau=0.01, max_nodes=16)
+    steps = switched(corrections(), depth=2, branching=2, tau=0.01, max_nodes=16)
     rows = grids.rows(run_benchmark(PAIR, ["hf-generate", *steps], PROMPTS, max_new_tokens=24))
     found = {row["method"]: row for row in rows}
     assert [one.method.lossless for one in steps] == [False, True, True, True, True, True]

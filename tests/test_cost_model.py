@@ -1,4 +1,4 @@
-"""The cost model: costs under a clock that knows them, counts against rounds, forecasts by hand."""
+"""The cost model: costs under a clock that knows them, counts against iterations, forecasts by hand."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BY_HAND = MeasuredCosts(0.5, (1.0, 2.0, 3.0), (0.5, 0.6), overhead=0.1, reading=
 
 # -------------------------------------------------------------------------------------------------- measuring costs
 class Clocked(LanguageModel):
-    """A model whose forwards move a clock on: by a function of their rows, and a price for each queued token."""
+    """A model whose forwards move a clock on: by the nodes they score, and a cost for each queued token."""
 
     def __init__(self, model, time, cost, queued=0.0):
         self.model, self.time, self.cost, self.queued = model, time, cost, queued
@@ -71,13 +71,13 @@ def measured(verify, draft, queued=(0.0, 0.0), pair=TOYS, **options):
 
 
 def test_the_measured_costs_are_those_of_the_clock():
-    costs = measured(lambda rows: 3.0 + rows, lambda rows: 0.4 + 0.1 * rows)
+    costs = measured(lambda nodes: 3.0 + nodes, lambda nodes: 0.4 + 0.1 * nodes)
     assert costs.step_seconds == pytest.approx(4.0)
     assert costs.verify_points == pytest.approx([(3 + 2**k) / 4 for k in range(7)])
     assert costs.draft_points == pytest.approx([(0.4 + 0.1 * 2**k) / 4 for k in range(5)], abs=1e-4)
     assert costs.overhead == pytest.approx(0, abs=1e-9)
     assert costs.reading == pytest.approx((0, 0), abs=1e-9)
-    for name, factor in costs.factors.items():  # rows and levels are all that this clock sees
+    for name, factor in costs.factors.items():  # nodes and levels are all that this clock sees
         assert factor == pytest.approx(1, abs=2e-3), name
     assert set(costs.factors) == {
         "chain",
@@ -94,8 +94,8 @@ def test_the_measured_costs_are_those_of_the_clock():
     }
 
 
-def test_a_step_in_the_cost_stays_in_the_forecast_and_is_no_price_of_cost_aware_drafting():
-    costs = measured(lambda rows: 1.0 if rows == 1 else 1.5 + rows / 100, lambda rows: 0.1, max_rows=16)
+def test_a_step_in_the_cost_stays_in_the_forecast_and_is_no_marginal_cost_of_cost_aware_drafting():
+    costs = measured(lambda nodes: 1.0 if nodes == 1 else 1.5 + nodes / 100, lambda nodes: 0.1, max_rows=16)
     assert costs.verify_points == pytest.approx([1, 1.52, 1.54, 1.58, 1.66])
     assert float(read(costs.verify_points, 2)) == pytest.approx(1.52)
     assert (costs.verify.step, costs.verify.marginal_cost(1)) == pytest.approx((0.51, 0.01))
@@ -103,14 +103,14 @@ def test_a_step_in_the_cost_stays_in_the_forecast_and_is_no_price_of_cost_aware_
     assert costs.options() == {**marginal_costs, "overhead": pytest.approx(costs.overhead, abs=1e-4)}
 
 
-def test_reading_the_prompt_has_its_own_price():
-    costs = measured(lambda rows: 2.0, lambda rows: 0.5, queued=(0.1, 0.02))
+def test_reading_the_prompt_has_its_own_cost():
+    costs = measured(lambda nodes: 2.0, lambda nodes: 0.5, queued=(0.1, 0.02))
     per_token = 3 / 4 / 2  # of the four tokens the last is node 0; in steps of 2 seconds
     assert costs.reading == pytest.approx((0.1 * per_token, 0.02 * per_token), rel=0.05)
 
 
 def test_noise_cannot_make_a_larger_forward_cheaper():
-    costs = measured(lambda rows: 5.0 if rows == 4 else 1.0, lambda rows: 0.2)
+    costs = measured(lambda nodes: 5.0 if nodes == 4 else 1.0, lambda nodes: 0.2)
     assert list(costs.verify_points) == sorted(costs.verify_points)
     assert costs.verify_points[2] == pytest.approx(1.0)
 
@@ -120,30 +120,32 @@ def test_disturbed_iterations_do_not_count():
     assert undisturbed(np.array([2.0])) == 2.0
 
 
-def test_a_probe_proposes_rows_of_one_tree():
-    for rows in (2, 3, 8, 64):
-        tree = RowsProbe(rows, 100).propose(7, 1).tree
-        assert (len(tree), tree.tokens[0]) == (rows, 7)
-        assert tree.depth == min(8, max(1, rows // 2))
-        assert len(set(tree.tokens[1:].tolist())) == rows - 1
+def test_a_probe_proposes_nodes_of_one_tree():
+    for nodes in (2, 3, 8, 64):
+        tree = RowsProbe(nodes, 100).propose(7, 1).tree
+        assert (len(tree), tree.tokens[0]) == (nodes, 7)
+        assert tree.depth == min(8, max(1, nodes // 2))
+        assert len(set(tree.tokens[1:].tolist())) == nodes - 1
 
 
 def test_costs_are_kept_and_taken_up_again(tmp_path):
     file, said = tmp_path / "costs.json", []
-    first = measured(lambda rows: rows, lambda rows: 0.1, records=file, max_rows=8)
-    again = measured(lambda rows: 9.0, lambda rows: 0.9, records=file, max_rows=8, progress=said.append)
+    first = measured(lambda nodes: nodes, lambda nodes: 0.1, records=file, max_rows=8)
+    again = measured(lambda nodes: 9.0, lambda nodes: 0.9, records=file, max_rows=8, progress=said.append)
     assert again == first
     assert said == ["Costs from costs.json"]
     assert MeasuredCosts.from_json(json.loads(file.read_text())) == first
     probe = first.measured["probes"][3]
     assert (probe["probe"], probe["rows"], probe["seconds"][1]) == ("rows-probe", 8, pytest.approx(8.0))
-    other = measured(lambda rows: 2.0, lambda rows: 0.1, records=file, max_rows=4, progress=said.append)
+    other = measured(lambda nodes: 2.0, lambda nodes: 0.1, records=file, max_rows=4, progress=said.append)
     assert other.verify_points == pytest.approx([1, 1, 1])
     assert "of another pair, machine or setup" in said[1]
     for broken in ("broken", "[]", json.dumps({**first.to_json(), "format": 0})):
         file.write_text(broken)
-        assert measured(lambda rows: 2.0, lambda rows: 0.1, records=file, max_rows=4) == other
-    assert measured(lambda rows: 4.0, lambda rows: 0.1, records=file, max_rows=4, existing="replace").step_seconds == 4
+        assert measured(lambda nodes: 2.0, lambda nodes: 0.1, records=file, max_rows=4) == other
+    assert (
+        measured(lambda nodes: 4.0, lambda nodes: 0.1, records=file, max_rows=4, existing="replace").step_seconds == 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +183,7 @@ def test_costs_of_a_real_pair_have_their_setup():
 METHODS = ["ar", "chain:length=3", "fixed-tree:depth=3,branching=2,tau=none", "chain:length=2,commit=rebuild"]
 
 
-def test_counts_are_those_of_the_rounds():
+def test_counts_are_those_of_the_iterations():
     found = count(TOYS, METHODS, TEXTS, 30)
     drafters = [
         NoDraft(),
@@ -198,7 +200,7 @@ def test_counts_are_those_of_the_rounds():
         assert sorted(counts.nodes) == sorted([*(len(one.tree) - 1 for one in iterations), *again])
         assert counts.draft_forwards == sum(one.tree.depth for one in iterations)
         inner = [sum(len(one.tree.children(node)) > 0 for node in range(len(one.tree))) for one in iterations]
-        assert counts.draft_rows == sum(inner)
+        assert counts.draft_nodes == sum(inner)
         assert counts.method == label.partition(":")[0]
 
 
@@ -229,7 +231,7 @@ def test_counts_of_records_are_the_same(results):
         counts_of([run for run in records.runs.values() if run.method == "own loop"])
 
 
-def test_predictions_stand_beside_measurements(results):
+def test_predictions_stand_next_to_measurements(results):
     _, _, found = results
     rows = {row["method"]: row for row in prediction_rows(found, BY_HAND)}
     assert list(rows) == METHODS
@@ -248,8 +250,8 @@ def test_methods_with_a_loop_of_their_own_cannot_be_counted():
 
 # ----------------------------------------------------------------------------------------------------------- forecasts
 def test_a_forecast_by_hand():
-    counts = Counts(tokens=10, iterations=2, nodes=(3, 1), draft_forwards=4, draft_rows=6)
-    # 4 and 2 rows: 3 + 2; two first levels of 1 node and two of (6 - 2) / 2 = 2 nodes: 2 x 0.5 + 2 x 0.6; 2 x 0.1
+    counts = Counts(tokens=10, iterations=2, nodes=(3, 1), draft_forwards=4, draft_nodes=6)
+    # 4 and 2 nodes: 3 + 2; two first levels of 1 node and two of (6 - 2) / 2 = 2 nodes: 2 x 0.5 + 2 x 0.6; 2 x 0.1
     assert BY_HAND.steps(counts) == pytest.approx(5 + 1 + 1.2 + 0.2)
     assert BY_HAND.speed(counts) == pytest.approx(10 / 7.4)
     assert BY_HAND.steps(replace(counts, method="chain")) == pytest.approx(1.5 * 7.4)
@@ -273,11 +275,11 @@ def test_counts_add_up():
 
 # ---------------------------------------------------------------------------------------------------------- acceptance
 def decided(paths, tokens, accepted, bonus):
-    """A round whose tree merges `paths` and keeps the nodes of `accepted`."""
+    """An iteration whose tree merges `paths` and whose verdict is `accepted` and `bonus`."""
     return Iteration(TokenTree.from_paths(9, paths), Verdict(tuple(accepted), bonus))
 
 
-def test_rates_of_rounds_by_hand(monkeypatch):
+def test_rates_of_iterations_by_hand(monkeypatch):
     monkeypatch.setattr("dynatree_lib.measure.ranks.FEW", 1)
     paths = [(1, 4), (1, 5), (2,)]  # nodes: 1 -> token 1, 2 -> 4, 3 -> 5, 4 -> token 2
     iterations = [
@@ -344,7 +346,7 @@ def test_the_best_chain_and_shape_follow_from_curve_and_rates():
     assert best_shape(free_rows, acceptance, [(1, 1), (3, 3), (3, 1)])[0] == (3, 3)
     dear_rows = MeasuredCosts(1.0, (1.0, 1.5, 2.5), (0.2, 0.2))
     assert best_shape(dear_rows, acceptance, [(1, 1), (3, 3), (3, 1)])[0] == (1, 1)
-    # 1 + 0.9 + 0.9 x 0.8 tokens; levels of 1 and 2 nodes, 5 rows to verify
+    # 1 + 0.9 + 0.9 x 0.8 tokens; levels of 1 and 2 nodes, 5 nodes to verify
     assert shape_speed(BY_HAND, acceptance, (2, 1)) == pytest.approx((1 + 0.9 + 0.72) / (3.5 + 0.5 + 0.6 + 0.1))
 
 

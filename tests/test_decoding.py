@@ -75,33 +75,35 @@ def test_streaming_delivers_every_token_in_order():
     assert [len(chunk) for chunk in chunks] == [one.committed for one in out.iterations]
 
 
-def test_interrupt_in_the_callback_keeps_the_text():
-    def stop_after(chunk, seen=[]):  # noqa: B006
-        seen.append(chunk)
-        if len(seen) == 3:
-            raise KeyboardInterrupt
+def interrupting(call, count):
+    """`call`, until the count-th call, which Ctrl-C interrupts."""
+    calls = []
 
-    out = generate(TARGET, [1, 2], TREE, max_new_tokens=60, on_tokens=stop_after)
+    def interrupted(*args, **options):
+        calls.append(1)
+        if len(calls) == count:
+            raise KeyboardInterrupt
+        return call(*args, **options)
+
+    return interrupted
+
+
+def test_interrupt_in_the_callback_raises_with_the_text_so_far():
+    with pytest.raises(KeyboardInterrupt) as caught:
+        generate(TARGET, [1, 2], TREE, max_new_tokens=60, on_tokens=interrupting(list, 3))
+    out = caught.value.generation
     assert out.finish_reason == "interrupted"
     assert 3 <= len(out.tokens) < 60
     assert out.tokens == PLAIN[: len(out.tokens)]
     assert out.state is None
 
 
-def test_interrupt_inside_a_forward_keeps_the_text(monkeypatch):
-    from dynatree_lib.decoding import ScoreRequest
-
-    run, calls = ScoreRequest.run, []
-
-    def interrupted(self):
-        calls.append(1)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return run(self)
-
-    monkeypatch.setattr(ScoreRequest, "run", interrupted)
-    out = generate(TARGET, [1, 2], TREE, max_new_tokens=60)
-    assert (out.finish_reason, len(out.iterations)) == ("interrupted", 3)
+def test_interrupt_inside_a_forward_returns_the_text_where_that_is_asked_for(monkeypatch):
+    session = type(TARGET.session())
+    monkeypatch.setattr(session, "score", interrupting(session.score, 10))
+    out = generate(TARGET, [1, 2], Chain(DRAFT, 2), max_new_tokens=60, interrupt="return")
+    assert out.finish_reason == "interrupted"
+    assert 0 < len(out.iterations) < 10
     assert out.tokens == PLAIN[: len(out.tokens)]
 
 

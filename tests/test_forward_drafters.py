@@ -152,7 +152,7 @@ def test_progressive_tree_is_algorithm_1(case, seed):
         assert (arrays(proposal.side_tree), arrays(proposal.tree)) == (draft, candidates)
         assert committed(proposal, verdict) == tokens
         assert flat(state.pool) == twin.pool.paths
-        assert (state.probabilities.right, state.probabilities.tried) == (twin.right, twin.tried)
+        assert (state.rates.right, state.rates.tried) == (twin.right, twin.tried)
         assert [state.committed, state.spent] == pytest.approx([twin.committed, twin.spent])
         accepted.append(len(verdict.path))
     lively(accepted, drafter.depth)
@@ -355,9 +355,9 @@ def test_a_warm_text_still_pools_its_own_prompt(name):
 def test_a_warm_text_leaves_what_the_earlier_one_learnt():
     target, drafter = shifting(9, 7), SMALL["ptd-text"]
     earlier = generate(target, [1, 2, 3], drafter, max_new_tokens=30).state
-    before = ([*earlier.drafting.probabilities.right], [*earlier.drafting.probabilities.tried])
+    before = ([*earlier.drafting.rates.right], [*earlier.drafting.rates.tried])
     generate(target, [4, 5], drafter, max_new_tokens=30, warm=earlier)
-    assert (earlier.drafting.probabilities.right, earlier.drafting.probabilities.tried) == before
+    assert (earlier.drafting.rates.right, earlier.drafting.rates.tried) == before
 
 
 def test_a_turn_is_read_like_a_prompt():
@@ -374,7 +374,7 @@ def test_a_candidate_that_was_too_dear_is_learnt_of_too():
     dear = ProgressiveTree(text_depth=3, verify_cost=(1.0, 9.0, 99.0))
     out = generate(counting(5), [0, 1, 2, 3, 4, 0], dear, max_new_tokens=8)
     assert all(len(one.tree) == 1 for one in out.iterations)
-    assert out.state.drafting.probabilities[0] > 0.6 > 0.5 == dear.start([0], RandomSource()).probabilities[0]
+    assert out.state.drafting.rates[0] > 0.6 > 0.5 == dear.start([0], RandomSource()).rates[0]
 
 
 def test_a_warm_text_counts_the_nodes_it_has():
@@ -467,7 +467,7 @@ def test_no_draft_tree_has_more_rows_than_its_cap():
 def test_a_capped_draft_tree_still_steps(rows):
     """A cap below a path of full depth would score the same rows for ever."""
     if rows <= 3:
-        with pytest.raises(ValueError, match=f"max_draft is {rows} and depth 3; .* at least 4 rows"):
+        with pytest.raises(ValueError, match=f"max_draft is {rows} and depth 3; .* at least 4 nodes"):
             ProgressiveTree(depth=3, start_tree=(1,), max_draft=rows)
         return
     drafter = ProgressiveTree(depth=3, start_tree=(2,), max_draft=rows)
@@ -479,37 +479,37 @@ def test_a_capped_draft_tree_still_steps(rows):
 # ---------------------------------------------------------------------------------------------------------- bad input
 @pytest.mark.parametrize(
     ("make", "words"),
-    [(lambda: ProgressiveTree(depth=0), "depth is 0; give at least 1"),
-     (lambda: ProgressiveTree(children=0), "children is 0; give at least 1"),
+    [(lambda: ProgressiveTree(depth=0), "depth is 0; give a whole number of at least 1"),
+     (lambda: ProgressiveTree(children=0), "children is 0; give a whole number of at least 1"),
      (lambda: ProgressiveTree(depth=2.0), "depth is 2.0; give a whole number"),
      (lambda: ProgressiveTree(children="4"), "children is '4'; give a whole number"),
-     (lambda: ProgressiveTree(max_draft=0), "max_draft is 0; give at least 1"),
-     (lambda: ProgressiveTree(max_candidates=0), "max_candidates is 0; give at least 1"),
+     (lambda: ProgressiveTree(max_draft=0), "max_draft is 0; give a whole number of at least 1"),
+     (lambda: ProgressiveTree(max_candidates=0), "max_candidates is 0; give a whole number of at least 1"),
      (lambda: ProgressiveTree(max_candidates=1.5), "max_candidates is 1.5; give a whole number"),
      (lambda: ProgressiveTree(max_pool=10), "max_pool is 10; .* so give at least"),
-     (lambda: ProgressiveTree(start_tree=()), r"start_tree is \(\); give at least 1 child"),
-     (lambda: ProgressiveTree(start_tree=(2, 0)), r"start_tree is \(2, 0\); give at least 1 child"),
-     (lambda: ProgressiveTree(depth=1, start_tree=(1, 1)), r"start_tree is \(1, 1\); .* 1 levels"),
+     (lambda: ProgressiveTree(start_tree=()), r"start_tree is \(\); give a whole number of at least 1"),
+     (lambda: ProgressiveTree(start_tree=(2, 0)), r"start_tree is \(2, 0\); give a whole number of at least 1"),
+     (lambda: ProgressiveTree(depth=1, start_tree=(1, 1)), r"start_tree is \(1, 1\) and depth 1; .* at most 1 levels"),
      (lambda: ProgressiveTree(rate=0.0), "rate is 0.0; give a positive"),
      (lambda: ProgressiveTree(rate=float("nan")), "rate is nan; give a positive"),
      (lambda: ProgressiveTree(temperature=-1.0), "temperature is -1.0"),
      (lambda: ProgressiveTree(temperature=1.0, top_p=0.0), "top_p is 0.0"),
      (lambda: ProgressiveTree(verify_cost=(1.0,)), "at least two positive"),
      (lambda: ProgressiveTree(verify_cost=(1.0, float("nan"))), "at least two positive"),
-     (lambda: Lookahead(window=0), "window is 0 and guesses 15; both must be at least 1"),
-     (lambda: Lookahead(guesses=0), "guesses 0"),
+     (lambda: Lookahead(window=0), "window is 0; give a whole number of at least 1"),
+     (lambda: Lookahead(guesses=0), "guesses is 0; give a whole number of at least 1"),
      (lambda: Lookahead(ngram=1), "ngram is 1; .* at least 2"),
      (lambda: Lookahead(window=2.5), "window is 2.5; give a whole number"),
-     (lambda: SelfDraft(branches=0), "branches is 0; give at least 1"),
-     (lambda: SelfDraft(length=0), "length is 0; give at least 1"),
-     (lambda: SelfDraft(perturbation=0), "perturbation is 0; give at least 1"),
-     (lambda: SelfDraft(candidates=0), "candidates is 0; give at least 1"),
+     (lambda: SelfDraft(branches=0), "branches is 0; give a whole number of at least 1"),
+     (lambda: SelfDraft(length=0), "length is 0; give a whole number of at least 1"),
+     (lambda: SelfDraft(perturbation=0), "perturbation is 0; give a whole number of at least 1"),
+     (lambda: SelfDraft(candidates=0), "candidates is 0; give a whole number of at least 1"),
      (lambda: SelfDraft(ngram=1), "ngram is 1; .* at least 2"),
      (lambda: SelfDraft(ngram=7), "ngram is 7 .* at most 6"),
-     (lambda: SelfDraft(ngram=None), "ngram is None; give a whole number"),
-     (lambda: PromptLookup(length=0), "length is 0; copy at least 1"),
+     (lambda: SelfDraft(ngram=None), "ngram is None; .* give a whole number of at least 2"),
+     (lambda: PromptLookup(length=0), "length is 0; give a whole number of at least 1"),
      (lambda: PromptLookup(ngram=1, shortest=2), "shortest is 2 and ngram 1"),
-     (lambda: PromptLookup(shortest=0), "shortest is 0 and ngram 3"),
+     (lambda: PromptLookup(shortest=0), "shortest is 0; give a whole number of at least 1"),
      (lambda: PromptLookup(ngram=2.0), "ngram is 2.0; give a whole number"),
      (lambda: ProgressiveTree(start_tree=(1.5,)), "start_tree is .*1.5"),
      (lambda: ProgressiveTree(start_tree=0), "start_tree is 0"),
@@ -566,9 +566,7 @@ def test_a_token_at_which_the_text_is_cut_was_right():
         out = generate(target, text, drafter, max_new_tokens=60, eos_token_ids=eos)
         last = out.iterations[-1]
         if tuple(out.tokens[-last.committed :]) in paths(last.tree) and last.committed > 1:
-            assert (
-                out.state.drafting.probabilities[0] > learnt_before(target, text, drafter, len(out.iterations) - 1)[0]
-            )
+            assert out.state.drafting.rates[0] > learnt_before(target, text, drafter, len(out.iterations) - 1)[0]
             return
     raise AssertionError("No text was cut inside an accepted path.")
 
@@ -577,7 +575,7 @@ def learnt_before(target, text, drafter, iterations):
     """Chances by rank after so many iterations."""
     for number, (*_, state, _) in enumerate(driven(target, text, drafter, 60), 1):
         if number == iterations:
-            return state.probabilities
+            return state.rates
     raise AssertionError("The text has fewer iterations.")
 
 

@@ -70,8 +70,8 @@ def test_goals_come_from_the_measurements(tmp_path):
         "methods": {"rows": {"results": methods}},
         "memory": {"error": "OutOfMemoryError"},
     }
-    found = [row["found"] for row in goals(Record(tmp_path / "x.json", body))]
-    assert found == [1.5, None, None, None, pytest.approx(7 / 9), 7.0]
+    measured = [row["measured"] for row in goals(Record(tmp_path / "x.json", body))]
+    assert measured == [1.5, None, None, None, pytest.approx(7 / 9), 7.0]
 
 
 def test_mistakes_are_told_before_anything_is_made(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 
 import numpy as np
@@ -11,8 +10,14 @@ import pytest
 
 from dynatree_lib import ToyModel
 from dynatree_lib.cli.growth import main
-from dynatree_lib.experiments.speed import growth as module
-from dynatree_lib.experiments.speed.growth import flatness, forward_times, growth, growth_record, level_growth
+from dynatree_lib.experiments.speed import cost_growth as module
+from dynatree_lib.experiments.speed.cost_growth import (
+    flatness,
+    forward_times,
+    growth_record,
+    iteration_costs,
+    level_costs,
+)
 from dynatree_lib.models.huggingface import HFModel, HFSession
 from dynatree_lib.models.pairs import Pair
 from tests.models import noisy_copy, random_model
@@ -32,7 +37,7 @@ class World:
         return self.now
 
     def _timed(self, model: HFModel, first, per_row, per_column, commit):
-        engine, other = model.engine, copy.copy(model)
+        engine = model.engine
 
         def timed(ids, positions, mask, cache, keep):
             self.now += first + per_row * keep + per_column * cache.get_seq_length()
@@ -46,13 +51,12 @@ class World:
                 world.now += commit
                 super().commit(path)
 
-        other.engine = timed
-        return other.with_sessions(Committed)
+        return model.with_engine(timed).with_sessions(Committed)
 
 
 def test_an_iteration_is_its_forward_and_what_the_loop_adds():
     world = World(commit=0.0005)
-    rows = growth(world.pair, (60,), (1, 2, 9), turns=2, clock=world.clock)
+    rows = iteration_costs(world.pair, (60,), (1, 2, 9), turns=2, clock=world.clock)
     assert [(row["prefix"], row["nodes"]) for row in rows] == [(60, 1), (60, 2), (60, 9)]
     for row in rows:
         assert row["forward"] == pytest.approx(3 + row["nodes"])
@@ -68,7 +72,7 @@ def test_an_iteration_is_its_forward_and_what_the_loop_adds():
 
 def test_the_prefix_is_the_texts_length_in_the_middle_of_what_is_timed():
     world = World(target=(0.0, 0.0, 0.001))
-    rows = growth(world.pair, (60, 120), (4,), turns=2, clock=world.clock)
+    rows = iteration_costs(world.pair, (60, 120), (4,), turns=2, clock=world.clock)
     for row in rows:
         assert row["forward"] == pytest.approx(row["prefix"] - 1)  # a millisecond per token; node 0 is not cached yet
         assert row["overhead"] == pytest.approx(-0.5)  # the forwards beside an iteration: before it, and a token later
@@ -77,7 +81,7 @@ def test_the_prefix_is_the_texts_length_in_the_middle_of_what_is_timed():
 
 def test_a_level_is_the_draft_s_forward_and_what_drafting_adds():
     world = World()
-    rows = level_growth(world.pair, (60,), (1, 4), turns=2, clock=world.clock)
+    rows = level_costs(world.pair, (60,), (1, 4), turns=2, clock=world.clock)
     assert [(row["width"], row["prefix"]) for row in rows] == [(1, 60), (4, 60)]
     for row in rows:
         assert [row["forward"], row["level"]] == pytest.approx([2 + 0.5 * row["width"]] * 2)
@@ -98,7 +102,7 @@ def test_models_take_turns_at_the_same_rows():
 
 def test_the_models_are_left_as_they_were():
     before = dict(vars(PAIR.target))
-    growth(PAIR, (40,), (2,), turns=1)
+    iteration_costs(PAIR, (40,), (2,), turns=1)
     assert {name: value for name, value in vars(PAIR.target).items() if name in before} == before
     assert "forward" not in vars(PAIR.target)
 
@@ -146,25 +150,25 @@ def test_a_slope_needs_places_that_differ_in_one_thing(rows):
     [
         ({"prefixes": ()}, r"The prefixes are \(\)"),
         ({"nodes": (0,)}, r"sizes \(0,\)"),
-        ({"turns": 0}, "turns 0; give one of each"),
+        ({"turns": 0}, "turns 0; give at least one of each"),
         ({"prefixes": (10,)}, "A prefix of 10 tokens cannot be timed in 8 turns"),
         ({"prefixes": (590,)}, "whose context is 600; give 51 to 550 tokens"),
     ],
 )
 def test_what_cannot_be_timed_is_refused_before_any_work(options, sentence):
     with pytest.raises(ValueError, match=sentence):
-        growth(PAIR, **options, clock=None)
+        iteration_costs(PAIR, **options, clock=None)
 
 
 def test_the_ends_of_what_can_be_timed_can_be_timed():
-    rows = growth(PAIR, (21, 580), (1, 9), turns=2)
+    rows = iteration_costs(PAIR, (21, 580), (1, 9), turns=2)
     assert all(row["iteration"] > 0 for row in rows)
 
 
 def test_a_model_without_a_forward_of_its_own_is_named():
     toy = ToyModel.random(20, seed=1)
     with pytest.raises(ValueError, match="shows no forward of its own"):
-        growth(Pair("toys", toy, toy, None), (40,), (1,), turns=1)
+        iteration_costs(Pair("toys", toy, toy, None), (40,), (1,), turns=1)
 
 
 def test_the_record_and_its_table(tmp_path, monkeypatch, capsys):

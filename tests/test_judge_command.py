@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from dynatree_lib.cli.main import main
-from dynatree_lib.measure.judge import read_paired
+from dynatree_lib.measure.judge import read_judged
 from dynatree_lib.measure.ranks import RankAcceptance
 
 SMALL = ["judge", "--limit", "2", "--max-new-tokens", "6", "--threads", "1"]
@@ -19,11 +19,11 @@ def test_it_prints_a_table_and_writes_a_line_per_tree(tmp_path, capsys):
     assert main([*SMALL, *options]) == 0
     shown = capsys.readouterr().out
     assert "temperature 1, top-p 0.9; 2 prompts" in shown
-    judged = read_paired(file)
+    judged = read_judged(file)
     assert len(judged.rows) == len(file.read_text().splitlines()) - 1
     assert {row["driver"] for row in judged.rows} == {"token-level", "traversal", "target-walk"}
     for tree in judged.setup["rules"]:
-        gain = judged.where(tree=tree).gain("traversal", "token-level")[0]
+        gain = judged.where(tree=tree).gain("traversal", "token-level").value
         assert any(f"{gain:.3f} [" in line and line.startswith(tree) for line in shown.splitlines())
     with pytest.raises(SystemExit):
         main([*SMALL, "--rules"])

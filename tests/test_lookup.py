@@ -58,7 +58,7 @@ def test_a_trusted_copy_is_proposed_without_a_forward_of_the_draft():
     toy = ToyModel.random(8, 0)
     drafter = LookupTree(toy, ngram=1, longest=4)
     state = drafter.start([3, 5, 6, 7, 3], RandomSource())
-    state.copies.right = state.copies.tried = [100.0, 100.0]
+    state.copies.rates.right = state.copies.rates.tried = [100.0, 100.0]
     tree = drafter.propose(state, 99).tree
     assert tree.tokens.tolist() == [3, 5, 6, 7, 3]
     assert tree.parents.tolist() == [-1, 0, 1, 2, 3]
@@ -97,7 +97,7 @@ def test_the_verdict_teaches_and_the_text_grows():
     toy = ToyModel.random(8, 1)
     drafter = LookupTree(toy, ngram=1, longest=2)
     state = drafter.start([3, 5, 6, 3], RandomSource())
-    state.copies.right, state.copies.tried = [95.0, 95.0], [100.0, 100.0]
+    state.copies.rates.right, state.copies.rates.tried = [95.0, 95.0], [100.0, 100.0]
     proposal = drafter.propose(state, 99)
     assert proposal.tree.tokens[:3].tolist() == [3, 5, 6]
     drafter.observe(

@@ -272,7 +272,7 @@ def test_every_rule_is_lossless_at_the_corners_of_the_laws_and_keeps_a_first_tok
     for rule in (TokenLevel, Traversal, *((Block,) if drafter.chain else ())):
         bias, found = exact.bias(target, drafter, rule(), [0], ONE)
         assert bias < TINY
-        firsts.append(sum(share for text, share in found.kept.items() if len(text) > 1))
+        firsts.append(sum(share for text, share in found.emitted.items() if len(text) > 1))
     assert firsts == pytest.approx([firsts[0]] * len(firsts), abs=TINY)
 
 
@@ -301,7 +301,7 @@ def test_a_subtree_is_entered_with_the_acceptance_of_its_path_and_leaves_the_tar
         assert sum(kept[path].values()) / mass == pytest.approx(accepted, abs=TINY)
         if accepted:
             given = exact.ExactIteration({text: share / mass / accepted for text, share in kept[path].items()}, 0, 0)
-            length = max(map(len, given.kept))
+            length = max(map(len, given.emitted))
             expected = exact.text_distribution(target, (0, *path), length - len(path), ONE)
             whole = {(*path, *rest): share for rest, share in expected.items()}
             assert exact.distance(given.completed(target, [0], length, ONE), whole) < TINY
@@ -364,11 +364,11 @@ def rejecting(change):
     """`Residual.reject` with another state: change(mass of the rest, acceptance, stop) gives scale, mass and stop."""
 
     def reject(self, recorded, child):
-        rest = recorded.rest(self.row * self.scale, child)
+        rest = recorded.rest(self.weights * self.scale, child)
         mass = float(rest.sum())
         if mass > 0:
             self.scale, self.mass, self.stop = change(mass, self.mass, self.stop)
-            self.row = rest
+            self.weights = rest
         elif self._node:
             sound_reject(self, recorded, child)
 
@@ -382,11 +382,11 @@ stop_not_raised = rejecting(lambda mass, alpha, stop: (1 / (mass + stop), mass /
 
 
 def only_the_token_leaves(self, recorded, child):
-    rest = self.row * self.scale
+    rest = self.weights * self.scale
     rest[int(recorded.tree.tokens[child])] = 0
     total = float(rest.sum()) + self.stop
     if total > 0:
-        self.row, self.scale, self.mass, self.stop = rest, 1 / total, float(rest.sum()) / total, self.stop / total
+        self.weights, self.scale, self.mass, self.stop = rest, 1 / total, float(rest.sum()) / total, self.stop / total
 
 
 def copies_take_nothing(self, recorded, child):
@@ -396,7 +396,7 @@ def copies_take_nothing(self, recorded, child):
 
 def against_the_targets_row(self, recorded, child):
     token = int(recorded.tree.tokens[child])
-    return min(1.0, self.mass * self._rows.prob(self._node, token) / recorded.prob(child))
+    return min(1.0, self.mass * self._scores.prob(self._node, token) / recorded.prob(child))
 
 
 def first_pass(self, recorded, child):
@@ -405,7 +405,7 @@ def first_pass(self, recorded, child):
         return 1.0
     parent, token = int(recorded.tree.parents[child]), int(recorded.tree.tokens[child])
     above = first_pass(self, recorded, parent)
-    return min(1.0, above * self._rows.prob(parent, token) / recorded.prob(child))
+    return min(1.0, above * self._scores.prob(parent, token) / recorded.prob(child))
 
 
 def first_children_from_the_first_pass(self, recorded, child):
@@ -415,7 +415,7 @@ def first_children_from_the_first_pass(self, recorded, child):
 
 def path_forgotten(self, recorded, child):
     token = int(recorded.tree.tokens[child])
-    return min(1.0, self.scale / max(self.mass, 1e-300) * float(self.row[token]) / recorded.prob(child))
+    return min(1.0, self.scale / max(self.mass, 1e-300) * float(self.weights[token]) / recorded.prob(child))
 
 
 def among_the_trees_own_children(self, node):
@@ -459,7 +459,7 @@ def traversal_in_order(choose):
                     residuals[step] = Residual(rows, step, above.ratio(recorded, step))
             now = residuals[node]
             if node == 0 or (now.mass > 0 and random.accept(now.acceptance)):
-                return Verdict(tuple(tree.path(node)), random.draw(now.row))
+                return Verdict(tuple(tree.path(node)), random.draw(now.weights))
             parent = int(tree.parents[node])
             residuals[parent].reject(recorded, node)
             left[parent].remove(node)
@@ -545,9 +545,11 @@ FAULTS = {
     "children are tried against the target's row": Fault(Residual, "ratio", against_the_targets_row, BOTH),
     "a child is tried without the acceptance of its path": Fault(Residual, "ratio", path_forgotten),
     "the draft's law is restricted to the tree's own children": Fault(
-        Recorded, "_row", among_the_trees_own_children, BOTH
+        Recorded, "distribution", among_the_trees_own_children, BOTH
     ),
-    "later siblings are tried against the law of the first": Fault(Recorded, "_row", earlier_siblings_forgotten, BOTH),
+    "later siblings are tried against the law of the first": Fault(
+        Recorded, "distribution", earlier_siblings_forgotten, BOTH
+    ),
     "copies of rejected siblings take nothing": Fault(Residual, "reject", copies_take_nothing, BOTH),
     "only the rejected token leaves the row": Fault(Residual, "reject", only_the_token_leaves, BOTH),
     "siblings are tried in order of their tokens": Fault(Recorded, "children", property(in_order_of_tokens), BOTH),
@@ -695,8 +697,8 @@ def test_the_residuals_of_the_papers_table_1():
     recorded, root = Recorded(proposal.tree, proposal.distributions), Residual(rows, 0)
     assert root.ratio(recorded, 1) == pytest.approx(0.5, abs=TINY)
     root.reject(recorded, 1)
-    assert (root.row * root.scale).tolist() == pytest.approx([0, 1 / 3, 2 / 3], abs=TINY)
-    assert recorded._row(2).tolist() == pytest.approx([0, 3 / 4, 1 / 4], abs=TINY)
+    assert (root.weights * root.scale).tolist() == pytest.approx([0, 1 / 3, 2 / 3], abs=TINY)
+    assert recorded.distribution(2).tolist() == pytest.approx([0, 3 / 4, 1 / 4], abs=TINY)
     assert root.ratio(recorded, 2) == pytest.approx(4 / 9, abs=TINY)
 
 
@@ -1032,7 +1034,7 @@ def test_row_and_stop_sum_to_one_after_every_rejection_in_float32(monkeypatch):
     def checked(self, recorded, child):
         nonlocal count
         sound_reject(self, recorded, child)
-        row = self.row * self.scale
+        row = self.weights * self.scale
         assert row.dtype == torch.float32
         assert all(type(number) is float for number in (self.scale, self.mass, self.stop))
         assert abs(float(row.sum(dtype=torch.float64)) - self.mass) < 1e-5
@@ -1069,7 +1071,7 @@ def test_float32_rows_bias_a_text_by_less_than_a_millionth(rule):
         if rule is not Block or drafter.chain:
             single = replace(drafter, draft=Single(drafter.draft.distribution, drafter.draft.vocab_size))
             found = exact.iteration(Single(target.distribution, target.vocab_size), single, rule(), [0], ONE)
-            length = max(map(len, found.kept))
+            length = max(map(len, found.emitted))
             distribution = found.completed(target, [0], length, ONE)
             off.append(exact.distance(distribution, exact.text_distribution(target, [0], length, ONE)))
     assert 1e-12 < max(off) < 1e-6
@@ -1166,14 +1168,16 @@ class Forgetful(SampledTree):
 def test_a_token_that_its_recorded_law_excludes_is_named(verifier):
     draft = constant(0.4, 0.6, 0)
     options = {"verifier": verifier, "sampling": ONE, "max_new_tokens": 8}
-    with pytest.raises(ValueError, match="Tree node 1 holds token 2, to which the law recorded for it by toy gives"):
+    with pytest.raises(
+        ValueError, match="Tree node 1 holds token 2, to which the distribution recorded for it by toy gives"
+    ):
         generate(TOY, [0], Meddling(draft, depth=2, branching=1), **options)
     assert len(generate(TOY, [0], Pointing(draft, depth=2, branching=1), **options).tokens) == 8
 
 
 @pytest.mark.parametrize("verifier", [TokenLevel(), Block(), Traversal()], ids=lambda rule: rule.name)
 def test_drawn_nodes_without_a_recorded_law_are_named(verifier):
-    with pytest.raises(ValueError, match="drew children of tree node 0 and recorded no law"):
+    with pytest.raises(ValueError, match="drew children of tree node 0 and recorded no distribution"):
         generate(TOY, [0], Forgetful(TOY_DRAFT, depth=2, branching=1), verifier=verifier, sampling=ONE)
     assert generate(TOY, [0], Forgetful(TOY_DRAFT, depth=2), verifier=TargetWalk(), sampling=ONE).tokens
 
@@ -1262,7 +1266,7 @@ def test_what_float32_can_hardly_hold_is_still_drawn_from_its_law(rule, gap):
     drafter = SampledTree(draft, depth=1, branching=2)
     found = exact.iteration(target, drafter, rule(), [0], sampling)
     first = defaultdict(float)
-    for text, mass in found.kept.items():
+    for text, mass in found.emitted.items():
         first[text[0]] += mass
     expected = probabilities(target.logits.double(), sampling)
     assert sum(abs(first[token] - float(share)) for token, share in enumerate(expected)) / 2 < 1e-6

@@ -7,7 +7,8 @@ import pytest
 from models import hf_greedy, noisy_copy, prompt, random_model
 
 from dynatree_lib import Chain, FixedTree, ToyModel, autoregressive, generate
-from dynatree_lib.drafters.base import ModelDrafter, TreeBuilder
+from dynatree_lib.drafters.base import ModelDrafter
+from dynatree_lib.drafters.builder import TreeBuilder
 from dynatree_lib.drafters.fixed_tree import FixedTree as FixedTreeClass
 from dynatree_lib.fast import lean
 from dynatree_lib.models import base, cache, huggingface
@@ -62,8 +63,8 @@ def bonus_of_the_root(self, tree, rows, distributions, random) -> Verdict:
 
 
 def no_eos(self, tokens, fresh, before=()) -> tuple[int, str | None]:
-    max_depth = self.room(tokens)
-    return (max_depth, "length") if len(fresh) >= max_depth else (len(fresh), None)
+    remaining = self.remaining(tokens)
+    return (remaining, "length") if len(fresh) >= remaining else (len(fresh), None)
 
 
 def forgets_accepted_tokens(self, tokens) -> list[int]:
@@ -76,12 +77,12 @@ def late_position(self, path) -> None:
 
 
 def wrong_parent(self, frontier):
-    self.row_of[0] = 0
-    self.row_of[frontier] = self.session.pending + np.arange(len(frontier))
+    self.pending[0] = 0
+    self.pending[frontier] = self.state.session.pending + np.arange(len(frontier))
     from dynatree_lib.sampling import Sampling
 
-    parents = np.full(len(frontier), -1) if self.session.pending == 0 else np.zeros(len(frontier), np.int64)
-    return self.session.score(self.tokens[frontier], parents, Sampling())
+    parents = np.full(len(frontier), -1) if self.state.session.pending == 0 else np.zeros(len(frontier), np.int64)
+    return self.state.session.score(self.tokens[frontier], parents, Sampling())
 
 
 def one_node_too_many(self, builder, max_depth) -> None:

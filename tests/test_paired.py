@@ -13,7 +13,7 @@ from dynatree_lib import SampledTree, Sampling, ToyModel, generate
 from dynatree_lib.drafters import AdaptiveTree, FixedTree
 from dynatree_lib.experiments.traversal.decisions import Stopwatch, decision_shares, synthetic_tree, time_decisions
 from dynatree_lib.measure import exact
-from dynatree_lib.measure.judge import Paired, expected_tokens, judge, read_paired
+from dynatree_lib.measure.judge import Judged, expected_tokens, judge, read_judged
 from dynatree_lib.measure.prompts import BenchPrompt
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import RandomSource
@@ -88,9 +88,9 @@ class TestExpectation:
     def test_a_greedy_tree_has_one_way(self):
         proposal = proposal_of(TREE, 0, Sampling())
         scores = exact.target_scores(TARGET, [0, 1], proposal.tree, Sampling())
-        kept = len(Greedy().verify(proposal.tree, scores, None, None).path) + 1
+        emitted = len(Greedy().verify(proposal.tree, scores, None, None).path) + 1
         for rule in (Greedy(), TokenLevel(), Traversal(), TargetWalk()):
-            assert expected_tokens(rule, proposal.tree, scores, proposal.distributions) == kept
+            assert expected_tokens(rule, proposal.tree, scores, proposal.distributions) == emitted
 
     @pytest.mark.parametrize("drafter", [CHAIN, SampledTree(DRAFT, depth=2)], ids=["chain", "tree"])
     def test_over_all_trees_it_is_the_exact_iteration(self, drafter):
@@ -126,9 +126,9 @@ class TestJudge:
             mine = judged.where(tree=label, prompt=prompt.id, seed=seed).rows
             assert [row["nodes"] for row in mine] == [len(one.tree) - 1 for one in plain[: len(mine)]]
             whole = [one.committed for one in plain[: len(mine)]]
-            assert [row["kept"] for row in mine][:-1] == whole[:-1]  # the text's end may cut the last one
+            assert [row["emitted"] for row in mine][:-1] == whole[:-1]  # the text's end may cut the last one
             assert [row["place"] for row in mine] == [0, *np.cumsum(whole[:-1])]
-            assert mine[-1]["place"] < 12 <= mine[-1]["place"] + mine[-1]["kept"]
+            assert mine[-1]["place"] < 12 <= mine[-1]["place"] + mine[-1]["emitted"]
 
     def test_the_record_says_what_was_judged(self):
         judged = self.judged(progress=(told := []).append)
@@ -150,15 +150,21 @@ class TestJudge:
     def test_written_and_read_again(self, tmp_path):
         judged = self.judged(max_new_tokens=6)
         judged.write(file := tmp_path / "judged.jsonl")
-        again = read_paired(file)
+        again = read_judged(file)
         assert (again.environment, len(again.rows)) == (judged.environment, len(judged.rows))
         assert again.setup == json.loads(json.dumps(judged.setup))
         for mine, its in zip(judged.rows, again.rows, strict=True):
             assert {**mine, "tokens": None} == {**its, "tokens": None}
             assert its["tokens"] == pytest.approx(mine["tokens"], abs=1e-5)
-        file.write_text(file.read_text().replace('"format": 1', '"format": 9'))
-        with pytest.raises(ValueError, match="format 9; this version reads 1"):
-            read_paired(file)
+        frame = again.frame()
+        assert list(frame["tokens"]) == [tokens for row in again.rows for tokens in row["tokens"].values()]
+        assert set(frame["iterations"]) == {1}
+        older = file.read_text().replace('"format": 2', '"format": 1').replace('"emitted"', '"kept"')
+        file.write_text(older)
+        assert read_judged(file) == again
+        file.write_text(older.replace('"format": 1', '"format": 9'))
+        with pytest.raises(ValueError, match="format 9; this version reads 1 and 2"):
+            read_judged(file)
 
     @pytest.mark.parametrize(
         ("drafter", "rules", "more", "sentence"),
@@ -178,30 +184,32 @@ class TestJudge:
 
 def paired(*rows):
     """Judged trees by hand: (prompt, tokens of a, tokens of b)."""
-    return Paired({}, {}, [{"prompt": p, "tokens": {"a": a, "b": b}, "tree": "t"} for p, a, b in rows])
+    return Judged({}, {}, [{"prompt": p, "tokens": {"a": a, "b": b}, "tree": "t"} for p, a, b in rows])
 
 
 class TestGain:
     def test_is_the_ratio_of_sums(self):
         judged = paired(("p", 3.0, 2.0), ("p", 1.0, 1.0), ("q", 2.0, 3.0))
-        assert judged.gain("a", "b")[0] == pytest.approx(1.0)
+        assert judged.gain("a", "b").value == pytest.approx(1.0)
         assert judged.mean("a") == judged.mean("b") == 2.0
 
     def test_a_rule_against_itself_is_exactly_1(self):
         judged = paired(*((f"p{n}", 1.0 + n, 2.0) for n in range(9)))
-        assert judged.gain("a", "a") == (1.0, (1.0, 1.0))
+        gain = judged.gain("a", "a")
+        assert (gain.value, gain.interval) == (1.0, (1.0, 1.0))
 
     def test_the_interval_is_over_prompts(self):
         """Ten trees of one prompt are no more evidence than one; a constant ratio has an interval of width 0."""
-        assert paired(*([("p", 3.0, 2.0)] * 10)).gain("a", "b") == (1.5, (1.5, 1.5))
+        alone = paired(*([("p", 3.0, 2.0)] * 10)).gain("a", "b")
+        assert (alone.value, alone.interval) == (1.5, (1.5, 1.5))
         rng = np.random.default_rng(0)
         rows = [(f"p{n}", float(a), 2.0) for n, a in enumerate(rng.normal(2.2, 0.3, 60))]
-        ratio, (low, high) = paired(*rows).gain("a", "b")
+        gain = paired(*rows).gain("a", "b")
         spread = 1.96 * np.std([a for _, a, _ in rows]) / 2 / 60**0.5
-        assert (high - low) / 2 == pytest.approx(spread, rel=0.15)
-        assert low < ratio < high
+        assert (gain.high - gain.low) / 2 == pytest.approx(spread, rel=0.15)
+        assert gain.low < gain.value < gain.high
         again = paired(*(row for row in rows for _ in range(5))).gain("a", "b")
-        assert again[1] == pytest.approx((low, high))
+        assert again.interval == pytest.approx(gain.interval)
 
     def test_needs_a_tree(self):
         with pytest.raises(ValueError, match="no judged tree"):
@@ -243,9 +251,11 @@ class TestDecisions:
             mine = watch.verify(tree, rows, distributions, RandomSource(seed))
             fresh = synthetic_tree([0, 0, 1, 1], 30, ONE, seed)
             assert mine == Traversal().verify(*fresh, RandomSource(seed))
-            prepare, decide, prepared, kept = watch.noted[-1]
-            assert (prepare, kept) == (prepared, len(mine.path) + 1)
-            assert decide == 1 + prepared  # a second for its own two looks, and one between each two others
+            row = watch.rows[-1]
+            assert (row["prepare"], row["tokens"]) == (row["nodes_prepared"], len(mine.path) + 1)
+            assert (
+                row["decide"] == 1 + row["nodes_prepared"]
+            )  # a second for its own two looks, and one between each two others
 
     def test_timings_by_a_clock_that_counts_looks(self):
         rows = time_decisions(TWO, [0, 0, 1, 1], vocab_size=20, trees=3, repeats=2, clock=Ticks())
@@ -254,7 +264,7 @@ class TestDecisions:
             assert (row["nodes"], row["vocab_size"]) == (4, 20)
             assert row["decide_ms"] <= row["decide_worst_ms"]
             assert 1 <= row["tokens"] <= 3
-            assert 1 <= row["rows_prepared"] <= 5
+            assert 1 <= row["nodes_prepared"] <= 5
         with pytest.raises(ValueError, match="trees=0"):
             time_decisions(TWO, [0], trees=0)
 

@@ -158,3 +158,18 @@ def test_an_unsupported_checkpoint_is_refused(checkpoints, tmp_path):
     (tmp_path / "m/config.json").write_text(json.dumps({**config, "model_type": "gpt_neox_japanese"}))
     with pytest.raises(ValueError, match="gpt_neox_japanese"):
         load_pair(target=tmp_path / "m", draft=checkpoints / "org/draft")
+
+
+def test_a_pair_of_two_folders_has_a_public_name_without_them(tmp_path):
+    from types import SimpleNamespace
+
+    from dynatree_lib.measure.environment import public_pair_name
+
+    def pair(target, draft, name=None):
+        models = [SimpleNamespace(name=str(one)) for one in (target, draft)]
+        return SimpleNamespace(name=name or f"{target} + {draft}", target=models[0], draft=models[1])
+
+    assert public_pair_name(pair(tmp_path / "a + b" / "big", tmp_path / "c" / "small")) == "a + b/big + c/small"
+    assert public_pair_name(pair("org/big", "org/small")) == "org/big + org/small"
+    assert public_pair_name(pair(tmp_path / "tiny/target", tmp_path / "tiny/draft", "tiny")) == "tiny"
+    assert public_pair_name(pair("x", "y", str(tmp_path / "trained"))).endswith("/trained")

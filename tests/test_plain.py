@@ -7,6 +7,7 @@ import torch
 from models import CONFIGS, hf_greedy, prompt, random_model, raw_model
 
 from dynatree_lib import Sampling, ToyModel, autoregressive
+from dynatree_lib.decoding import Interrupted
 from dynatree_lib.fast.plain import _static, autoregressive_fast
 from dynatree_lib.fast.static import StaticModel
 from dynatree_lib.models.huggingface import HFModel
@@ -113,9 +114,13 @@ def test_an_interrupted_text_is_kept(target):
         if len(kept) > 10:
             raise KeyboardInterrupt
 
-    out = autoregressive_fast(target, prompt(9), max_new_tokens=60, on_tokens=interrupt)
+    out = autoregressive_fast(target, prompt(9), max_new_tokens=60, on_tokens=interrupt, interrupt="return")
     assert (out.tokens, out.finish_reason) == (kept, "interrupted")
     assert kept == hf_greedy(target, prompt(9), 60)[: len(kept)]
+    kept.clear()
+    with pytest.raises(Interrupted) as caught:
+        autoregressive_fast(target, prompt(9), max_new_tokens=60, on_tokens=interrupt)
+    assert caught.value.generation == out
 
 
 def test_buffers_in_use_are_not_shared_silently():
@@ -131,8 +136,8 @@ class Made:
     def __init__(self, model, capacity):
         self.context, self.warmed = capacity, None
 
-    def warm(self, rows):
-        self.warmed = rows
+    def warm(self, sizes):
+        self.warmed = sizes
 
 
 def test_on_a_gpu_buffers_are_made_once_for_models_that_can_have_them(monkeypatch):

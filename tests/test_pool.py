@@ -9,8 +9,9 @@ import reference
 import torch
 
 from dynatree_lib import Lookahead, ProgressiveTree, RandomSource, SelfDraft
-from dynatree_lib.drafters.pool import CandidatePool, NgramPool, RankChances, best_first
-from dynatree_lib.drafters.progressive_tree import Grown
+from dynatree_lib.drafters.pool import CandidatePool, NgramPool, best_first
+from dynatree_lib.drafters.progressive_tree import DraftNode
+from dynatree_lib.drafters.rates import SuccessRates
 from dynatree_lib.verifiers.base import Verdict
 
 PRIOR = (0.5, 0.25, 0.12)
@@ -27,9 +28,9 @@ def random_branches(rng, count, depth, breadth, tokens):
     return out
 
 
-def as_grown(branch):
-    node = Grown(branch[0])
-    node.children = {child[0]: as_grown(child) for child in branch[1]}
+def as_node(branch):
+    node = DraftNode(branch[0])
+    node.children = {child[0]: as_node(child) for child in branch[1]}
     return node
 
 
@@ -43,8 +44,8 @@ def as_dict(branch):
 
 def drafting(pool, branches):
     """A state with this draft tree, listed."""
-    state = types.SimpleNamespace(subtrees=[as_grown(branch) for branch in branches], pool=pool, order=[], parents=[])
-    ProgressiveTree()._list(state)
+    state = types.SimpleNamespace(subtrees=[as_node(branch) for branch in branches], pool=pool, order=[], parents=[])
+    ProgressiveTree().list_nodes(state)
     return state
 
 
@@ -67,6 +68,11 @@ def nested(nodes):
     return {node.token: nested(node.children.values()) for node in nodes}
 
 
+def learn_siblings(rates, count, right):
+    for rank in range(count):
+        rates.learn(rank, rank == right)
+
+
 def every_subtree(branches):
     for branch in branches:
         yield branch
@@ -80,7 +86,7 @@ def test_merging_is_m_of_every_subtree(seed):
     pool, slow, cached = CandidatePool(10**6), reference.PathPool(10**6), {}
     for _ in range(4):
         branches = random_branches(rng, int(rng.integers(1, 4)), int(rng.integers(0, 5)), 3, int(rng.integers(2, 7)))
-        ProgressiveTree()._merge(drafting(pool, branches))
+        ProgressiveTree().merge_draft(drafting(pool, branches))
         slow.merge(branches)
         for subtree in every_subtree(branches):
             if subtree[1]:
@@ -99,7 +105,7 @@ def test_the_least_recently_merged_go(seed):
     pool, slow, evictions = CandidatePool(size), reference.PathPool(size), 0
     for _ in range(40):
         branches = random_branches(rng, 2, 3, 2, 9)
-        ProgressiveTree()._merge(drafting(pool, branches))
+        ProgressiveTree().merge_draft(drafting(pool, branches))
         slow.merge(branches)
         before = len(slow.paths)
         pool.settle()
@@ -115,31 +121,31 @@ def test_the_least_recently_merged_go(seed):
 @pytest.mark.parametrize("seed", range(30))
 def test_retrieval_takes_the_likeliest_one_at_a_time(seed):
     rng = np.random.default_rng(seed)
-    pool, slow, chances = CandidatePool(10**6), reference.PathPool(10**6), RankChances(PRIOR)
+    pool, slow, rates = CandidatePool(10**6), reference.PathPool(10**6), SuccessRates(PRIOR, 0.98)
     for _ in range(5):
         branches = random_branches(rng, 2, 4, 3, 5)
-        ProgressiveTree()._merge(drafting(pool, branches))
+        ProgressiveTree().merge_draft(drafting(pool, branches))
         slow.merge(branches)
         pool.settle()
         slow.settle()
-        chances.learn(5, int(rng.integers(0, 5)))
+        learn_siblings(rates, 5, int(rng.integers(0, 5)))
         worth = rng.uniform(0, 0.05, int(rng.integers(5, 15))).tolist() if seed % 2 else [0.0] * 9
         for token in range(5):
             max_depth = int(rng.integers(0, 6))
-            found = best_first(pool.roots.get(token), chances, max_depth, worth)
-            assert list(zip(*found, strict=True)) == slow.candidates(token, chances.__getitem__, max_depth, worth)
+            found = best_first(pool.roots.get(token), rates, max_depth, worth)
+            assert found == slow.candidates(token, rates.__getitem__, max_depth, worth)
 
 
 def test_a_short_cap_takes_the_likeliest_too():
     # Chances need not fall with rank, so siblings beyond the cap must be weighed too.
-    pool, chances = CandidatePool(99), RankChances(PRIOR)
+    pool, rates = CandidatePool(99), SuccessRates(PRIOR, 0.98)
     for token in (5, 6):
         pool.child(pool.root(1), token)
         pool.settle()
     for _ in range(20):
-        chances.learn(2, 1)
-    assert chances[1] > 0.8 > 0.2 > chances[0]
-    assert best_first(pool.roots[1], chances, 9, [0.0])[0] == [5]
+        learn_siblings(rates, 2, 1)
+    assert rates[1] > 0.8 > 0.2 > rates[0]
+    assert best_first(pool.roots[1], rates, 9, [0.0]) == [(5, 0, 1)]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -147,10 +153,10 @@ def test_stepwise_pruning_and_the_cap(seed):
     rng = np.random.default_rng(seed)
     drafter = ProgressiveTree(depth=int(rng.integers(1, 5)), max_draft=int(rng.integers(5, 25)), start_tree=(1,))
     branches = random_branches(rng, int(rng.integers(1, 5)), int(rng.integers(0, 6)), 3, 9)
-    found = [as_branch(drafter._stepped(as_grown(branch))) for branch in branches]
+    found = [as_branch(drafter.stepped(as_node(branch))) for branch in branches]
     assert found == [reference.stepped(branch, drafter.depth) for branch in branches]
     state = drafting(CandidatePool(9), branches)
-    drafter._cut(state)
+    drafter.limit(state)
     assert [as_branch(node) for node in state.subtrees] == reference.capped(branches, drafter.max_draft)
     assert sum(1 for _ in every_subtree(reference.capped(branches, drafter.max_draft))) <= drafter.max_draft
 
@@ -162,7 +168,7 @@ def test_growing_adds_each_prediction_once_and_keeps_the_width(seed):
     drafter = ProgressiveTree(children=int(rng.integers(1, 4)), start_tree=(1,))
     state = drafting(CandidatePool(9), branches)
     predicted = rng.integers(0, 6, len(state.order)).tolist()
-    drafter._grow(state, predicted)
+    drafter.expand(state, predicted)
     calls = iter(predicted)  # depth first, as the rows are
     expected = [reference.expanded(one, (), lambda _: next(calls), drafter.children) for one in branches]
     assert [as_branch(node) for node in state.subtrees] == expected
@@ -184,19 +190,19 @@ def test_ngrams_are_kept_by_the_token_before_them_latest_first():
 
 
 def test_copies_are_apart():
-    trees, chances, ngrams = CandidatePool(100), RankChances(PRIOR), NgramPool(3)
+    trees, rates, ngrams = CandidatePool(100), SuccessRates(PRIOR, 0.98), NgramPool(3)
     trees.child(trees.root(1), 2)
     ngrams.add(1, (2, 3))
-    others = trees.copy(), chances.copy(), ngrams.copy()
+    others = trees.copy(), rates.copy(), ngrams.copy()
     assert flat(others[0]) == flat(trees)
     assert (others[0].nodes, others[0].now, others[0].size) == (trees.nodes, trees.now, trees.size)
     others[0].child(others[0].root(1), 3)
     others[0].settle()
-    others[1].learn(1, 0)
+    others[1].learn(0, True)
     others[2].add(1, (5, 5))
     assert flat(trees) == {(1,): [0, 1], (1, 2): [0, 1]}
     assert (trees.nodes, trees.now) == (2, 0)
-    assert [chances[rank] for rank in range(4)] == pytest.approx([*PRIOR, PRIOR[-1]])
+    assert [rates[rank] for rank in range(4)] == pytest.approx([*PRIOR, PRIOR[-1]])
     assert ngrams.after(1) == [(2, 3)]
 
 
@@ -254,7 +260,7 @@ def test_an_absorbed_pool_comes_after_its_own(seed):
     for pool in (first, second):
         for _ in range(4):
             branches = random_branches(rng, 2, 3, 3, 5)
-            ProgressiveTree()._merge(drafting(pool, branches))
+            ProgressiveTree().merge_draft(drafting(pool, branches))
             slow.merge(branches)
             pool.settle()
             slow.settle()

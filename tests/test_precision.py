@@ -5,17 +5,19 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from models import CONTEXT, VOCABULARY, noisy_copy, prompt, random_model, raw_model
+from models import CONTEXT, noisy_copy, prompt, random_model, raw_model
 
 from dynatree_lib import autoregressive, generate
 from dynatree_lib.cli import precision as precision_command
 from dynatree_lib.cli.main import main
 from dynatree_lib.experiments.speed import precision
-from dynatree_lib.experiments.speed.precision import Followed, Reference, audit_precision, clopper_pearson, spacing
+from dynatree_lib.experiments.speed.precision import Followed, Reference, audit_precision, places_of, spacing
 from dynatree_lib.measure.methods import variant, variants
 from dynatree_lib.measure.prompts import BenchPrompt
+from dynatree_lib.measure.statistics import share
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import make_pair
 from dynatree_lib.sampling import GREEDY, RandomSource, Scores
@@ -47,16 +49,22 @@ def references(coarse):
 def audited(coarse):
     methods = variants("hf-generate,ar,fixed-tree:depth=3,lookup-tree")
     lines = []
-    found = audit_precision(coarse, methods, PROMPTS, max_new_tokens=40, row_counts=(4, 16), progress=lines.append)
+    found = audit_precision(coarse, methods, PROMPTS, max_new_tokens=40, node_counts=(4, 16), progress=lines.append)
     assert len(lines) == len(found["comparisons"])
     return found
 
 
-def followed(chosen, expected=None, leads=None, rows=1.0, margin=1.0):
-    expected = np.zeros(len(chosen), np.int64) if expected is None else np.array(expected)
-    ones = np.full(len(expected), margin)
-    reference = Reference(PROMPTS[0], expected, expected + 1, 8 * np.ones(len(expected)), ones)
-    return Followed(reference, np.array(chosen), None if leads is None else np.array(leads, float), rows)
+def followed(*texts, label="made", margins=None, nodes=(1.0, 1.0), length=None, dtype=torch.bfloat16):
+    """The places of texts whose reference is all zeros, with the tokens chosen in each; float64 knows nothing."""
+    out = []
+    for number, chosen in enumerate(texts):
+        size = length or len(chosen)
+        zeros, ones = np.zeros(size, np.int64), np.ones(size)
+        reference = Reference(PROMPTS[number], zeros, zeros + 1, 8 * ones, ones)
+        own = None if margins is None else np.array(margins[number], float)
+        run = Followed(reference, np.array(chosen), own, nodes[number])
+        out.append(places_of(label, run, np.zeros((size, 10)), dtype))
+    return pd.concat(out)
 
 
 class TestAlongAText:
@@ -64,18 +72,18 @@ class TestAlongAText:
         for one in references:
             plain = autoregressive(coarse.target, one.prompt.ids, max_new_tokens=40, eos_token_ids=())
             assert one.tokens.tolist() == plain.tokens
-            assert (one.leads >= 0).all()
+            assert (one.margins >= 0).all()
             assert (one.runners_up != one.tokens).all()
 
     def test_margins_are_those_of_the_rows(self):
         for values, best, runner_up, margin in (
             ([1.0, 5.0, 3.0, 4.5], 1, 3, 0.5),
-            ([1.0, 5.0, 5.0, 5.0], 1, 2, 0.0),  # a tie goes to the lowest id, and so does its rival
+            ([1.0, 5.0, 5.0, 5.0], 1, 2, 0.0),  # a tie goes to the lowest id, and so does its runner-up
         ):
-            noting = precision.Noting()
+            verifier = precision.TopTwo()
             scores = Scores(torch.tensor([values], dtype=torch.bfloat16), GREEDY)
-            assert noting.verify(TokenTree.build([0], [-1]), scores, None, RandomSource()).next_token == best
-            assert noting.noted == [(best, runner_up, 5.0, margin)]
+            assert verifier.verify(TokenTree.build([0], [-1]), scores, None, RandomSource()).next_token == best
+            assert verifier.recorded == [(best, runner_up, 5.0, margin)]
 
     def test_it_is_the_method_s_own_run_up_to_the_first_flip(self, coarse, references):
         divergences = 0
@@ -85,17 +93,17 @@ class TestAlongAText:
             for reference in references:
                 seen = one.run(reference)
                 free = self.free_text(coarse, one, reference)
-                flips = np.flatnonzero(seen.flips)
+                flips = np.flatnonzero(seen.chosen != reference.tokens[: len(seen.chosen)])
                 end = int(flips[0]) + 1 if len(flips) else len(reference.tokens)
                 assert free[:end] == seen.chosen[:end].tolist()
-                assert len(seen.chosen) == len(seen.leads) == len(reference.tokens)
+                assert len(seen.chosen) == len(seen.margins) == len(reference.tokens)
                 divergences += len(flips) > 0
         assert divergences > 10  # otherwise nothing was shown
 
     @staticmethod
     def free_text(pair, one, reference):
         if one.group == "rows":
-            drafter, options = precision.RowsProbe(one.run.args[1], VOCABULARY), {}
+            drafter, options = one.run.keywords["drafter"], {}
         else:
             chosen = variant(one.label)
             drafter, options = chosen.method.drafter(chosen.options, pair.draft), {"commit": chosen.options["commit"]}
@@ -112,14 +120,14 @@ class TestAlongAText:
         other = [*text[:5], text[5] + 1, *text[6:]]
         seen = precision.own_text(runner(other), references[0])
         assert seen.chosen.tolist() == other[:6]
-        assert np.flatnonzero(seen.flips).tolist() == [5]
-        assert seen.leads is None
+        assert seen.chosen[5] != text[5]
+        assert seen.margins is None
 
     def test_exact_arithmetic_never_flips(self):
         target = random_model("gpt_neox")
         pair = make_pair(target, noisy_copy(target))
         found = audit_precision(
-            pair, variants(f"hf-generate,{METHODS}"), PROMPTS[:2], max_new_tokens=12, row_counts=[5]
+            pair, variants(f"hf-generate,{METHODS}"), PROMPTS[:2], max_new_tokens=12, node_counts=[5]
         )
         for row in found["comparisons"]:
             assert (row["identical"], row["first_flipped"], row["flips"]) == (2, 0, [])
@@ -152,7 +160,7 @@ class TestAlongAText:
     @pytest.mark.parametrize(
         ("methods", "rows", "sentence"),
         [
-            ("ar", (1,), "A row count is 1"),
+            ("ar", (1,), "A node count is 1"),
             ("streaming-llm", (2,), "does not promise the target's own text"),
             ("adaptive-tree:carry=true", (2,), "does not promise the target's own text"),
         ],
@@ -177,7 +185,7 @@ class TestAudit:
         for flip in flips[:20]:
             reference, place = by_prompt[flip["prompt"]], flip["index"]
             assert flip["expected"] == reference.tokens[place] != flip["got"]
-            assert flip["margin"] == reference.leads[place]
+            assert flip["margin"] == reference.margins[place]
             ids = torch.tensor([[*reference.prompt.ids, *reference.tokens[:place]]])
             with torch.inference_mode():
                 logits = wide(ids).logits[0, -1]
@@ -206,17 +214,17 @@ class TestAudit:
         rows = {row["label"]: row for row in audited["comparisons"]}
         for row in audited["against"]:
             near = {"ar in 4 rows": 4, "ar in 16 rows": 16}
-            mine = rows[row["label"]]["rows"]
-            assert row["against"] == min(near, key=lambda name: abs(math.log(near[name] / mine)))
-            assert row["both"] + row["mine"] == rows[row["label"]]["flipped"]
-            assert row["both"] + row["its"] == rows[row["against"]]["flipped"]
+            nodes = rows[row["label"]]["rows"]
+            assert row["against"] == min(near, key=lambda name: abs(math.log(near[name] / nodes)))
+            assert row["both"] + row["method_alone"] == rows[row["label"]]["flipped"]
+            assert row["both"] + row["other_alone"] == rows[row["against"]]["flipped"]
             ratio = rows[row["label"]]["noise_ulps"] / rows[row["against"]]["noise_ulps"]
             assert row["noise_ratio"] == pytest.approx(ratio, rel=0.5)  # in logits, not in units that vary by place
         assert {row["label"] for row in audited["against"]} == {"fixed-tree:depth=3", "lookup-tree"}
 
     def test_both_figures_are_drawn(self, audited):
         pytest.importorskip("plotly")
-        from dynatree_lib.experiments.speed.precision_figures import flip_rates, margin_histograms
+        from dynatree_lib.experiments.speed.figures import flip_rates, margin_histograms
 
         fewer = [row for row in audited["comparisons"] if row["label"] != "ar in 4 rows"]
         figure = flip_rates([{**audited, "dtype": "float16", "comparisons": fewer}, audited])
@@ -243,70 +251,72 @@ class TestNumbers:
         assert spacing(np.array([0.0]), dtype)[0] > 0
 
     def test_exact_intervals(self):
-        assert clopper_pearson(0, 10) == pytest.approx((0, 1 - 0.025**0.1))
-        assert clopper_pearson(10, 10) == pytest.approx((0.025**0.1, 1))
-        assert clopper_pearson(3, 20) == pytest.approx((0.0321, 0.3789), abs=1e-4)
-        low, high = clopper_pearson(7, 2000)
+        assert share(0, 10).interval == pytest.approx((0, 1 - 0.025**0.1))
+        assert share(10, 10).interval == pytest.approx((0.025**0.1, 1))
+        assert share(3, 20).interval == pytest.approx((0.0321, 0.3789), abs=1e-4)
+        low, high = share(7, 2000).interval
         assert sum(math.comb(2000, k) * low**k * (1 - low) ** (2000 - k) for k in range(7)) == pytest.approx(0.975)
-        assert precision.at_most(7, 2000, high) == pytest.approx(0.025)
+        assert sum(math.comb(2000, k) * high**k * (1 - high) ** (2000 - k) for k in range(8)) == pytest.approx(0.025)
         for hits, count in ((1, 0), (3, 2), (-1, 5)):
             with pytest.raises(ValueError, match="are no share"):
-                clopper_pearson(hits, count)
+                share(hits, count)
 
     def test_a_hazard_counts_tokens_up_to_the_first_flip(self):
-        texts = [followed([0, 0, 9, 9], leads=[1, 1, -1, 3]), followed([0, 0, 0, 0], leads=[1, 1, 1, 1], rows=3.0)]
-        row = precision.summary(texts, torch.bfloat16)
+        texts = followed([0, 0, 9, 9], [0, 0, 0, 0], margins=[[1, 1, -1, 3], [1, 1, 1, 1]], nodes=(1.0, 3.0))
+        row = precision.summary(texts)
         assert (row["prompts"], row["identical"], row["rows"]) == (2, 1, 2.0)
         assert (row["tokens"], row["flipped"], row["rate"]) == (8, 2, 250)
         assert (row["first_tokens"], row["first_flipped"]) == (7, 1)
         assert row["first_rate"] == pytest.approx(1000 / 7)
-        assert row["first_interval"] == pytest.approx([1000 * end for end in clopper_pearson(1, 7)])
+        assert row["first_interval"] == pytest.approx([1000 * end for end in share(1, 7).interval])
         assert row["noise_ulps"] == pytest.approx(math.sqrt((4 + 4) / 8) / 0.0625)  # bfloat16 near 8
 
     def test_a_method_known_by_its_text_has_a_hazard_only(self):
-        row = precision.summary([followed([0, 9], expected=[0, 0, 0]), followed([0, 0, 0])], torch.float32)
+        row = precision.summary(followed([0, 9], [0, 0, 0], length=3, dtype=torch.float32))
         assert (row["first_tokens"], row["first_flipped"], row["identical"]) == (5, 1, 1)
         assert row["flipped"] is row["rate"] is row["noise_ulps"] is None
 
     def test_places_are_paired(self):
-        tree = [followed([9, 9, 9, 0] * 5, leads=[3] * 20), followed([0] * 20, leads=[3] * 20)]
-        other = [followed([9, 0, 0, 0] * 5, leads=[2] * 20), followed([9] + [0] * 19, leads=[2] * 20)]
-        quiet = [followed([0] * 20, leads=[2] * 20)] * 2
-        named = {"tree": tree, "ar in 4 rows": other, "ar in 64 rows": quiet}
+        threes, twos = [[3] * 20] * 2, [[2] * 20] * 2
+        tree = followed([9, 9, 9, 0] * 5, [0] * 20, label="tree", margins=threes)
+        other = followed([9, 0, 0, 0] * 5, [9] + [0] * 19, label="ar in 4 rows", margins=twos)
+        quiet = followed([0] * 20, [0] * 20, label="ar in 64 rows", margins=twos)
+        places = pd.concat([tree, other, quiet])
         summaries = [
             {"label": "tree", "group": "method", "rows": 7.0},
             {"label": "ar in 4 rows", "group": "rows", "rows": 4.0},
             {"label": "ar in 64 rows", "group": "rows", "rows": 64.0},
             {"label": "hf-generate", "group": "method", "rows": None},
         ]
-        (row,) = precision.rates_against(summaries, named)
+        (row,) = precision.rates_against(summaries, places)
         assert (row["label"], row["against"]) == ("tree", "ar in 4 rows")
-        assert (row["both"], row["mine"], row["its"]) == (5, 10, 1)
-        assert row["interval"] == clopper_pearson(10, 11)
+        assert (row["both"], row["method_alone"], row["other_alone"]) == (5, 10, 1)
+        assert row["interval"] == share(10, 11).interval
         assert row["exceeds"]
         assert row["ratio"] == pytest.approx(15 / 3)  # against 6 and 0 flips
         assert row["ratio_interval"] == pytest.approx((0, 6))  # the second prompt alone, and the first
         assert row["noise_ratio"] == pytest.approx(2)
-        assert precision.rates_against(summaries[:1], named) == []
+        assert precision.rates_against(summaries[:1], places) == []
 
     def test_without_flips_nothing_is_said_of_their_rates(self):
-        none = [followed([0, 0], leads=[1, 1])]
+        none, other = (followed([0, 0], label=label, margins=[[1, 1]]) for label in "ab")
         summaries = [{"label": "a", "group": "method", "rows": 2.0}, {"label": "b", "group": "rows", "rows": 2.0}]
-        (row,) = precision.rates_against(summaries, {"a": none, "b": none})
+        (row,) = precision.rates_against(summaries, pd.concat([none, other]))
         assert row["interval"] is row["ratio"] is row["ratio_interval"] is row["noise_ratio"] is None
         assert not row["exceeds"]
-        flipped = {"a": [followed([9, 0], leads=[1, 2])], "b": none}
-        (row,) = precision.rates_against(summaries, flipped)
-        assert (row["mine"], row["ratio"], row["ratio_interval"]) == (1, None, [None, None])
+        flipped = followed([9, 0], label="a", margins=[[1, 2]])
+        (row,) = precision.rates_against(summaries, pd.concat([flipped, other]))
+        assert (row["method_alone"], row["ratio"], row["ratio_interval"]) == (1, None, [None, None])
 
 
 class TestCommand:
     def test_a_ratio_without_a_bound_is_told(self):
         row = {"label": "a", "against": "b", "both": 1, "mine": 2, "its": 0, "exceeds": False}
-        told = precision_command._sentence({**row, "noise_ratio": 2.0, "noise_interval": [1.0, None]})
-        assert told.endswith("noise ratio 2.00 [1.00, inf].")
-        told = precision_command._sentence({**row, "noise_ratio": None, "noise_interval": None})
-        assert told.endswith("noise ratio -.")
+        sentence = precision_command._sentence({**row, "noise_ratio": 2.0, "noise_interval": [1.0, None]})
+        assert "1 flips of both, 2 of the method alone, 0 of the other alone" in sentence  # an older record's columns
+        assert sentence.endswith("noise ratio 2.00 [1.00, inf].")
+        sentence = precision_command._sentence({**row, "noise_ratio": None, "noise_interval": None})
+        assert sentence.endswith("noise ratio -.")
 
     SMALL = ("precision", "--limit", "2", "--max-new-tokens", "6", "--threads", "1", "--rows", "3")
 

@@ -8,7 +8,7 @@ import reference
 import torch
 
 from dynatree_lib import AdaptiveTree, RandomSource, SampledTree, Sampling, ToyModel, Traversal, generate
-from dynatree_lib.drafters.base import TreeBuilder
+from dynatree_lib.drafters.builder import TreeBuilder
 from dynatree_lib.drafters.sampled_tree import EAGLE_PATHS, slots_of_paths
 from dynatree_lib.measure.exact import proposals
 from dynatree_lib.tree import DISTINCT, IID, POINT

@@ -1,4 +1,4 @@
-"""Shorter budgets, stretches, cut prompts and memory, on runs made by hand and on real ones."""
+"""Shorter budgets, stretches and memory, on runs made by hand and on real runs."""
 
 import numpy as np
 import pytest
@@ -41,19 +41,19 @@ def results(*runs, budget=10, divergences=()):
 
 class TestCutting:
     def test_a_cut_inside_an_iteration_keeps_its_time_and_drops_its_surplus(self):
-        short = scaling.cut_run(run(cache_rows=30), 5)
+        short = scaling.cut_run(run(kv_entries=30), 5)
         assert short.tokens == [0, 1, 2, 3, 4]
         assert short.emissions == [[0.5, 1], [0.6, 3], [0.8, 1]]
         assert (short.seconds, short.iterations, short.accepted) == (0.8, 3, [0, 2, 0])
-        assert (len(short.nodes), len(short.depths), short.cache_rows) == (3, 3, 25)
+        assert (len(short.nodes), len(short.depths), short.kv_entries) == (3, 3, 25)
 
     def test_the_whole_length_is_the_run_itself(self):
         assert scaling.cut_run(run(), 10) == run()
 
     def test_counters_are_shared_out_by_what_they_count(self):
-        whole = run(counters={"draft_forwards": 8, "draft_rows": 20, "evictions": 12})
+        whole = run(counters={"draft_forwards": 8, "draft_nodes": 20, "evictions": 12})
         whole.depths[:], whole.nodes[:] = [1, 1, 2, 4], [2, 3, 5, 10]
-        assert scaling.cut_run(whole, 4).counters == {"draft_forwards": 2, "draft_rows": 5, "evictions": 6}
+        assert scaling.cut_run(whole, 4).counters == {"draft_forwards": 2, "draft_nodes": 5, "evictions": 6}
 
     def test_a_run_whose_emissions_are_not_its_iterations_is_refused(self):
         odd = Run("hf", "a", 0, 1.0, [1, 2], [[0.5, 2]], 2, "length")
@@ -92,14 +92,14 @@ class TestCutting:
 
 class TestStretches:
     def test_an_iteration_belongs_where_it_begins_and_the_first_is_left_out(self):
-        first, second = scaling.stretches(results(run()), 5)
+        first, second = scaling.stretches(results(run()), 5).to_dict("records")
         assert (first["position"], first["iterations"], first["tokens"], first["nodes"]) == (2.5, 2, 5, 8)
         assert first["seconds"] == pytest.approx(0.3)
         assert (second["position"], second["iterations"], second["tokens"]) == (7.5, 1, 4)
 
     def test_labels_choose(self):
         both = results(run(), run("ar"))
-        assert {row["method"] for row in scaling.stretches(both, 5, ["ar"])} == {"ar"}
+        assert set(scaling.stretches(both, 5, ["ar"])["method"]) == {"ar"}
         with pytest.raises(ValueError, match="at least 1 token"):
             scaling.stretches(both, 0)
 
@@ -121,10 +121,10 @@ class TestStretches:
     def test_growth_and_the_growth_of_a_gain(self):
         flat = [run("flat", prompt, (1, 2, 2, 2, 2, 1), np.arange(1, 7)) for prompt in "ab"]
         rows = scaling.stretches(results(run(), run(prompt="b"), *flat), 5)
-        ratio, (low, high) = scaling.late_over_early(rows, "tree", 5)
-        assert ratio == low == high == pytest.approx(4 / 2.5)
-        assert scaling.late_over_early(rows, "flat", 5)[0] == pytest.approx((5 / 3) / 2)
-        assert scaling.late_over_early(rows, "tree", 5, without="flat")[0] == pytest.approx(1.6 / (5 / 6))
+        growth = scaling.late_over_early(rows, "tree", 5)
+        assert growth.value == growth.low == growth.high == pytest.approx(4 / 2.5)
+        assert scaling.late_over_early(rows, "flat", 5).value == pytest.approx((5 / 3) / 2)
+        assert scaling.late_over_early(rows, "tree", 5, without="flat").value == pytest.approx(1.6 / (5 / 6))
         with pytest.raises(ValueError, match="before and after token 50"):
             scaling.late_over_early(rows, "tree", 50)
 
@@ -134,24 +134,6 @@ class TestStretches:
         assert [(row["repetition"], row["part"]) for row in rows] == [
             ("0% to 25%", "first 5 tokens"), ("25% to 50%", "after 5 tokens"),
         ]  # fmt: skip
-
-
-class TestPrompts:
-    def test_cutting_keeps_the_beginning_and_names_the_length(self):
-        (one, *_) = scaling.cut_prompts(PROMPTS, 3)
-        assert (one.id, one.ids) == ("0@3", (1, 2, 3))
-        with pytest.raises(ValueError, match="cut to 9 tokens: 0 is shorter"):
-            scaling.cut_prompts(PROMPTS, 9)
-
-    def test_long_prompts_are_found_or_the_longest_is_named(self):
-        assert [one.id for one in scaling.long_prompts(PAIR, PROMPTS, 9)] == ["1"]
-        with pytest.raises(ValueError, match="No prompt has 20 tokens; the longest has 9"):
-            scaling.long_prompts(PAIR, PROMPTS, 20)
-
-    def test_characters_of_cut_prompts(self):
-        tokenizer = load_pair("tiny").tokenizer
-        ids = tokenizer("ab cd")["input_ids"]
-        assert scaling.mean_characters(tokenizer, [BenchPrompt.from_ids("x", ids)]) == 5
 
 
 class TestMemory:
@@ -164,20 +146,17 @@ class TestMemory:
         config = draft.model.config
         shape = footprint.ModelShape(config.num_hidden_layers, config.hidden_size, config.vocab_size, tied=True)
         assert shape.parameters == draft.parameters
-        assert shape.cache_row(4) * footprint.MIB == cache_bytes_per_row(draft)
+        assert shape.kv_entry(4) * footprint.MIB == cache_bytes_per_row(draft)
         buffers = sum(one.nbytes for one in draft.model.buffers())
         assert shape.weights(4) * footprint.MIB == weight_bytes(draft) - buffers
-        assert shape.logits_row(4) * footprint.MIB == 4 * config.vocab_size
+        assert shape.logits(4) * footprint.MIB == 4 * config.vocab_size
 
     def test_footprint_adds_up(self):
-        tree, plain = footprint.footprint(results(run(cache_rows=1024), run("ar", cache_rows=512)))
+        tree, plain = footprint.footprint(results(run(kv_entries=1024), run("ar", kv_entries=512)))
         assert (tree["weights"], tree["cache"], tree["logits"]) == (3, 2, 5 * 1024 / footprint.MIB)
         assert tree["computed"] == sum(tree[name] for name in ("weights", "cache", "logits"))
         assert tree["change"] == pytest.approx(100 * (tree["computed"] / plain["computed"] - 1))
         assert tree["peak"] is None
-
-    def test_slope(self):
-        assert footprint.per_unit([{"T": t, "MiB": 5 + 0.3 * t} for t in (1, 4, 9)], "T", "MiB") == pytest.approx(0.3)
 
 
 def test_panels_share_a_legend_and_show_what_they_have():

@@ -1,4 +1,4 @@
-"""What a sweep can tell, on records and rows small enough to be worked out by hand."""
+"""Limits of a sweep, on records and rows small enough to be worked out by hand."""
 
 import json
 import math
@@ -6,55 +6,34 @@ import math
 import pytest
 
 from dynatree_lib.experiments.adaptive import sensitivity
-from dynatree_lib.experiments.adaptive.settings import setting_scatter
+from dynatree_lib.experiments.adaptive.figures import setting_scatter
 from dynatree_lib.measure.methods import variant
-from dynatree_lib.measure.protocol import Results
 from dynatree_lib.measure.records import Header, Records, Run
+from dynatree_lib.measure.statistics import ratio
 from dynatree_lib.papers import published
 
 
-def results(**seconds):
+def frame(**seconds):
     """Label -> seconds for 12 tokens on prompts a, b, c."""
-    records = Records(Header({}, {}))
+    records = Records(Header({}, {"methods": []}))
     for label, times in seconds.items():
         for prompt, time in zip("abc", times, strict=True):
             records.add(Run(label, prompt, 0, time, [1] * 12, [[time / 2, 6], [time, 6]], 2, "length"))
-    return Results(records)
+    return records.frame()
 
 
-RUN = results(ar=(4.0, 4.0, 4.0), one=(1.0, 2.0, 3.0), two=(2.0, 2.0, 2.0), again=(1.0, 2.0, 3.3))
+RUN = frame(ar=(4.0, 4.0, 4.0), one=(1.0, 2.0, 3.0), two=(2.0, 2.0, 2.0), again=(1.0, 2.0, 3.3))
 
 
 class TestClock:
     def test_ratios_are_over_all_reference_labels_together(self):
-        (row,) = sensitivity.ratios(RUN, ["two"], ["one", "again"])
-        assert row["ratio"] == pytest.approx(((6 + 6.3) / 2) / 6)
-        assert row["interval"][0] < row["ratio"] < row["interval"][1]
-
-    def test_repeats_compare_every_pair_once(self):
-        rows = sensitivity.repeats(RUN, ["one", "two", "again"])
-        assert [row["method"] for row in rows] == ["one / two", "one / again", "two / again"]
-
-    def test_resolution_reads_slower_and_faster_alike(self):
-        assert sensitivity.resolution([{"ratio": 0.8}, {"ratio": 1.1}]) == pytest.approx(1.25)
-        assert sensitivity.resolution([]) == 1
-
-    @pytest.mark.parametrize(
-        ("ratio", "interval", "differs"),
-        [
-            (1.2, (1.1, 1.3), True),
-            (0.8, (0.7, 0.9), True),
-            (1.2, (0.9, 1.5), False),
-            (1.04, (1.03, 1.05), False),
-            (0.97, (0.96, 0.98), False),
-        ],
-    )
-    def test_beyond_asks_for_both_size_and_interval(self, ratio, interval, differs):
-        assert sensitivity.beyond({"ratio": ratio, "interval": interval}, 1.05) is differs
+        speed = ratio(RUN, "two", over=["one", "again"])
+        assert speed.value == pytest.approx(((6 + 6.3) / 2) / 6)
+        assert speed.low < speed.value < speed.high
 
     def test_an_unknown_label_is_named(self):
         with pytest.raises(ValueError, match="no run of 'three'"):
-            sensitivity.ratios(RUN, ["three"], ["one"])
+            ratio(RUN, "three", over="one")
 
     def test_same_counts_groups_equal_work_only(self):
         speeds = (("a", 1, 2.0), ("b", 1, 3.0), ("c", 2, 9.0), ("d", None, 1.0))
@@ -88,18 +67,26 @@ class TestBestEntry:
 
 
 class TestPrediction:
-    def test_rank_correlation_shares_ranks_among_ties(self):
-        assert sensitivity.rank_correlation([1, 2, 3], [10, 20, 90]) == pytest.approx(1)
-        assert sensitivity.rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
-        # ranks (1.5, 1.5, 3) and (1, 2, 3): covariance 1.5, variances 1.5 and 2
-        assert sensitivity.rank_correlation([5, 5, 7], [1, 2, 3]) == pytest.approx(1.5 / math.sqrt(1.5 * 2))
-        assert math.isnan(sensitivity.rank_correlation([1, 1], [1, 2]))
+    @pytest.mark.parametrize(
+        ("predicted", "measured", "expected"),
+        [
+            ([1, 2, 3], [10, 20, 90], 1),
+            ([1, 2, 3], [3, 2, 1], -1),
+            # ranks (1.5, 1.5, 3) and (1, 2, 3): covariance 1.5, variances 1.5 and 2
+            ([5, 5, 7], [1, 2, 3], 1.5 / math.sqrt(1.5 * 2)),
+            ([1, 1], [1, 2], math.nan),
+            ([1], [1], math.nan),
+        ],
+    )
+    def test_rank_correlation_shares_ranks_among_ties(self, predicted, measured, expected):
+        rows = [{"method": "a", "predicted": p, "measured": m} for p, m in zip(predicted, measured, strict=True)]
+        assert sensitivity.choice(rows)["rank correlation"] == pytest.approx(expected, nan_ok=True)
 
-    def test_regret_is_measured_over_measured(self):
+    def test_speed_is_measured_over_measured(self):
         rows = [{"method": m, "predicted": p, "measured": s} for m, p, s in (("a", 3, 1.8), ("b", 2, 2.0))]
-        found = sensitivity.choice(rows)
-        assert (found["predicted best"], found["measured best"]) == ("a", "b")
-        assert found["regret"] == pytest.approx(0.9)
+        choice = sensitivity.choice(rows)
+        assert (choice["predicted best"], choice["measured best"]) == ("a", "b")
+        assert choice["speed kept"] == pytest.approx(0.9)
 
     def test_nothing_to_choose_from(self):
         with pytest.raises(ValueError, match="no row"):

@@ -149,20 +149,20 @@ def slow_mask(base, seen, rows, width):
 
 @pytest.mark.parametrize(("base", "earlier", "new"), [(0, 0, 1), (7, 0, 5), (3, 60, 9), (0, 100, 30), (50, 1, 64)])
 def test_the_mask_made_on_the_device_is_the_definition(base, earlier, new):
-    static = StaticModel(random_model("gpt_neox"), 60, rows=(1, 16, 64, 130), check=False)
+    static = StaticModel(random_model("gpt_neox"), 60, sizes=(1, 16, 64, 130), check=False)
     buffers, random = static.buffers, np.random.default_rng(base)
     nodes = earlier + new
     parents = np.array([random.integers(-1, node) if node else -1 for node in range(nodes)])
     seen = ancestor_matrix(parents)[-new:]
-    rows, width = buffers.tell(base, np.zeros(new), np.zeros(new), seen)
-    table = buffers.integers[1 : 1 + rows * (3 + buffers.words)].view(3 + buffers.words, rows)
+    size, width = buffers.send(base, np.zeros(new), np.zeros(new), seen)
+    table = buffers.integers[1 : 1 + size * (3 + buffers.words)].view(3 + buffers.words, size)
     found = buffers._seen(buffers.integers[0], table[2], table[3:], width)
-    assert (found.numpy() == slow_mask(base, seen, rows, width)).all()
-    assert table[2].tolist() == [*range(1 + base + earlier, 1 + base + nodes), *[0] * (rows - new)]
+    assert (found.numpy() == slow_mask(base, seen, size, width)).all()
+    assert table[2].tolist() == [*range(1 + base + earlier, 1 + base + nodes), *[0] * (size - new)]
 
 
 def test_padding_is_finite_and_touches_no_row():
-    static = StaticModel(random_model("gpt_neox"), 60, rows=(8,), widths=(), check=False)
+    static = StaticModel(random_model("gpt_neox"), 60, sizes=(8,), widths=(), check=False)
     session = static.session()
     session.start([1, 2, 3])
     session.score([4], [-1], Sampling())
@@ -190,12 +190,12 @@ def test_what_does_not_fit_is_refused_in_a_sentence(trial):
         StaticModel(random_model("qwen2-window"))
     with pytest.raises(ValueError, match="capacity is 1"):
         StaticModel(pair.target, 1)
-    with pytest.raises(ValueError, match=r"rows \(4, 2\)"):
-        StaticModel(pair.target, rows=(4, 2))
-    static = StaticModel(pair.target, 30, rows=(1, 8))
+    with pytest.raises(ValueError, match=r"sizes \(4, 2\)"):
+        StaticModel(pair.target, sizes=(4, 2))
+    static = StaticModel(pair.target, 30, sizes=(1, 8))
     session = static.session()
     session.start([1])
-    with pytest.raises(ValueError, match="9 rows to score at once or pending do not fit static buffers for 8"):
+    with pytest.raises(ValueError, match="9 tokens to score at once or pending do not fit static buffers for 8"):
         session.score(list(range(9)), [-1] * 9, Sampling())
     session.start(range(31))
     with pytest.raises(ValueError, match="text of 31 tokens does not fit static buffers of 30"):
@@ -324,7 +324,7 @@ def captured(monkeypatch):
     """A function that makes a StaticModel whose steps are captured and replayed."""
 
     def make(model, **options):
-        static = StaticModel(model, 200, rows=(1, 4, 16, 64), widths=(64, 128), check=False, **options)
+        static = StaticModel(model, 200, sizes=(1, 4, 16, 64), widths=(64, 128), check=False, **options)
         cuda = FakeCuda(static)
         for name in (
             "CUDAGraph", "current_stream", "Stream", "synchronize", "empty_cache", "graph_pool_handle",
@@ -378,7 +378,7 @@ def test_warming_captures_all_of_them_once(captured):
     captures = dict(static.buffers._graphs)
     assert autoregressive(static, prompt(20), max_new_tokens=30).tokens == hf_greedy(static, prompt(20), 30)
     assert static.buffers._graphs == captures
-    other = captured(random_model("gpt_neox")).warm(rows=(3,), widths=(100,))
+    other = captured(random_model("gpt_neox")).warm(sizes=(3,), widths=(100,))
     assert other.buffers.graph_bytes == 2 * 1000
     assert set(other.buffers._graphs) == {(4, 128), ("greedy", other.vocab_size, 128)}
 

@@ -64,6 +64,15 @@ def test_records_start_empty_unless_kept(out):
         nb.records("a/b")
 
 
+def test_rows_and_frames_become_records(out):
+    import pandas as pd
+
+    nb, rows = begin("10_x", profile="smoke"), [{"method": "ar", "speed": 0.1 + 0.2}, {"method": "chain", "speed": 2.0}]
+    for table in (rows, pd.DataFrame(rows)):
+        path = nb.write_records("speed", table)
+        assert [json.loads(line) for line in path.read_text().splitlines()] == rows
+
+
 def test_claims_keep_their_order_and_are_replaced_by_repetition(out):
     nb = begin("10_x", profile="smoke")
     record = nb.records("speed")

@@ -17,7 +17,7 @@ def restored():
 @pytest.mark.parametrize("fastest", [1, 2, 3])
 def test_the_fastest_number_is_set(monkeypatch, restored, fastest):
     monkeypatch.setattr(threads, "available_cores", lambda: 3)
-    monkeypatch.setattr(threads, "ROUNDS", 2)
+    monkeypatch.setattr(threads, "TURNS", 2)
     now, calls = [0.0], [0]
 
     def clock():

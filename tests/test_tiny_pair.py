@@ -10,6 +10,7 @@ from dynatree_lib import generate, load_pair
 from dynatree_lib.drafters import DRAFTERS
 from dynatree_lib.measure.environment import sha256_of
 from dynatree_lib.paths import data_path
+from dynatree_lib.training.card import readme
 from dynatree_lib.workloads import load_workload
 
 NEAR_TIE = 1e-4
@@ -70,6 +71,7 @@ def test_the_card_names_these_weights_and_its_texts():
     for part in ("code", "wikitext-2", "pg19", "gsm8k"):
         assert part in text
     assert card["acceptance"]
+    assert readme(card) == data_path("tiny", "README.md").read_text(encoding="utf-8")
 
 
 def test_tokenizer_round_trips(pair):

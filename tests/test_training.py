@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynatree_lib import training
+from dynatree_lib.cli import train as command
 from dynatree_lib.training import card as cards
 from dynatree_lib.training import corpus, distil, optimize, pipeline
 from dynatree_lib.training.recipe import Phase, from_json, load_recipe
@@ -101,16 +101,16 @@ def pair(texts, tmp_path_factory):
     return root, train(texts, root)
 
 
-def shop_at(texts, root, **options):
+def training_at(texts, root, **options):
     data, library = texts
     recipe = options.pop("recipe", from_json(RECIPE))
-    return pipeline.open_workshop(
+    return pipeline.open_training(
         recipe, data, root / "work", root / "toy", RUNTIME, quiet, library=library, **options
     )  # fmt: skip
 
 
 def train(texts, root, **options):
-    return pipeline.train_pair(shop_at(texts, root, **options))
+    return pipeline.train_pair(training_at(texts, root, **options))
 
 
 def test_pair_loads_with_auto_classes_tied_and_in_float32(pair):
@@ -144,10 +144,8 @@ def test_card_records_texts_losses_and_no_folder(pair, parts, texts):
     written = (root / "toy" / "README.md").read_text(encoding="utf-8")
     assert "# The pair `toy`" in written
     assert str(texts[0].parent) not in written + json.dumps(card)
-    cards_folder = root / "toy"
-    (cards_folder / "card.json").write_text(json.dumps({**card, "acceptance": {"chain-4": {"code": 3.25}}}))
-    cards.redraw(cards_folder)
-    assert "code: 3.250" in (cards_folder / "README.md").read_text(encoding="utf-8")
+    cards.write_card(root / "toy", {**card, "acceptance": {"chain-4": {"code": 3.25}}})
+    assert "- chain-4:\n  - code: 3.250\n" in (root / "toy" / "README.md").read_text(encoding="utf-8")
 
 
 def test_held_out_texts_are_disjoint_and_rules_hold(parts):
@@ -188,20 +186,20 @@ def interrupted(real, stop):
 def test_refuses_what_would_overwrite_or_mix(pair, texts, tmp_path):
     root, _ = pair
     with pytest.raises(FileExistsError, match="finished pair; pass --force"):
-        shop_at(texts, root)
-    shop_at(texts, tmp_path)
+        training_at(texts, root)
+    training_at(texts, tmp_path)
     with pytest.raises(FileExistsError, match="unfinished run; pass --resume"):
-        shop_at(texts, tmp_path)
+        training_at(texts, tmp_path)
     other = from_json({**RECIPE, "seed": 4})
     with pytest.raises(ValueError, match="other texts or another recipe"):
-        shop_at(texts, tmp_path, recipe=other, resume=True)
-    assert shop_at(texts, tmp_path, recipe=other, force=True).recipe.seed == 4
+        training_at(texts, tmp_path, recipe=other, resume=True)
+    assert training_at(texts, tmp_path, recipe=other, force=True).recipe.seed == 4
 
 
 def test_missing_part_is_named_before_any_work(texts, tmp_path):
     data, library = texts
     with pytest.raises(FileNotFoundError, match=r"'gsm8k' was not found.*gsm8k/.*openai/gsm8k"):
-        pipeline.open_workshop(
+        pipeline.open_training(
             from_json(RECIPE), tmp_path, tmp_path / "w", tmp_path / "o", RUNTIME, quiet, library=library
         )  # fmt: skip
     assert not (tmp_path / "w").exists()
@@ -251,10 +249,10 @@ def test_gpu_recipes_run_when_shrunk(name, texts, tmp_path):
         for key, model in (("target", recipe.target), ("draft", recipe.draft))
     }
     policy = replace(recipe.on_policy, tokens=16, batch=4, prefix=(2, 4), continuation=8)
-    shop = shop_at(
+    training = training_at(
         texts, tmp_path, recipe=replace(recipe, vocab_size=300, model_vocab_size=304, on_policy=policy, **shrunk)
     )
-    card = pipeline.train_pair(replace(shop, runtime=optimize.Runtime()))  # with bfloat16 autocast
+    card = pipeline.train_pair(replace(training, runtime=optimize.Runtime()))  # with bfloat16 autocast
     assert card["models"]["draft"]["steps"] == 2
     assert (tmp_path / "toy" / "draft" / "model.safetensors").is_file()
 
@@ -262,14 +260,14 @@ def test_gpu_recipes_run_when_shrunk(name, texts, tmp_path):
 def test_max_minutes_takes_fewer_steps_and_records_them(texts, tmp_path):
     recipe = from_json(RECIPE)
     long = replace(recipe, target=recipe.target.rescaled(100_000), draft=recipe.draft.rescaled(100_000))
-    card = pipeline.train_pair(shop_at(texts, tmp_path, recipe=long), max_minutes=0.005)
+    card = pipeline.train_pair(training_at(texts, tmp_path, recipe=long), max_minutes=0.005)
     assert card["models"]["target"]["steps"] < 1000
     assert from_json(card["recipe"]).target.steps == card["models"]["target"]["steps"]
 
 
 def test_command_line(texts, tmp_path, monkeypatch, capsys):
     parser = argparse.ArgumentParser()
-    training.configure(parser)
+    command.configure(parser)
     path = tmp_path / "toy.json"
     path.write_text(json.dumps({**RECIPE, "parts": {"gsm8k": 0.5, "mbpp": 0.5}}))
     options = [
@@ -284,13 +282,13 @@ def test_command_line(texts, tmp_path, monkeypatch, capsys):
     ]
     plain = ["--device", "cpu", "--no-compile", "--no-autocast"]
     with pytest.raises(ValueError, match="--steps is 0"):
-        training.main(parser.parse_args([*options, *plain, "--steps", "0"]))
-    assert training.main(parser.parse_args([*options, *plain, "--steps", "2"])) == 0
+        command.main(parser.parse_args([*options, *plain, "--steps", "0"]))
+    assert command.main(parser.parse_args([*options, *plain, "--steps", "2"])) == 0
     assert json.loads((tmp_path / "o" / "card.json").read_text())["models"]["target"]["steps"] == 2
     assert "the pair is in" in capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="torch sees no GPU"):
-        training.main(parser.parse_args([*options, "--device", "cuda"]))
+        command.main(parser.parse_args([*options, "--device", "cuda"]))
 
 
 def test_tokenizer_gives_back_every_text(parts):

@@ -13,9 +13,9 @@ pytest.importorskip("plotly")
 from dynatree_lib import SampledTree, Sampling, ToyModel
 from dynatree_lib.experiments.traversal import figures as gains
 from dynatree_lib.experiments.traversal import tables
-from dynatree_lib.experiments.traversal.causes import KeptLevels, chain_ratios, noisy_draft
+from dynatree_lib.experiments.traversal.causes import AcceptedLevels, chain_ratios, noisy_draft
 from dynatree_lib.measure import exact
-from dynatree_lib.measure.judge import Paired, judge
+from dynatree_lib.measure.judge import Judged, judge
 from dynatree_lib.measure.prompts import BenchPrompt
 from dynatree_lib.measure.protocol import Results
 from dynatree_lib.measure.records import Header, Records, Run
@@ -108,19 +108,20 @@ class TestSeeds:
     def test_an_iterations_time_leaves_the_first_one_out(self):
         slow = [run("v", "a", 0, 9, 3, seconds=6.0)]  # 4 s for the two iterations after the first
         quick = [run("t", "a", 0, 9, 5, seconds=5.0), run("t", "b", 0, 9, 5)]  # 1 s each
-        ratio, interval = tables.iteration_time(slow, quick)
-        assert (ratio, interval) == (2.0, (2.0, 2.0))
+        ratio = tables.iteration_time(results(*slow, *quick), "v", over="t")
+        assert (ratio.value, ratio.interval) == (2.0, (2.0, 2.0))
         with pytest.raises(ValueError, match="second iteration"):
-            tables.iteration_time([run("v", "a", 0, 3, 1)], quick)
+            tables.iteration_time(results(run("v", "a", 0, 3, 1), *quick), "v", over="t")
 
 
 def paired(rows):
-    """Judged trees: (prompt, driver, kept, expected by token-level, by traversal)."""
-    names = ("prompt", "driver", "kept")
-    return Paired(
+    """Judged trees: (prompt, driver, emitted, expected by token-level, by traversal)."""
+    names = ("prompt", "driver", "emitted")
+    heads = (dict(zip(names, row, strict=False)) for row in rows)
+    return Judged(
         {},
         {},
-        [{**dict(zip(names, row, strict=False)), "tokens": dict(zip(TWO, row[3:], strict=True))} for row in rows],
+        [{**head, "tokens": dict(zip(TWO, row[3:], strict=True))} for head, row in zip(heads, rows, strict=True)],
     )
 
 
@@ -137,10 +138,10 @@ class TestGains:
         assert row["traversal"] / row["token_level"] == pytest.approx(1 + row["gain"] / 100)
         assert row["gain_interval"][0] <= row["gain"] <= row["gain_interval"][1]
 
-    def test_separate_runs_look_at_what_each_driver_kept(self):
-        gain, (low, high) = tables.separate_gain(paired(self.ROWS))
-        assert gain == pytest.approx(100 * ((12 / 3) / (8 / 3) - 1))
-        assert low <= gain <= high
+    def test_separate_runs_look_at_what_each_driver_emitted(self):
+        gain = tables.separate_gain(paired(self.ROWS))
+        assert gain.value == pytest.approx(100 * ((12 / 3) / (8 / 3) - 1))
+        assert gain.low <= gain.value <= gain.high
 
     def test_trees_needed_by_both_designs(self):
         rng = np.random.default_rng(0)
@@ -159,15 +160,15 @@ class TestGains:
     def test_a_change_of_gain_is_in_points_of_the_same_prompts(self):
         small = paired([(prompt, "traversal", 1, 2.0, 2.2) for prompt in "abcd"])
         large = paired([(prompt, "traversal", 1, 3.0, 3.9) for prompt in "abcd"])
-        points, (low, high) = tables.gain_change(large, small)
-        assert (points, low, high) == pytest.approx((20, 20, 20))
+        points = tables.gain_change(large, small)
+        assert (points.value, points.low, points.high) == pytest.approx((20, 20, 20))
         elsewhere = paired([("z", "traversal", 1, 1.0, 9.0)])
-        joined = Paired({}, {}, [*large.rows, *elsewhere.rows])
-        assert tables.gain_change(joined, small)[0] == pytest.approx(20)  # a prompt of one side alone does not count
+        joined = Judged({}, {}, [*large.rows, *elsewhere.rows])
+        assert tables.gain_change(joined, small).value == pytest.approx(20)  # a prompt of one side alone does not count
 
     @pytest.mark.parametrize(("slots", "depth"), [((), 0), ((0, 0, 0), 1), ((0, 1, 2), 3), ((0, 0, 1, 3), 3)])
     def test_depth_of_a_shape(self, slots, depth):
-        assert tables.depth_of(slots) == depth
+        assert len(tables.widths(slots)) == depth
 
 
 class TestFormulas:
@@ -179,14 +180,14 @@ class TestFormulas:
     @pytest.mark.parametrize("sampling", [ONE, Sampling(0.7, top_p=0.9)], ids=str)
     @pytest.mark.parametrize("seed", range(4))
     def test_they_are_the_exact_iterations(self, sampling, seed):
-        """In the mean over every chain that may be drafted, the formulas give what the production rules keep."""
+        """In the mean over every chain that may be drafted, the formulas give what the production rules emit."""
         target = ToyModel.random(3, seed=seed)
         draft = target.mixed(ToyModel.random(3, seed=seed + 10), 0.6)
         drafter, sums = SampledTree(draft, depth=3, branching=1), np.zeros(2)
         for proposal, drawn in exact.proposals(drafter, [0, 1], sampling):
-            rows, tokens = exact.target_scores(target, [0, 1], proposal.tree, sampling), proposal.tree.tokens.tolist()
+            scores, tokens = exact.target_scores(target, [0, 1], proposal.tree, sampling), proposal.tree.tokens.tolist()
             shares = [float(proposal.distributions.distribution(node - 1)[tokens[node]]) for node in range(1, 4)]
-            ratios = np.array([[rows.prob(node, tokens[node + 1]) / shares[node] for node in range(3)]])
+            ratios = np.array([[scores.prob(node, tokens[node + 1]) / shares[node] for node in range(3)]])
             sums += drawn * np.array([tables.token_level_tokens(ratios)[0], tables.block_tokens(ratios)[0]])
         for rule, mean in ((TokenLevel(), sums[0]), (Block(), sums[1]), (Traversal(), sums[1])):
             assert mean == pytest.approx(exact.iteration(target, drafter, rule, [0, 1], sampling).tokens, abs=1e-9)
@@ -237,19 +238,19 @@ class TestCauses:
         assert lengths[0] == pytest.approx(6)
         assert lengths[0] > lengths[1] > lengths[2]
 
-    def test_kept_levels_add_up_to_the_expected_tokens(self):
-        watched = {name: KeptLevels(rule) for name, rule in TWO.items()}
+    def test_accepted_levels_add_up_to_the_expected_tokens(self):
+        watched = {name: AcceptedLevels(rule) for name, rule in TWO.items()}
         drafter = {"tree": SampledTree(PAIR.draft, depth=2)}
         judged = judge(PAIR, drafter, {**watched, "target-walk": TargetWalk()}, PROMPTS, max_new_tokens=10)
         for name, levels in watched.items():
             assert levels.reached(0) == 1
             assert levels.reached(1) >= levels.reached(2) > levels.reached(3) == 0
             assert 1 + levels.reached(1) + levels.reached(2) == pytest.approx(judged.mean(name), abs=1e-5)
-            assert sum(levels.ways.values()) == pytest.approx(len(judged.rows), abs=1e-3)  # no driver's coin counts
+            assert sum(levels.levels.values()) == pytest.approx(len(judged.rows), abs=1e-3)  # no driver's coin counts
 
-    def test_kept_levels_refuse_what_the_rule_refuses(self):
+    def test_accepted_levels_refuse_what_the_rule_refuses(self):
         with pytest.raises(ValueError, match="rule for chains"):
-            judge(PAIR, {"tree": SampledTree(PAIR.draft)}, {"block": KeptLevels(Block())}, PROMPTS)
+            judge(PAIR, {"tree": SampledTree(PAIR.draft)}, {"block": AcceptedLevels(Block())}, PROMPTS)
 
 
 class TestFigures:

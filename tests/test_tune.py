@@ -220,7 +220,7 @@ def test_the_command_prints_and_saves(quick, capsys):
     assert f"or  {tuned.python}" in lines
     assert lines[-1] == "Saved in outputs/tuned/tiny.json."
     assert "2 of the bundled prompts, none of the first 20" in shown.out
-    assert {"rows", "level", "method", "ar"} <= {line.split()[0] for line in lines if line}
+    assert {"nodes", "level", "method", "ar"} <= {line.split()[0] for line in lines if line}
     judged = {one.sha256 for one in load_workload("bundled", limit=20)}
     assert not judged & {one["sha256"] for one in tuned.setup["prompts"]}
     assert "x ar predicted: chain:length=6" in shown.err

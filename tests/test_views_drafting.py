@@ -35,7 +35,7 @@ def one():
 
 @pytest.fixture(scope="module")
 def steps():
-    """(round, predictions, nodes of the draft tree by their identity) of each iteration, and the drafter."""
+    """(iteration, predictions, nodes of the draft tree by their identity) of each iteration, and the drafter."""
     target, drafter = (
         dt.ToyModel.random(9, seed=3),
         dt.ProgressiveTree(depth=3, children=2, start_tree=(2,), max_draft=9),
@@ -74,7 +74,7 @@ def test_both_trees_hang_below_one_last_token(one):
     assert fills[5] != fills[7]  # the random token and a prediction
     assert fills[1] != fills[2]  # accepted and not
     assert "4 candidates" not in figure.layout.title.text
-    assert "3 candidates, 4 draft rows; 2 tokens committed" in figure.layout.title.text
+    assert "3 candidates, 4 draft nodes; 2 tokens committed" in figure.layout.title.text
     assert {"accepted by the target", "draft tree: random token", "predicted now, joins the draft tree"} <= legend(
         figure
     )
@@ -93,9 +93,9 @@ def test_predictions_join_where_they_are_new_and_there_is_room(one):
         joining(one.side_tree, [6])
 
 
-@pytest.mark.parametrize("kind", ["round", "proposal"])
+@pytest.mark.parametrize("kind", ["iteration", "proposal"])
 def test_the_mask_has_three_groups_that_see_the_last_token_and_themselves(one, kind):
-    shown = one if kind == "round" else Proposal(one.tree, side_tree=one.side_tree)
+    shown = one if kind == "iteration" else Proposal(one.tree, side_tree=one.side_tree)
     figure = forward_mask(shown, prefix=2)
     cells = np.array(figure.data[0].z)[:, 2:]
     names = np.array(CELLS)[cells]
@@ -113,11 +113,8 @@ def test_the_mask_has_three_groups_that_see_the_last_token_and_themselves(one, k
 def test_the_mask_is_the_one_that_is_scored(steps):
     for one, *_ in steps[0]:
         seen = np.array(forward_mask(one, prefix=0).data[0].z) >= CELLS.index("last token")
-        back = [
-            0,
-            *range(len(one.side_tree), len(seen)),
-            *range(1, len(one.side_tree)),
-        ]  # the order of the rows in the forward
+        first = len(one.side_tree)
+        back = [0, *range(first, len(seen)), *range(1, first)]  # the order of the nodes in the forward
         scored = dt.masks.ancestor_matrix(Proposal(one.tree, side_tree=one.side_tree).nodes[1])
         assert (seen[np.ix_(back, back)] == scored).all()
 
@@ -147,7 +144,7 @@ def test_draft_steps_tell_random_tokens_births_and_what_is_dropped(steps):
     assert {"random token", "dropped by the step that follows"} <= legend(figure)
     gone = sum(len(a) - len({*survivors(a, b, drafter.depth).tolist()} - {-1}) for a, b in pairwise(trees[:5]))
     assert sum(note.borderwidth > 2 for note in boxes) == gone
-    assert "iteration 1: 2 draft rows" in texts(figure)
+    assert "iteration 1: 2 draft nodes" in texts(figure)
 
 
 def test_what_joins_is_there_in_the_next_iteration(steps):

@@ -47,14 +47,14 @@ def trace(figure, name):
 
 
 def test_the_roofline_bends_where_arithmetic_takes_over():
-    figure = speed.roofline(FORWARDS, LIMITS, what="a machine")
+    figure = speed.roofline(FORWARDS, LIMITS, setup="a machine")
     packed = trace(figure, "packed")
     assert list(packed.x) == [1, 4, 16, 64]
     assert packed.y[1] == pytest.approx(4 / 0.014)
     slope, flat = figure.data[-2:]
     assert (list(slope.x), list(slope.y)) == ([1, 8], [100, 800])
     assert (list(flat.x), list(flat.y)) == ([8, 64], [800, 800])
-    assert "0.5 FLOP/byte per row; a machine" in figure.layout.xaxis.title.text
+    assert "0.5 FLOP/byte per node; a machine" in figure.layout.xaxis.title.text
     memory_only = speed.roofline(FORWARDS, {**LIMITS, "compute": 1e9})
     assert list(memory_only.data[-1].x) == [1, 64]  # no second ceiling in sight
 
@@ -82,7 +82,7 @@ def test_engines_stand_above_what_reading_takes():
 
 
 def test_overhead_has_a_panel_of_its_own():
-    figure = speed.cost_growth(GROWN, "prefix", note="flat")
+    figure = speed.cost_and_overhead(GROWN, "prefix", note="flat")
     whole, forward, overhead = figure.data
     assert list(whole.x) == list(forward.x) == list(overhead.x) == [128, 256, 1000]
     assert list(overhead.y) == [0.5] * 3
@@ -102,7 +102,7 @@ def test_the_timeline_begins_with_an_iteration_and_leaves_the_host_what_is_not_a
     assert list(draft.x) == pytest.approx([0.4, 0.4])
     assert list(target.base) == pytest.approx([0.8, 2.8])
     assert list(target.x) == pytest.approx([1.0, 0.2])  # cut at the end of the axis
-    assert list(target.hovertext) == ["2 rows"] * 2
+    assert list(target.hovertext) == ["2 nodes"] * 2
     assert [note.text for note in figure.layout.annotations] == ["+2"]
     whole = speed.iteration_timeline({"chain": EVENTS}, 0.5, after=0)
     assert [note.text for note in whole.layout.annotations] == ["+1", "+2", "+1"]

@@ -1,4 +1,4 @@
-"""Figures of verification rules: steps hold the residuals' own numbers, panels the distance of their laws."""
+"""Figures of verification rules: steps hold the residuals' own numbers, panels the distance of distributions."""
 
 import json
 import re
@@ -54,9 +54,9 @@ def steps(example):
 def test_step_rows_hold_the_worked_example(steps):
     assert [fraction(step["acceptance"]) for step in steps] == ["1/2", "2/3", "7/11", "0"]
     assert [fraction(x) for x in (*steps[2]["weights"], steps[2]["stop"])] == ["0", "0", "1/11", "10/11"]
-    assert [fraction(x) for x in steps[2]["law"]] == ["6/7", "0", "1/7"]  # without X3's token
+    assert [fraction(x) for x in steps[2]["distribution"]] == ["6/7", "0", "1/7"]  # without X3's token
     assert [step["node"] for step in steps] == [1, 3, 4, 1]
-    assert steps[3]["law"] is None
+    assert steps[3]["distribution"] is None
     for step in steps:
         assert sum(step["weights"]) + step["stop"] == pytest.approx(1, abs=1e-12)
 
@@ -81,7 +81,7 @@ def test_a_step_leaves_the_residual_as_it_was(example):
 def test_deterministic_tokens_have_a_point_mass(example):
     tree = dt.TokenTree.build([0, 2], [-1, 0])
     row = plots.step_row(Residual(example[2], 0), Recorded(tree, None), 0, 1)
-    assert row["law"] == [0, 0, 1]
+    assert row["distribution"] == [0, 0, 1]
     assert row["acceptance"] == pytest.approx(0.3)
 
 

@@ -1,26 +1,25 @@
 """Drafters with rules, compared: exact values against enumeration, ratios and crossings against numbers by hand."""
 
 import math
-from itertools import product
 
 import numpy as np
 import pytest
 from models import noisy_copy, prompt, random_model
+from pandas import concat
 
 import dynatree_lib as dt
 from dynatree_lib.experiments.traversal import which
-from dynatree_lib.experiments.traversal.which import Candidate, Expectation
+from dynatree_lib.experiments.traversal.tables import widths
+from dynatree_lib.experiments.traversal.which import DrafterAndRule, Expectation, methods_frame
 from dynatree_lib.measure.exact import iteration
 from dynatree_lib.measure.judge import judge
 from dynatree_lib.measure.prompts import BenchPrompt
-from dynatree_lib.measure.protocol import Results
-from dynatree_lib.measure.records import Header, Records, Run
 from dynatree_lib.models.pairs import make_pair
 from dynatree_lib.verifiers import TargetWalk, TokenLevel, Traversal
 
-WALK = Candidate("top", "target-walk", drawn=False)
-DRAWN = Candidate("distinct", "traversal")
-LEVEL = Candidate("distinct", "token-level")
+WALK = DrafterAndRule("top", "target-walk", drawn=False)
+DRAWN = DrafterAndRule("distinct", "traversal")
+LEVEL = DrafterAndRule("distinct", "token-level")
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +34,14 @@ def prompts():
 
 
 def rows(temperature=1.0, budget=4, **expected):
-    """Rows of two prompts, `a` and `b`, with a judged tree each; label_rule=(tokens on a, tokens on b)."""
+    """Frame of two prompts, `a` and `b`, with a judged tree each; label_rule=(tokens on a, tokens on b)."""
     out = []
     for name, values in expected.items():
         tree, _, rule = name.partition("_")
         for one, value in zip("ab", values, strict=True):
             place = {"temperature": temperature, "budget": budget, "prompt": one}
             out.append({**place, "tree": tree, "tokens": {rule.replace("_", "-"): value}})
-    return out
+    return methods_frame(out)
 
 
 class TestExpectation:
@@ -73,14 +72,14 @@ class TestExpectation:
         assert target.distribution((0, 2)) == draft.distribution((0, 2))
         assert Expectation(target, draft, dt.Sampling(1.0), (1, 1)).distinct() == pytest.approx(3)
 
-    def test_a_context_always_has_the_same_law(self):
+    def test_a_context_always_has_the_same_distribution(self):
         target, draft = which.noisy_pair(seed=5)
         assert draft.distribution((0, 2)) == draft.distribution((0, 2)) != target.distribution((0, 2))
         assert sum(draft.distribution((0, 2))) == pytest.approx(1)
 
 
 class TestDecoding:
-    def test_greedy_rows_are_the_rounds_of_generate(self, pair, prompts):
+    def test_greedy_rows_are_the_iterations_of_generate(self, pair, prompts):
         drafters = {"chain": dt.Chain(pair.draft, 3), "sampled": dt.SampledTree(pair.draft, 2, 2)}
         names = {"chain": ["target-walk"], "sampled": ["target-walk", "traversal"]}
         found = which.greedy_rows(pair, drafters, names.__getitem__, prompts, max_new_tokens=12, margin=4)
@@ -88,10 +87,10 @@ class TestDecoding:
             for one in prompts:
                 out = dt.generate(pair.target, one.ids, drafter, max_new_tokens=16, eos_token_ids=())
                 mine = [row for row in found if (row["tree"], row["prompt"]) == (label, one.id)]
-                kept = [each.committed for each in out.iterations][: len(mine)]
-                assert [row["kept"] for row in mine] == kept
-                assert mine[-1]["place"] < 12 <= mine[-1]["place"] + mine[-1]["kept"]
-                assert all(row["tokens"] == dict.fromkeys(names[label], row["kept"]) for row in mine)
+                emitted = [each.committed for each in out.iterations][: len(mine)]
+                assert [row["emitted"] for row in mine] == emitted
+                assert mine[-1]["place"] < 12 <= mine[-1]["place"] + mine[-1]["emitted"]
+                assert all(row["tokens"] == dict.fromkeys(names[label], row["emitted"]) for row in mine)
 
     def test_rates_are_of_the_places_among_the_siblings(self, pair, prompts):
         wide = dt.SampledTree(pair.draft, 3, (3, 1))
@@ -101,11 +100,13 @@ class TestDecoding:
         assert len(rates.slots(5)) == 5
         assert rates == which.measured_rates(pair, wide, prompts, dt.Sampling(1.0), 60)
 
-    def test_mean_nodes_are_those_drafted(self, pair, prompts):
+    def test_iterations_are_those_of_generate(self, pair, prompts):
         tree, sampling = dt.SampledTree(pair.draft, 2, 2), dt.Sampling(1.0)
-        found = which.mean_nodes(pair, tree, prompts[:1], sampling, 12)
+        ((name, found),) = which.iterations_of(pair, tree, prompts[:1], sampling, 12)
         out = dt.generate(pair.target, prompts[0].ids, tree, sampling=sampling, max_new_tokens=12, eos_token_ids=())
-        assert found == pytest.approx(np.mean([len(one.tree) - 1 for one in out.iterations]))
+        assert name == prompts[0].id
+        assert [len(one.tree) for one in found] == [len(one.tree) for one in out.iterations]
+        assert [one.verdict for one in found] == [one.verdict for one in out.iterations]
 
     def test_all_drafters_meet_the_same_text(self, pair, prompts):
         sampling = dt.Sampling(0.7)
@@ -120,7 +121,7 @@ class TestDecoding:
         }  # fmt: skip
         assert len(texts) == 1
 
-    def test_one_node_is_what_judged_trees_of_one_node_keep(self, pair, prompts):
+    def test_one_node_is_what_judged_trees_of_one_node_emit(self, pair, prompts):
         sampling = dt.Sampling(0.8)
         found = which.one_node_rows(pair, prompts, sampling, max_new_tokens=25)
         assert len(found) == 2 * 2 * 25
@@ -139,34 +140,34 @@ class TestDecoding:
         first = next(row for row in found if row["tree"] == "distinct" and row["prompt"] == "p1")
         assert drawn == pytest.approx(first["tokens"]["traversal"], abs=0.05)
 
-    def test_candidates_of_judged_rows_compare(self, pair, prompts):
+    def test_pairs_of_judged_rows_compare(self, pair, prompts):
         drafters = {"top": dt.SampledTree(pair.draft, 2, 2, "top"), "distinct": dt.SampledTree(pair.draft, 2, 2)}
         rules = {"target-walk": TargetWalk(), "traversal": Traversal()}
         found = judge(pair, drafters, rules, prompts, max_new_tokens=20, drivers=["target-walk"])
-        row = which.compare(found.rows, DRAWN, WALK)
+        ratio = which.compare(methods_frame(found.rows), DRAWN, WALK)
         means = found.where(tree="distinct").mean("traversal"), found.where(tree="top").mean("target-walk")
-        assert row["ratio"] == pytest.approx(means[0] / means[1])
-        assert row["interval"][0] <= row["ratio"] <= row["interval"][1]
-        assert (row["mine"], row["its"]) == ("distinct + traversal", "top + target-walk")
+        assert ratio.value == pytest.approx(means[0] / means[1])
+        assert ratio.low <= ratio.value <= ratio.high
 
 
 class TestCompare:
     def test_prompts_are_pooled_and_paired(self):
         found = rows(top_target_walk=(2.0, 1.0), distinct_traversal=(4.0, 2.0))
-        found += rows(distinct_traversal=(2.0, 2.0))  # two trees per prompt against one
-        row = which.compare(found, DRAWN, WALK)
-        assert row["ratio"] == pytest.approx((10 / 4) / (3 / 2))
-        assert row["interval"] == pytest.approx((1.5, 2.0))  # prompt a alone, and prompt b alone
-        assert row["holds"] is True
-        assert row["text"] == "1.67 [1.50, 2.00]"
-        assert which.tokens(found, DRAWN) == {"tokens": 2.5, "interval": (2.0, 3.0), "trees": 4}
+        found = concat([found, rows(distinct_traversal=(2.0, 2.0))])  # two trees per prompt against one
+        ratio = which.compare(found, DRAWN, WALK)
+        assert ratio.value == pytest.approx((10 / 4) / (3 / 2))
+        assert ratio.interval == pytest.approx((1.5, 2.0))  # prompt a alone, and prompt b alone
+        assert ratio.above() is True
+        assert str(ratio) == "1.67 [1.50, 2.00]"
+        (row,) = which.summary(found, [DRAWN]).to_dict("records")
+        assert (row["value"], row["interval"], row["trees"]) == (2.5, (2.0, 3.0), 4)
 
-    def test_an_unknown_candidate_is_named(self):
+    def test_an_unknown_pair_is_named(self):
         with pytest.raises(ValueError, match=r"no judged tree of 'distinct \+ token-level'"):
-            which.tokens(rows(distinct_traversal=(1.0, 2.0)), LEVEL)
+            which.compare(rows(distinct_traversal=(1.0, 2.0)), DRAWN, LEVEL)
 
     def test_other_prompts_are_refused(self):
-        found = rows(top_target_walk=(2.0, 1.0)) + rows(distinct_traversal=(2.0, 1.0))[:1]
+        found = concat([rows(top_target_walk=(2.0, 1.0)), rows(distinct_traversal=(2.0, 1.0))[:1]])
         with pytest.raises(ValueError, match="judged on different prompts"):
             which.compare(found, DRAWN, WALK)
 
@@ -175,8 +176,8 @@ def sweep(*ratios, temperatures=(0.2, 0.4, 0.8)):
     """`distinct` over `top` on two prompts: (on a, on b) per temperature."""
     found = []
     for temperature, (a, b) in zip(temperatures, ratios, strict=True):
-        found += rows(temperature, top_target_walk=(1.0, 1.0), distinct_traversal=(a, b))
-    return found
+        found.append(rows(temperature, top_target_walk=(1.0, 1.0), distinct_traversal=(a, b)))
+    return concat(found)
 
 
 class TestCrossover:
@@ -187,7 +188,8 @@ class TestCrossover:
         assert row["text"] == "0.60 [0.60, 0.60]"
 
     def test_the_last_crossing_counts_and_temperature_0_does_not(self):
-        found = sweep((1.1, 1.1), (0.5, 0.5), (2.0, 2.0)) + rows(0.0, top_target_walk=(9, 9), distinct_traversal=(1, 1))
+        greedy = rows(0.0, top_target_walk=(9, 9), distinct_traversal=(1, 1))
+        found = concat([sweep((1.1, 1.1), (0.5, 0.5), (2.0, 2.0)), greedy])
         assert which.crossover(found, DRAWN, WALK)["crossover"] == pytest.approx(0.6)
 
     @pytest.mark.parametrize(
@@ -212,13 +214,15 @@ class TestCrossover:
 
 
 class TestMap:
-    FOUND = (
-        rows(0.2, top_target_walk=(3.0, 3.1), distinct_traversal=(2.0, 2.0), distinct_token_level=(1.9, 1.9))
-        + rows(0.4, top_target_walk=(2.0, 3.0), distinct_traversal=(3.0, 2.0), distinct_token_level=(1.9, 1.9))
-        + rows(0.8, top_target_walk=(2.0, 2.0), distinct_traversal=(3.0, 3.3), distinct_token_level=(3.5, 3.5))
-        + rows(1.0, top_target_walk=(2.0, 2.0), distinct_traversal=(3.0, 3.3), distinct_token_level=(3.6, 3.5))
+    FOUND = concat(
+        [
+            rows(0.2, top_target_walk=(3.0, 3.1), distinct_traversal=(2.0, 2.0), distinct_token_level=(1.9, 1.9)),
+            rows(0.4, top_target_walk=(2.0, 3.0), distinct_traversal=(3.0, 2.0), distinct_token_level=(1.9, 1.9)),
+            rows(0.8, top_target_walk=(2.0, 2.0), distinct_traversal=(3.0, 3.3), distinct_token_level=(3.5, 3.5)),
+            rows(1.0, top_target_walk=(2.0, 2.0), distinct_traversal=(3.0, 3.3), distinct_token_level=(3.6, 3.5)),
+        ]
     )
-    ALL = (WALK, DRAWN, LEVEL, Candidate("iid", "traversal"))
+    ALL = (WALK, DRAWN, LEVEL, DrafterAndRule("iid", "traversal"))
 
     def test_the_best_of_each_kind(self):
         found = which.best(self.FOUND, self.ALL)
@@ -226,7 +230,7 @@ class TestMap:
         assert [row["holds"] for row in found] == [False, None, True, True]
         assert [row["drawn"] for row in found] == [DRAWN.name, DRAWN.name, LEVEL.name, LEVEL.name]
 
-    def test_another_drawn_candidate_must_be_ahead_by_an_interval(self):
+    def test_another_drawn_pair_must_be_ahead_by_an_interval(self):
         found = rows(distinct_traversal=(3.0, 3.0), distinct_token_level=(3.5, 2.9), top_target_walk=(2.0, 2.0))
         (row,) = which.best(found, self.ALL)
         assert row["drawn"] == DRAWN.name
@@ -237,42 +241,19 @@ class TestMap:
         assert which.best(found, self.ALL)[0]["drawn"] == DRAWN.name
 
     def test_the_better_deterministic_tree_counts(self):
-        other = Candidate("best-first", "target-walk", drawn=False)
+        other = DrafterAndRule("best-first", "target-walk", drawn=False)
         found = rows(distinct_traversal=(3.0, 3.0), best_target_walk=(2.5, 2.5), top_target_walk=(2.0, 3.6))
-        found = [{**row, "tree": "best-first"} if row["tree"] == "best" else row for row in found]
+        found = found.replace({"method": {"best + target-walk": other.name}})
         (row,) = which.best(found, [WALK, other, DRAWN])
         assert row["fixed"] == WALK.name
         assert row["best"] == DRAWN.name
 
-    def test_ratios_over_one_candidate(self):
-        found = which.over(self.FOUND, [DRAWN, LEVEL], WALK)
+    def test_ratios_over_one_pair(self):
+        found = which.summary(self.FOUND, [DRAWN, LEVEL], WALK)
         assert len(found) == 8
-        assert found[0]["ratio"] == pytest.approx(2 / 3.05)
-        panels = which.by_panel(found, {4: "4 nodes"}, value="ratio")
-        assert panels[0]["4 nodes_interval"] == found[0]["interval"]
-        assert "4 nodes_interval" not in which.by_panel(found, {4: "4 nodes"}, value="ratio", interval=None)[0]
-
-    def test_sizes_are_means(self):
-        found = [{"tree": tree, "nodes": n, "levels": n // 2} for tree, n in (("top", 4), ("top", 8), ("iid", 99))]
-        assert which.sizes(found, "top") == {"nodes": 6, "levels": 3}
-
-    def test_the_fastest_of_each_kind(self):
-        records = Records(Header({}, {"methods": [], "reference": "ar"}))
-        entry = {"options": {}, "lossless": True, "draft": False}
-        shape = {"weight_bytes": 0, "cache_bytes_per_row": 0}
-        setup = {"target": shape, "draft": shape, "sampling": {"temperature": 1.0}}
-        names = {"ar": 4.0, "slow": 3.0, "drawn": 1.0, "fixed": 2.0}
-        records.header.setup.update(setup, methods=[{"label": name, "name": name, **entry} for name in names])
-        for (name, seconds), one in product(names.items(), "ab"):
-            ends = [[seconds / 2, 6], [seconds, 6]]
-            records.add(Run(name, one, 0, seconds, [1] * 12, ends, 2, "length", None, None, None, {}, 1, None, None))
-        row = which.fastest(Results(records), ["slow", "drawn"], ["fixed"])
-        assert (row["drawn"], row["fixed"], row["fastest"]) == ("drawn", "fixed", "drawn")
-        assert (row["speed"], row["ratio"], row["holds"]) == (4, 2, True)
-
-    def test_what_was_kept_stands_under_its_driver(self):
-        (row,) = which.kept([{"tree": "top", "driver": "target-walk", "kept": 3, "tokens": {"target-walk": 2.2}}])
-        assert row["tokens"] == {"target-walk": 3.0}
+        assert found["value"][0] == pytest.approx(2 / 3.05)
+        panels = which.by_panel(found, {4: "4 nodes"})
+        assert panels["4 nodes_interval"][0] == found["interval"][0]
 
     def test_temperature_0_has_no_best_drawn_tree(self):
         greedy = rows(0.0, top_target_walk=(3.0, 3.0), distinct_traversal=(3.0, 3.0))
@@ -295,31 +276,23 @@ class TestMap:
         hair = rows(distinct_traversal=(2.0, 3.0), distinct_token_level=(2.01, 3.01))
         (row,) = which.rule_checks(hair, {"distinct": "traversal"}, ["token-level"])
         assert (row["holds"], row["behind"]) == (False, False)
-        assert {row["its"] for row in found} == {LEVEL.name}
-
-    def test_tables_have_a_column_per_method(self):
-        found = which.wide(which.summary(self.FOUND, self.ALL))
-        assert [row["temperature"] for row in found] == [0.2, 0.4, 0.8, 1.0]
-        assert found[0] == pytest.approx({"temperature": 0.2, WALK.name: 3.05, DRAWN.name: 2.0, LEVEL.name: 1.9})
+        assert {row["over"] for row in found} == {LEVEL.name}
 
     def test_widths_count_the_nodes_of_each_level(self):
-        assert which.widths((0, 0, 1, 1, 3)) == (2, 2, 1)
-        assert which.widths((0,)) == (1,)
+        assert widths((0, 0, 1, 1, 3)) == (2, 2, 1)
+        assert widths((0,)) == (1,)
 
     def test_panels_are_columns(self):
-        found = which.summary(self.FOUND + rows(0.2, budget=8, top_target_walk=(4.0, 4.0)), self.ALL)
-        (row,) = [
-            row
-            for row in which.by_panel(found, {4: "4 nodes", 8: "8 nodes"})
-            if (row["temperature"], row["method"]) == (0.2, WALK.name)
-        ]
+        found = which.summary(concat([self.FOUND, rows(0.2, budget=8, top_target_walk=(4.0, 4.0))]), self.ALL)
+        panels = which.by_panel(found, {4: "4 nodes", 8: "8 nodes"})
+        (row,) = panels[(panels["temperature"] == 0.2) & (panels["method"] == WALK.name)].to_dict("records")
         assert row["4 nodes"] == pytest.approx(3.05)
         assert row["8 nodes"] == 4
         assert row["8 nodes_interval"] == (4, 4)
 
     def test_is_drawn_with_names_and_open_cells_white(self):
         pytest.importorskip("plotly")
-        from dynatree_lib.experiments.traversal.map import best_map
+        from dynatree_lib.experiments.traversal.figures import best_map
 
         figure = best_map(which.best(self.FOUND, self.ALL), "temperature", "budget")
         (drawn,) = figure.data

@@ -36,24 +36,24 @@ def run_tables() -> Iterator[tuple[str, Any]]:
     """Summaries, ratios, drafting metrics, memory, predictions and printed tables of the four recorded runs."""
     from dynatree_lib.cli.bench import report
     from dynatree_lib.experiments.adaptive.footprint import footprint
-    from dynatree_lib.experiments.adaptive.sensitivity import ratios
     from dynatree_lib.measure.cost_model import prediction_rows
-    from dynatree_lib.measure.metrics import disturbed, drafting_metrics
+    from dynatree_lib.measure.metrics import drafting_metrics
     from dynatree_lib.measure.protocol import read_results
-    from dynatree_lib.measure.quote import quote
+    from dynatree_lib.measure.statistics import ratio
+    from dynatree_lib.measure.tables import quote
     from dynatree_lib.measure.tune import load_tuned
 
     costs = load_tuned(CPU / "tuned.json").costs
     for name in RUNS:
         results = read_results(CPU / f"{name}.jsonl")
         labels = [one.label for one in results.summaries()]
-        runs = list(results.records.runs.values())
+        frame = results.records.frame()
         yield f"{name}: summaries", [asdict(one) for one in results.summaries()]
         yield f"{name}: bandwidth", results.bandwidth
-        yield f"{name}: disturbed", disturbed(runs)
+        yield f"{name}: disturbed", frame.loc[frame["disturbed"], ["method", "prompt"]].to_dict("records")
         for base in ("hf-generate", "ar", "ar-fast"):
-            yield f"{name}: ratios over {base}", ratios(results, labels, [base])
-        terms = {one: drafting_metrics([run for run in runs if run.method == one]) for one in labels}
+            yield f"{name}: ratios over {base}", {label: ratio(frame, label, over=base) for label in labels}
+        terms = {label: drafting_metrics(frame[frame["method"] == label]) for label in labels}
         yield f"{name}: drafting metrics", terms
         yield f"{name}: footprint", footprint(results)
         yield f"{name}: predictions", prediction_rows(results, costs)
@@ -78,28 +78,33 @@ def length_tables() -> Iterator[tuple[str, Any]]:
     yield "scaling: late over early", [scaling.late_over_early(rows, label, 64) for label in labels[2:]]
     yield "scaling: late over early, without", scaling.late_over_early(rows, "ptd", 64, without="lookahead")
     some = ["chain:length=4", "fixed-tree", "cost-aware-tree"]
-    chosen = luck(greedy, some, "ar", 2)
+    chosen = luck(greedy.records.frame(), some, "ar", 2)
     yield "sensitivity: luck", [{name: row[name] for name in ("chosen", "there", "elsewhere")} for row in chosen]
 
 
 def ptd_tables() -> Iterator[tuple[str, Any]]:
     """What notebooks 20 and 21 compute: the quantities of PTD's section 4.1, fronts, stages."""
-    from dynatree_lib.experiments.ptd.analysis import Tally, stage_shares
+    from dynatree_lib.experiments.ptd import analysis
     from dynatree_lib.measure.protocol import read_results
     from dynatree_lib.measure.tune import load_tuned
 
     costs = load_tuned(CPU / "tuned.json").costs
     ours = ["ptd", "ptd:prune_first=false", "ptd:text_depth=6"]
+    drafts, windows = ["self-draft", "self-draft:text=false"], ["lookahead", "lookahead:text=true"]
     for name in ("ptd", "ptd-sampled"):
-        tally = Tally.of(read_results(CPU / f"{name}.jsonl"), costs)
-        yield f"{name}: quantities", [tally.row(label) for label in tally.sums]
+        counts = analysis.counts_frame(read_results(CPU / f"{name}.jsonl"), costs)
+        labels = list(counts["method"].unique())
+        yield f"{name}: quantities", [analysis.quantity_row(counts, label) for label in labels]
         for other in ("lookahead", "self-draft"):
-            for quantity in ("DE", "HR", "AL", "Ver", "rows", "speed"):
-                yield f"{name}: {quantity} over {other}", tally.over("ptd", other, quantity)
-        yield f"{name}: front", tally.front(tally.sums)
-        yield f"{name}: at equal rows", tally.at_equal(ours, ["self-draft", "self-draft:text=false"])
-        yield f"{name}: at equal DE", tally.at_equal(ours, ["lookahead", "lookahead:text=true"], "DE", "rows")
-    yield "ptd: stages", stage_shares(json.loads((CPU / "ptd_stages.json").read_text())["rows"])
+            for quantity in ("DE", "HR", "AL", "Ver", "scored", "speed"):
+                ratio = analysis.over(counts, "ptd", other, quantity)
+                yield f"{name}: {quantity} over {other}", analysis.compared(f"ptd over {other}", ratio)
+        yield f"{name}: front", analysis.front(counts, labels)
+        ratio = analysis.at_equal(counts, ours, drafts)
+        yield f"{name}: at equal scored", analysis.compared("ptd over self-draft", ratio)
+        ratio = analysis.at_equal(counts, ours, windows, "DE", "scored")
+        yield f"{name}: at equal DE", analysis.compared("ptd over lookahead", ratio)
+    yield "ptd: stages", analysis.stage_shares(json.loads((CPU / "ptd_stages.json").read_text())["rows"])
 
 
 def judged_tables() -> Iterator[tuple[str, Any]]:
@@ -107,9 +112,9 @@ def judged_tables() -> Iterator[tuple[str, Any]]:
     from dynatree_lib.cli.judge import report
     from dynatree_lib.experiments.traversal import tables as traversal_tables
     from dynatree_lib.experiments.traversal import which
-    from dynatree_lib.measure.judge import read_paired
+    from dynatree_lib.measure.judge import read_judged
 
-    judged = read_paired(CPU / "judged.jsonl")
+    judged = read_judged(CPU / "judged.jsonl")
     trees = list(judged.setup["rules"])
     parts = {tree: judged.where(tree=tree) for tree in trees}
     yield "judged: printed", report(judged)
@@ -117,14 +122,14 @@ def judged_tables() -> Iterator[tuple[str, Any]]:
     yield "judged: separate gains", {tree: traversal_tables.separate_gain(part) for tree, part in parts.items()}
     yield "judged: trees needed", {tree: traversal_tables.trees_needed(part) for tree, part in parts.items()}
     yield "judged: gain change", [traversal_tables.gain_change(parts[tree], parts[trees[0]]) for tree in trees[1:]]
-    candidates = [which.Candidate(tree, rule) for tree in trees for rule in traversal_tables.RULES]
+    pairs = [which.DrafterAndRule(tree, rule) for tree in trees for rule in traversal_tables.RULES]
     rows = [{**row, "temperature": 1.0, "budget": 5 if row["tree"] == trees[0] else 62} for row in judged.rows]
-    yield "judged: tokens", [which.tokens(rows, one) for one in candidates]
-    yield "judged: sizes", [which.sizes(rows, tree) for tree in trees]
-    yield "judged: compared", [which.compare(rows, one, candidates[0]) for one in candidates]
-    yield "judged: summary", which.summary(rows, candidates)
+    frame = which.methods_frame(rows)
+    yield "judged: sizes", frame.groupby("tree", sort=False)[["nodes", "levels"]].mean().to_dict("records")
+    yield "judged: compared", {pair.name: which.compare(frame, pair, pairs[0]) for pair in pairs}
+    yield "judged: summary", which.summary(frame, pairs).to_dict("records")
     default = dict.fromkeys(trees, "traversal")
-    yield "judged: rule checks", which.rule_checks(rows, default, traversal_tables.RULES)
+    yield "judged: rule checks", which.rule_checks(frame, default, traversal_tables.RULES)
 
 
 def other_tables() -> Iterator[tuple[str, Any]]:
@@ -132,7 +137,7 @@ def other_tables() -> Iterator[tuple[str, Any]]:
     from dynatree_lib.cli import audit as audit_command
     from dynatree_lib.cli import precision as precision_command
     from dynatree_lib.cli import tune as tune_command
-    from dynatree_lib.experiments.speed.growth import flatness
+    from dynatree_lib.experiments.speed.cost_growth import flatness
     from dynatree_lib.measure.audit import read_audit
     from dynatree_lib.measure.tune import load_tuned
 
@@ -156,6 +161,8 @@ def plain(value: Any) -> Any:
     """The value as JSON has it, numbers to `DIGITS` significant digits."""
     if isinstance(value, dict):
         return {str(name): plain(one) for name, one in value.items()}
+    if hasattr(value, "interval"):  # an Estimate
+        return [plain(value.value), plain(value.interval)]
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
     if isinstance(value, str):

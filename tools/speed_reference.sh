@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The records on speed beside the README's tables: forwards by engine and rows, cost as the text and the tree grow, batches, and where
+# The records on speed in docs/results.md: forwards by engine and rows, cost as the text and the tree grow, batches, and where
 # rounding changes greedy texts (bfloat16, which flips now and then, on more prompts). Nine minutes on two cores; nothing else
 # should run. The GPU's are made by tools/gpu_speed.sh.
 #
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from dynatree_lib import load_pair
 from dynatree_lib.measure.environment import describe_environment
-from dynatree_lib.experiments.speed.growth import forward_times
+from dynatree_lib.experiments.speed.cost_growth import forward_times
 from dynatree_lib.experiments.speed.throughput import throughput
 from dynatree_lib.workloads import load_workload
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ..models.pairs import Pair
     from ..sampling import Sampling
     from ..workloads import Workload
@@ -32,26 +34,31 @@ def add_workload(to: Options, *, which: str = "name of the workload", limit: int
     to.add_argument("--workload", default="bundled", help=help_)
     to.add_argument("--task", help="only this task of the workload, e.g. code with the bundled prompts")
     to.add_argument("--data", metavar="DIR", help="local folder of the data set, instead of the hub")
-    told = "" if limit is None else " (default: %(default)s)"
-    to.add_argument("--limit", type=int, default=limit, help=f"at most this many prompts, of each task in turn{told}")
+    default = "" if limit is None else " (default: %(default)s)"
+    to.add_argument(
+        "--limit", type=int, default=limit, help=f"at most this many prompts, of each task in turn{default}"
+    )
 
 
 def add_sampling(to: Options, temperature: float = 0.0) -> None:
     """--temperature, --top-k, --top-p, --seed."""
-    told = "0 is greedy decoding" if temperature == 0 else "above 0"
-    to.add_argument("--temperature", type=float, default=temperature, help=f"{told} (default: %(default)s)")
+    meaning = "0 is greedy decoding" if temperature == 0 else "above 0"
+    to.add_argument("--temperature", type=float, default=temperature, help=f"{meaning} (default: %(default)s)")
     to.add_argument("--top-k", type=int, metavar="K", help="sample from the K most probable tokens")
     to.add_argument("--top-p", type=float, metavar="P", help="sample from the fewest tokens of together this mass")
     to.add_argument("--seed", type=int, default=0)
 
 
-def add_machine(to: Options) -> None:
-    """--device, --dtype, --engine, --static, --threads."""
+def add_machine(to: Options, dtypes: str | None = None) -> None:
+    """--device, --dtype, --engine, --static, --threads; with a default of --dtypes, that list for --dtype, --static."""
     to.add_argument("--device", help="cpu, cuda, cuda:1, auto (default: cpu)")
-    to.add_argument("--dtype", help="float32, bfloat16, float16, float64 (default: float32 on the CPU)")
     to.add_argument("--engine", default="auto", help="eager, lean or packed forwards (default: the fastest)")
-    to.add_argument("--static", action="store_true", help="static buffers; on a GPU, CUDA graphs captured beforehand")
     to.add_argument("--threads", help="torch threads; auto tries how many are fastest (default: torch's own choice)")
+    if dtypes is not None:
+        to.add_argument("--dtypes", default=dtypes, metavar="LIST", help="one after the other (default: %(default)s)")
+        return
+    to.add_argument("--dtype", help="float32, bfloat16, float16, float64 (default: float32 on the CPU)")
+    to.add_argument("--static", action="store_true", help="static buffers; on a GPU, CUDA graphs captured beforehand")
 
 
 def sampling_of(args: argparse.Namespace) -> Sampling:
@@ -85,37 +92,37 @@ def pair_of(args: argparse.Namespace) -> Pair:
         from ..measure.threads import choose_threads
 
         found = choose_threads(pair)
-        told = ", ".join(f"{count}: {1000 * seconds:.2f} ms" for count, seconds in found.items())
-        progress(f"{torch.get_num_threads()} threads are fastest (an iteration's forwards by threads: {told}).")
+        times = ", ".join(f"{count}: {1000 * seconds:.2f} ms" for count, seconds in found.items())
+        progress(f"{torch.get_num_threads()} threads are fastest (an iteration's forwards by threads: {times}).")
     return pair
 
 
-def workload_of(args: argparse.Namespace, room: int, tokenizer: Any, limit: int | None = None) -> Workload:
-    """The prompts, none with more than `room` tokens; of several workloads up to `limit` each."""
+def workload_of(args: argparse.Namespace, longest: int, tokenizer: Any, limit: int | None = None) -> Workload:
+    """Return the prompts, none with more than `longest` tokens; of several workloads up to `limit` each."""
     from ..workloads import join_workloads, load_workload
 
     given = [name.strip() for name in args.workload.split(",")]
     names = [f"{name}/{args.task}" if args.task else name for name in given]
     several = [
         load_workload(
-            name, limit=limit, seed=args.seed, source=args.data or "auto", max_tokens=room, tokenizer=tokenizer
+            name, limit=limit, seed=args.seed, source=args.data or "auto", max_tokens=longest, tokenizer=tokenizer
         )
         for name in names
     ]
     return several[0] if len(several) == 1 else join_workloads(several)
 
 
-def room_for(pair: Pair, max_new_tokens: int) -> int:
-    """Most tokens a prompt may have; ValueError if the budget fills the context."""
+def longest_prompt(pair: Pair, max_new_tokens: int) -> int:
+    """Return how many tokens a prompt may have; ValueError if the budget fills the context."""
     if max_new_tokens < 1:
         raise ValueError(f"--max-new-tokens is {max_new_tokens}; ask for at least 1 token.")
-    room = pair.target.context - max_new_tokens
-    if room < 1:
+    longest = pair.target.context - max_new_tokens
+    if longest < 1:
         raise ValueError(
             f"--max-new-tokens is {max_new_tokens} and the context of '{pair.name}' is {pair.target.context}; "
             "ask for fewer tokens."
         )
-    return room
+    return longest
 
 
 def check_new(path: Path | None, overwrite: bool) -> None:
@@ -130,14 +137,19 @@ def check_new(path: Path | None, overwrite: bool) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- texts
 def with_interval(value: float | None, interval: Sequence[float] | None, digits: int) -> str:
-    """ "1.05 [1.01, 1.09]", or "-" where there is none."""
+    """Return "1.05 [1.01, 1.09]", or "-" where there is none."""
     if value is None or interval is None:
         return "-"
     return f"{value:.{digits}f} [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
 
 
+def text_lines(frame: pd.DataFrame) -> list[str]:
+    """Return a frame of text as lines; see `table`."""
+    return table([list(frame), *frame.itertuples(index=False, name=None)])
+
+
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of aligned columns, the first to the left, a rule below the headings."""
+    """Return lines of aligned columns, the first to the left, a rule below the headings."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,11 @@ from .arguments import (
     add_pair,
     add_sampling,
     add_workload,
+    longest_prompt,
     pair_of,
     progress,
-    room_for,
     sampling_of,
-    table,
-    with_interval,
+    text_lines,
     workload_of,
 )
 
@@ -96,7 +96,7 @@ def _measured(args: argparse.Namespace) -> Results:
     if args.resume and not args.records:
         raise ValueError("--resume needs --records FILE, the file to go on with.")
     pair = pair_of(args)
-    workload = workload_of(args, room_for(pair, args.max_new_tokens), pair.tokenizer, args.limit)
+    workload = workload_of(args, longest_prompt(pair, args.max_new_tokens), pair.tokenizer, args.limit)
     return run_benchmark(
         pair, methods, workload.prompts,
         max_new_tokens=args.max_new_tokens, sampling=sampling, seed=args.seed, warmup=args.warmup, repeats=args.repeats,
@@ -134,10 +134,11 @@ def _option(value: object) -> str:
 
 
 def report(results: Results) -> str:
-    """The table with what it rests on."""
+    """Return the table with what it rests on."""
+    from ..measure.tables import method_table
+
     setup, environment = results.records.header.setup, results.records.header.environment
     summaries = results.summaries()
-    columns = _columns(summaries)
     gpu = environment["gpu"]
     where = gpu["name"] if gpu and setup["target"]["device"] == "cuda" else environment["cpu"] or "unknown CPU"
     lines = [
@@ -145,66 +146,34 @@ def report(results: Results) -> str:
         f"{setup['max_new_tokens']} new tokens, {setup['eos_rule']}.",
         setup["workload"] + ("" if setup["turns"].startswith("the first") else f" Turns: {setup['turns']}."),
         "",
-        *table([list(columns), *([cell(one) for cell in columns.values()] for one in summaries)]),
+        *text_lines(method_table(map(asdict, summaries))),
         "",
-        *_side_tree(results, summaries),
+        *_drafting(results, summaries),
         *_remarks(results, summaries),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _columns(summaries: Sequence[MethodSummary]) -> dict[str, Callable[[MethodSummary], str]]:
-    """Heading -> cell; columns that no method has a number for are left out."""
-    columns: dict[str, Callable[[MethodSummary], str]] = {
-        "method": lambda one: one.label + ("" if one.lossless else " (lossy)"),
-        "tokens/s [95 %]": lambda one: with_interval(one.tokens_per_second, one.tokens_per_second_interval, 1),
-        "x hf-generate [95 %]": lambda one: with_interval(one.speedup_hf_generate, one.speedup_hf_generate_interval, 2),
-        "x ar-fast [95 %]": lambda one: with_interval(one.speedup_ar_fast, one.speedup_ar_fast_interval, 2),
-        "x bound": lambda one: _number(one.bound_ratio, 2),
-        "tokens/iter": lambda one: f"{one.tokens_per_iteration:.2f}",
-        "nodes": lambda one: _number(one.nodes_per_iteration, 1),
-        "iteration cost": lambda one: _number(one.iteration_cost, 2),
-        "draft/verify/host %": lambda one: _shares(one.split),
-        "TTFT ms": lambda one: f"{1000 * one.ttft:.1f}",
-        "identical": lambda one: one.identical or "-",
-    }
-    needs = {
-        "x ar-fast [95 %]": any(one.speedup_ar_fast is not None for one in summaries),
-        "x bound": any(one.bound_ratio is not None for one in summaries),
-        "draft/verify/host %": any(one.split for one in summaries),
-    }
-    return {name: cell for name, cell in columns.items() if needs.get(name, True)}
+def _drafting(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
+    """Return Progressive Tree Drafting's terms with intervals, if a method drafts in a side tree."""
+    import pandas as pd
 
-
-def _shares(split: dict[str, float] | None) -> str:
-    return "/".join(f"{100 * split[part]:.0f}" for part in ("draft", "verify", "host")) if split else "-"
-
-
-def _side_tree(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
-    """Progressive Tree Drafting's terms for every method that drafts, if one of them drafts beside its tree."""
     from ..measure.metrics import drafting_metrics
 
-    if not any(one.draft_rows for one in summaries):
+    if not any(one.side_nodes_per_iteration for one in summaries):
         return []
-    rows = [("method", "DE [95 %]", "HR [95 %]", "AL [95 %]", "Dft/Ver")]
-    for one in (one for one in summaries if one.verify_rows):
-        found = drafting_metrics([run for run in results.records.runs.values() if run.method == one.label])
-        known = (found.get(name, (None, None)) for name in ("decoding_efficiency", "hit_rate", "accept_length"))
-        efficiency, hits, length = (with_interval(value, interval, 2) for value, interval in known)
-        rows.append(
-            (one.label, efficiency, hits, length, f"{_number(one.draft_rows, 1)}/{_number(one.verify_rows, 1)}")
-        )
-    return [*table(rows), "", *_TERMS, ""]
-
-
-_TERMS = (
-    "DE: tokens per iteration; HR: share of iterations that keep a drafted token; AL: tokens of such an iteration.",
-    "Dft/Ver: rows scored beside the tree and drafted nodes of it, per iteration (Progressive Tree Drafting, 4.1).",
-)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    frame, terms = results.records.frame(), {"decoding_efficiency": "DE", "hit_rate": "HR", "accept_length": "AL"}
+    rows = []
+    for summary in (summary for summary in summaries if summary.nodes_per_iteration):
+        found = drafting_metrics(frame[frame["method"] == summary.label])
+        rows.append({"method": summary.label, **{short: str(found.get(name, "")) for name, short in terms.items()}})
+    return [
+        *text_lines(pd.DataFrame(rows)),
+        "",
+        "DE: tokens per iteration; HR: share of iterations that accept a drafted token; AL: their tokens.",
+        "Dft/Ver: nodes of the side tree and drafted nodes of the tree, per iteration (PTD, section 4.1).",
+        "",
+    ]
 
 
 def _remarks(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
@@ -230,17 +199,15 @@ def _remarks(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
 
 
 def _bound(results: Results) -> list[str]:
-    """What plain decoding could reach at the bandwidth of the memory, and what was measured for it."""
+    """Return what plain decoding could reach at the bandwidth of the memory, and what was measured for it."""
+    from ..measure.tables import bound_sentence
+
     found = results.bandwidth
     if found is None:
         return []
     sizes = dict.fromkeys(one["size"] for one in found["measured"])
     speeds = "; ".join(f"{size / 2**20:.0f} MiB at {_speeds(found['measured'], size)}" for size in sizes)
-    return [
-        f"Bound: plain decoding that reads {found['weight_bytes'] / 1e6:.1f} MB of weights and its cache for each "
-        f"token at {found['bytes_per_second'] / 1e9:.1f} GB/s, {found['tokens_per_second']:.0f} tokens/s.",
-        f"Memory, the faster of reading and copying: {speeds}.",
-    ]
+    return [bound_sentence(found), f"Memory, the faster of reading and copying: {speeds}."]
 
 
 def _speeds(measured: Sequence[dict[str, Any]], size: int) -> str:

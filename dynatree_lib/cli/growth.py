@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from .arguments import add_machine, add_pair, pair_of, progress, table
+from .arguments import add_machine, add_pair, pair_of, progress, text_lines
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -20,16 +20,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Measure a pair, write its record and print a table."""
-    from ..experiments.speed.growth import growth_record
+    import pandas as pd
+
+    from ..experiments.speed.cost_growth import growth_record
     from ..measure.records import check_writable, write_atomically
+    from ..measure.statistics import Estimate
 
     check_writable(args.file)
-    found = growth_record(pair_of(args), args.turns, progress)
-    write_atomically(args.file, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    lines = [("over", "range", "overhead ms", "rise ms [95 %]", "rise of the forward ms")]
-    for name, one in found["flatness"].items():
-        low, high = one["rise_interval"]
-        ends, rise = f"{one['first']:g} to {one['last']:g}", f"{one['rise']:.3f} [{low:.3f}, {high:.3f}]"
-        lines.append((name, ends, f"{one['overhead']:.3f}", rise, f"{one['forward_rise']:.3f}"))
-    sys.stdout.write("\n".join(table(lines)) + "\n")
+    record = growth_record(pair_of(args), args.turns, progress)
+    write_atomically(args.file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    lines = [
+        {"over": name, "range": f"{flat['first']:g} to {flat['last']:g}", "overhead ms": f"{flat['overhead']:.3f}",
+         "rise ms [95 %]": f"{Estimate(flat['rise'], *flat['rise_interval']):.3f}",
+         "rise of the forward ms": f"{flat['forward_rise']:.3f}"}
+        for name, flat in record["flatness"].items()
+    ]  # fmt: skip
+    sys.stdout.write("\n".join(text_lines(pd.DataFrame(lines))) + "\n")
     return 0

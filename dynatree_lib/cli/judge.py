@@ -1,10 +1,10 @@
-"""`dynatree judge`: have verification rules judge the same drafted trees of a pair, and print what each would keep."""
+"""`dynatree judge`: have verification rules judge the same drafted trees of a pair, and print what each would emit."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,44 +15,37 @@ from .arguments import (
     add_sampling,
     add_workload,
     check_new,
+    longest_prompt,
     pair_of,
     progress,
-    room_for,
     sampling_of,
-    table,
-    with_interval,
+    text_lines,
     workload_of,
 )
 
 if TYPE_CHECKING:
     from ..drafters.base import Drafter
-    from ..measure.judge import Paired
-    from ..sampling import Sampling
+    from ..measure.judge import Judged
     from ..verifiers import Verifier
 
 TREES = "sampled-tree:branching=1,sampled-tree,sampled-tree:shape=eagle"
-RULES = "token-level,traversal"
 MARGIN = 24
 LOOP_OPTIONS = ("commit", "verifier", "carry")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `dynatree judge`."""
-    what = parser.add_argument_group("what is judged")
+    what, how = parser.add_argument_group("what is judged"), parser.add_argument_group("how")
+    default = "(default: %(default)s)"
     add_pair(what)
+    what.add_argument("--trees", default=TREES, metavar="LIST", help=f"drafters, as for `dynatree bench` {default}")
     what.add_argument(
-        "--trees", default=TREES, metavar="LIST", help="drafters, as for `dynatree bench` (default: %(default)s)"
-    )
-    what.add_argument(
-        "--rules", default=RULES, metavar="LIST",
-        help="rules among target-walk, token-level, block, traversal; each is compared with the first "
-        "(default: %(default)s)",
+        "--rules", default="token-level,traversal", metavar="LIST",
+        help=f"rules among target-walk, token-level, block, traversal; each is compared with the first {default}",
     )  # fmt: skip
     add_workload(what, limit=40)
-    how = parser.add_argument_group("how")
-    told = "(default: %(default)s)"
-    how.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help=f"trees up to this place {told}")
-    how.add_argument("--seeds", type=int, default=1, metavar="N", help=f"texts of each prompt, tree and rule {told}")
+    how.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help=f"trees up to this place {default}")
+    how.add_argument("--seeds", type=int, default=1, metavar="N", help=f"texts of each prompt, tree and rule {default}")
     add_sampling(how, temperature=1.0)
     add_machine(how)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write one JSON line per tree")
@@ -65,9 +58,18 @@ def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -
 
     # Everything that can be checked is checked before models are loaded.
     sampling, rules, trees = sampling_of(args), _rules(args.rules), _trees(args.trees)
-    _check(args, sampling, rules, trees)
+    for name in ("seeds", "max_new_tokens"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}; give at least 1.")
+    if sampling.greedy:
+        raise ValueError("At temperature 0 every rule accepts the same path; give a --temperature above 0.")
+    for make in trees.values():
+        drafter = make(None)
+        for rule in rules.values():
+            rule.check(sampling, drafter.drawing, drafter.chain)
+    check_new(args.out, args.overwrite)
     pair = pair_of(args)
-    workload = workload_of(args, room_for(pair, args.max_new_tokens) - MARGIN, pair.tokenizer, args.limit)
+    workload = workload_of(args, longest_prompt(pair, args.max_new_tokens) - MARGIN, pair.tokenizer, args.limit)
     judged = judge(
         pair, {label: make(pair.draft) for label, make in trees.items()}, rules, workload.prompts,
         max_new_tokens=args.max_new_tokens, sampling=sampling, seeds=range(args.seed, args.seed + args.seeds),
@@ -93,62 +95,44 @@ def _rules(text: str) -> dict[str, Verifier]:
 
 
 def _trees(text: str) -> dict[str, Callable[[Any], Drafter]]:
-    """Label -> draft model -> drafter."""
+    """Return label -> draft model -> drafter."""
     from ..measure.methods import variants
 
     out: dict[str, Callable[[Any], Drafter]] = {}
-    for one in variants(text):
-        loop = {name: value for name, value in one.options.items() if name in LOOP_OPTIONS}
-        if one.method.drafter is None:
-            raise ValueError(f"'{one.label}' does not draft in this library's loop, so no rule can judge its trees.")
-        if loop != {name: one.method.defaults[name] for name in loop}:
+    for variant in variants(text):
+        method, label = variant.method, variant.label
+        if method.drafter is None:
+            raise ValueError(f"'{label}' does not draft in this library's loop, so no rule can judge its trees.")
+        if any(variant.options[name] != method.defaults[name] for name in LOOP_OPTIONS if name in variant.options):
             raise ValueError(
-                f"'{one.label}': {', '.join(LOOP_OPTIONS)} say how trees are decoded, not drawn; leave them out."
+                f"'{label}': {', '.join(LOOP_OPTIONS)} say how trees are decoded, not drawn; leave them out."
             )
-        out[one.label] = partial(one.method.drafter, one.options)
+        out[label] = partial(method.drafter, variant.options)
     return out
 
 
-def _check(
-    args: argparse.Namespace,
-    sampling: Sampling,
-    rules: Mapping[str, Verifier],
-    trees: Mapping[str, Callable[[Any], Drafter]],
-) -> None:
-    for name in ("seeds", "max_new_tokens"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}; give at least 1.")
-    if sampling.greedy:
-        raise ValueError("At temperature 0 every rule keeps the same path; give a --temperature above 0.")
-    for make in trees.values():
-        drafter = make(None)
-        for rule in rules.values():
-            rule.check(sampling, drafter.drawing, drafter.chain)
-    check_new(args.out, args.overwrite)
+def report(judged: Judged) -> str:
+    """Return what each rule emits of each tree, and how much more than the first rule, as a text."""
+    import pandas as pd
 
-
-def report(judged: Paired) -> str:
-    """What each rule keeps of each tree, and how much more than the first rule."""
-    setup, rows = judged.setup, [["trees", "rule", "tokens per iteration", "over the first rule [95 %]"]]
+    setup, rows = judged.setup, []
     for tree, rules in setup["rules"].items():
-        mine = judged.where(tree=tree)
+        part = judged.where(tree=tree)
         for rule in rules:
-            ratio, interval = mine.gain(rule, rules[0])
-            gain = with_interval(ratio, interval, 3) if len(setup["prompts"]) > 1 else f"{ratio:.3f}"
-            gain = "" if rule == rules[0] else gain
-            rows.append([tree, rule, f"{mine.mean(rule):.3f}", gain])
+            gain = part.gain(rule, rules[0])
+            text = format(gain, ".3f") if len(setup["prompts"]) > 1 else f"{gain.value:.3f}"
+            rows.append([tree, rule, f"{part.mean(rule):.3f}", text if rule != rules[0] else ""])
+    columns = ["trees", "rule", "tokens per iteration", "over the first rule [95 %]"]
+    sampling = {name.replace("_", "-"): value for name, value in setup["sampling"].items() if value is not None}
     lines = [
-        f"{setup['pair']} in {setup['dtype']}, {_told(setup['sampling'])}; {len(setup['prompts'])} prompts, trees up "
-        f"to place {setup['max_new_tokens']}, seeds {setup['seeds'][0]} to {setup['seeds'][-1]}.",
+        f"{setup['pair']} in {setup['dtype']}, {', '.join(f'{name} {value:g}' for name, value in sampling.items())}; "
+        f"{len(setup['prompts'])} prompts, trees up to place {setup['max_new_tokens']}, seeds {setup['seeds'][0]} to "
+        f"{setup['seeds'][-1]}.",
         setup["workload"],
         "",
-        *table(rows),
+        *text_lines(pd.DataFrame(rows, columns=columns)),
         "",
         f"{len(judged.rows)} trees, each judged by every rule; the expectation over the rule's own coins. Bonus token "
         "included; interval: bootstrap over prompts.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _told(sampling: Mapping[str, float | None]) -> str:
-    return ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in sampling.items() if value is not None)

@@ -15,17 +15,17 @@ from pathlib import Path
 
 # name -> (module with configure(parser) and main(args) -> exit code, one line of help)
 COMMANDS = {
-    "run": ("dynatree_lib.suite.run", "run notebooks of the suite, each with a receipt"),
-    "report": ("dynatree_lib.suite.report", "build the report of a run's folder"),
+    "run": ("dynatree_lib.cli.run", "run notebooks of the suite, each with a receipt"),
+    "report": ("dynatree_lib.cli.report", "build the report of a run's folder"),
     "bench": ("dynatree_lib.cli.bench", "measure decoding methods against each other"),
     "tune": ("dynatree_lib.cli.tune", "choose the configuration for a pair on this machine"),
-    "audit": ("dynatree_lib.cli.audit", "check by enumeration that every rule keeps the target's law"),
+    "audit": ("dynatree_lib.cli.audit", "check by enumeration that every rule keeps the target's distribution"),
     "judge": ("dynatree_lib.cli.judge", "compare verification rules on the same drafted trees"),
     "precision": ("dynatree_lib.cli.precision", "find where rounding changes greedy texts, by dtype"),
     "growth": ("dynatree_lib.cli.growth", "measure how an iteration's cost grows with text and tree"),
     "gpu": ("dynatree_lib.cli.gpu", "measure speed on a large GPU, in one folder"),
     "pairs": ("dynatree_lib.cli.pairs", "list the target/draft pairs and check one"),
-    "train": ("dynatree_lib.training", "train a target, distil a draft"),
+    "train": ("dynatree_lib.cli.train", "train a target, distil a draft"),
 }
 
 
@@ -52,7 +52,7 @@ def parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser with every command listed, and the options of the one that was asked for."""
     parser = argparse.ArgumentParser(
         prog="dynatree", description="Tree speculative decoding, measured and reproduced.",
-        # argparse reckons the room for names without their own indent, which pushes the longest one's line down.
+        # argparse computes the width for names without their indent, which pushes the longest name's line down.
         formatter_class=lambda prog: argparse.HelpFormatter(prog, indent_increment=1),
     )  # fmt: skip
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -75,7 +75,7 @@ def raised_by_library(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next
-    home = Path(__file__).resolve().parent
+    home = Path(__file__).resolve().parents[1]
     return trace is not None and Path(trace.tb_frame.f_code.co_filename).resolve().is_relative_to(home)
 
 

@@ -9,13 +9,13 @@ from ..models.pairs import PAIRS, load_pair
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `dynatree pairs`."""
-    parser.add_argument("--check", metavar="NAME", help="load this pair and say what it is")
+    parser.add_argument("--check", metavar="NAME", help="load this pair and describe it")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default=None)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the table, or check one pair."""
+    """Print the table, or check a pair."""
     if args.check:
         pair = load_pair(args.check, device_map=args.device, dtype=args.dtype)
         for role, model in (("target", pair.target), ("draft", pair.draft)):

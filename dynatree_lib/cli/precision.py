@@ -6,17 +6,12 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import Any
 
-import numpy as np
-
-from .arguments import add_pair, add_workload, progress, room_for, table, with_interval, workload_of
-
-if TYPE_CHECKING:
-    from ..measure.methods import Variant
-    from ..models.pairs import Pair
+from .arguments import add_machine, add_pair, add_workload, longest_prompt, pair_of, progress, text_lines, workload_of
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 METHODS = "hf-generate,ar,chain:length=4,fixed-tree,cost-aware-tree,lookup-tree"
@@ -25,47 +20,30 @@ Row = dict[str, Any]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `dynatree precision`."""
-    told = "(default: %(default)s)"
-    what = parser.add_argument_group("what is compared")
-    add_pair(what)
-    what.add_argument("--dtypes", default="float32,bfloat16,float16", metavar="LIST", help=told)
-    what.add_argument(
-        "--methods", default=METHODS, metavar="LIST", help=f"as for `dynatree bench`, lossless ones {told}"
+    default = "(default: %(default)s)"
+    compared, how = parser.add_argument_group("what is compared"), parser.add_argument_group("how")
+    add_pair(compared)
+    compared.add_argument(
+        "--methods", default=METHODS, metavar="LIST", help=f"as for `dynatree bench`, lossless ones {default}"
     )
-    what.add_argument(
+    compared.add_argument(
         "--rows", default="2,4,8,16,32,64", metavar="LIST",
-        help=f"rows of the forwards in which plain decoding is compared with itself {told}",
+        help=f"nodes of the forwards in which plain decoding is compared with itself {default}",
     )  # fmt: skip
-    add_workload(what, limit=12)
-    how = parser.add_argument_group("how")
-    how.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help=f"of every text {told}")
-    how.add_argument("--seed", type=int, default=0, help=f"of the choice of prompts and the bootstraps {told}")
-    how.add_argument("--device", help="cpu, cuda, cuda:1, auto (default: cpu)")
-    how.add_argument(
-        "--engine",
-        default="auto",
-        help="the reference's, one that serves every dtype: eager, lean, packed (default: the fastest of each)",
-    )
-    how.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")
+    add_workload(compared, limit=12)
+    how.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help=f"of every text {default}")
+    how.add_argument("--seed", type=int, default=0, help=f"of the choice of prompts and the bootstraps {default}")
+    add_machine(how, dtypes="float32,bfloat16,float16")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record as JSON")
 
 
 def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -> int:
-    """Audit each dtype, save, and write what was found to `out` (standard output)."""
-    import torch
-
-    from ..measure.methods import variants
+    """Audit each dtype, save, and write the report to `out` (standard output)."""
     from ..measure.records import check_writable, write_atomically
 
-    # Everything that can be checked is checked before models are loaded.
-    methods, dtypes, rows = variants(args.methods), _dtypes(args.dtypes), _row_counts(args.rows)
-    if args.threads is not None:
-        if args.threads < 1:
-            raise ValueError(f"--threads is {args.threads}; give at least 1.")
-        torch.set_num_threads(args.threads)
     if args.json:
         check_writable(args.json)
-    record = _measured(args, methods, dtypes, rows)
+    record = _measured(args)
     if args.json:
         write_atomically(args.json, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     (out or sys.stdout.write)("\n".join(report(record)) + "\n")
@@ -82,67 +60,53 @@ def _dtypes(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _row_counts(text: str) -> list[int]:
+def _node_counts(text: str) -> list[int]:
     try:
         counts = [int(part) for part in text.split(",") if part.strip()]
     except ValueError as error:
         raise ValueError(f"--rows is '{text}'; give whole numbers separated by commas, such as 2,8,32.") from error
     if any(count < 2 for count in counts):
-        raise ValueError(f"--rows is '{text}'; one row is the reference itself, so give numbers of at least 2.")
+        raise ValueError(f"--rows is '{text}'; one node is the reference itself, so give numbers of at least 2.")
     return sorted(set(counts))
 
 
-def _measured(args: argparse.Namespace, methods: Sequence[Variant], dtypes: Sequence[str], rows: Sequence[int]) -> Row:
+def _measured(args: argparse.Namespace) -> Row:
     from ..experiments.speed.precision import SPARE, audit_precision
-    from ..measure.environment import describe_environment, describe_model, public_name
+    from ..measure.environment import describe_environment, describe_model, public_pair_name
+    from ..measure.methods import variants
     from ..measure.prompts import prepare_prompts
 
-    record: Row = {"environment": {}, "setup": {}, "dtypes": []}
+    # Everything that can be checked is checked before models are loaded.
+    methods, dtypes, counts = variants(args.methods), _dtypes(args.dtypes), _node_counts(args.rows)
+    audits = []
     for dtype in dtypes:
-        pair = _pair(args, dtype)
-        room = room_for(pair, args.max_new_tokens + SPARE)
-        workload = workload_of(args, room, pair.tokenizer, args.limit)
+        pair = pair_of(argparse.Namespace(**vars(args), dtype=dtype, static=False))
+        workload = workload_of(args, longest_prompt(pair, args.max_new_tokens + SPARE), pair.tokenizer, args.limit)
         prompts = prepare_prompts(pair, workload.prompts, args.max_new_tokens)
         audit = audit_precision(
-            pair, methods, prompts, max_new_tokens=args.max_new_tokens, row_counts=rows, seed=args.seed,
+            pair, methods, prompts, max_new_tokens=args.max_new_tokens, node_counts=counts, seed=args.seed,
             progress=progress,
         )  # fmt: skip
-        record["dtypes"].append({**audit, "target": describe_model(pair.target), "draft": describe_model(pair.draft)})
-        record["setup"] = {
-            "pair": " + ".join(public_name(part) for part in pair.name.split(" + ")),
-            "methods": [one.label for one in methods],
-            "row_counts": list(rows),
-            "workload": workload.source,
-            "prompts": [{"id": one.id, "sha256": one.sha256, "tokens": len(one.ids)} for one in prompts],
-            "max_new_tokens": args.max_new_tokens,
-            "eos_rule": "EOS is an ordinary token: every text goes to the budget",
-            "seed": args.seed,
-        }
-    record["environment"] = describe_environment()
-    return record
-
-
-def _pair(args: argparse.Namespace, dtype: str) -> Pair:
-    from ..models.pairs import load_pair
-
-    name = "tiny" if args.pair is None and args.target is None and args.draft is None else args.pair
-    return load_pair(
-        name, target=args.target, draft=args.draft, device_map=args.device, dtype=dtype, engine=args.engine
-    )
+        audits.append({**audit, "target": describe_model(pair.target), "draft": describe_model(pair.draft)})
+    setup = {
+        "pair": public_pair_name(pair),
+        "methods": [method.label for method in methods],
+        "row_counts": counts,
+        "workload": workload.source,
+        "prompts": [{"id": prompt.id, "sha256": prompt.sha256, "tokens": len(prompt.ids)} for prompt in prompts],
+        "max_new_tokens": args.max_new_tokens,
+        "eos_rule": "EOS is an ordinary token: every text goes to the budget",
+        "seed": args.seed,
+    }
+    return {"environment": describe_environment(), "setup": setup, "dtypes": audits}
 
 
 # -------------------------------------------------------------------------------------------------------------- texts
-_HEADINGS = (
-    "comparison", "rows", "identical", "flips per 1000 [95 %]", "until the first [95 %]", "noise [95 %]", "error",
-    "margins at flips",
-)  # fmt: skip
-
-
 def report(record: Row) -> Iterator[str]:
-    """Lines: a table per dtype with what it rests on."""
+    """Yield lines: a table per dtype with what it rests on."""
     setup, environment = record["setup"], record["environment"]
     gpu = environment["gpu"]
-    on_gpu = gpu and any(one["target"]["device"] == "cuda" for one in record["dtypes"])
+    on_gpu = gpu and any(audit["target"]["device"] == "cuda" for audit in record["dtypes"])
     where = gpu["name"] if on_gpu else environment["cpu"] or "unknown CPU"
     yield (
         f"{setup['pair']} on {where}, {environment['threads']} threads; {len(setup['prompts'])} prompts, "
@@ -155,8 +119,8 @@ def report(record: Row) -> Iterator[str]:
 
 
 _TERMS = (
-    "The reference is plain decoding, one row at a time. Every method is led along its text and asked at each token "
-    "what it would choose; a flip is another choice. Until the first: the same up to the first flip of each text, "
+    "The reference is plain decoding, one node at a time. Every method is led along its text, and its own choice is "
+    "recorded at each token; a flip is another choice. Until the first: the same up to the first flip of each text, "
     "which is all that free decoding sees.",
     "Noise: root mean square change of the margin between the reference's best two tokens; error: the same from the "
     "margins of the same weights in float64. Both, and margins, are in ulps: the dtype's spacing at the best logit.",
@@ -166,46 +130,53 @@ _TERMS = (
 
 
 def _of_dtype(audit: Row) -> Iterator[str]:
-    margins = np.array(audit["margins_ulps"])
+    import pandas as pd
+
+    margins = pd.Series(audit["margins_ulps"])
     yield ""
     yield (
         f"{audit['dtype']}, engine {audit['engine']}: {audit['tokens']} tokens, {audit['ties']} exact ties, "
-        f"{int((margins <= 1).sum())} margins of at most 1 ulp, median margin {np.median(margins):.3g} ulps. They are "
+        f"{int((margins <= 1).sum())} margins of at most 1 ulp, median margin {margins.median():.3g} ulps. They are "
         f"off by {audit['error_ulps']:.3g} ulps from those of the same weights in float64, which prefers another token "
         f"at {audit['inexact']} places."
     )
     yield ""
-    yield from table([_HEADINGS, *(_line(row) for row in audit["comparisons"])])
-    flips = [flip for row in audit["comparisons"] for flip in row["flips"]]
-    if flips:
-        sides = sum(flip["exact_margin"] > 0 for flip in flips)
+    yield from text_lines(pd.DataFrame([_line(row) for row in audit["comparisons"]]))
+    flips = pd.DataFrame([flip for row in audit["comparisons"] for flip in row["flips"]])
+    if len(flips):
         yield (
-            f"Of {len(flips)} flips float64 sides with the reference in {sides}; "
-            f"{sum(flip['margin'] == 0 for flip in flips)} are at exact ties, the largest margin is "
-            f"{max(flip['margin'] for flip in flips):.3g} ({max(flip['margin_ulps'] for flip in flips):.3g} ulps)."
+            f"Of {len(flips)} flips float64 sides with the reference in {(flips['exact_margin'] > 0).sum()}; "
+            f"{(flips['margin'] == 0).sum()} are at exact ties, the largest margin is {flips['margin'].max():.3g} "
+            f"({flips['margin_ulps'].max():.3g} ulps)."
         )
     yield from (_sentence(row) for row in audit["against"])
 
 
-def _line(row: Row) -> list[str]:
+def _line(row: Row) -> dict[str, str]:
+    from ..measure.tables import number, with_interval
+
     margins = [flip["margin_ulps"] for flip in row["flips"]]
-    return [
-        row["label"],
-        "-" if row["rows"] is None else f"{row['rows']:.1f}",
-        f"{row['identical']}/{row['prompts']}",
-        with_interval(row["rate"], row["interval"], 1),
-        with_interval(row["first_rate"], row["first_interval"], 1),
-        with_interval(row["noise_ulps"], row["noise_interval"], 2),
-        "-" if row["error_ulps"] is None else f"{row['error_ulps']:.2f}",
-        f"median {np.median(margins):.2g}, largest {max(margins):.2g}" if margins else "-",
-    ]
+    return {
+        "comparison": row["label"],
+        "nodes": number(row["rows"], 1) or "-",
+        "identical": f"{row['identical']}/{row['prompts']}",
+        "flips per 1000 [95 %]": with_interval(row["rate"], row["interval"], 1) or "-",
+        "until the first [95 %]": with_interval(row["first_rate"], row["first_interval"], 1) or "-",
+        "noise [95 %]": with_interval(row["noise_ulps"], row["noise_interval"]) or "-",
+        "error": number(row["error_ulps"], 2) or "-",
+        "margins at flips": f"median {median(margins):.2g}, largest {max(margins):.2g}" if margins else "-",
+    }
 
 
 def _sentence(row: Row) -> str:
+    from ..experiments.speed.precision import OLD_COLUMNS
+    from ..measure.tables import with_interval
+
+    row = {OLD_COLUMNS.get(name, name): value for name, value in row.items()}
     ends = [math.inf if end is None else end for end in row["noise_interval"] or ()]
-    noise = with_interval(row["noise_ratio"], ends or None, 2)
+    noise = with_interval(row["noise_ratio"], ends or None) or "-"
     verdict = "more often" if row["exceeds"] else "no more often, as far as can be told"
     return (
-        f"{row['label']} against {row['against']}: {row['both']} flips of both, {row['mine']} of it alone, "
-        f"{row['its']} of the other alone ({verdict}); noise ratio {noise}."
+        f"{row['label']} against {row['against']}: {row['both']} flips of both, {row['method_alone']} of the method "
+        f"alone, {row['other_alone']} of the other alone ({verdict}); noise ratio {noise}."
     )

@@ -14,9 +14,9 @@ from .arguments import (
     add_pair,
     add_sampling,
     add_workload,
+    longest_prompt,
     pair_of,
     progress,
-    room_for,
     sampling_of,
     table,
     with_interval,
@@ -26,7 +26,7 @@ from .arguments import (
 if TYPE_CHECKING:
     from ..measure.cost_model import MeasuredCosts
     from ..measure.ranks import RankAcceptance
-    from ..measure.tune import Prediction, Tuned
+    from ..measure.tune import Tuned
     from ..models.pairs import Pair
     from ..workloads import Prompt
 
@@ -56,12 +56,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -> int:
-    """Tune, save, and write what was found to `out` (standard output)."""
+    """Tune, save, and write the result to `out` (standard output)."""
     from ..measure.records import check_writable
     from ..measure.tune import tune
 
     sampling = sampling_of(args)
-    _check_counts(args)
+    for name, least in (("limit", 1), ("max_new_tokens", 2), ("max_rows", 4)):
+        if (count := getattr(args, name)) < least:
+            raise ValueError(f"--{name.replace('_', '-')} is {count}; give at least {least}.")
     path = check_writable(args.out or _default_file(args))
     pair = pair_of(args)
     prompts, source = _prompts(args, pair)
@@ -71,13 +73,6 @@ def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -
     )  # fmt: skip
     (out or sys.stdout.write)(report(tuned, source, path))
     return 0
-
-
-def _check_counts(args: argparse.Namespace) -> None:
-    for name, least in (("limit", 1), ("max_new_tokens", 2), ("max_rows", 4)):
-        if getattr(args, name) < least:
-            option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} is {getattr(args, name)}; give at least {least}.")
 
 
 def _default_file(args: argparse.Namespace) -> Path:
@@ -93,16 +88,22 @@ def _default_file(args: argparse.Namespace) -> Path:
 
 
 def _prompts(args: argparse.Namespace, pair: Pair) -> tuple[list[Prompt], str]:
-    """Prompts to tune on, and a sentence on where they come from."""
+    """Return prompts to tune on, and a sentence on where they come from."""
+    from ..measure.cost_model import timed_tokens
+    from ..measure.tune import TIMED_PROMPTS
     from ..workloads import load_workload
 
-    room = _room(args, pair)
-    workload = workload_of(args, room, pair.tokenizer)
+    texts = longest_prompt(pair, args.max_new_tokens)
+    timing = min(pair.target.context, pair.draft.context) - timed_tokens(min(args.limit, TIMED_PROMPTS))
+    if timing < 1:
+        raise ValueError(f"The contexts of '{pair.name}' are too short to time it; tune on more prompts (--limit).")
+    longest = min(texts, timing)
+    workload = workload_of(args, longest, pair.tokenizer)
     if not workload.bundled:
         chosen = list(workload.prompts[-args.limit :])
         return chosen, f"The last {len(chosen)} of {workload.source}"
     judged = set(load_workload("bundled", limit=JUDGED).ids)
-    in_turns = workload_of(args, room, pair.tokenizer, JUDGED + args.limit)
+    in_turns = workload_of(args, longest, pair.tokenizer, JUDGED + args.limit)
     chosen = [prompt for prompt in in_turns.prompts if prompt.id not in judged][: args.limit]
     if not chosen:
         raise ValueError(
@@ -111,25 +112,21 @@ def _prompts(args: argparse.Namespace, pair: Pair) -> tuple[list[Prompt], str]:
     return chosen, f"{len(chosen)} of the bundled prompts, none of the first {JUDGED}, which results are judged on."
 
 
-def _room(args: argparse.Namespace, pair: Pair) -> int:
-    """Most tokens a prompt may have."""
-    from ..measure.cost_model import timed_tokens
-    from ..measure.tune import TIMED_PROMPTS
-
-    texts = room_for(pair, args.max_new_tokens)
-    timing = min(pair.target.context, pair.draft.context) - timed_tokens(min(args.limit, TIMED_PROMPTS))
-    if timing < 1:
-        raise ValueError(f"The contexts of '{pair.name}' are too short to time it; tune on more prompts (--limit).")
-    return min(texts, timing)
-
-
 # -------------------------------------------------------------------------------------------------------------- texts
 def report(tuned: Tuned, source: str, path: Path) -> str:
-    """What was measured, predicted and chosen."""
+    """Return the measured costs, the predictions and the choice as text."""
+    from ..measure.tune import brief
+
     costs, environment = tuned.costs, tuned.costs.measured.get("environment", {})
     length, speed = tuned.setup["best_chain"]
     on_gpu = costs.measured.get("setup", {}).get("target", {}).get("device") == "cuda"
     where = environment["gpu"]["name"] if on_gpu else environment.get("cpu") or "an unknown CPU"
+    headings = ("method", "x ar predicted", "x ar measured [95 %]", "tokens/iter", "nodes", "levels")
+    predictions = [
+        (brief(one.spec), f"{one.speed:.2f}", with_interval(one.measured, one.interval, 2),
+         *(f"{number:.2f}" for number in (one.tokens, one.nodes, one.levels)))
+        for one in tuned.predictions
+    ]  # fmt: skip
     lines = [
         f"{tuned.pair} on {where}, {environment.get('threads')} threads; a greedy step takes "
         f"{1000 * costs.step_seconds:.2f} ms.",
@@ -141,7 +138,7 @@ def report(tuned: Tuned, source: str, path: Path) -> str:
         *table(_acceptance_rows(tuned.acceptance)),
         f"By these rates a chain of {length} is the best, at {speed:.2f} x ar.",
         "",
-        *table([_HEADINGS, *(_row(one) for one in tuned.predictions)]),
+        *table([headings, *predictions]),
         f"The best of {tuned.setup['candidates']} candidates, one per method. The measured speeds are a check on the "
         "prompts that were tuned on: judge the choice on others.",
         "",
@@ -153,24 +150,12 @@ def report(tuned: Tuned, source: str, path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-_HEADINGS = ("method", "x ar predicted", "x ar measured [95 %]", "tokens/iter", "nodes", "levels")
-
-
-def _row(one: Prediction) -> tuple[str, ...]:
-    from ..measure.tune import brief
-
-    numbers = (f"{value:.2f}" for value in (one.tokens, one.nodes, one.levels))
-    return brief(one.spec), f"{one.speed:.2f}", with_interval(one.measured, one.interval, 2), *numbers
-
-
 def _cost_rows(costs: MeasuredCosts) -> list[list[str]]:
     def cells(points: Sequence[float]) -> list[str]:
-        missing = len(costs.verify_points) - len(points)
-        return [*(f"{point:.2f}" for point in points), *["-"] * missing]
+        return [f"{point:.2f}" for point in points] + ["-"] * (len(costs.verify_points) - len(points))
 
-    rows = [str(2**power) for power in range(len(costs.verify_points))]
     return [
-        ["rows", *rows],
+        ["nodes", *(str(2**power) for power in range(len(costs.verify_points)))],
         ["an iteration that verifies them", *cells(costs.verify_points)],
         ["a drafted level that reads them", *cells(costs.draft_points)],
     ]
@@ -178,9 +163,6 @@ def _cost_rows(costs: MeasuredCosts) -> list[list[str]]:
 
 def _acceptance_rows(acceptance: RankAcceptance) -> list[list[str]]:
     levels = [str(level) for level in range(1, len(acceptance.rates) + 1)]
-    levels[-1] += "+"
-    ranks = range(len(acceptance.rates[0]))
-    return [
-        ["level", *levels],
-        *([f"child {rank + 1} is right", *(f"{row[rank]:.2f}" for row in acceptance.rates)] for rank in ranks),
-    ]
+    by_rank = enumerate(zip(*acceptance.rates, strict=True), start=1)
+    rates = [[f"child {rank} is right", *(f"{rate:.2f}" for rate in levels_of)] for rank, levels_of in by_rank]
+    return [["level", *levels[:-1], f"{levels[-1]}+"], *rates]

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
+from typing_extensions import override
 
 from ..models.base import LanguageModel
 from ..sampling import RandomSource, Scores
 from ..tree import POINT
 from ..verifiers.base import Drawing, Verdict
-from .base import Drafter, DraftState, Draw, ModelDrafter, Proposal, TreeBuilder, check_whole
-from .history import Controller, History
+from .base import Drafter, ModelDrafter, Proposal
+from .builder import DraftState, Draw, TreeBuilder
+from .checks import check_choices, check_counts, check_max_nodes, require
+from .history import Controller, History, Mode
 
 
-@dataclass
+@dataclass(kw_only=True)
 class AdaptiveState(DraftState):
-    """A draft state and what history adaptation has made of D_0 and tau_h.
+    """A draft state, and the D_0 and tau_h of history adaptation.
 
     Attributes:
         history: the values in use and their past.
     """
 
-    history: History = field(default_factory=lambda: History(0, 0, 0))
+    history: History
 
 
 @dataclass(frozen=True)
-class AdaptiveTree(ModelDrafter):
+class AdaptiveTree(ModelDrafter[AdaptiveState]):
     """DRAFTTREE of DynaTree adaptive (section 3.3, Algorithm 1), one draft forward per level.
 
     A node u at level d, with path probability p(u) under the draft, is expanded iff d < D_max, p(u) >= rho_stop,
@@ -37,9 +40,9 @@ class AdaptiveTree(ModelDrafter):
     token has a probability of at least tau_h), B_max where that is below tau_l, and B_mid between. The budget is filled
     breadth first. Levels count from node 0, which is what the authors' code counts (`published`).
 
-    Defaults are the paper's hyper-parameters, and its authors' code's where it states none, but for history adaptation:
-    with their a* = 0.7, D_0 sinks to its lower bound in some texts of the bundled pair. a* and the gains here were
-    chosen on bundled prompts outside the first 20; notebook 12 has the experiment.
+    Defaults are the paper's hyper-parameters, and those of its authors' code where it states none, but for history
+    adaptation: with their a* = 0.7, D_0 sinks to its lower bound in some texts of the bundled pair. a* and the gains
+    here were chosen on bundled prompts outside the first 20; notebook 12 has the experiment.
 
     Args:
         draft: the draft model.
@@ -67,8 +70,8 @@ class AdaptiveTree(ModelDrafter):
         root: "target": level 1 branches; "draft": it holds the draft's top-1 token alone, as in the paper.
         prune: "stop": a node below tau stays as a leaf (Algorithm 1); "remove": it is not added (section 3.3).
         draw: "top": children are the draft's most probable tokens, as in the paper; "distinct", "iid", "hybrid": drawn
-            from the draft's law (`SampledTree`). Breadth and depth look only at what was drawn before, so the tree
-            stays lossless under `Traversal`; with `prune="remove"` it does not, and `TargetWalk` verifies it.
+            from the draft's distribution (`SampledTree`). Breadth and depth look only at what was drawn before, so the
+            tree stays lossless under `Traversal`; with `prune="remove"` it does not, and `TargetWalk` verifies it.
 
     Raises:
         ValueError: unless 1 <= B_min <= B_mid <= B_max, 0 < tau_l < tau_h < 1, 1 <= D_0 < D_max,
@@ -89,7 +92,7 @@ class AdaptiveTree(ModelDrafter):
     max_nodes: int = 256
     breadth: Literal["confidence"] | None = "confidence"
     depth: Literal["confidence"] | None = "confidence"
-    history: Literal["iteration", "drafted", "text"] | None = "iteration"
+    history: Mode | None = "iteration"
     window: int = 10
     target_acceptance: float = 0.5
     depth_gain: float = 0.25
@@ -101,64 +104,47 @@ class AdaptiveTree(ModelDrafter):
     name = "adaptive-tree"
 
     def __post_init__(self) -> None:
-        check_whole(self, "min_branching", "mid_branching", "max_branching")
-        check_whole(self, "base_depth", "max_depth", "max_nodes", "window")
-        for broken, rule in self._rules():
-            if broken:
-                raise ValueError(rule)
-
-    def _rules(self) -> Iterator[tuple[bool, str]]:
         b_min, b_mid, b_max = self.min_branching, self.mid_branching, self.max_branching
-        yield (
-            not 1 <= b_min <= b_mid <= b_max,
-            (
-                f"The branching bounds are B_min={b_min}, B_mid={b_mid}, B_max={b_max}; the rule is "
-                "1 <= B_min <= B_mid <= B_max (min_branching, mid_branching, max_branching)."
-            ),
+        check_counts(self, "min_branching", "mid_branching", "max_branching", "base_depth", "max_depth", "window")
+        check_max_nodes(self)
+        check_choices(self, breadth=("confidence", None), depth=("confidence", None), deep=(">", ">="))
+        check_choices(self, root=("target", "draft"), prune=("stop", "remove"), draw=get_args(Draw))
+        check_choices(self, history=(*get_args(Mode), None))
+        require(
+            b_min <= b_mid <= b_max,
+            f"The branching bounds are B_min={b_min}, B_mid={b_mid}, B_max={b_max}; the rule is "
+            "1 <= B_min <= B_mid <= B_max (min_branching, mid_branching, max_branching).",
         )
-        yield (
-            not 0 < self.tau_low < self.tau_high < 1,
-            (
-                f"The confidence thresholds are tau_l={self.tau_low} and tau_h={self.tau_high}; the rule is "
-                "0 < tau_l < tau_h < 1 (tau_low, tau_high)."
-            ),
+        require(
+            0 < self.tau_low < self.tau_high < 1,
+            f"The confidence thresholds are tau_l={self.tau_low} and tau_h={self.tau_high}; the rule is "
+            "0 < tau_l < tau_h < 1 (tau_low, tau_high).",
         )
-        yield (
-            not 0 < self.rho_stop < self.rho_deep < 1,
-            (
-                f"The depth thresholds are rho_stop={self.rho_stop} and rho_deep={self.rho_deep}; the rule is "
-                "0 < rho_stop < rho_deep < 1."
-            ),
+        require(
+            0 < self.rho_stop < self.rho_deep < 1,
+            f"The depth thresholds are rho_stop={self.rho_stop} and rho_deep={self.rho_deep}; the rule is "
+            "0 < rho_stop < rho_deep < 1.",
         )
-        yield (
-            not 1 <= self.base_depth < self.max_depth,
-            (
-                f"The depths are D_0={self.base_depth} and D_max={self.max_depth}; the rule is 1 <= D_0 < D_max "
-                "(base_depth, max_depth)."
-            ),
+        require(
+            self.base_depth < self.max_depth,
+            f"The depths are D_0={self.base_depth} and D_max={self.max_depth}; the rule is 1 <= D_0 < D_max "
+            "(base_depth, max_depth).",
         )
-        yield (
-            self.tau is not None and not 0 < self.tau < 1,
-            (f"tau is {self.tau}; give a probability inside (0, 1), or None to prune nothing."),
-        )
-        yield self.max_nodes < 2, f"max_nodes is {self.max_nodes}; the budget counts node 0, so give at least 2."
-        yield self.window < 1, f"The history window W is {self.window}; the rule is W >= 1 (window)."
-        yield (
-            not 0 < self.target_acceptance < 1,
-            (f"The target acceptance a* is {self.target_acceptance}; the rule is 0 < a* < 1 (target_acceptance)."),
+        in_range = self.tau is None or 0 < self.tau < 1
+        require(in_range, f"tau is {self.tau}; give a probability inside (0, 1), or None to prune nothing.")
+        require(
+            0 < self.target_acceptance < 1,
+            f"The target acceptance a* is {self.target_acceptance}; the rule is 0 < a* < 1 (target_acceptance).",
         )
         gains = self.depth_gain, self.confidence_gain
-        yield (
-            not all(0 <= gain < math.inf for gain in gains),
-            (f"The gains eta_D, eta_h are {gains}; the rule is that both are finite and none is negative."),
+        require(
+            all(0 <= gain < math.inf for gain in gains),
+            f"The gains eta_D, eta_h are {gains}; the rule is that both are finite and none is negative.",
         )
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            yield value not in choices, f"{name} is {value!r}; choose from {', '.join(map(repr, choices))}."
 
     @classmethod
     def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Each switch, thresholds that act at random models' low confidence, a budget that binds."""
+        """Yield each switch, thresholds that act at random models' low confidence, a budget that binds."""
         flat: dict[str, Any] = {"tau_high": 0.3, "tau_low": 0.1, "rho_stop": 0.001, "rho_deep": 0.01, "tau": None}
         yield cls(draft)
         yield cls(draft, **flat, base_depth=2, max_depth=6, max_nodes=30, history=None)
@@ -171,16 +157,16 @@ class AdaptiveTree(ModelDrafter):
 
     @classmethod
     def published(cls, draft: LanguageModel, max_nodes: int = 256, **changes: Any) -> AdaptiveTree:
-        """The authors' code: the draft's top-1 token as root, N_max without our node 0, history per text, a* = 0.7.
+        """Return the authors' code: the draft's top-1 token as root, N_max without our node 0, history per text.
 
-        D_max is 8 as on WikiText-2 (9 on PG-19); `changes` are further fields.
+        a* is 0.7 and D_max 8 as on WikiText-2 (9 on PG-19); `changes` are further fields.
         """
         form = {"max_nodes": max_nodes + 1, "root": "draft", "history": "text", "target_acceptance": 0.7}
         return cls(draft, **{**form, **changes})
 
     @property
     def drawing(self) -> Drawing:
-        """Sampled children are drawn from their recorded laws, unless some are removed once their value is seen."""
+        """Sampled children are drawn from their recorded distributions, unless some are removed by their value."""
         if self.draw == "top":
             return Drawing.FIXED
         return Drawing.SELECTED if self.prune == "remove" and self.tau is not None else Drawing.RECORDED
@@ -194,45 +180,35 @@ class AdaptiveTree(ModelDrafter):
             self.base_depth, self.max_depth, self.tau_low, self.rho_stop,
         )  # fmt: skip
 
+    @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> AdaptiveState:
-        """See `Drafter.start`; D_0, tau_h and rho_deep begin at the values given."""
-        state = super().start(prompt, random)
         history = History(self.base_depth, self.tau_high, self.rho_deep)
-        return AdaptiveState(state.session, state.root, state.random, history=history)
+        return AdaptiveState(**vars(super().start(prompt, random)), history=history)
 
-    def extend(self, state: DraftState, tokens: Sequence[int]) -> DraftState:
-        """See `Drafter.extend`; another turn is another text to the history."""
-        assert isinstance(state, AdaptiveState)
-        state.history = self.controller.after_text(state.history)
+    @override
+    def extend(self, state: AdaptiveState, tokens: Sequence[int]) -> AdaptiveState:
+        state.history = self.controller.after_text(state.history)  # another turn is another text to the history
         return super().extend(state, tokens)
 
+    @override
     def inherit(self, state: AdaptiveState, earlier: AdaptiveState) -> AdaptiveState:
-        """See `Drafter.inherit`: the new text begins with the adapted values of the earlier one."""
         state.history = self.controller.after_text(earlier.history)
         return state
 
-    def observe(self, state: DraftState, proposal: Proposal, scores: Scores, verdict: Verdict) -> DraftState:
-        """See `Drafter.observe`."""
-        assert isinstance(state, AdaptiveState)
+    @override
+    def observe(self, state: AdaptiveState, proposal: Proposal, scores: Scores, verdict: Verdict) -> AdaptiveState:
         if self.history:
             committed, drafted = len(verdict.path) + 1, len(proposal.tree) - 1
             state.history = self.controller.after_iteration(state.history, committed, drafted)
         return super().observe(state, proposal, scores, verdict)
 
     def report(self, state: AdaptiveState) -> dict[str, float]:
-        """D_0, tau_h and rho_deep in use, and the mean acceptance they follow (NaN before the first)."""
-        now = state.history
-        return {
-            "base_depth": now.base_depth,
-            "tau_high": now.tau_high,
-            "rho_deep": now.rho_deep,
-            "acceptance": now.acceptance,
-        }
+        """Return D_0, tau_h and rho_deep in use, and the mean acceptance they follow (NaN before the first)."""
+        return {name: getattr(state.history, name) for name in ("base_depth", "tau_high", "rho_deep", "acceptance")}
 
     # ------------------------------------------------------------------------------------------------------- the tree
-    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
-        """See `ModelDrafter.grow`."""
-        assert isinstance(builder.state, AdaptiveState)
+    @override
+    def grow(self, builder: TreeBuilder[AdaptiveState], max_depth: int) -> None:
         now = builder.state.history
         active = np.array([0])
         for level in range(min(self.max_depth, max_depth)):
@@ -241,33 +217,35 @@ class AdaptiveTree(ModelDrafter):
             if not len(active) or space <= 0:
                 return
             if self.prune == "stop":  # then every child is added, and nodes past the budget need no forward
-                least = 1 if self.draw != "top" else min(self._bounds(level)[0], builder.highest + 1)
-                active = active[: -(-space // least)]
+                fewest = 1 if self.draw != "top" else min(self._bounds(level)[0], builder.highest + 1)
+                active = active[: -(-space // fewest)]
             children = self._children(builder, active, level, now)
             if self.prune == "remove":
-                rows, _, logprobs, _ = children
-                kept = builder.cumulative[active][rows] + logprobs >= self._floor
-                children = tuple(column[kept] for column in children)
-            rows, *columns = (column[:space] for column in children)
-            active = builder.add(active[rows], *columns)
+                indices, _, logprobs, _ = children
+                likely = builder.cumulative[active][indices] + logprobs >= self._floor
+                children = tuple(column[likely] for column in children)
+            indices, *columns = (column[:space] for column in children)
+            active = builder.add(active[indices], *columns)
 
-    def _children(self, builder: TreeBuilder, active: np.ndarray, level: int, now: History) -> tuple[np.ndarray, ...]:
-        """Read the active nodes; index into them, token, log-probability and law code of all children."""
+    def _children(
+        self, builder: TreeBuilder[AdaptiveState], active: np.ndarray, level: int, now: History
+    ) -> tuple[np.ndarray, ...]:
+        """Read the active nodes; return of all children the index into them, token, log-probability and draw."""
         if self.draw != "top":
             logits = builder.logits(active)
             confidence = logits.log_softmax(-1).amax(-1).double().cpu().numpy()
             return builder.sample(active, logits, self._breadths(confidence, level, now), self.draw, builder.sampling)
         tokens, logprobs = builder.best(active, self._bounds(level)[1])
         chosen = np.arange(tokens.shape[1]) < self._breadths(logprobs[:, 0], level, now)[:, None]
-        rows, ranks = np.nonzero(chosen)
-        return rows, tokens[rows, ranks], logprobs[rows, ranks], np.full(len(rows), POINT, np.uint8)
+        indices, ranks = np.nonzero(chosen)
+        return indices, tokens[indices, ranks], logprobs[indices, ranks], np.full(len(indices), POINT, np.uint8)
 
     @property
     def _floor(self) -> float:
         return -math.inf if self.tau is None else math.log(self.tau)
 
     def _expandable(self, cumulative: np.ndarray, level: int, now: History) -> np.ndarray:
-        """(f,) bool: the depth gate and the pruning threshold for nodes at `level`."""
+        """Return the (f,) bool of the depth gate and the pruning threshold for nodes at `level`."""
         alive = cumulative >= self._floor
         if self.depth is None:
             return alive & (level < int(now.base_depth))
@@ -278,28 +256,16 @@ class AdaptiveTree(ModelDrafter):
         return alive
 
     def _breadths(self, confidence: np.ndarray, level: int, now: History) -> np.ndarray:
-        """(f,) int: B(u) from the log-probability of each node's most probable next token."""
-        if self.root == "draft" and level == 0:
-            return np.ones(len(confidence), np.int64)
-        if self.breadth is None:
-            return np.full(len(confidence), self.mid_branching)
+        """Return the (f,) int B(u) from the log-probability of each node's most probable next token."""
+        fewest, most = self._bounds(level)
+        if fewest == most:
+            return np.full(len(confidence), fewest)
         low, high = confidence < math.log(self.tau_low), confidence >= math.log(now.tau_high)
         return np.where(high, self.min_branching, np.where(low, self.max_branching, self.mid_branching))
 
     def _bounds(self, level: int) -> tuple[int, int]:
-        """Fewest and most children of an expanded node at `level`."""
+        """Return the fewest and most children of an expanded node at `level`."""
         if self.root == "draft" and level == 0:
             return 1, 1
         fixed = self.mid_branching, self.mid_branching
         return fixed if self.breadth is None else (self.min_branching, self.max_branching)
-
-
-_CHOICES: dict[str, tuple[str | None, ...]] = {
-    "breadth": ("confidence", None),
-    "depth": ("confidence", None),
-    "history": ("iteration", "drafted", "text", None),
-    "deep": (">", ">="),
-    "root": ("target", "draft"),
-    "prune": ("stop", "remove"),
-    "draw": ("top", "iid", "distinct", "hybrid"),
-}

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
 from ..models.base import LanguageModel
-from .base import Drafter, ModelDrafter, TreeBuilder
+from .base import Drafter, ModelDrafter
+from .builder import TreeBuilder
+from .checks import check_counts
 
 
 @dataclass(frozen=True)
@@ -29,16 +32,15 @@ class Chain(ModelDrafter):
     chain = True
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ValueError(f"length is {self.length}; a chain drafts at least 1 token per iteration.")
+        check_counts(self, "length")
 
     @classmethod
     def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Shortest, usual, long."""
+        """Yield the shortest, a usual one, a long one."""
         yield from (cls(draft, length) for length in (1, 4, 9))
 
+    @override
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:
-        """See `ModelDrafter.grow`."""
         node = np.array([0])
         for _ in range(min(self.length, max_depth)):
             tokens, logprobs = builder.best(node, 1)

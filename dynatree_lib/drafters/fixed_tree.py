@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from typing_extensions import override
 
 from ..models.base import LanguageModel
-from .base import Drafter, ModelDrafter, TreeBuilder
+from .base import Drafter, ModelDrafter
+from .builder import TreeBuilder
+from .checks import check_choices, check_counts, check_max_nodes, make_tuples, require
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class FixedTree(ModelDrafter):
 
     One draft forward per level. The budget is filled in breadth-first order, as in the paper.
 
-    The defaults suit a machine where a row is not free, such as a CPU: one second choice at the first level, long
+    The defaults suit a machine where a node is not free, such as a CPU: one second choice at the first level, long
     chains below it, stopped where they become improbable (chosen on the bundled pair, notebook 10).
 
     Args:
@@ -48,24 +51,16 @@ class FixedTree(ModelDrafter):
     name = "fixed-tree"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.branching, int):  # a list will do
-            object.__setattr__(self, "branching", tuple(self.branching))
-        if self.depth < 1:
-            raise ValueError(f"depth is {self.depth}; a tree needs at least 1 level below node 0.")
-        if not self._branchings or min(self._branchings) < 1:
-            raise ValueError(f"branching is {self.branching}; every level needs at least 1 child per node.")
-        if self.tau is not None and not 0 < self.tau < 1:
-            raise ValueError(f"tau is {self.tau}; give a probability inside (0, 1), or None to prune nothing.")
-        if self.max_nodes < 2:
-            raise ValueError(f"max_nodes is {self.max_nodes}; the budget counts node 0, so give at least 2.")
-        if self.root not in ("target", "draft"):
-            raise ValueError(f"root is {self.root!r}; choose 'target' or 'draft'.")
-        if self.prune not in ("stop", "remove"):
-            raise ValueError(f"prune is {self.prune!r}; choose 'stop' or 'remove'.")
+        make_tuples(self, "branching")
+        check_counts(self, "depth", "branching")
+        check_max_nodes(self)
+        check_choices(self, root=("target", "draft"), prune=("stop", "remove"))
+        in_range = self.tau is None or 0 < self.tau < 1
+        require(in_range, f"tau is {self.tau}; give a probability inside (0, 1), or None to prune nothing.")
 
     @classmethod
     def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Each switch, a budget that binds, a threshold that prunes."""
+        """Yield each switch, a budget that binds, a threshold that prunes."""
         yield cls(draft)
         yield cls(draft, depth=4, branching=3, tau=None, max_nodes=40)
         yield cls(draft, depth=3, branching=(3, 2, 1), tau=0.1, prune="remove")
@@ -73,27 +68,20 @@ class FixedTree(ModelDrafter):
 
     @classmethod
     def published(cls, draft: LanguageModel, depth: int, branching: int, tau: float, max_nodes: int) -> FixedTree:
-        """The paper's configuration: its D, B, tau and N_max, with the draft's top-1 token as the paper's root.
+        """Return the paper's configuration: its D, B, tau and N_max, with the draft's top-1 token as the paper's root.
 
         The paper's root is our level 1, and its budget does not count our node 0.
         """
         return cls(draft, depth + 1, branching, tau, max_nodes + 1, root="draft")
 
-    @property
-    def _branchings(self) -> tuple[int, ...]:
-        return (self.branching,) if isinstance(self.branching, int) else tuple(self.branching)
-
     def breadth(self, level: int) -> int:
-        """Children per node at `level` (1 is just below node 0)."""
-        level -= 1
+        """Return the children per node at `level` (1 is just below node 0)."""
         if self.root == "draft":
-            if level == 0:
-                return 1
-            level -= 1
-        return self._branchings[min(level, len(self._branchings) - 1)]
+            return 1 if level == 1 else at_level(self.branching, level - 2)
+        return at_level(self.branching, level - 1)
 
+    @override
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:
-        """See `ModelDrafter.grow`."""
         floor = -math.inf if self.tau is None else math.log(self.tau)
         active = np.array([0])
         for level in range(1, min(self.depth, max_depth) + 1):
@@ -104,15 +92,14 @@ class FixedTree(ModelDrafter):
             breadth = self.breadth(level)
             if self.prune == "stop":  # then all children are added, and nodes past the budget need no forward
                 active = active[: -(-space // min(breadth, builder.highest + 1))]
-            tokens, logprobs = builder.best(active, breadth)
-            parents = np.repeat(active, tokens.shape[1])
-            active = self._add(builder, parents, tokens.ravel(), logprobs.ravel(), floor)
+            tokens, logprobs = (column.ravel() for column in builder.best(active, breadth))
+            parents = np.repeat(active, len(tokens) // len(active))
+            if self.prune == "remove":
+                likely = builder.cumulative[parents] + logprobs >= floor
+                parents, tokens, logprobs = parents[likely], tokens[likely], logprobs[likely]
+            active = builder.add(parents[:space], tokens[:space], logprobs[:space])
 
-    def _add(
-        self, builder: TreeBuilder, parents: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, floor: float
-    ) -> np.ndarray:
-        if self.prune == "remove":
-            keep = builder.cumulative[parents] + logprobs >= floor
-            parents, tokens, logprobs = parents[keep], tokens[keep], logprobs[keep]
-        space = self.max_nodes - len(builder)
-        return builder.add(parents[:space], tokens[:space], logprobs[:space])
+
+def at_level(branching: int | tuple[int, ...], level: int) -> int:
+    """Return the children per node at a level, counted from 0: the last value of a tuple is repeated."""
+    return branching[min(level, len(branching) - 1)] if isinstance(branching, tuple) else branching

@@ -1,6 +1,6 @@
 """History adaptation of `AdaptiveTree` (DynaTree adaptive, section 3.3): numbers in, numbers out, no model.
 
-The paper and its authors' code differ in what is measured, how often, and by which rule; the three are named here.
+The paper and its authors' code differ in the measured statistic, in how often it is measured, and in the rule.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEP = 0.05
 
 @dataclass(frozen=True)
 class History:
-    """What adaptation changes, and what it remembers.
+    """The values that adaptation changes, and the past it follows.
 
     Attributes:
         base_depth: D_0, fractional; a tree uses its floor.
@@ -46,7 +46,7 @@ class History:
 
 @dataclass(frozen=True)
 class Controller:
-    """Moves D_0 and tau_h so that an acceptance statistic comes to a*.
+    """A rule that moves D_0 and tau_h so that an acceptance statistic comes to a*.
 
     Attributes:
         mode: "iteration": after every iteration, proportionally, on committed tokens / (D_0 + 2) with that iteration's
@@ -73,10 +73,10 @@ class Controller:
     rho_stop: float
 
     def after_iteration(self, history: History, committed: int, drafted: int) -> History:
-        """After an iteration that committed so many tokens, bonus included, and drafted so many, node 0 excluded."""
+        """Return the history after an iteration: tokens committed, bonus included, and drafted, without node 0."""
         if self.mode == "text":
             return replace(history, committed=history.committed + committed, iterations=history.iterations + 1)
-        if not drafted:  # no room for a tree says nothing about the draft
+        if not drafted:  # an iteration without a tree says nothing about the draft
             return history
         share, ratio = (committed - 1) / drafted, committed / (int(history.base_depth) + 2)
         statistic = share if self.mode == "drafted" else ratio
@@ -90,7 +90,7 @@ class Controller:
         )
 
     def after_text(self, history: History) -> History:
-        """After a whole text; only mode "text" changes anything."""
+        """Return the history after a whole text; only mode "text" changes anything."""
         if self.mode != "text" or not history.iterations:
             return history
         statistic = history.committed / history.iterations / (self.base_depth + 2)
@@ -110,11 +110,11 @@ class Controller:
 
 
 def _moved(value: float, by: float, low: float, high: float) -> float:
-    """`value + by`, stopped at the bounds; a value that began beyond a bound is not moved back to it."""
+    """Return `value + by`, stopped at the bounds; a value that began beyond a bound is not moved back to it."""
     return max(value, min(value + by, high)) if by >= 0 else min(value, max(value + by, low))
 
 
 def _just_inside(low: float, high: float) -> tuple[float, float]:
-    """The ends of an open interval, a hundredth of it moved inside."""
+    """Return the ends of an open interval, moved inside by a hundredth of its length."""
     margin = (high - low) / 100
     return low + margin, high - margin

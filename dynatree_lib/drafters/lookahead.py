@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from ..models.base import LanguageModel
 from ..sampling import GREEDY, RandomSource, Sampling, Scores
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
-from .base import Drafter, Proposal, check_whole, check_window, random_tokens
+from .base import Drafter, Proposal
+from .checks import check_counts, check_reach
 from .ngrams import NgramDrafter, NgramState
-from .pool import NgramPool
+from .pool import NgramPool, random_tokens
 
 
 @dataclass
 class LookaheadState(NgramState):
-    """A text's n-gram pool and window.
+    """The n-gram pool and the window of a text.
 
     Attributes:
-        levels: the window, oldest guesses first. The columns of level 0 begin a position after those of the others:
-            its column 0 is the last committed token itself.
+        levels: the window, oldest guesses first. The columns of level 0 begin a position after those of the others,
+            because its column 0 is the last committed token itself.
     """
 
     levels: list[list[int]]
@@ -30,17 +33,17 @@ class LookaheadState(NgramState):
 class Lookahead(NgramDrafter[LookaheadState]):
     """Lookahead decoding: `window` future positions are guessed in parallel by fixed-point (Jacobi) iteration.
 
-    The window holds the last n - 1 iterations' guesses. Column j is a path of n - 1 tokens, one of each iteration; the
-    target predicts what follows it, which makes an n-gram for the pool, and the window moves on by a position. Level 0
-    is a chain below the last token and every column hangs below the place in it that comes before; so the window's
-    mask is that of a tree, of (n - 1) * window - 1 rows. What the pool has after the last token is verified, as one
-    tree with shared prefixes (LADE verifies separate lines).
+    The window holds the guesses of the last n - 1 iterations. Column j is a path of n - 1 tokens, one of each
+    iteration. The target predicts the token after it, which makes an n-gram for the pool, and the window moves on by a
+    position. Level 0 is a chain below the last token, and every column starts below the place in it that comes before;
+    so the window's mask is that of a tree of (n - 1) * window - 1 nodes. The n-grams pooled after the last token are
+    verified as one tree with shared prefixes (LADE verifies separate lines).
 
     Args:
         window: W, future positions guessed at a time.
         ngram: N, tokens of an n-gram, the one it is found by included.
         guesses: G, most n-grams verified, and kept per token.
-        text: whether the prompt's and the text's own n-grams are pooled too.
+        text: whether the n-grams of the prompt and the text itself are pooled too.
 
     Raises:
         ValueError: for window or guesses < 1, or ngram < 2; by `generate`, for a window that does not fit the context.
@@ -53,18 +56,12 @@ class Lookahead(NgramDrafter[LookaheadState]):
     name = "lookahead"
 
     def __post_init__(self) -> None:
-        check_whole(self, "window", "ngram", "guesses")
-        if self.window < 1 or self.guesses < 1:
-            raise ValueError(f"window is {self.window} and guesses {self.guesses}; both must be at least 1.")
-        if self.ngram < 2:
-            raise ValueError(
-                f"ngram is {self.ngram}; it counts the token an n-gram is found by, so give at least 2 (3 to guess in "
-                "parallel)."
-            )
+        check_counts(self, "window", "guesses")
+        check_counts(self, "ngram", least=2, because="it counts the token an n-gram is found by, so ")
 
     @classmethod
     def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """The paper's setting for 7B models, the smallest windows, pooled text."""
+        """Yield the paper's setting for 7B models, the smallest windows, pooled text."""
         yield cls()
         yield cls(window=1, ngram=2, guesses=2)
         yield cls(window=3, ngram=3, guesses=3, text=True)
@@ -75,53 +72,49 @@ class Lookahead(NgramDrafter[LookaheadState]):
         """Positions ahead of the last token that the window holds at most."""
         return max(self.window + self.ngram - 3, 0)
 
+    @override
     def check(self, target: LanguageModel) -> None:
-        """See `Drafter.check`."""
-        check_window(target, self.reach, f"A window of {self.window} with n-grams of {self.ngram}")
+        check_reach(target, self.reach, f"A window of {self.window} with n-grams of {self.ngram}")
 
+    @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> LookaheadState:
-        """See `Drafter.start`; the window begins with random tokens of the prompt."""
         first = random_tokens(prompt, self.reach, random)
         state = LookaheadState(int(prompt[-1]), NgramPool(self.guesses), [], [first])
         return self.extend(state, prompt)
 
     # --------------------------------------------------------------------------------------------------- an iteration
+    @override
     def propose(self, state: LookaheadState, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
-        """See `Drafter.propose`."""
         side_tree = self._side_tree(state) if self.reach else None
-        return Proposal(self.retrieved(state, max_depth), side_tree=side_tree)
+        return Proposal(self.candidates_of(state, max_depth), side_tree=side_tree)
 
     def _side_tree(self, state: LookaheadState) -> TokenTree:
-        """The window level by level: level 0 a chain, the column j of the others below its place j."""
+        """Return the window level by level: level 0 a chain, column j of the others below its place j."""
         first, *others = state.levels
         tokens, parents = [state.root, *first], [ROOT, *range(len(first))]
-        above = [*range(len(first) + 1)]  # column j hangs below node j of level 0; its column 0 is node 0
+        above = [*range(len(first) + 1)]  # column j is below node j of level 0; its column 0 is node 0
         for level in others:
             tokens += level
             parents += above
             above = [*range(len(tokens) - len(level), len(tokens))]
         return TokenTree.build(tokens, parents)
 
+    @override
     def observe(self, state: LookaheadState, proposal: Proposal, scores: Scores, verdict: Verdict) -> LookaheadState:
-        """See `Drafter.observe`."""
         if proposal.side_tree is not None or self.reach == 0:
             columns = scores.argmax[len(scores) - len(state.levels[-1]) :].tolist()
             self._move(state, columns if self.ngram > 2 else [int(scores.argmax[0]), *columns])
         return self.extend(state, verdict.tokens(proposal.tree))
 
     def _move(self, state: LookaheadState, predicted: list[int]) -> None:
-        """Take in what is predicted after each column, and move the window on by a position."""
+        """Pool the n-grams of a full window with the token predicted after each column; move on by a position."""
         levels = state.levels
         if len(levels) == self.ngram - 1:
-            self._collect(state, predicted)
+            for first, *rest in zip([state.root, *levels[0]], *levels[1:], predicted, strict=False):
+                state.pool.add(first, tuple(rest))
             moved = [*levels[1:], predicted]
             state.levels = [moved[0][1:], *moved[1:]]
         elif len(levels) == 1:
             state.levels = [levels[0][1:], predicted]
         else:
             state.levels = [*(level[1:] for level in levels), predicted[1:]]
-
-    def _collect(self, state: LookaheadState, predicted: list[int]) -> None:
-        columns = [[state.root, *state.levels[0]], *state.levels[1:], predicted]
-        for first, *rest in zip(*columns, strict=False):
-            state.pool.add(first, tuple(rest))

@@ -1,10 +1,12 @@
-"""What Lookahead and Self-Draft share: a pool of n-grams by the token before them, and candidates from it."""
+"""The base of Lookahead and Self-Draft: candidates are pooled n-grams, found by the token before them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from typing_extensions import override
 
 from ..tree import TokenTree
 from .base import Drafter
@@ -13,7 +15,7 @@ from .pool import NgramPool
 
 @dataclass
 class NgramState:
-    """A text's n-gram pool.
+    """The n-gram pool of a text.
 
     Attributes:
         root: the last committed token.
@@ -26,17 +28,18 @@ class NgramState:
     tail: list[int]
 
 
-State = TypeVar("State", bound=NgramState)
+PooledState = TypeVar("PooledState", bound=NgramState)
 
 
-class NgramDrafter(Drafter, Generic[State]):
-    """A drafter whose candidates are the n-grams pooled after the last token; subclasses say what else is pooled."""
+class NgramDrafter(Drafter, Generic[PooledState]):
+    """A drafter whose candidates are the n-grams pooled after the last token; subclasses fill the pool."""
 
     ngram: int
     text: bool
+    """Whether the n-grams of the text itself are pooled too."""
 
-    def extend(self, state: State, tokens: Sequence[int]) -> State:
-        """See `Drafter.extend`; pools the n-grams of the text that the tokens complete, where `text` says so."""
+    @override
+    def extend(self, state: PooledState, tokens: Sequence[int]) -> PooledState:
         for token in tokens if self.text else ():
             state.tail.append(int(token))
             if len(state.tail) == self.ngram:
@@ -46,17 +49,17 @@ class NgramDrafter(Drafter, Generic[State]):
         state.root = int(tokens[-1])
         return state
 
-    def inherit(self, state: State, earlier: State) -> State:
-        """See `Drafter.inherit`: the pool."""
+    @override
+    def inherit(self, state: PooledState, earlier: PooledState) -> PooledState:
         pool = earlier.pool.copy()
         pool.absorb(state.pool)
         state.pool = pool
         return state
 
-    def report(self, state: State) -> dict[str, float]:
-        """Size of the pool."""
+    def report(self, state: PooledState) -> dict[str, float]:
+        """Return the size of the pool."""
         return {"pool_ngrams": float(len(state.pool))}
 
-    def retrieved(self, state: State, max_depth: int) -> TokenTree:
-        """What the pool has after the last token, at most `room` levels of it, as one tree with shared prefixes."""
+    def candidates_of(self, state: PooledState, max_depth: int) -> TokenTree:
+        """Return the n-grams pooled after the last token, cut at `max_depth`, as one tree with shared prefixes."""
         return TokenTree.from_paths(state.root, [ngram[: max(max_depth, 0)] for ngram in state.pool.after(state.root)])

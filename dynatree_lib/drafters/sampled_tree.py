@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
+from typing_extensions import override
 
 from ..models.base import LanguageModel
 from ..sampling import Sampling
 from ..verifiers.base import Drawing
-from .base import Drafter, Draw, ModelDrafter, TreeBuilder, check_whole
+from .base import Drafter, ModelDrafter
+from .builder import Draw, TreeBuilder
+from .checks import check_choices, check_counts, make_tuples, require
+from .fixed_tree import at_level
 
 _EAGLE = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
 EAGLE_PATHS = tuple(_EAGLE.split())
@@ -23,13 +27,13 @@ MOST_NODES = 10_000
 
 @dataclass(frozen=True)
 class SampledTree(ModelDrafter):
-    """Draw the children of every slot of a fixed shape from the draft's law. One draft forward per level.
+    """Draw the children of every slot of a fixed shape from the draft's distribution. One draft forward per level.
 
     Where fewer tokens are possible than a node has slots (filters, low temperatures), the last slots stay empty. Where
     the target's temperature is 0, nothing is drawn: the tokens are the most probable, the limit of low temperatures.
 
     A subclass that removes, orders or otherwise selects nodes once they are drawn must declare it (`drawing`), or rules
-    that divide by draft laws will be biased.
+    that divide by draft distributions will be biased.
 
     The default is the binary tree of depth 5 of the paper's tables, 62 drafted nodes.
 
@@ -57,45 +61,36 @@ class SampledTree(ModelDrafter):
     name = "sampled-tree"
 
     def __post_init__(self) -> None:
-        for field in ("branching", "shape"):
-            if isinstance(getattr(self, field), list):
-                object.__setattr__(self, field, tuple(getattr(self, field)))
-        check_whole(self, "depth")
-        if self.depth < 1:
-            raise ValueError(f"depth is {self.depth}; a tree needs at least 1 level below node 0.")
-        if not self._branchings or not all(isinstance(each, int) and each >= 1 for each in self._branchings):
-            raise ValueError(f"branching is {self.branching}; every level needs a whole number of at least 1 child.")
-        if self.draw not in ("top", "iid", "distinct", "hybrid"):
-            raise ValueError(f"draw is {self.draw!r}; choose 'distinct', 'iid', 'hybrid' or 'top'.")
-        if isinstance(self.shape, str) and self.shape not in ("full", "eagle"):
-            raise ValueError(f"shape is {self.shape!r}; choose 'full', 'eagle', or give the parent slot of every slot.")
-        if self.shape != "full" and (self.depth, self.branching) != (SampledTree.depth, SampledTree.branching):
-            raise ValueError(f"shape={self.shape!r} has its own depth and branching; leave these two out.")
-        self._check_slots()
-        if self.temperature is not None and not 0 < self.temperature < float("inf"):
-            raise ValueError(f"temperature is {self.temperature}; give a positive number, or None for the target's.")
-
-    def _check_slots(self) -> None:
-        size, level = 0, 1
-        for number in range(self.depth):
-            level *= _of_level(self._branchings, number)
-            size += level
-        if self.shape == "full" and size > MOST_NODES:
-            raise ValueError(
-                f"depth={self.depth} and branching={self.branching} make {size:,} nodes; a forward takes at most "
-                f"{MOST_NODES:,} here. Give fewer levels or children, or a `shape` of its own."
-            )
+        make_tuples(self, "branching", "shape")
+        check_counts(self, "depth", "branching")
+        check_choices(self, draw=get_args(Draw))
+        require(
+            not isinstance(self.shape, str) or self.shape in ("full", "eagle"),
+            f"shape is {self.shape!r}; choose 'full', 'eagle', or give the parent slot of every slot.",
+        )
+        require(
+            self.shape == "full" or (self.depth, self.branching) == (SampledTree.depth, SampledTree.branching),
+            f"shape={self.shape!r} has its own depth and branching; leave these two out.",
+        )
+        size = np.cumprod([float(at_level(self.branching, level)) for level in range(self.depth)]).sum()
+        require(
+            self.shape != "full" or size <= MOST_NODES,
+            f"depth={self.depth} and branching={self.branching} make {size:,.0f} nodes; a forward takes at most "
+            f"{MOST_NODES:,} here. Give fewer levels or children, or a `shape` of its own.",
+        )
         slots = self._slots
         whole = slots.dtype.kind == "i" and 0 < len(slots) <= MOST_NODES
-        if not whole or slots[0] != 0 or (np.diff(slots) < 0).any() or (slots > np.arange(len(slots))).any():
-            raise ValueError(
-                f"shape is {self.shape}; give the parent slot of slots 1, 2, ... in breadth-first order, for example "
-                "(0, 0, 1, 1) for two children of node 0 and two of the first of them."
-            )
+        require(
+            whole and slots[0] == 0 and not (np.diff(slots) < 0).any() and not (slots > np.arange(len(slots))).any(),
+            f"shape is {self.shape}; give the parent slot of slots 1, 2, ... in breadth-first order, for example "
+            "(0, 0, 1, 1) for two children of node 0 and two of the first of them.",
+        )
+        warm = self.temperature is None or 0 < self.temperature < float("inf")
+        require(warm, f"temperature is {self.temperature}; give a positive number, or None for the target's.")
 
     @classmethod
     def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """A chain, every way of drawing, an irregular shape, a draft with a temperature of its own."""
+        """Yield a chain, every way of drawing, an irregular shape, a draft with a temperature of its own."""
         yield cls(draft, depth=3, branching=1)
         yield cls(draft, depth=2, branching=2)
         yield cls(draft, depth=2, branching=(2, 1), draw="iid")
@@ -105,7 +100,7 @@ class SampledTree(ModelDrafter):
 
     @property
     def drawing(self) -> Drawing:
-        """Every token is drawn from its recorded law."""
+        """Every token is drawn from its recorded distribution."""
         return Drawing.FIXED if self.draw == "top" else Drawing.RECORDED
 
     @property
@@ -113,38 +108,37 @@ class SampledTree(ModelDrafter):
         """Whether no slot has a sibling."""
         return len(set(self._slots.tolist())) == len(self._slots)
 
-    @property
-    def _branchings(self) -> tuple[int, ...]:
-        return (self.branching,) if isinstance(self.branching, int) else tuple(self.branching)
-
     @cached_property
     def _slots(self) -> np.ndarray:
         """(n,) parent slot of slots 1 to n."""
-        if self.shape == "full":
-            return _full_slots(self._branchings, self.depth)
-        return np.array(slots_of_paths(EAGLE_PATHS) if self.shape == "eagle" else self.shape)
+        if self.shape != "full":
+            return np.array(slots_of_paths(EAGLE_PATHS) if self.shape == "eagle" else self.shape)
+        parents, level = [], np.array([0])
+        for number in range(self.depth):
+            parents.append(np.repeat(level, at_level(self.branching, number)))
+            level = np.arange(level[-1] + 1, level[-1] + 1 + len(parents[-1]))
+        return np.concatenate(parents)
 
+    @override
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:
-        """See `ModelDrafter.grow`; a slot that stays empty takes the slots below it with it."""
         wanted = np.bincount(self._slots, minlength=len(self._slots) + 1)  # children of each slot
         first = np.cumsum([1, *wanted])  # slot of the first child
-        targets = builder.sampling.greedy or self.temperature is None
-        sampling = builder.sampling if targets else Sampling(self.temperature)  # type: ignore[arg-type]
+        own = None if builder.sampling.greedy else self.temperature
+        sampling = builder.sampling if own is None else Sampling(own)
         nodes, slots = np.array([0]), np.array([0])
         for _ in range(max_depth):
             inner = wanted[slots] > 0
             nodes, slots = nodes[inner], slots[inner]
             if not len(nodes):
                 return
-            rows, tokens, logprobs, distribution = builder.sample(
-                nodes, builder.logits(nodes), wanted[slots], self.draw, sampling
-            )
-            ranks = np.arange(len(rows)) - np.searchsorted(rows, rows)  # place among the siblings
-            nodes, slots = builder.add(nodes[rows], tokens, logprobs, distribution), first[slots[rows]] + ranks
+            indices, *columns = builder.sample(nodes, builder.logits(nodes), wanted[slots], self.draw, sampling)
+            ranks = np.arange(len(indices)) - np.searchsorted(indices, indices)  # place among the siblings
+            # A slot that stays empty is not in `nodes`, so the slots below it stay empty too.
+            nodes, slots = builder.add(nodes[indices], *columns), first[slots[indices]] + ranks
 
 
 def slots_of_paths(paths: Iterable[str]) -> tuple[int, ...]:
-    """Parent slots of a shape given by child numbers from node 0 down, such as `EAGLE_PATHS`.
+    """Return the parent slots of a shape given by child numbers from node 0 down, such as `EAGLE_PATHS`.
 
     Raises:
         ValueError: for a path whose parent or earlier sibling is missing.
@@ -153,18 +147,5 @@ def slots_of_paths(paths: Iterable[str]) -> tuple[int, ...]:
     slot = {"": 0, **{path: number for number, path in enumerate(order, 1)}}
     for path in order:
         before = path[:-1] if path[-1] == "0" else path[:-1] + str(int(path[-1]) - 1)
-        if before not in slot:
-            raise ValueError(f"Path {path} needs path {before or 'of node 0'} before it; add it.")
+        require(before in slot, f"Path {path} needs path {before or 'of node 0'} before it; add it.")
     return tuple(slot[path[:-1]] for path in order)
-
-
-def _full_slots(branchings: tuple[int, ...], depth: int) -> np.ndarray:
-    parents, level = [], np.array([0])
-    for number in range(depth):
-        parents.append(np.repeat(level, _of_level(branchings, number)))
-        level = np.arange(level[-1] + 1, level[-1] + 1 + len(parents[-1]))
-    return np.concatenate(parents)
-
-
-def _of_level(branchings: tuple[int, ...], level: int) -> int:
-    return branchings[min(level, len(branchings) - 1)]

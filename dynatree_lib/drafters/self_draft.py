@@ -6,19 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from typing_extensions import override
 
 from ..models.base import LanguageModel
 from ..sampling import GREEDY, RandomSource, Sampling, Scores
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
-from .base import Drafter, Proposal, check_whole, check_window, random_tokens
+from .base import Drafter, Proposal
+from .checks import check_counts, check_reach, require
 from .ngrams import NgramDrafter, NgramState
-from .pool import NgramPool
+from .pool import NgramPool, random_tokens
 
 
 @dataclass
 class SelfDraftState(NgramState):
-    """A text's context cache, of branches and text, and its draft branches.
+    """The context cache of a text, with n-grams of branches and text, and its draft branches.
 
     Attributes:
         branches: lines below the last token.
@@ -33,21 +35,21 @@ class SelfDraftState(NgramState):
 class SelfDraft(NgramDrafter[SelfDraftState]):
     """Self-Draft without its corpus: branches that begin with random tokens of the prompt, and a context cache.
 
-    Beside the tree the target scores some lines below the last token, unseen by each other. Each begins with a few
-    random tokens, the perturbation, and grows by the token predicted at its end; a full one loses its first token
+    Beside the tree the target scores some lines below the last token, unseen by each other. A line begins with a few
+    random tokens, the perturbation, and grows by the token predicted at its end; a full line loses its first token
     instead. The first line keeps predicted tokens only, and the last token is part of its n-grams. The n-grams of lines
-    and predictions, and those of prompt and text, are kept by the token before them; those after the last token are
-    verified, as one tree with shared prefixes.
+    and predictions, and those of prompt and text, are kept by the token before them. Those after the last token are
+    verified as one tree with shared prefixes.
 
     After the authors' public code (branches, caches, sizes); its corpus cache is left out, as the PTD paper has it.
 
     Args:
         branches: lines.
         length: tokens of a full branch that were predicted.
-        perturbation: most random tokens a branch begins with; each draws its number.
+        perturbation: most random tokens a branch begins with; each branch draws its number.
         ngram: tokens of an n-gram, the one it is found by included.
         candidates: most n-grams verified, and kept per token.
-        text: whether the prompt's and the text's own n-grams are cached; the paper does.
+        text: whether the n-grams of the prompt and the text itself are cached; the paper does.
 
     Raises:
         ValueError: for branches, length, perturbation or candidates < 1, ngram < 2, or longer than any branch with its
@@ -63,66 +65,57 @@ class SelfDraft(NgramDrafter[SelfDraftState]):
     name = "self-draft"
 
     def __post_init__(self) -> None:
-        names = ("branches", "length", "perturbation", "candidates")
-        check_whole(self, *names, "ngram")
-        for name in names:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1.")
-        if self.ngram < 2:
-            raise ValueError(f"ngram is {self.ngram}; it counts the token an n-gram is found by, so give at least 2.")
-        if self.ngram > self.length + 2:
-            raise ValueError(
-                f"ngram is {self.ngram} and a full branch has {self.length + 1} tokens at least, one more with the "
-                f"prediction; give at most {self.length + 2}, or a greater length."
-            )
+        check_counts(self, "branches", "length", "perturbation", "candidates")
+        check_counts(self, "ngram", least=2, because="it counts the token an n-gram is found by, so ")
+        require(
+            self.ngram <= self.length + 2,
+            f"ngram is {self.ngram} and a full branch has {self.length + 1} tokens at least, one more with the "
+            f"prediction; give at most {self.length + 2}, or a greater length.",
+        )
 
     @classmethod
     def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """The default, the smallest, and branches without the text."""
+        """Yield the default, the smallest, and branches without the text."""
         yield cls()
         yield cls(branches=1, length=1, perturbation=1, ngram=2, candidates=1)
         yield cls(branches=3, length=3, ngram=3, text=False)
 
     # ------------------------------------------------------------------------------------------------------ the state
+    @override
     def check(self, target: LanguageModel) -> None:
-        """See `Drafter.check`."""
-        check_window(target, self.length + self.perturbation, f"A branch of length {self.length}")
+        check_reach(target, self.length + self.perturbation, f"A branch of length {self.length}")
 
+    @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> SelfDraftState:
-        """See `Drafter.start`."""
         counts = [1 + random.draw(torch.ones(self.perturbation)) for _ in range(self.branches)]
         branches = [random_tokens(prompt, count, random) for count in counts]
-        full = [count + self.length for count in counts]
-        full[0] = self.length
+        full = [self.length, *(count + self.length for count in counts[1:])]
         return self.extend(SelfDraftState(int(prompt[-1]), NgramPool(self.candidates), [], branches, full), prompt)
 
     # --------------------------------------------------------------------------------------------------- an iteration
+    @override
     def propose(self, state: SelfDraftState, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
-        """See `Drafter.propose`."""
-        return Proposal(self.retrieved(state, max_depth), side_tree=self._side_tree(state))
-
-    def _side_tree(self, state: SelfDraftState) -> TokenTree:
         tokens, parents = [state.root], [ROOT]
         for branch in state.branches:
             parents += [0, *range(len(tokens), len(tokens) + len(branch) - 1)]
             tokens += branch
-        return TokenTree.build(tokens, parents)
+        return Proposal(self.candidates_of(state, max_depth), side_tree=TokenTree.build(tokens, parents))
 
+    @override
     def observe(self, state: SelfDraftState, proposal: Proposal, scores: Scores, verdict: Verdict) -> SelfDraftState:
-        """See `Drafter.observe`."""
         if proposal.side_tree is not None:
             self._grow(state, [int(scores.argmax[0]), *scores.argmax[len(proposal.tree) :].tolist()])
         return self.extend(state, verdict.tokens(proposal.tree))
 
     def _grow(self, state: SelfDraftState, predicted: list[int]) -> None:
-        """Pool every n-gram that ends in a prediction, and add the last prediction of each branch to it."""
-        place, kept = 0, self.ngram - 1
+        """Pool every n-gram that ends in a prediction, and add the last prediction of each branch to the branch."""
+        place, before = 0, self.ngram - 1
         for number, (branch, full) in enumerate(zip(state.branches, state.full, strict=True)):
             after = predicted[place + 1 : place + 1 + len(branch)]
             line = branch if number else [state.root, *branch]
-            known = after if number else [predicted[0], *after]
-            for end in range(kept, len(line) + 1):
-                state.pool.add(line[end - kept], (*line[end - kept + 1 : end], known[end - 1]))
+            following = after if number else [predicted[0], *after]
+            for end in range(before, len(line) + 1):
+                state.pool.add(line[end - before], (*line[end - before + 1 : end], following[end - 1]))
             place += len(branch)
             branch.append(after[-1])
             del branch[: max(len(branch) - full, 0)]

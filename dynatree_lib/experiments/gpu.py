@@ -1,13 +1,13 @@
 """Speed on a large GPU in one command: `dynatree gpu OUT`, or `tools/gpu_speed.sh OUT DATA`.
 
-Three parts, told apart in every caption. `shapes`: what forwards and iterations cost with the shapes of Pythia-2.8B and
-70M and random weights. `pair`: what trees earn, measured on a trained pair (`tools/gpu_speed.sh` trains one of the
-160M/14M shapes). `joined`: the counts of the second priced by the first. Needs no network, no data set and no plotting.
+Three parts, told apart in every caption. `shapes`: the cost of forwards and iterations with the shapes of Pythia-2.8B
+and 70M and random weights. `pair`: the gain of trees, measured on a trained pair (`tools/gpu_speed.sh` trains a pair of
+the 160M/14M shapes). `joined`: the counts of the second at the costs of the first. Needs no network and no plotting.
 
 It runs from end to end on a CPU with small shapes (`--device cpu --tiny`, which the tests do). It has not been run on a
-GPU yet: numbers of a first run want a look before they are believed.
+GPU yet: look at the numbers of a first run before you believe them.
 
-OUT/gpu_speed.json is written after each measurement; one that fails leaves its error there and the others go on.
+OUT/gpu_speed.json is written after each measurement; a failed measurement leaves its error there and the others go on.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ from ..drafters import FixedTree
 from ..fast.plain import autoregressive_fast
 from ..fast.static import StaticModel, static_pair
 from ..measure.bandwidth import forward_bytes, matmul_flops, measure_bandwidth, median_seconds
+from ..measure.clock import known_objects_frozen, quiet_machine, synchronize
 from ..measure.cost_model import MeasuredCosts, counts_of, measure_costs
 from ..measure.environment import cache_bytes_per_row, describe_environment, describe_model, public_text, weight_bytes
 from ..measure.methods import METHODS, Variant, variants
 from ..measure.prompts import BenchPrompt
-from ..measure.protocol import _known_objects_frozen, _quiet_machine, _synchronize, read_results, run_benchmark
+from ..measure.protocol import read_results, run_benchmark
 from ..measure.records import write_atomically
 from ..measure.trace import Trace
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair, load_pair
 from ..sampling import Sampling
 from ..workloads import load_workload
-from .speed.growth import any_text, forward_times, growth, level_growth
+from .speed.cost_growth import any_text, forward_times, iteration_costs, level_costs
 
 Row = dict[str, Any]
 FILE = "gpu_speed.json"
+PARTS = ("shapes", "pair", "joined")
 METHODS_MEASURED = (
     "hf-generate,hf-assisted,hf-prompt-lookup,ar,ar-fast,chain:length=4,fixed-tree,best-first-tree,"
     "fixed-tree:depth=8,branching=3,tau=0.03,max_nodes=64"
@@ -51,19 +53,19 @@ METHODS_MEASURED = (
 """Beside these, `cost-aware-tree` and `lookup-tree` with costs measured in the same run."""
 RANDOM = "random weights, for cost alone"
 CAPTIONS = {
-    "memory": f"Peak memory of a run of plain decoding and of one with trees, the draft loaded in between; {RANDOM}.",
+    "memory": f"Peak memory of a run of plain decoding and of a run with trees, the draft loaded in between; {RANDOM}.",
     "bandwidth": "Reading and copying memory, and a large matrix product, on the same device.",
-    "agreement": f"Logits of a tree over static buffers against transformers' own forward of its rows; {RANDOM}.",
-    "forwards": f"One forward alone by engine, rows and prefix; {RANDOM}.",
-    "attention": "Attention alone, of all layers of the target, by rows and width; random states.",
+    "agreement": f"Logits of a tree over static buffers against transformers' own forward of its nodes; {RANDOM}.",
     "plain": f"Seconds per token of plain decoding against the bandwidth bound, by prefix; {RANDOM}.",
     "iterations": f"Iterations with a full fixed tree in steps of `ar-fast`; {RANDOM}, so next to nothing is accepted.",
+    "forwards": f"One forward alone by engine, nodes and prefix; {RANDOM}.",
+    "attention": "Attention alone, of all layers of the target, by nodes and width; random states.",
     "growth": f"Iterations beside their forward, by prefix and by nodes; {RANDOM}.",
     "levels": f"Levels of drafting beside their forward, by width; {RANDOM}.",
-    "costs": f"The cost model's prices, in greedy steps of `ar`; {RANDOM}.",
+    "costs": f"The cost model's points, in greedy steps of `ar`; {RANDOM}.",
     "methods": "A trained pair, every method on held-out prompts, interleaved: earned acceptance at this pair's cost.",
-    "joined": "Predicted, not measured: tokens per iteration of the trained pair, priced with the shapes' costs.",
-    "goals": "What was aimed at, and what this run found; each from the measurement named.",
+    "joined": "Predicted, not measured: tokens per iteration of the trained pair at the costs of the shapes.",
+    "goals": "The goals and the numbers of this run; each from the measurement named.",
 }
 
 
@@ -74,27 +76,27 @@ class Plan:
     Attributes:
         target, draft: keyword arguments of `GPTNeoXConfig`.
         prefixes: tokens of text before what is timed.
-        rows: of the target's forwards.
+        nodes: of the target's forwards.
         widths: of the draft's levels.
         tree: keyword arguments of `FixedTree`.
-        turns: of `growth`.
+        turns: of `iteration_costs`.
         tokens: generated where plain decoding and iterations are timed, and per prompt of the trained pair.
         prompts: of the trained pair.
         iterations: timed per probe of the cost model.
-        priced: texts that the cost model is measured on.
+        texts: that the cost model is measured on.
     """
 
     target: dict[str, int]
     draft: dict[str, int]
     prefixes: tuple[int, ...] = (128, 512, 1024, 1900)
-    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     widths: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     tree: dict[str, Any] = field(default_factory=lambda: {"depth": 5, "branching": (4, 4, 1), "max_nodes": 64})
     turns: int = 8
     tokens: int = 200
     prompts: int = 20
     iterations: int = 96
-    priced: int = 2
+    texts: int = 2
 
 
 def _shape(hidden: int, layers: int, heads: int, vocabulary: int = 50304, context: int = 2048) -> dict[str, int]:
@@ -107,8 +109,8 @@ def _shape(hidden: int, layers: int, heads: int, vocabulary: int = 50304, contex
 FULL = Plan(_shape(2560, 32, 32), _shape(512, 6, 8))
 """Pythia-2.8B and Pythia-70M."""
 TINY = Plan(
-    _shape(64, 3, 4, 512, 512), _shape(32, 2, 4, 512, 512), (40, 100), (1, 4, 16), (1, 4),
-    {"depth": 3, "branching": (3, 2, 1), "max_nodes": 16}, 1, 24, 2, 8, 1,
+    _shape(64, 3, 4, 512, 512), _shape(32, 2, 4, 512, 512), prefixes=(40, 100), nodes=(1, 4, 16), widths=(1, 4),
+    tree={"depth": 3, "branching": (3, 2, 1), "max_nodes": 16}, turns=1, tokens=24, prompts=2, iterations=8, texts=1,
 )  # fmt: skip
 """The same from end to end in less than a minute on a CPU."""
 
@@ -128,23 +130,23 @@ class Record:
     failed: list[str] = field(default_factory=list)
 
     def take(self, name: str, measure: Callable[[], Any]) -> None:
-        """Keep what a measurement finds, or its error; Ctrl-C ends the run. One that was made is not made again."""
+        """Keep the rows of a measurement, or its error; Ctrl-C ends the run. Rows that are there stay."""
         if "rows" in self.body.get(name, {}):
             return
         progress(f"gpu_speed: {name}")
         begun = time.monotonic()
         try:
-            with _known_objects_frozen():
-                found: Row = {"rows": measure()}
+            with known_objects_frozen():
+                result: Row = {"rows": measure()}
         except Exception as error:  # whatever one measurement does, the others are still made
-            found = {"error": public_text(f"{type(error).__name__}: {error}")}
+            result = {"error": public_text(f"{type(error).__name__}: {error}")}
             self.failed.append(name)
-            progress(f"gpu_speed: {name} failed: {found['error']}")
-        self.body[name] = {"caption": CAPTIONS[name], **found, "took_seconds": round(time.monotonic() - begun, 1)}
+            progress(f"gpu_speed: {name} failed: {result['error']}")
+        self.body[name] = {"caption": CAPTIONS[name], **result, "took_seconds": round(time.monotonic() - begun, 1)}
         write_atomically(self.path, json.dumps(self.body, indent=1, ensure_ascii=False) + "\n")
 
     def rows(self, name: str) -> Any:
-        """What an earlier measurement found.
+        """Return the rows of an earlier measurement.
 
         Raises:
             ValueError: if it was not made, or failed.
@@ -184,12 +186,12 @@ class Shapes:
         return FixedTree(self.draft, tau=None, **self.plan.tree)
 
     def engine(self, name: str) -> HFModel:
-        """The target with another engine, weights shared."""
+        """Return the target with another engine, weights shared."""
         return HFModel(self.target.model, engine=name, check=False)
 
 
 def random_weights(shape: dict[str, int], device: torch.device, dtype: torch.dtype) -> HFModel:
-    """A GPT-NeoX model of this shape with random weights."""
+    """Return a GPT-NeoX model of this shape with random weights."""
     from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
     config = GPTNeoXConfig(**shape, rotary_pct=0.25, bos_token_id=None, eos_token_id=None)
@@ -201,7 +203,7 @@ def random_weights(shape: dict[str, int], device: torch.device, dtype: torch.dty
 
 
 def measure_shapes(record: Record, plan: Plan, device: torch.device, dtype: torch.dtype) -> None:
-    """All measurements of the part `shapes`, memory first."""
+    """Make all measurements of the part `shapes`, memory first."""
     shapes = Shapes(plan, device, dtype)
     record.take("memory", lambda: memory(shapes))
     record.body["models"] = {"target": describe_model(shapes.target), "draft": describe_model(shapes.draft)}
@@ -212,59 +214,68 @@ def measure_shapes(record: Record, plan: Plan, device: torch.device, dtype: torc
     record.take("forwards", lambda: forwards(shapes))
     record.take("attention", lambda: attention(shapes))
     middle = plan.prefixes[len(plan.prefixes) // 2]
+    options: Row = {"turns": plan.turns, "progress": progress}
     record.take("growth", lambda: [
-        *growth(shapes.pair, plan.prefixes, (min(16, plan.rows[-1]),), turns=plan.turns, progress=progress),
-        *growth(shapes.pair, (middle,), plan.rows, turns=plan.turns, progress=progress),
+        *iteration_costs(shapes.pair, plan.prefixes, (min(16, plan.nodes[-1]),), **options),
+        *iteration_costs(shapes.pair, (middle,), plan.nodes, **options),
     ])  # fmt: skip
-    record.take("levels", lambda: level_growth(shapes.pair, (middle,), plan.widths, turns=plan.turns))
-    record.take("costs", lambda: costs(shapes.pair, _prompts(shapes), plan).to_json())
+    record.take("levels", lambda: level_costs(shapes.pair, (middle,), plan.widths, **options))
+    lengths = plan.prefixes[: plan.texts]
+    texts = [BenchPrompt.from_ids(f"text-{length}", any_text(shapes.target, length)) for length in lengths]
+    record.take("costs", lambda: costs(shapes.pair, texts, plan).to_json())
 
 
 def memory(shapes: Shapes) -> Row:
-    """Peaks in bytes, None on a CPU: of plain decoding with the target alone, and with the draft and a tree; each with
-    the graphs it needs, all of them captured."""
-    ids, tokens = any_text(shapes.target.warm(rows=()), shapes.plan.prefixes[0]), shapes.plan.tokens
-    plainly = _peak(shapes.device, lambda: autoregressive_fast(shapes.target, ids, max_new_tokens=tokens))
+    """Measure peaks in bytes, None on a CPU: of plain decoding with the target alone, and with the draft and a tree.
+
+    Each has the graphs that it needs, all of them captured.
+    """
+    ids, tokens = any_text(shapes.target.warm(sizes=()), shapes.plan.prefixes[0]), shapes.plan.tokens
+    peaks = _peak(shapes.device, lambda: autoregressive_fast(shapes.target, ids, max_new_tokens=tokens))
     weights = weight_bytes(shapes.draft.warm())
     shapes.target.warm()
-    treed = _peak(shapes.device, lambda: generate(shapes.target, ids, shapes.tree, max_new_tokens=tokens))
-    ratios = {name: treed[name] / (plainly[name] + weights) for name in plainly if plainly[name]}
+    with_trees = _peak(shapes.device, lambda: generate(shapes.target, ids, shapes.tree, max_new_tokens=tokens))
+    ratios = {name: with_trees[name] / (peak + weights) for name, peak in peaks.items() if peak}
     buffers = {
         name: {"buffer_bytes": model.buffers.buffer_bytes, "graph_bytes": model.buffers.graph_bytes}
         for name, model in (("target", shapes.target), ("draft", shapes.draft))
     }
-    return {"plain": plainly, "trees": treed, "draft_weights": weights, "trees_over_both": ratios, **buffers}
+    return {"plain": peaks, "trees": with_trees, "draft_weights": weights, "trees_over_both": ratios, **buffers}
 
 
 def _peak(device: torch.device, run: Callable[[], object]) -> dict[str, Any]:
-    """Peak bytes allocated, and reserved (what graphs keep for themselves too)."""
+    """Return peak bytes allocated, and reserved (graphs keep memory for themselves too)."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    with _quiet_machine(device):
+    with quiet_machine(device):
         run()
-        _synchronize(device)
+        synchronize(device)
     if device.type != "cuda":
         return {"allocated": None, "reserved": None}
-    return {
-        "allocated": torch.cuda.max_memory_allocated(device), "reserved": torch.cuda.max_memory_reserved(device)
-    }  # fmt: skip
+    allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return {"allocated": allocated, "reserved": reserved}
 
 
 def bandwidth(shapes: Shapes) -> Row:
-    """Every buffer's speeds in bytes per second; `memory`, what bounds plain decoding as in `metrics.Bound`: the higher
-    of reading and copying one as large as the weights, or the largest; operations per second of a matrix product."""
-    found = measure_bandwidth(shapes.device, forward_bytes(shapes.target))
-    sized = found[0]
+    """Measure every buffer's speeds in bytes per second, and operations per second of a matrix product.
+
+    `memory` is what bounds plain decoding as in `metrics.Bound`: the higher of reading and copying a buffer as large as
+    the weights, or the largest.
+    """
+    buffers = measure_bandwidth(shapes.device, forward_bytes(shapes.target))
     flops = matmul_flops(shapes.device, shapes.dtype)
-    return {"buffers": [asdict(one) for one in found], "memory": max(sized.read, sized.copy), "flops": flops}
+    return {
+        "buffers": [asdict(line) for line in buffers],
+        "memory": max(buffers[0].read, buffers[0].copy),
+        "flops": flops,
+    }
 
 
 def agreement(shapes: Shapes) -> Row:
-    """Largest difference of logits as a share of the largest logit."""
-    hf = HFModel(shapes.target.model, engine="eager", check=False)
+    """Return the largest difference of logits as a share of the largest logit."""
     nodes = np.arange(2, 18), np.concatenate([[-1], np.arange(15) // 2])
     logits = []
-    for model in (hf, shapes.target):
+    for model in (shapes.engine("eager"), shapes.target):
         session = model.session()
         session.start(any_text(model, shapes.plan.prefixes[0]))
         logits.append(session.score(*nodes, Sampling()).logits.double())
@@ -273,7 +284,7 @@ def agreement(shapes: Shapes) -> Row:
 
 
 def plain(shapes: Shapes, bytes_per_second: float) -> list[Row]:
-    """Seconds per token of plain decoding after each prefix, and the bound: weights and cache read, over bandwidth."""
+    """Time a token of plain decoding after each prefix, in seconds; the bound: reading weights and cache."""
     out = []
     for prefix in shapes.plan.prefixes:
         tokens = min(shapes.plan.tokens, shapes.target.context - prefix - 1)
@@ -287,188 +298,167 @@ def plain(shapes: Shapes, bytes_per_second: float) -> list[Row]:
 
 
 def _per_token(shapes: Shapes, decode: Callable[..., object], ids: list[int], tokens: int, repeats: int = 3) -> float:
-    """Seconds per token after the first: of whole texts less those of one token, medians; the first do not count."""
-    found: dict[int, list[float]] = {1: [], tokens: []}
+    """Return seconds per token after the first: whole texts less texts of one token, medians without the first run."""
+    times: dict[int, list[float]] = {1: [], tokens: []}
     for _ in range(1 + repeats):
-        for count, times in found.items():
-            with _quiet_machine(shapes.device):
+        for count in times:
+            with quiet_machine(shapes.device):
                 start = time.perf_counter()
                 decode(shapes.target, ids, max_new_tokens=count, eos_token_ids=())
-                _synchronize(shapes.device)
-                times.append(time.perf_counter() - start)
-    short, whole = (float(np.median(times[1:])) for times in found.values())
+                synchronize(shapes.device)
+                times[count].append(time.perf_counter() - start)
+    short, whole = (float(np.median(seconds[1:])) for seconds in times.values())
     return (whole - short) / (tokens - 1)
 
 
 def iterations(shapes: Shapes, steps: Sequence[Row]) -> list[Row]:
-    """An iteration with a full tree after each prefix: seconds, steps of `ar-fast`, where its time goes."""
+    """Measure an iteration with a full tree after each prefix: seconds, steps of `ar-fast`, where its time goes."""
     out = []
     for step in steps:
         ids, tokens = any_text(shapes.target, step["prefix"]), min(step["tokens"], 64)
-        marks, trees = _iterations(shapes, ids, tokens)
-        trace = Trace(time.perf_counter, lambda: _synchronize(shapes.device))
+        options: Row = {"max_new_tokens": tokens, "eos_token_ids": ()}
+        for _ in range(2):  # the first run does not count
+            marks: list[float] = []
+            mark = partial(_mark, marks)
+            with quiet_machine(shapes.device):
+                text = generate(shapes.target, ids, shapes.tree, on_tokens=mark, **options)
+        trace = Trace(time.perf_counter, lambda: synchronize(shapes.device))
         trace.begin()
         drafter = FixedTree(trace.instrument(shapes.draft, "draft"), tau=None, **shapes.plan.tree)
-        generate(
-            trace.instrument(shapes.target, "target"), ids, drafter, max_new_tokens=tokens, eos_token_ids=(),
-            on_tokens=trace.on_tokens,
-        )  # fmt: skip
+        generate(trace.instrument(shapes.target, "target"), ids, drafter, on_tokens=trace.on_tokens, **options)
         parts = trace.parts(trace.now())
-        seconds, whole = float(np.median(np.diff(marks))), sum(parts.values())
-        out.append({"prefix": step["prefix"], "nodes": float(np.mean(trees)), "levels": shapes.plan.tree["depth"],
+        nodes = [len(iteration.tree) for iteration in text.iterations[1:-1]]  # the last tree is cut by the text's end
+        seconds, whole = float(np.median(np.diff(marks[:-1]))), sum(parts.values())
+        out.append({"prefix": step["prefix"], "nodes": float(np.mean(nodes)), "levels": shapes.plan.tree["depth"],
                     "seconds": seconds, "steps_of_ar_fast": seconds / step["ar_fast"],
                     "shares": {name: part / whole for name, part in parts.items()}})  # fmt: skip
     return out
 
 
-def _iterations(shapes: Shapes, ids: list[int], tokens: int) -> tuple[list[float], list[int]]:
-    """When each iteration but the first ended, and the nodes of its tree; a run before does not count."""
-    for _ in range(2):
-        marks: list[float] = []
-        with _quiet_machine(shapes.device):
-            out = generate(
-                shapes.target, ids, shapes.tree, max_new_tokens=tokens, eos_token_ids=(),
-                on_tokens=lambda fresh: marks.append(time.perf_counter()),  # noqa: B023
-            )  # fmt: skip
-    return marks[:-1], [
-        len(one.tree) for one in out.iterations[1:-1]
-    ]  # the last iteration has room for a small tree only
+def _mark(marks: list[float], tokens: list[int]) -> None:
+    marks.append(time.perf_counter())
 
 
 def forwards(shapes: Shapes) -> list[Row]:
-    """Every engine by rows after the first prefix; the static one by rows after all of them."""
+    """Time every engine by nodes after the first prefix; the static engine by nodes after all of them."""
     first, *further = shapes.plan.prefixes
-    turns, rows, lean = shapes.plan.turns, shapes.plan.rows, shapes.engine("lean")
+    turns, nodes, lean = shapes.plan.turns, shapes.plan.nodes, shapes.engine("lean")
     bare = StaticModel(lean, graphs=False, check=False)
     engines = {"eager": shapes.engine("eager"), "lean": lean, "static, no graphs": bare, "static": shapes.target}
-    found = forward_times(engines, rows, first, turns=turns)
+    rows = forward_times(engines, nodes, first, turns=turns)
     for prefix in further:
-        found += forward_times({"static": shapes.target}, rows, prefix, turns=turns)
-    one = {(row["model"], row["prefix"]): row["milliseconds"] for row in found if row["rows"] == 1}
-    return [{**row, "over_one_row": row["milliseconds"] / one[row["model"], row["prefix"]]} for row in found]
+        rows += forward_times({"static": shapes.target}, nodes, prefix, turns=turns)
+    single = {(row["model"], row["prefix"]): row["milliseconds"] for row in rows if row["rows"] == 1}
+    return [{**row, "over_one_row": row["milliseconds"] / single[row["model"], row["prefix"]]} for row in rows]
 
 
 def attention(shapes: Shapes) -> list[Row]:
-    """Milliseconds of masked attention in all layers, each over its own cache and in one graph: what a kernel made for
-    trees could save at most."""
+    """Time masked attention in all layers, in milliseconds, each over its own cache and in one graph.
+
+    A kernel made for trees could save at most this.
+    """
     buffers, out = shapes.target.buffers, []
     _, _, _, heads, _, size = buffers.cache.states.shape
     for width in buffers.widths:
-        for rows in (1, shapes.plan.rows[-1] // 4):
-            query = torch.randn(1, heads, rows, size, device=shapes.device, dtype=shapes.dtype)
-            mask = buffers.mask(torch.ones(rows, width, dtype=torch.bool, device=shapes.device))
-            states = buffers.cache.states[..., :width, :]
-
-            def work(query: torch.Tensor = query, mask: torch.Tensor = mask, states: torch.Tensor = states) -> Any:
-                for keys, values in states:
-                    mixed = torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-                return mixed
-
-            replay = partial(buffers.replay, ("attention", rows, width), work)
-            took = median_seconds(replay, shapes.device)
-            out.append({"rows": rows, "width": width, "milliseconds": 1000 * took})
+        for nodes in (1, shapes.plan.nodes[-1] // 4):
+            query = torch.randn(1, heads, nodes, size, device=shapes.device, dtype=shapes.dtype)
+            mask = buffers.mask(torch.ones(nodes, width, dtype=torch.bool, device=shapes.device))
+            work = partial(_attend, query, mask, buffers.cache.states[..., :width, :])
+            replay = partial(buffers.replay, ("attention", nodes, width), work)
+            milliseconds = 1000 * median_seconds(replay, shapes.device)
+            out.append({"rows": nodes, "width": width, "milliseconds": milliseconds})
     return out
 
 
+def _attend(query: torch.Tensor, mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    for keys, values in states:
+        mixed = torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+    return mixed
+
+
 def costs(pair: Pair, prompts: Sequence[Any], plan: Plan) -> MeasuredCosts:
-    """The cost model of a pair."""
-    return measure_costs(pair, prompts, max_rows=plan.rows[-1], iterations=plan.iterations, progress=progress)
-
-
-def _prompts(shapes: Shapes) -> list[BenchPrompt]:
-    lengths = shapes.plan.prefixes[: shapes.plan.priced]
-    return [BenchPrompt.from_ids(f"text-{length}", any_text(shapes.target, length)) for length in lengths]
+    """Measure the cost model of a pair."""
+    return measure_costs(pair, prompts, max_rows=plan.nodes[-1], iterations=plan.iterations, progress=progress)
 
 
 # ------------------------------------------------------------------------------------------------- a trained pair, both
-def measure_pair(record: Record, plan: Plan, folder: str, device: torch.device, dtype: torch.dtype, out: Path) -> None:
-    """The part `pair`: every method on a trained pair over static buffers; records go to OUT/pair.jsonl."""
-
-    def measure() -> Row:
-        pair = static_pair(load_pair(folder, device_map=str(device), dtype=dtype), warm=True)
-        room = pair.target.context - max(plan.tokens, 200)
-        prompts = load_workload("bundled", limit=plan.prompts, max_tokens=room, tokenizer=pair.tokenizer)
-        priced = costs(pair, prompts.prompts[: plan.priced], plan)
-        results = run_benchmark(
-            pair, [*variants(METHODS_MEASURED), *_priced(priced)], prompts.prompts, max_new_tokens=plan.tokens,
-            trace=min(3, plan.prompts), records=out / "pair.jsonl", existing="replace", progress=progress,
-            source=prompts.source,
-        )  # fmt: skip
-        return {"costs": priced.to_json(), "results": results.to_json()}
-
-    record.take("methods", measure)
-
-
-def _priced(priced: MeasuredCosts) -> list[Variant]:
-    """The cost-aware methods with the costs of this machine."""
-    return [
-        Variant(f"{name}, measured costs", name, METHODS[name], {**METHODS[name].defaults, **priced.options()})
+def methods(plan: Plan, folder: str, device: torch.device, dtype: torch.dtype, out: Path) -> Row:
+    """Measure every method on a trained pair over static buffers; records go to OUT/pair.jsonl."""
+    pair = static_pair(load_pair(folder, device_map=str(device), dtype=dtype), warm=True)
+    longest = pair.target.context - max(plan.tokens, 200)
+    workload = load_workload("bundled", limit=plan.prompts, max_tokens=longest, tokenizer=pair.tokenizer)
+    measured = costs(pair, workload.prompts[: plan.texts], plan)
+    cost_aware = [
+        Variant(f"{name}, measured costs", name, METHODS[name], {**METHODS[name].defaults, **measured.options()})
         for name in ("cost-aware-tree", "lookup-tree")
     ]
+    results = run_benchmark(
+        pair, [*variants(METHODS_MEASURED), *cost_aware], workload.prompts, max_new_tokens=plan.tokens,
+        trace=min(3, plan.prompts), records=out / "pair.jsonl", existing="replace", progress=progress,
+        source=workload.source,
+    )  # fmt: skip
+    return {"costs": measured.to_json(), "results": results.to_json()}
 
 
-def join(record: Record, out: Path) -> None:
-    """The part `joined`: what the trained pair's counts would cost with the shapes' prices."""
+def joined(record: Record, out: Path) -> list[Row]:
+    """Predict the trained pair's counts at the costs of the shapes."""
+    measured, plain_step = MeasuredCosts.from_json(record.rows("costs")), record.rows("plain")[0]["ar_fast"]
+    records = read_results(out / "pair.jsonl").records
+    rows = []
+    for entry in records.header.setup["methods"]:
+        runs = [run for run in records.runs.values() if run.method == entry["label"]]
+        if not runs or "commit" not in entry["options"]:
+            continue  # a loop of its own, which the cost model does not know
+        counts = counts_of(runs, records.header)
+        steps = measured.steps(counts)
+        seconds = steps * measured.step_seconds
+        rows.append(
+            {"method": entry["label"], "tokens_per_iteration": counts.tokens / counts.iterations,
+             "nodes": float(np.mean(counts.nodes)), "iteration_in_steps": steps / counts.iterations,
+             "predicted_tokens_per_second": counts.tokens / seconds, "predicted_over_ar": measured.speed(counts),
+             "predicted_over_ar_fast": counts.tokens * plain_step / seconds}
+        )  # fmt: skip
+    return rows
 
-    def joined() -> list[Row]:
-        priced, steps = MeasuredCosts.from_json(record.rows("costs")), record.rows("plain")[0]
-        records = read_results(out / "pair.jsonl").records
-        rows = []
-        for entry in records.header.setup["methods"]:
-            runs = [run for run in records.runs.values() if run.method == entry["label"]]
-            if not runs or "commit" not in entry["options"]:
-                continue  # a loop of its own, which the cost model does not know
-            counts = counts_of(runs, records.header)
-            seconds = priced.steps(counts) * priced.step_seconds
-            rows.append(
-                {"method": entry["label"], "tokens_per_iteration": counts.tokens / counts.iterations,
-                 "nodes": float(np.mean(counts.nodes)), "iteration_in_steps": priced.steps(counts) / counts.iterations,
-                 "predicted_tokens_per_second": counts.tokens / seconds,
-                 "predicted_over_ar": priced.speed(counts),
-                 "predicted_over_ar_fast": counts.tokens * steps["ar_fast"] / seconds}
-            )  # fmt: skip
-        return rows
 
-    record.take("joined", joined)
-    record.take("goals", lambda: goals(record))
+def _worst(column: str, **where: Any) -> Callable[[Sequence[Row]], float | None]:
+    """Return the largest value of a column, of rows with these values."""
+    return lambda rows: max((row[column] for row in rows if where.items() <= row.items()), default=None)
+
+
+def _best_over(reference: str) -> Callable[[Row], float | None]:
+    """Return the fastest method of this library that drafts, over a reference."""
+
+    def ratio(rows: Row) -> float | None:
+        entries = rows["results"]["methods"]
+        drafting = [row for row in entries if "commit" in row["options"] and row["method"] != "ar"]
+        best = max((row["tokens_per_second"] for row in drafting), default=None)
+        speeds = {row["label"]: row["tokens_per_second"] for row in entries}
+        return None if best is None or reference not in speeds else best / speeds[reference]
+
+    return ratio
+
+
+GOALS: tuple[tuple[str, str, Callable[[Any], float | None], Row], ...] = (
+    ("ar-fast over the bandwidth bound, worst prefix", "plain", _worst("ar_fast_over_bound"), {"at most": 1.4}),
+    ("forward of 64 nodes over one of 1, worst prefix", "forwards", _worst("over_one_row", model="static", rows=64),
+     {"at most": 1.3}),
+    ("iteration in steps of ar-fast, worst prefix", "iterations", _worst("steps_of_ar_fast"), {"at most": 2.5}),
+    ("peak memory with trees over plain decoding and the draft's weights", "memory",
+     lambda rows: rows["trees_over_both"].get("reserved"), {"at most": 1.05}),
+    ("best drafted method over ar-fast, trained pair", "methods", _best_over("ar-fast"), {"at least": 1.8}),
+    ("best drafted method over hf-generate, trained pair", "methods", _best_over("hf-generate"), {"at least": 6.0}),
+)  # fmt: skip
+"""Goal, measurement, its number, and the most or least that the number should be."""
 
 
 def goals(record: Record) -> list[Row]:
-    """Goal by goal: the number found (None where its measurement is missing), and the most or least it should be."""
-    found: list[tuple[str, str, Callable[[], Any], Row]] = [
-        ("ar-fast over the bandwidth bound, worst prefix", "plain",
-         lambda: max(row["ar_fast_over_bound"] for row in record.rows("plain")), {"at most": 1.4}),
-        ("forward of 64 rows over one of 1, worst prefix", "forwards",
-         lambda: max(r["over_one_row"] for r in record.rows("forwards") if (r["model"], r["rows"]) == ("static", 64)),
-         {"at most": 1.3}),
-        ("iteration in steps of ar-fast, worst prefix", "iterations",
-         lambda: max(row["steps_of_ar_fast"] for row in record.rows("iterations")), {"at most": 2.5}),
-        ("peak memory with trees over plain decoding and the draft's weights", "memory",
-         lambda: record.rows("memory")["trees_over_both"]["reserved"], {"at most": 1.05}),
-        ("best drafted method over ar-fast, trained pair", "methods", lambda: _best_over(record, "ar-fast"),
-         {"at least": 1.8}),
-        ("best drafted method over hf-generate, trained pair", "methods", lambda: _best_over(record, "hf-generate"),
-         {"at least": 6.0}),
-    ]  # fmt: skip
-    return [{"goal": name, "from": source, "found": _or_none(number), **limit} for name, source, number, limit in found]
-
-
-def _best_over(record: Record, reference: str) -> float:
-    """The fastest method of this library that drafts, over a reference."""
-    found = record.rows("methods")["results"]["methods"]
-    speeds = {one["label"]: one["tokens_per_second"] for one in found}
-    drafting = [one["label"] for one in found if "commit" in one["options"] and one["method"] != "ar"]
-    return max(speeds[label] for label in drafting) / speeds[reference]
-
-
-def _or_none(number: Callable[[], Any]) -> Any:
-    try:
-        return number()
-    except (ValueError, KeyError):  # not measured here
-        return None
-
-
-PARTS = ("shapes", "pair", "joined")
+    """Return goal by goal: the number `measured` (None where its measurement is missing), and its limit."""
+    rows = {name: record.body.get(name, {}).get("rows") for name in CAPTIONS}
+    return [
+        {"goal": goal, "from": name, "measured": None if rows[name] is None else number(rows[name]), **limit}
+        for goal, name, number, limit in GOALS
+    ]
 
 
 def measure_all(
@@ -505,7 +495,8 @@ def measure_all(
     if "shapes" in parts:
         measure_shapes(record, plan, device, dtype)
     if "pair" in parts:
-        measure_pair(record, plan, pair, device, dtype, out)
+        record.take("methods", lambda: methods(plan, pair, device, dtype, out))
     if "joined" in parts:
-        join(record, out)
+        record.take("joined", lambda: joined(record, out))
+        record.take("goals", lambda: goals(record))
     return 1 if record.failed else 0

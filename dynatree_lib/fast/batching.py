@@ -1,8 +1,8 @@
 """`generate_batch`: several texts at a time, each decoded by the ordinary loop, their forwards shared.
 
-Drafters and the loop ask for one forward after another and know nothing of each other. So each sequence runs in a
-thread of its own, up to its next forward; when all of them wait, one forward serves those that want the same model,
-and they go on. Only one thread runs at a time, in a fixed order, so that results do not depend on the scheduler.
+Drafters and the loop ask for one forward after another and know nothing of each other. So each sequence runs in its own
+thread, up to its next forward; when all of them wait, one forward serves those that want the same model, and they go
+on. Only one thread runs at a time, in a fixed order, so that results do not depend on the scheduler.
 """
 
 from __future__ import annotations
@@ -12,18 +12,32 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from ..decoding import Generation, checked_prompt, generate
+from ..decoding import Generation, Interrupted, checked_prompt, generate
 from ..drafters.base import Drafter
 from ..models.base import LanguageModel
 from .batched import BatchedModel, Request, SharedForward, SlotSession
+
+
+class BatchInterrupted(Interrupted):
+    """Ctrl-C during `generate_batch`.
+
+    Attributes:
+        generations: a text per prompt, as far as it came; nothing for prompts whose turn had not come.
+        generation: the first of them.
+    """
+
+    def __init__(self, generations: list[Generation]) -> None:
+        super().__init__(generations[0])
+        self.args = ("Decoding was interrupted; the texts so far are in the attribute `generations`.",)
+        self.generations = generations
 
 
 def generate_batch(
@@ -35,11 +49,12 @@ def generate_batch(
     max_batch: int | None = None,
     on_tokens: Callable[[int, list[int]], None] | None = None,
     on_forward: Callable[[SharedForward], None] | None = None,
+    interrupt: Literal["raise", "return"] = "raise",
     **options: Any,
 ) -> list[Generation]:
-    """Decode several texts, every one as `generate` alone would, with its own trees, accepted paths and end.
+    """Decode several texts; each has the trees, accepted paths and end that `generate` alone would give it.
 
-    In float64 the texts are those of `generate` with the same seeds; with shorter floats a forward of other shapes
+    In float64 the texts are those of `generate` with the same seeds. With shorter floats a forward of other shapes
     rounds differently, so that a near-tie may fall otherwise. A text that ends leaves the batch, and the next prompt
     takes its place.
 
@@ -51,40 +66,52 @@ def generate_batch(
             `generate` would. (Equal prompts then give equal texts.)
         max_batch: most texts at a time; by default all.
         on_tokens: called with the number of a prompt and its new tokens, as they are committed.
-        on_forward: told of every forward of target and draft.
+        on_forward: called with every forward of target and draft.
+        interrupt: what Ctrl-C does. It ends all texts at their next forward. "raise" raises `BatchInterrupted` with the
+            texts so far in `generations`; "return" returns them, with finish reason "interrupted".
         options: of `generate`, for all texts. The caches are freed at the end, so there is no `state` to go on from.
 
     Returns:
         one `Generation` per prompt, in order, without state.
 
-    Ctrl-C ends all texts at their next forward: what they have comes back as "interrupted", with nothing for prompts
-    whose turn had not come. An error in one text stops the others as well and is raised, with a note that says whose it
-    was.
+    An error in one text stops the others as well. It is raised with a note that names the text's prompt.
 
     Raises:
+        BatchInterrupted: on Ctrl-C, unless `interrupt` is "return".
         TypeError, ValueError: before any work, for models that cannot share forwards, a drafter whose model cannot be
-            replaced, as many seeds as there are not prompts, `max_batch` below 1, options that keep or take a state,
+            replaced, another number of seeds than of prompts, `max_batch` below 1, options that keep or take a state,
             and whatever `generate` refuses.
     """
     shared = BatchedModel(target)
-    mine = _on_shared(drafter, target, shared)
-    models = [mine.model] if isinstance(mine.model, BatchedModel) and mine.model is not shared else []
-    _check(prompts, seeds, max_batch, options)
-    for prompt in prompts:
-        checked_prompt(shared, prompt, None, options.get("max_new_tokens", 1))
+    drafter = _on_shared(drafter, target, shared)
+    drafts = [drafter.model] if isinstance(drafter.model, BatchedModel) and drafter.model is not shared else []
+    if seeds is not None and len(seeds) != len(prompts):
+        raise ValueError(f"There are {len(seeds)} seeds for {len(prompts)} prompts; give one each.")
+    if max_batch is not None and max_batch < 1:
+        raise ValueError(f"max_batch is {max_batch}; decode at least 1 text at a time.")
+    refused = [name for name in ("state", "warm", "keep_state") if options.get(name)]
+    if refused:
+        raise ValueError(
+            f"Batches do not support {refused[0]}=, because slots of a shared cache do not outlive the call; use "
+            "generate() for texts that go on or begin where another one ended."
+        )
     jobs = []
     for number, prompt in enumerate(prompts):
-        own: dict[str, Any] = {**options, "keep_state": False}
+        checked_prompt(shared, prompt, None, options.get("max_new_tokens", 1))
+        own: dict[str, Any] = {**options, "keep_state": False, "interrupt": "return"}
         if seeds is not None:
             own["seed"] = seeds[number]
         if on_tokens is not None:
             own["on_tokens"] = partial(on_tokens, number)
-        jobs.append(partial(generate, shared, prompt, mine, **own))
-    return _Batch([*models, shared], jobs, max_batch or len(jobs), on_forward).run()
+        jobs.append(partial(generate, shared, prompt, drafter, **own))
+    generations = _Batch([*drafts, shared], jobs, max_batch or len(jobs), on_forward).run()
+    if interrupt == "raise" and any(generation.finish_reason == "interrupted" for generation in generations):
+        raise BatchInterrupted(generations)
+    return generations
 
 
 Answer = torch.Tensor | BaseException | None
-"""What a sequence goes on with: logits, an error to raise, nothing at its start."""
+"""What a sequence goes on with: logits, an error to raise, None at its start."""
 
 
 class _Stop(BaseException):
@@ -93,7 +120,7 @@ class _Stop(BaseException):
 
 @dataclass(eq=False)
 class _Slot:
-    """One sequence: what it waits for, and what became of it."""
+    """One sequence: the request it waits for, and its result or error."""
 
     number: int
     job: Callable[[], Generation]
@@ -106,14 +133,14 @@ class _Slot:
 
 
 class _Batch:
-    """The sequences of one call, and who runs when.
+    """The sequences of one call, and the order in which they run.
 
     Args:
         models: in the order in which they are served: the draft as long as any sequence drafts, so that the target's
             forwards are full.
         jobs: each decodes one text and asks `models` for its forwards.
         width: most sequences at a time.
-        on_forward: told of every forward.
+        on_forward: called with every forward.
     """
 
     def __init__(
@@ -121,7 +148,7 @@ class _Batch:
         models: Sequence[BatchedModel],
         jobs: Sequence[Callable[[], Generation]],
         width: int,
-        on_forward: Callable[[SharedForward], None] | None = None,
+        on_forward: Callable[[SharedForward], None] | None,
     ) -> None:
         self.models, self.width = models, width
         self.slots = [_Slot(number, job) for number, job in enumerate(jobs)]
@@ -136,7 +163,8 @@ class _Batch:
 
     def run(self) -> list[Generation]:
         """Decode everything."""
-        with _interrupts_held(self._interrupt), _threads_restored():
+        threads = torch.get_num_threads()
+        with _interrupts_held(self._interrupt):
             try:
                 self._admit()
                 while self.live:
@@ -150,36 +178,38 @@ class _Batch:
                     self._step()
                 for model in self.models:  # memory is given back now, not when the garbage is collected
                     model.cache.states = None
+                torch.set_num_threads(threads)  # setting it in one thread sets what later threads begin with
         if self.error is not None:
             raise self.error
-        return [one.result or Generation([], [], "interrupted", None) for one in self.slots]
+        return [slot.result or Generation([], [], "interrupted", None) for slot in self.slots]
 
     def _interrupt(self, *_: Any) -> None:
         self.stop = self.stop or KeyboardInterrupt
 
     # --------------------------------------------------------------------------------------- in the caller's thread
     def _admit(self) -> None:
-        """Start sequences while there is room."""
+        """Start as many sequences as may run at a time."""
         while self.stop is None and self.queue and len(self.live) < self.width:
             fresh = [self.queue.popleft() for _ in range(min(self.width - len(self.live), len(self.queue)))]
             for slot in fresh:
                 slot.thread = threading.Thread(target=self._decode, args=(slot,), daemon=True)
                 slot.thread.start()
             self.live += fresh
-            self._round([(slot, None) for slot in fresh])
+            self._take_turns([(slot, None) for slot in fresh])
 
     def _step(self) -> None:
-        """All wait: serve the first model that any of them wants, and let those go on."""
+        """Serve the first model that any of the waiting sequences wants, and let these sequences go on."""
         if self.stop is not None:
-            self._round([(slot, self.stop()) for slot in self.live])
+            self._take_turns([(slot, self.stop()) for slot in self.live])
             return
         wanted = {slot: slot.request for slot in self.live if slot.request is not None}
-        model = next(one for one in self.models if any(request.session.model is one for request in wanted.values()))
+        asked = {request.session.model for request in wanted.values()}
+        model = next(model for model in self.models if model in asked)
         served = {slot: request for slot, request in wanted.items() if request.session.model is model}
         model.serve([*served.values()])
-        self._round([(slot, request.logits) for slot, request in served.items()])
+        self._take_turns([(slot, request.logits) for slot, request in served.items()])
 
-    def _round(self, turns: Sequence[tuple[_Slot, Answer]]) -> None:
+    def _take_turns(self, turns: Sequence[tuple[_Slot, Answer]]) -> None:
         """Let sequences run one after another, each until it waits again or has ended."""
         self.turns.extend(turns)
         self.over = False
@@ -191,10 +221,10 @@ class _Batch:
                 self._interrupt()
         for slot, _ in turns:
             if slot.request is None:
-                self._bury(slot)
+                self._finish(slot)
 
-    def _bury(self, slot: _Slot) -> None:
-        """Take what became of a sequence, and its place."""
+    def _finish(self, slot: _Slot) -> None:
+        """Take the result or error of a sequence that has ended, and free its slots."""
         assert slot.thread is not None
         slot.thread.join()
         self.live.remove(slot)
@@ -208,7 +238,7 @@ class _Batch:
 
     # ------------------------------------------------------------------------------------------ in a sequence's thread
     def _decode(self, slot: _Slot) -> None:
-        # Small work between forwards; a pool of workers for each sequence would only be in the way.
+        # There is little work between forwards; a pool of workers for each sequence would only be in the way.
         torch.set_num_threads(1)
         try:
             self._wait(slot)
@@ -236,7 +266,7 @@ class _Batch:
 
     # ------------------------------------------------------------------------------------------------- in any of them
     def _pass_on(self) -> None:
-        """Let the next sequence run whose turn it is, or the caller's thread; the one that calls this must wait."""
+        """Let the next sequence run, or the caller's thread after the last turn; the calling thread must then wait."""
         if not self.turns:
             self.over = True
             self.done.put(None)
@@ -248,9 +278,9 @@ class _Batch:
 
 @contextlib.contextmanager
 def _interrupts_held(handler: Callable[..., None]) -> Iterator[None]:
-    """Call `handler` on Ctrl-C instead of raising KeyboardInterrupt wherever the program stands.
+    """Call `handler` on Ctrl-C instead of raising KeyboardInterrupt anywhere in the program.
 
-    Only Python's own reaction is replaced, and only in the main thread, the one place where it can be.
+    Only Python's own reaction is replaced, and only in the main thread, where alone it can be replaced.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -263,23 +293,13 @@ def _interrupts_held(handler: Callable[..., None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@contextlib.contextmanager
-def _threads_restored() -> Iterator[None]:
-    """Put the number of torch's threads back: setting it in one thread sets what later ones begin with."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _on_shared(drafter: Drafter, target: LanguageModel, shared: BatchedModel) -> Drafter:
-    """The drafter with its draft model in place of which a batched one reads; the target's own where it is the same."""
+    """The drafter with a batched model in place of its draft model: that of the target where both are the same."""
     draft = drafter.model
     if draft is None:
         return drafter
-    known: tuple[Field[Any], ...] = fields(drafter) if is_dataclass(drafter) else ()
-    places = [one.name for one in known if getattr(drafter, one.name) is draft]
+    names: list[str] = [field.name for field in fields(drafter)] if is_dataclass(drafter) else []
+    places = [name for name in names if getattr(drafter, name) is draft]
     if not places:
         raise TypeError(
             f"'{drafter.name}' does not hold its draft model in a dataclass field, so that no batched model can take "
@@ -288,16 +308,3 @@ def _on_shared(drafter: Drafter, target: LanguageModel, shared: BatchedModel) ->
     batched = shared if draft is target else BatchedModel(draft, "draft")
     changed: Any = replace(drafter, **dict.fromkeys(places, batched))  # type: ignore[type-var]
     return changed
-
-
-def _check(prompts: Sequence[Any], seeds: Sequence[int] | None, max_batch: int | None, options: dict[str, Any]) -> None:
-    if seeds is not None and len(seeds) != len(prompts):
-        raise ValueError(f"There are {len(seeds)} seeds for {len(prompts)} prompts; give one each.")
-    if max_batch is not None and max_batch < 1:
-        raise ValueError(f"max_batch is {max_batch}; decode at least 1 text at a time.")
-    kept = [name for name in ("state", "warm", "keep_state") if options.get(name)]
-    if kept:
-        raise ValueError(
-            f"Batches do not support {kept[0]}=, because lanes of a shared cache do not outlive the call; use "
-            "generate() for texts that go on or begin where another one ended."
-        )

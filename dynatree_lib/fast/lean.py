@@ -1,7 +1,7 @@
 """A lean forward for GPT-NeoX: transformers' arithmetic on the model's own weights, in a third of the calls.
 
-On a small model most of a forward is Python between kernels. The model object is not touched; the load-time check
-compares this path with the model's own forward, and any other architecture simply does without it.
+On a small model most of a forward is Python between kernels. The model object is not touched, and the load-time check
+compares this path with the model's own forward. Other architectures run transformers' forward.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from transformers import GPTNeoXForCausalLM, PreTrainedModel
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]
 """(h,) scale and shift of a layer norm."""
 Turn = tuple[torch.Tensor, torch.Tensor]
-"""(B, n, 1, 1, R) cosines and signed sines of the rows' positions."""
+"""(B, n, 1, 1, R) cosines and signed sines of the tokens' positions."""
 
 
-class _Layer(NamedTuple):
+class Layer(NamedTuple):
+    """Weight and bias of a layer's norms and matrices; a bias may be None."""
+
     norm_in: tuple[torch.Tensor, torch.Tensor]
     qkv: tuple[torch.Tensor, torch.Tensor]
     dense: tuple[torch.Tensor, torch.Tensor]
@@ -49,12 +51,16 @@ class LeanGPTNeoX:
         exact = config.hidden_act == "gelu"
         self.activation: Callable[[torch.Tensor], torch.Tensor] = functional.gelu if exact else core.layers[0].mlp.act
         self.layers: list[Any] = [
-            _Layer(
-                _pair(one.input_layernorm), _pair(one.attention.query_key_value), _pair(one.attention.dense),
-                _pair(one.post_attention_layernorm), _pair(one.mlp.dense_h_to_4h), _pair(one.mlp.dense_4h_to_h),
+            Layer(
+                _pair(layer.input_layernorm),
+                _pair(layer.attention.query_key_value),
+                _pair(layer.attention.dense),
+                _pair(layer.post_attention_layernorm),
+                _pair(layer.mlp.dense_h_to_4h),
+                _pair(layer.mlp.dense_4h_to_h),
             )
-            for one in core.layers
-        ]  # fmt: skip
+            for layer in core.layers
+        ]
         everywhere = torch.arange(config.max_position_embeddings, device=self.embedding.device)[None]
         cos, sin = core.rotary_emb(self.embedding, everywhere)
         half = sin.shape[-1] // 2
@@ -65,7 +71,7 @@ class LeanGPTNeoX:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
-        """The lean forward of this model, or None where it has none."""
+        """Make the lean forward of a model, or None where the model has none."""
         fits = isinstance(model, GPTNeoXForCausalLM) and model.config._attn_implementation == "sdpa"
         one_device = len({weight.device for weight in model.parameters()}) == 1
         return cls(model) if fits and one_device else None
@@ -73,7 +79,7 @@ class LeanGPTNeoX:
     def __call__(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Any, keep: int
     ) -> torch.Tensor:
-        """(B, keep, V) logits; see `Engine`."""
+        """Compute (B, keep, V) logits, as `Engine` says."""
         hidden = torch.embedding(self.embedding, ids)
         turn = self.cos[positions], self.sin[positions]
         for index, layer in enumerate(self.layers):

@@ -1,7 +1,8 @@
-"""The lean forward with joined matrices in oneDNN's layout: a third of its time for one row on a CPU, half for many.
+"""The lean forward with joined matrices in oneDNN's layout: a third of the time for one token on a CPU, half for many.
 
-Two things cost time on a CPU beside reading the weights once: torch's matrix product for few rows, which leaves half
-of the bandwidth unused, and calls. oneDNN's product over weights packed beforehand is two to three times as fast.
+Apart from reading the weights once, two things cost time on a CPU: calls, and torch's matrix product for few tokens,
+which leaves half of the bandwidth unused. oneDNN's product over weights packed beforehand takes a half to a third of
+that time.
 Parallel residuals let a layer's four matrices be joined into two: queries, keys and values with the MLP's first, the
 attention's output with the MLP's second.
 """
@@ -14,10 +15,10 @@ from typing import Any, NamedTuple, Self
 import torch
 from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
-from .lean import LeanGPTNeoX, Norm, Turn, _Layer
+from .lean import Layer, LeanGPTNeoX, Norm, Turn
 
-ROWS_HINT = 16
-"""Rows that oneDNN lays the weights out for; it serves any number."""
+TOKENS_HINT = 16
+"""Number of tokens that oneDNN lays the weights out for; it serves any number."""
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -57,7 +58,7 @@ class PackedGPTNeoX(LeanGPTNeoX):
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
-        """The packed forward of this model, or None where it has none."""
+        """Make the packed forward of a model, or None where the model has none."""
         lean = LeanGPTNeoX.of(model)
         packs = {torch.float32: torch.backends.mkldnn.is_available, torch.bfloat16: _packs_bfloat16}.get(model.dtype)
         if lean is None or not lean.parallel or model.device.type != "cpu" or packs is None or not packs():
@@ -73,7 +74,7 @@ class PackedGPTNeoX(LeanGPTNeoX):
         moved = weight @ shift if shift is not None else weight.new_zeros(len(weight))
         return (None, None), (weight * scale, moved if bias is None else bias + moved)
 
-    def _joined(self, layer: _Layer) -> _Joined:
+    def _joined(self, layer: Layer) -> _Joined:
         by_kind = (  # rows of the fused matrix come head by head; here queries, keys, values
             None if part is None else part.unflatten(0, (self.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
             for part in layer.qkv
@@ -103,13 +104,13 @@ class PackedGPTNeoX(LeanGPTNeoX):
 
 
 def packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    """`functional.linear` with this (out, in) weight and (out,) bias, from a copy in oneDNN's layout.
+    """Return `functional.linear` with this (out, in) weight and (out,) bias, from a copy in oneDNN's layout.
 
     The operators are those that torch.compile emits; they have no public name.
     """
-    copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), ROWS_HINT)
+    copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), TOKENS_HINT)
     product = torch.ops.mkldnn._linear_pointwise.default
-    return lambda rows: product(rows, copy, bias, "none", [], "")
+    return lambda inputs: product(inputs, copy, bias, "none", [], "")
 
 
 def _packs_bfloat16() -> bool:

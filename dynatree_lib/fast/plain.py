@@ -1,20 +1,21 @@
 """The strongest plain decoding here: one token per forward and nothing else, to measure trees against.
 
-No trees and no bookkeeping of sessions: on the CPU the model's engine over a cache with room, and the argmax; on static
-buffers (a `StaticModel`, or any model on a CUDA device that can be one) a captured step that feeds its own argmax back,
-while the host reads tokens in bursts. The texts are `autoregressive`'s.
+There are no trees and no bookkeeping of sessions. On the CPU the model's engine runs over a cache of exactly the text's
+length, and the host takes the argmax. On static buffers (a `StaticModel`, or any model on a CUDA device that can be
+made one) a captured step feeds its own argmax back, while the host reads tokens in bursts. The texts are those of
+`autoregressive`.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
 
-from ..decoding import Generation, as_tuple, checked_prompt
+from ..decoding import Generation, Interrupted, as_tuple, checked_prompt
 from ..models.base import LanguageModel
 from ..models.cache import TreeCache
 from ..models.huggingface import HFModel
@@ -25,7 +26,6 @@ from .static import CAPACITY, StaticModel, StaticSession, why_not_static
 
 EVERY = 16
 """Tokens that the host reads at a time where the device feeds itself."""
-Choose = Callable[[torch.Tensor], int]
 _STATIC: weakref.WeakKeyDictionary[HFModel, StaticModel] = weakref.WeakKeyDictionary()
 
 
@@ -39,8 +39,9 @@ def autoregressive_fast(
     seed: int = 0,
     on_tokens: Callable[[list[int]], None] | None = None,
     every: int = EVERY,
+    interrupt: Literal["raise", "return"] = "raise",
 ) -> Generation:
-    """Plain decoding, as fast as this library can.
+    """Decode without drafts, as fast as this library can.
 
     Args:
         target: an `HFModel`; on a CUDA device its static buffers and graphs are made by the first call and kept as long
@@ -48,18 +49,21 @@ def autoregressive_fast(
         prompt: (L,) or (1, L) token ids.
         max_new_tokens: token budget.
         eos_token_ids: tokens that end the text; the model's own by default, () for none.
-        sampling: greedy by default; above temperature 0 the host draws each token, with `autoregressive`'s chances.
+        sampling: greedy by default; above temperature 0 the host draws each token, as `autoregressive` does.
         seed: for the draws.
         on_tokens: called with new tokens: one at a time, or as they are read from the device.
-        every: tokens that the host reads at a time from the device; the text may be computed up to twice as many
-            further than an EOS, which is cut off.
+        every: tokens that the host reads at a time from the device; the device may compute up to twice as many beyond
+            an EOS, which are cut off.
+        interrupt: what Ctrl-C does, as for `generate`.
 
     Returns:
-        Text and finish reason as `autoregressive` gives; no rounds and no state.
+        Text and finish reason of `autoregressive`; no iterations and no state.
 
     Raises:
+        Interrupted: on Ctrl-C, unless `interrupt` is "return".
         TypeError: for a target that is no `HFModel`.
-        ValueError: as `generate` does for prompts and budgets, for every < 1, and for logits that describe no law.
+        ValueError: as `generate` does for prompts and budgets, for every < 1, and for logits that describe no
+            distribution.
     """
     if not isinstance(target, HFModel):
         raise TypeError(
@@ -80,46 +84,54 @@ def autoregressive_fast(
                 on_tokens(fresh[:count])
             if reason:
                 break
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         reason = "interrupted"
+        if interrupt == "raise":
+            raise Interrupted(Generation(tokens, [], reason, None)) from error
     return Generation(tokens, [], reason or "context", None)
 
 
 def _bursts(
     target: HFModel, ids: list[int], budget: int, sampling: Sampling, seed: int, every: int
 ) -> Iterator[list[int]]:
-    static = _static(target, len(ids) + budget)
-    random = RandomSource(seed, "verify")
+    static, random = _static(target, len(ids) + budget), RandomSource(seed, "verify")
     if static is None:
-        choose = partial(_best, owner=target.name) if sampling.greedy else partial(_drawn, target, sampling, random)
-        return _one_by_one(target, ids, budget, choose)
+        return _one_by_one(target, ids, budget, sampling, random)
     if sampling.greedy:
         return _fed_back(static, ids, budget, every)
     return _scored(static, ids, budget, sampling, random)
 
 
-def _static(target: HFModel, rows: int) -> StaticModel | None:
-    """The target on static buffers with so many rows; None where the plain cache serves it."""
+def _static(target: HFModel, capacity: int) -> StaticModel | None:
+    """The target on static buffers of this capacity; None where the plain cache serves it."""
     if isinstance(target, StaticModel):
         return target
     if target.device.type != "cuda" or why_not_static(target):
         return None
     known = _STATIC.get(target)
-    if known is None or known.context < rows:
-        known = StaticModel(target, min(target.context, max(rows, CAPACITY)))
-        known.warm(rows=())  # now, and not in the middle of a text that is being timed
+    if known is None or known.context < capacity:
+        known = StaticModel(target, min(target.context, max(capacity, CAPACITY)))
+        known.warm(sizes=())  # now, and not in the middle of a text that is being timed
         _STATIC[target] = known
     return known
 
 
 @torch.inference_mode()
-def _one_by_one(target: HFModel, ids: list[int], budget: int, choose: Choose) -> Iterator[list[int]]:
+def _one_by_one(
+    target: HFModel, ids: list[int], budget: int, sampling: Sampling, random: RandomSource
+) -> Iterator[list[int]]:
     """Each token by a forward over a cache of exactly the text, chosen by the host."""
     cache, length = TreeCache(target.layers, budget), len(ids)
     logits = target.forward(np.array(ids), np.arange(length), None, cache, 1)
     token, place = torch.zeros(2, 1, 1, dtype=torch.int64, device=target.device)
     for position in range(length, length + budget):
-        chosen = choose(logits[-1])
+        if sampling.greedy:
+            best = logits[-1].max(-1)
+            if not best.values.isfinite():
+                raise ValueError(bad_logits(target.name, 0))
+            chosen = int(best.indices)
+        else:
+            chosen = random.draw(Scores(logits[-1:], sampling, target.name).distribution(0))
         yield [chosen]
         if position + 1 < length + budget:
             token.fill_(chosen)
@@ -129,7 +141,7 @@ def _one_by_one(target: HFModel, ids: list[int], budget: int, choose: Choose) ->
 
 @torch.inference_mode()
 def _fed_back(static: StaticModel, ids: list[int], budget: int, every: int) -> Iterator[list[int]]:
-    """Tokens in bursts, the first alone; each burst is computed while the host handles the one before."""
+    """Tokens in bursts, the first alone; each burst is computed while the host handles the burst before."""
     session, buffers, greedy = StaticSession(static), static.buffers, static.greedy
     session.start(ids[:-1])
     session.flush()
@@ -143,13 +155,13 @@ def _fed_back(static: StaticModel, ids: list[int], budget: int, every: int) -> I
                 "them one after another, or with a StaticModel each."
             )
         for count in range(first, last):
-            greedy.run(1, buffers.width(1 + len(ids) + count))  # padding's column, and all rows with this one
-        ready = _fetched(greedy.chosen[first:last])
+            greedy.run(1, buffers.width(1 + len(ids) + count))  # padding's column, and the text up to this token
+        ready = _fetched(greedy.chosen[first:last], static.name)
         if waiting:
-            yield _checked(waiting(), static.name)
+            yield waiting()
         waiting = ready
     if waiting:
-        yield _checked(waiting(), static.name)
+        yield waiting()
 
 
 def _scored(
@@ -165,35 +177,21 @@ def _scored(
         session.commit([0])
 
 
-def _fetched(tokens: torch.Tensor) -> Callable[[], list[int]]:
+def _fetched(tokens: torch.Tensor, owner: str) -> Callable[[], list[int]]:
     """(k,) tokens on their way to the host; the call waits for them and for nothing launched later."""
     if tokens.device.type != "cuda":
-        return tokens.clone().tolist
-    host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-    host.copy_(tokens, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record(torch.cuda.current_stream(tokens.device))
+        host, arrived = tokens.clone(), None
+    else:
+        host, arrived = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True), torch.cuda.Event()
+        host.copy_(tokens, non_blocking=True)
+        arrived.record(torch.cuda.current_stream(tokens.device))
 
     def wait() -> list[int]:
-        arrived.synchronize()
+        if arrived is not None:
+            arrived.synchronize()
         numbers: list[int] = host.tolist()
+        if min(numbers) < 0:
+            raise ValueError(bad_logits(owner, 0))
         return numbers
 
     return wait
-
-
-def _checked(tokens: list[int], owner: str) -> list[int]:
-    if min(tokens) < 0:
-        raise ValueError(bad_logits(owner, 0))
-    return tokens
-
-
-def _best(logits: torch.Tensor, owner: str) -> int:
-    best = logits.max(-1)
-    if not best.values.isfinite():
-        raise ValueError(bad_logits(owner, 0))
-    return int(best.indices)
-
-
-def _drawn(target: HFModel, sampling: Sampling, random: RandomSource, logits: torch.Tensor) -> int:
-    return random.draw(Scores(logits[None], sampling, target.name).distribution(0))

@@ -1,23 +1,24 @@
 """Static execution: forwards over buffers of a fixed size, on a GPU captured as CUDA graphs and replayed.
 
 On a GPU a small forward is mostly launches. A CUDA graph launches all of it at once and needs everything at fixed
-addresses: so the cache is allocated whole, tokens, positions, cache columns and the tree arrive in one small integer
-tensor, and the mask is made of them on the device. Forwards are padded to a few numbers of rows and a few widths of the
-cache, with a graph for each that is used. Elsewhere the same step runs without capture.
+addresses. So the cache is allocated whole; tokens, positions, cache columns and the tree arrive in one small integer
+tensor; and the mask is made of them on the device. Forwards are padded to a few sizes (numbers of tokens) and a few
+widths of the cache, with a graph for each pair that is used. Elsewhere the same step runs without capture.
 
-Columns: 0 belongs to padding rows, which write it and see nothing else; row r of the text lies in column 1 + r.
+Column 0 of the cache belongs to padding tokens, which write it and see nothing else; the KV entry of token t of the
+text lies in column 1 + t.
 """
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
+from typing_extensions import override
 
 from ..masks import ancestor_matrix, below_chain, depth_positions
 from ..models.cache import TreeCache
@@ -25,12 +26,12 @@ from ..models.check import check_tree_attention
 from ..models.huggingface import HFModel, HFSession, in_inference_mode
 from ..models.pairs import Pair
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Numbers of rows that forwards are padded to."""
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Numbers of tokens that forwards are padded to."""
 CAPACITY = 4096
-"""Rows of text there is room for by default, where the model reads as many."""
+"""Longest text in tokens by default, where the model reads as many."""
 NARROWEST = 256
-"""Columns of the narrowest forward by default; each further width is twice the one before."""
+"""Columns of the narrowest forward by default; each further width is twice the width before."""
 CHUNK = 512
 """Tokens of a long prompt that are read in one forward."""
 WORD = 64
@@ -42,21 +43,21 @@ WARM_UPS = 3
 class StaticModel(HFModel):
     """A model (weights shared) whose sessions run over static buffers, on a CUDA device by replaying graphs.
 
-    There is one set of buffers. Sessions take turns: when another one's turn comes, a session's rows are copied aside
-    and back later, which costs a copy of its cache and happens only where several are used alternately.
+    There is one set of buffers, and sessions take turns. When another session's turn comes, a session's KV entries are
+    copied aside and back later. This costs a copy of its cache and happens only where several are used alternately.
 
     Attributes:
         context: most positions of a sequence; a text ends there with "context".
         buffers: the buffers and the graphs.
 
     Args:
-        model: what is to be run; it stays usable by itself.
-        capacity: rows of text there is room for; by default the model's context, at most `CAPACITY`.
-        rows: numbers of rows that forwards are padded to; the largest is the most a tree may have.
-        widths: columns of the cache that forwards are padded to; all of them are added as the last. By default
+        model: to be run; it stays usable by itself.
+        capacity: longest text in tokens; by default the model's context, at most `CAPACITY`.
+        sizes: numbers of tokens that forwards are padded to; a tree may have at most as many nodes as the largest.
+        widths: columns of the cache that forwards are padded to; the cache's own width is added as the last. By default
             powers of two from `NARROWEST`.
         graphs: capture on a CUDA device; False runs the same steps without, to compare.
-        check: score a small tree over the buffers and by the model's own forward and refuse if they differ.
+        check: score a small tree over the buffers and by the model's own forward, and refuse if they differ.
 
     Raises:
         ValueError: for a model with sliding windows or on several devices, sizes that make no buffers, or logits that
@@ -67,7 +68,7 @@ class StaticModel(HFModel):
         self,
         model: HFModel,
         capacity: int | None = None,
-        rows: Sequence[int] = ROWS,
+        sizes: Sequence[int] = SIZES,
         widths: Sequence[int] | None = None,
         *,
         graphs: bool = True,
@@ -78,19 +79,20 @@ class StaticModel(HFModel):
             raise ValueError(reason)
         self.__dict__.update(model.__dict__)
         self.context = min(model.context, CAPACITY if capacity is None else capacity)
-        if self.context < 2 or not rows or list(rows) != sorted(set(rows)) or rows[0] < 1:
+        if self.context < 2 or not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
             raise ValueError(
-                f"capacity is {capacity} and rows {tuple(rows)}; give at least 2 and ascending positive numbers."
+                f"capacity is {capacity} and sizes {tuple(sizes)}; give at least 2 and ascending positive numbers."
             )
         self.session_class = StaticSession
-        self.buffers = Buffers(model, self.context, tuple(rows), widths, graphs)
+        self.buffers = Buffers(model, self.context, tuple(sizes), widths, graphs)
         if check:
             check_tree_attention(self)
 
-    def forward(self, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: Any, keep: int) -> torch.Tensor:
-        """See `HFModel.forward`; over the buffers' cache, `mask` is what `Buffers.tell` said, None for text alone."""
+    @override
+    def run_forward(self, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: Any, keep: int) -> torch.Tensor:
+        """Run one forward; over the buffers' cache, `mask` is the answer of `Buffers.send`, None for text alone."""
         if cache is not self.buffers.cache:
-            return super().forward(tokens, positions, mask, cache, keep)
+            return super().run_forward(tokens, positions, mask, cache, keep)
         if mask is None:
             return self.buffers.read(tokens, positions)[:, : self.vocab_size]
         logits, end = self.buffers.forward(*mask), len(tokens)
@@ -99,19 +101,23 @@ class StaticModel(HFModel):
 
     @property
     def greedy(self) -> GreedyStep:
-        """Plain greedy decoding on the device; one for all models that share the buffers and the vocabulary."""
+        """Plain greedy decoding on the device; all models that share buffers and vocabulary share it."""
         return self.buffers.greedy(self.vocab_size)
 
     @torch.inference_mode()
-    def warm(self, rows: Sequence[int] | None = None, widths: Sequence[int] | None = None) -> StaticModel:
-        """Capture graphs now and not when first needed: of these numbers of rows and widths, by default all, and of
-        plain decoding at these widths."""
+    def warm(self, sizes: Sequence[int] | None = None, widths: Sequence[int] | None = None) -> StaticModel:
+        """Capture graphs now and not when first needed.
+
+        Args:
+            sizes: of the forwards; by default all.
+            widths: of the forwards, and of plain decoding; by default all.
+        """
         buffers = self.buffers
         buffers.lend(None)
-        for width in buffers.widths if widths is None else [buffers.width(each) for each in widths]:
-            for count in buffers.rows if rows is None else {buffers.bucket(each) for each in rows}:
+        for width in buffers.widths if widths is None else [buffers.width(wanted) for wanted in widths]:
+            for size in buffers.sizes if sizes is None else {buffers.size(wanted) for wanted in sizes}:
                 buffers.integers.zero_()  # padding alone
-                buffers.forward(count, width)
+                buffers.forward(size, width)
             self.greedy.begin(0, 0)
             self.greedy.run(1, width)
         return self
@@ -121,22 +127,24 @@ class StaticSession(HFSession):
     """One sequence in the buffers of a `StaticModel`.
 
     Attributes:
-        aside: (L, 2, 1, H, rows, D) cache of this sequence while another one has the buffers.
-        fresh: whether nothing of it was read yet.
+        aside: (L, 2, 1, H, n, D) cache of this sequence while another session has the buffers.
+        fresh: whether nothing of the sequence was read yet.
     """
 
     model: StaticModel
 
+    @override
     def _reset(self) -> None:
         self.aside: torch.Tensor | None = None
         self.fresh = True
 
+    @override
     @in_inference_mode
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
         model, buffers = self.model, self.model.buffers
         buffers.lend(self)
-        waiting, position = np.asarray(queue, np.int64), self.position - len(queue)  # rows stand where they are read
-        if not len(tokens) or len(queue) + len(parents) > buffers.rows[-1]:
+        waiting, position = (np.asarray(queue, np.int64), self.position - len(queue))  # entries lie by position
+        if not len(tokens) or len(queue) + len(parents) > buffers.sizes[-1]:
             for start in range(0, len(waiting), CHUNK):
                 part = waiting[start : start + CHUNK]
                 model.forward(part, position + start + np.arange(len(part)), None, buffers.cache, keep=1)
@@ -147,87 +155,91 @@ class StaticSession(HFSession):
         new = len(waiting) + len(tokens)
         positions = depth_positions(forest, position)[-new:]
         joined = np.concatenate([waiting, tokens]) if len(waiting) else tokens
-        told = buffers.tell(position, joined, positions, ancestor_matrix(forest)[-new:])
-        return model.forward(joined, positions, told, buffers.cache, keep=len(tokens))
+        shape = buffers.send(position, joined, positions, ancestor_matrix(forest)[-new:])
+        return model.forward(joined, positions, shape, buffers.cache, keep=len(tokens))
 
+    @override
     @in_inference_mode
-    def _keep(self, rows: np.ndarray) -> None:
-        if len(rows) and rows[-1] != len(rows) - 1:  # otherwise they stand there already
+    def _keep(self, nodes: np.ndarray) -> None:
+        if len(nodes) and nodes[-1] != len(nodes) - 1:  # otherwise they stand there already
             self.model.buffers.lend(self)
-            self.model.buffers.move(1 + self.length + rows, 1 + self.length)
+            self.model.buffers.move(1 + self.length + nodes, 1 + self.length)
 
 
 class StaticCache(Cache):
     """Keys and values of all layers in one tensor that never moves.
 
     Attributes:
-        states: (L, 2, 1, H, columns, D); zeros at the start of a text, because a hidden column still meets a weight,
-            of zero.
-        slots: (n,) int64 columns that the next forward's rows are written to, on the device.
+        states: (L, 2, 1, H, columns, D); zeros at the start of a text, because a hidden column still is multiplied by
+            zero.
+        places: (n,) int64 columns that the next forward's KV entries are written to, on the device.
         width: columns that the next forward reads.
 
     Args:
         like: (L, 2, 1, H, any, D) states of this model.
-        columns: to make room for.
+        columns: of the cache.
     """
 
     def __init__(self, like: torch.Tensor, columns: int) -> None:
         super().__init__(layers=[DynamicLayer() for _ in like])  # what transformers reads layer types from
         self.states = like.new_zeros((*like.shape[:4], columns, like.shape[5]))
         self._views = [tuple(layer.unbind(0)) for layer in self.states.unbind(0)]
-        self.slots, self.width = torch.zeros(1, dtype=torch.int64, device=like.device), columns
+        self.places, self.width = torch.zeros(1, dtype=torch.int64, device=like.device), columns
 
-    def aim(self, slots: torch.Tensor, width: int) -> None:
+    def aim(self, places: torch.Tensor, width: int) -> None:
         """Say where the next forward writes and how far it reads."""
-        self.slots, self.width = slots, width
+        self.places, self.width = places, width
 
+    @override
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write (1, H, n, D) states of one layer to the slots; views (1, H, width, D)."""
+        """Write (1, H, n, D) states of one layer to their places; return views (1, H, width, D)."""
         keys, values = self._views[layer_idx]
-        keys.index_copy_(2, self.slots, key_states)
-        values.index_copy_(2, self.slots, value_states)
+        keys.index_copy_(2, self.places, key_states)
+        values.index_copy_(2, self.places, value_states)
         return keys[:, :, : self.width], values[:, :, : self.width]
 
+    @override
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns before the next forward's rows, as if these were the last ones it reads."""
-        return self.width - len(self.slots)
+        """Columns before those of the next forward's tokens, as if these were the last columns that it reads."""
+        return self.width - len(self.places)
 
+    @override
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Width and offset of an attention mask."""
         return self.width, 0
 
 
 class Buffers:
-    """What a `StaticModel`'s forwards run over, and the graphs of the forwards.
+    """The buffers that a `StaticModel`'s forwards run over, and the graphs of the forwards.
 
     Attributes:
-        rows: numbers of rows of a forward, ascending.
+        sizes: numbers of tokens of a forward, ascending.
         widths: numbers of columns, ascending; the last is all of them.
-        cache: the cache.
-        integers: what a forward is about, on the device: the committed rows, then for each of its rows a token, a
-            position, a column, and bits that say which of the columns after the committed ones it sees.
+        cache: keys and values.
+        integers: description of a forward, on the device: the number of committed entries, then for each of its tokens
+            an id, a position, a column, and bits that say which of the columns after the committed ones it sees.
         graph_bytes: memory reserved while graphs were captured, and so kept by them; 0 without CUDA.
         dirty: columns that may hold anything; those behind them are zeros.
     """
 
     def __init__(
-        self, model: HFModel, capacity: int, rows: tuple[int, ...], widths: Sequence[int] | None, graphs: bool
+        self, model: HFModel, capacity: int, sizes: tuple[int, ...], widths: Sequence[int] | None, graphs: bool
     ) -> None:
-        self.engine, self.device, self.dtype, self.rows = model.engine, model.device, model.dtype, rows
-        self.capacity, self.words = capacity, -(-rows[-1] // WORD)
-        columns = -(-(1 + capacity + rows[-1]) // WORD) * WORD
+        self.engine, self.device, self.dtype, self.sizes = model.engine, model.device, model.dtype, sizes
+        self.capacity, self.words = capacity, -(-sizes[-1] // WORD)
+        columns = -(-(1 + capacity + sizes[-1]) // WORD) * WORD
         given = [NARROWEST << power for power in range(columns.bit_length())] if widths is None else widths
-        whole = {-(-int(width) // 8) * 8 for width in given}  # attention kernels want rows of masks aligned
+        whole = {-(-int(width) // 8) * 8 for width in given}  # attention kernels want masks aligned
         self.widths = (*sorted(width for width in whole if 0 < width < columns), columns)
-        self.cache = StaticCache(_one_row(model), columns)
+        self.cache = StaticCache(_states_of_one_token(model), columns)
         self.columns = torch.arange(columns, device=self.device)
-        size = 1 + rows[-1] * (3 + self.words)
-        self.captures = graphs and self.device.type == "cuda"
-        self._host = torch.zeros(size, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        self.integers = torch.zeros(size, dtype=torch.int64, device=self.device)
-        self._sent = torch.cuda.Event() if self.device.type == "cuda" else None
+        numbers, cuda = 1 + sizes[-1] * (3 + self.words), self.device.type == "cuda"
+        self.captures = graphs and cuda
+        self._host = torch.zeros(numbers, dtype=torch.int64, pin_memory=cuda)
+        self.integers = torch.zeros(numbers, dtype=torch.int64, device=self.device)
+        self._sent = torch.cuda.Event() if cuda else None
         self._graphs: dict[Any, tuple[Any, Any]] = {}
         self._pool: Any = None
         self._holder: Callable[[], StaticSession | None] = _nobody
@@ -237,31 +249,27 @@ class Buffers:
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of the cache, of what forwards are told and of their logits, on the device."""
+        """Bytes of the cache, of the descriptions of forwards and of their logits, on the device."""
         parts = (self.cache.states, self.columns, self.integers, *([] if self._logits is None else [self._logits]))
         return sum(part.nbytes for part in parts)
 
-    def bucket(self, rows: int) -> int:
-        """The number of rows that so many are padded to.
-
-        Raises:
-            ValueError: for more than the largest.
-        """
-        return _at_least(self.rows, rows, "rows to score at once or pending", "rows=(..., MORE)")
+    def size(self, tokens: int) -> int:
+        """Return the size that a forward of so many tokens is padded to; ValueError for more than the largest."""
+        return _at_least(self.sizes, tokens, "tokens to score at once or pending", "sizes=(..., MORE)")
 
     def width(self, columns: int) -> int:
-        """The width that a forward over so many columns is padded to; ValueError for more than there are."""
+        """Return the width that a forward over so many columns is padded to; ValueError for more than there are."""
         return _at_least(self.widths, columns, "columns", "a larger capacity")
 
     def greedy(self, vocab_size: int) -> GreedyStep:
-        """The step of plain decoding over so many tokens; graphs hold its tensors, so it lives as long as they do."""
+        """Return the step of plain decoding for a vocabulary; graphs hold its tensors, so it is made once."""
         if vocab_size not in self._greedy:
             self._greedy[vocab_size] = GreedyStep(self, vocab_size)
         return self._greedy[vocab_size]
 
-    # ----------------------------------------------------------------------------------------------- whose rows are in
+    # ----------------------------------------------------------------------------------------------- whose text is in
     def lend(self, session: StaticSession | None) -> None:
-        """Have this session's rows in the cache; another's are copied aside first."""
+        """Give the cache to this session, or to none; the text of another session is copied aside first."""
         holder = self._holder()
         if holder is not None and holder is not session:
             holder.aside = self.cache.states[..., : 1 + holder.length + holder.pending, :].clone()
@@ -275,7 +283,7 @@ class Buffers:
             session.aside = None
 
     def lent_to(self, session: StaticSession) -> bool:
-        """Whether this session's rows are in the cache."""
+        """Return whether this session's text is in the cache."""
         return self._holder() is session
 
     def move(self, source: np.ndarray, first: int) -> None:
@@ -286,10 +294,10 @@ class Buffers:
 
     # ------------------------------------------------------------------------------------------------------- forwards
     def read(self, tokens: np.ndarray, positions: np.ndarray) -> torch.Tensor:
-        """Read (n,) tokens at these consecutive positions as text, without a graph; (1, V) logits of the last.
+        """Read (n,) tokens at these consecutive positions as text, without a graph; return (1, V) logits of the last.
 
         Raises:
-            ValueError: if there is no room for them.
+            ValueError: if they do not fit the buffers.
         """
         end = int(positions[-1]) + 1
         if end > self.capacity:
@@ -298,81 +306,77 @@ class Buffers:
                 "larger capacity, or shorten the text."
             )
         self.dirty = max(self.dirty, 1 + end)
-        slots = self.columns[1 + end - len(tokens) : 1 + end]
+        own = self.columns[1 + end - len(tokens) : 1 + end]
         columns = self.columns[: -(-(1 + end) // WORD) * WORD]
-        mask = self.mask((columns > 0) & (columns <= slots[:, None]))
-        self.cache.aim(slots, len(columns))
+        mask = self.mask((columns > 0) & (columns <= own[:, None]))
+        self.cache.aim(own, len(columns))
         ids, places = torch.from_numpy(tokens).to(self.device), torch.from_numpy(positions).to(self.device)
         return self.engine(ids[None], places[None], mask, self.cache, 1)[0]
 
-    def tell(self, base: int, tokens: np.ndarray, positions: np.ndarray, seen: np.ndarray) -> tuple[int, int]:
-        """Say what the next `forward` is about.
+    def send(self, base: int, tokens: np.ndarray, positions: np.ndarray, seen: np.ndarray) -> tuple[int, int]:
+        """Describe the next `forward`.
 
         Args:
-            base: committed rows, which all rows see.
+            base: committed entries, which all tokens see.
             tokens: (n,) ids.
-            positions: (n,) of them.
-            seen: (n, m) bool, which of the m rows after the committed ones, these n the last of them, each sees.
+            positions: (n,) of the tokens.
+            seen: (n, m) bool, which of the m entries after the committed ones each token sees; the last n of the m are
+                the tokens' own.
 
         Returns:
-            the rows and the width to run it with.
+            the size and the width to run the forward with.
 
         Raises:
-            ValueError: if they do not fit.
+            ValueError: if the tokens do not fit.
         """
         new, tail = seen.shape
-        self.bucket(tail)  # there are bits for no more
-        rows, width = self.bucket(new), self.width(1 + base + tail)
+        self.size(tail)  # there are bits for no more
+        size, width = self.size(new), self.width(1 + base + tail)
         self.dirty = max(self.dirty, width)
-        with self._told(1 + rows * (3 + self.words)) as packed:
-            packed[0] = base
-            table = packed[1:].reshape(3 + self.words, rows)
-            table[0, :new], table[1, :new] = tokens, positions
-            table[2, :new] = np.arange(1 + base + tail - new, 1 + base + tail)
-            bits = np.packbits(seen, axis=1, bitorder="little")
-            words = np.zeros((new, 8 * self.words), np.uint8)
-            words[:, : bits.shape[1]] = bits
-            table[3:, :new] = words.view("<i8").T
-        return rows, width
-
-    @contextlib.contextmanager
-    def _told(self, size: int) -> Iterator[np.ndarray]:
-        """(size,) zeros to fill in; then they are on their way to the device, in one copy."""
         if self._sent is not None:
-            self._sent.synchronize()  # until the last ones have left the host
-        packed = self._host[:size].numpy()
-        packed[:] = 0
-        yield packed
-        self.integers[:size].copy_(self._host[:size], non_blocking=True)
+            self._sent.synchronize()  # until the last description has left the host
+        count = 1 + size * (3 + self.words)
+        numbers = self._host[:count].numpy()
+        numbers[:] = 0
+        numbers[0] = base
+        table = numbers[1:].reshape(3 + self.words, size)
+        table[0, :new], table[1, :new] = tokens, positions
+        table[2, :new] = np.arange(1 + base + tail - new, 1 + base + tail)
+        bits = np.packbits(seen, axis=1, bitorder="little")
+        words = np.zeros((new, 8 * self.words), np.uint8)
+        words[:, : bits.shape[1]] = bits
+        table[3:, :new] = words.view("<i8").T
+        self.integers[:count].copy_(self._host[:count], non_blocking=True)
         if self._sent is not None:
             self._sent.record(torch.cuda.current_stream(self.device))
+        return size, width
 
-    def forward(self, rows: int, width: int) -> torch.Tensor:
-        """Run what stands in `integers`; (rows, V) logits, valid until the next forward."""
-        logits: torch.Tensor = self.replay((rows, width), lambda: self._step(rows, width))
+    def forward(self, size: int, width: int) -> torch.Tensor:
+        """Run the forward that `integers` describes; return (size, V) logits, valid until the next forward."""
+        logits: torch.Tensor = self.replay((size, width), lambda: self._step(size, width))
         return logits
 
-    def _step(self, rows: int, width: int) -> torch.Tensor:
-        table = self.integers[1 : 1 + rows * (3 + self.words)].view(3 + self.words, rows)
-        slots = table[2]
-        self.cache.aim(slots, width)
-        seen = self._seen(self.integers[0], slots, table[3:], width)
-        logits = self.engine(table[0][None], table[1][None], self.mask(seen), self.cache, rows)[0]
+    def _step(self, size: int, width: int) -> torch.Tensor:
+        table = self.integers[1 : 1 + size * (3 + self.words)].view(3 + self.words, size)
+        places = table[2]
+        self.cache.aim(places, width)
+        seen = self._seen(self.integers[0], places, table[3:], width)
+        logits = self.engine(table[0][None], table[1][None], self.mask(seen), self.cache, size)[0]
         if self._logits is None:
-            self._logits = logits.new_empty((self.rows[-1], logits.shape[-1]))
-        return self._logits[:rows].copy_(logits)  # one place for all graphs, which would each keep their own
+            self._logits = logits.new_empty((self.sizes[-1], logits.shape[-1]))
+        return self._logits[:size].copy_(logits)  # one place for all graphs, which would each keep their own
 
-    def _seen(self, base: torch.Tensor, slots: torch.Tensor, bits: torch.Tensor, width: int) -> torch.Tensor:
-        """(n, width) bool: committed rows, and those that the bits name; of padding rows column 0."""
+    def _seen(self, base: torch.Tensor, places: torch.Tensor, bits: torch.Tensor, width: int) -> torch.Tensor:
+        """(n, width) bool: the committed columns, and those that the bits name; of padding tokens column 0."""
         columns = self.columns[:width]
         tail = columns - (1 + base)
         word = bits.index_select(0, (tail // WORD).clamp(0, self.words - 1))
         named = ((word.T >> (tail % WORD)) & 1).bool() & (tail >= 0) & (tail < WORD * self.words)
         real = ((columns > 0) & (tail < 0)) | named
-        return torch.where(slots[:, None] > 0, real, columns == 0)
+        return torch.where(places[:, None] > 0, real, columns == 0)
 
     def mask(self, seen: torch.Tensor) -> torch.Tensor:
-        """(1, 1, n, m) additive mask from (n, m) bool."""
+        """Return a (1, 1, n, m) additive mask from (n, m) bool."""
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
         return mask.masked_fill_(~seen, torch.finfo(self.dtype).min)[None, None]
 
@@ -386,7 +390,7 @@ class Buffers:
             state: tensors that the step changes; the runs before the capture leave them as they were.
 
         Raises:
-            RuntimeError: if it cannot be captured; the sentence says what serves instead.
+            RuntimeError: if the step cannot be captured; the sentence names a way out.
         """
         if not self.captures:
             return step()
@@ -403,15 +407,15 @@ class Buffers:
         return output
 
     def _captured(self, step: Callable[[], Any], state: Sequence[torch.Tensor]) -> tuple[Any, Any]:
-        before = [each.clone() for each in state]
+        before = [tensor.clone() for tensor in state]
         with torch.cuda.device(self.device):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UPS):
                     step()
-                    for each, value in zip(state, before, strict=True):
-                        each.copy_(value)
+                    for tensor, value in zip(state, before, strict=True):
+                        tensor.copy_(value)
             torch.cuda.current_stream().wait_stream(stream)
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
@@ -424,11 +428,11 @@ class Buffers:
 
 
 class GreedyStep:
-    """Plain greedy decoding over the buffers: the argmax is fed back on the device, the host reads when it likes.
+    """Plain greedy decoding over the buffers: the argmax is fed back on the device, the host reads at any time.
 
     Attributes:
         state: (3,) int64 on the device: the last token, its position, the tokens chosen since `begin`.
-        chosen: (capacity + 1,) int64 on the device: the tokens chosen, -1 where the logits described no law.
+        chosen: (capacity + 1,) int64 on the device: the tokens chosen, -1 where the logits describe no distribution.
     """
 
     def __init__(self, buffers: Buffers, vocab_size: int) -> None:
@@ -437,31 +441,31 @@ class GreedyStep:
         self.chosen = torch.zeros(buffers.capacity + 1, dtype=torch.int64, device=buffers.device)
 
     def begin(self, token: int, position: int) -> None:
-        """Go on after this token, whose position is also the number of rows in the cache."""
+        """Go on after this token, whose position is also the number of entries in the cache."""
         self.state.copy_(torch.tensor([token, position, 0]))
 
     def run(self, steps: int, width: int) -> None:
-        """Choose so many tokens, each by a forward of `width` columns; nothing is waited for."""
+        """Choose so many tokens, each by a forward of `width` columns; the host does not wait."""
         self.buffers.dirty = max(self.buffers.dirty, width)
         for _ in range(steps):
             self.buffers.replay(("greedy", self.vocab_size, width), lambda: self._step(width), (self.state,))
 
     def _step(self, width: int) -> torch.Tensor:
         buffers, (token, position, count) = self.buffers, self.state.split(1)
-        slot, columns = position + 1, buffers.columns[:width]
-        buffers.cache.aim(slot, width)
-        mask = buffers.mask(((columns > 0) & (columns <= slot))[None])
+        place, columns = position + 1, buffers.columns[:width]
+        buffers.cache.aim(place, width)
+        mask = buffers.mask(((columns > 0) & (columns <= place))[None])
         logits = buffers.engine(token[None], position[None], mask, buffers.cache, 1)[0, :, : self.vocab_size]
         best = logits.max(-1)
-        told = torch.where(best.values.isfinite(), best.indices, -1)
-        self.chosen.index_copy_(0, count, told)
+        chosen = torch.where(best.values.isfinite(), best.indices, -1)
+        self.chosen.index_copy_(0, count, chosen)
         self.state.add_(1)
         self.state[:1].copy_(best.indices)
-        return told
+        return chosen
 
 
 def static_pair(pair: Pair, capacity: int | None = None, *, warm: bool = False, **options: Any) -> Pair:
-    """The pair on static buffers, each model on its own, `warm` or not; options as for `StaticModel`."""
+    """Put a pair on static buffers, each model on its own, `warm` or not; options as for `StaticModel`."""
     target, draft = (StaticModel(model, capacity, **options) for model in (pair.target, pair.draft))
     if warm:
         target.warm()
@@ -470,7 +474,7 @@ def static_pair(pair: Pair, capacity: int | None = None, *, warm: bool = False, 
 
 
 def why_not_static(model: HFModel) -> str | None:
-    """Why a model cannot run over static buffers, in a sentence; None if it can."""
+    """Say in a sentence why a model cannot run over static buffers; None if it can."""
     if model.window is not None:
         return (
             f"'{model.name}' has sliding-window layers, whose cache has another shape than static buffers; use the "
@@ -486,8 +490,8 @@ def why_not_static(model: HFModel) -> str | None:
 
 
 @torch.inference_mode()
-def _one_row(model: HFModel) -> torch.Tensor:
-    """(L, 2, 1, H, any, D) states of a cache with one row, which tell their shape."""
+def _states_of_one_token(model: HFModel) -> torch.Tensor:
+    """(L, 2, 1, H, any, D) states of a cache with one entry, to read their shape from."""
     cache = TreeCache(model.layers, 1)
     model.forward(np.zeros(1, np.int64), np.zeros(1, np.int64), None, cache, 1)
     return cache.states
@@ -501,4 +505,4 @@ def _at_least(sizes: Sequence[int], wanted: int, what: str, way_out: str) -> int
 
 
 def _nobody() -> None:
-    """Nobody's rows are in the cache."""
+    """No session's text is in the cache."""

@@ -1,22 +1,23 @@
-"""The losslessness audit: the exact law of an iteration for every drafter and rule, on toy models, as a record.
+"""The losslessness audit: exact distributions of an iteration for every drafter and rule on toy models, as a record.
 
-A sound pair's completed output must have the target's own law up to rounding, and each unsound drafter must be seen to
-miss it, or the audit could not see a mistake. `exact` enumerates; this file says what, and what must follow.
+The completed output of a sound pair must have the target's own distribution up to rounding. The audit must see each
+unsound drafter miss it, because an audit that cannot see a mistake proves nothing. `exact` enumerates; this module says
+what is enumerated and what must follow.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from functools import cache
-from itertools import count, product
+from itertools import chain, count, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from typing_extensions import override
 
 from ..drafters import AdaptiveTree, Chain, Drafter, FixedTree, SampledTree
 from ..drafters.sampled_tree import slots_of_paths
@@ -28,7 +29,7 @@ from ..verifiers import VERIFIERS, Block, Drawing, Greedy, TargetWalk, TokenLeve
 from ..verifiers.base import follow_argmax
 from ..verifiers.residual import ImpossibleToken, ResidualRule
 from .environment import describe_environment
-from .exact import ExactIteration, bias, distance, iteration
+from .exact import bias, distance, iteration
 from .unsound import UNSOUND, Reranked, SortedSiblings, TopAsDrawn, UnlikelyRemoved
 
 FORMAT = 1
@@ -47,16 +48,21 @@ Row = dict[str, Any]
 Make = Callable[[LanguageModel], Drafter]
 
 PAIRS = ("generic", "zeros in p", "zeros in q", "p = q", "disjoint", "one-hot p")
-"""Kinds of model pairs; p is the target's law and q the draft's."""
+"""Kinds of model pairs; p is the target's distribution and q the draft's."""
 SAMPLINGS = {"T=1": Sampling(1.0), "T=0.6 top-k 2": Sampling(0.6, top_k=2), "T=1.5 top-p 0.8": Sampling(1.5, top_p=0.8)}
 
 
-def _sampled(**shape: Any) -> Make:
-    return lambda draft: SampledTree(draft, **shape)
+def _sampled(kind: type[SampledTree] = SampledTree, **options: Any) -> Make:
+    return lambda draft: kind(draft, **options)
+
+
+def _control(kind: type[SampledTree], **options: Any) -> Make:
+    """Return a maker of trees with two children and one of each of them, on which every mistake shows."""
+    return _sampled(kind, **{"shape": (0, 0, 1, 2), **options})
 
 
 def _adaptive(draft: LanguageModel) -> Drafter:
-    """Gates and breadths that act on laws over 2 to 4 tokens."""
+    """Return an adaptive tree whose gates and breadths act on distributions over 2 to 4 tokens."""
     return AdaptiveTree(
         draft, tau_high=0.7, tau_low=0.4, base_depth=1, max_depth=3, rho_stop=0.1, rho_deep=0.4, tau=0.2, max_nodes=6,
         history=None, draw="distinct",
@@ -82,13 +88,6 @@ TREES: dict[str, tuple[int, Make]] = {
 CHAINS = ("chain of 3", "top chain")
 RULES = tuple(rule for rule in VERIFIERS if rule is not Greedy)
 IDENTITIES = ("one-hot p: every rule is greedy", "chain: block is traversal", "deterministic tree: all are target walk")
-
-
-def _control(kind: type[SampledTree], **options: Any) -> Make:
-    """By default with two children and one of each of them, the smallest shape on which every mistake shows."""
-    return lambda draft: kind(draft, **{"shape": (0, 0, 1, 2), **options})
-
-
 CONTROLS: dict[str, Make] = {
     **{kind.name: _control(kind) for kind in UNSOUND},
     Reranked.name: _control(Reranked, nodes=2),
@@ -99,13 +98,12 @@ CONTROLS: dict[str, Make] = {
 """Drafters that some rule must be biased for."""
 
 
-# ------------------------------------------------------------------------------------------------------------- records
 @dataclass(frozen=True)
 class Case:
     """A drafter on a pair of toy models.
 
     Attributes:
-        pair: kind of the models, one of `PAIRS`.
+        pair: kind of the models, an element of `PAIRS`.
         vocabulary: V.
         seed: of their tables.
         tree: kind of tree, of `TREES` or `CONTROLS`.
@@ -119,148 +117,125 @@ class Case:
     sampling: str
 
 
-@dataclass(frozen=True)
-class Check(Case):
-    """A rule that serves the drafter.
-
-    Attributes:
-        rule: its name.
-        deviation: total variation between the completed output's law and the target's.
-        tokens: expected per iteration, the bonus token included.
-        outcomes: ways the iteration may go.
-    """
-
-    rule: str
-    deviation: float
-    tokens: float
-    outcomes: int
-
-
-@dataclass(frozen=True)
-class Identity(Case):
-    """Two rules that must keep the same, token by token.
-
-    Attributes:
-        identity: what is equal.
-        deviation: largest total variation between the laws of what is kept.
-    """
-
-    identity: str
-    deviation: float
-
-
-@dataclass(frozen=True)
-class Control(Case):
-    """A rule that does not serve the drafter, made to verify its trees.
-
-    Attributes:
-        rule: its name.
-        bias: total variation; None where the rule met a token that its recorded law cannot have drawn.
-    """
-
-    rule: str
-    bias: float | None
+CASE = [field.name for field in fields(Case)]
+TABLES = {
+    "checks": [*CASE, "rule", "deviation", "tokens", "outcomes"],
+    "identities": [*CASE, "identity", "deviation"],
+    "controls": [*CASE, "rule", "bias"],
+}
+"""Columns of the tables of an audit."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found.
+    """The results of an audit, as data frames that begin with the columns of a `Case`.
 
     Attributes:
         environment: versions, machine, commit (`describe_environment`).
         setup: seed, and the limits that were applied.
-        checks: one per case and rule that serves it.
-        identities: of rules that coincide on a case.
-        controls: one per case of an unsound drafter and rule that does not serve it.
+        checks: a row per case and rule that serves the drafter: `rule`, `deviation` (total variation between the
+            distribution of the completed output and the target's), `tokens` (expected per iteration, bonus token
+            included), `outcomes` (ways the iteration may go).
+        identities: a row per case and rules that must emit the same: `identity` (what is equal) and `deviation`
+            (largest total variation between the distributions of what is emitted).
+        controls: a row per case of an unsound drafter and rule that does not serve it, made to verify its trees: `rule`
+            and `bias`, NaN where the rule met a token that its recorded distribution cannot have drawn.
     """
 
     environment: Row
     setup: Row
-    checks: list[Check]
-    identities: list[Identity]
-    controls: list[Control]
+    checks: pd.DataFrame
+    identities: pd.DataFrame
+    controls: pd.DataFrame
+
+    @classmethod
+    def of(cls, environment: Row, setup: Row, tables: Mapping[str, Sequence[Sequence[Any]]]) -> Audit:
+        """Make an audit from rows in the order of the columns of `TABLES`."""
+        frames = {name: pd.DataFrame(list(tables[name]), columns=columns) for name, columns in TABLES.items()}
+        return cls(
+            environment, setup, frames["checks"], frames["identities"], frames["controls"].astype({"bias": float})
+        )
 
     def summary(self) -> list[Row]:
         """By rule and kind of tree: `instances`, largest `deviation`, mean `tokens` per iteration."""
-        return [
-            {"rule": rule, "tree": tree, "instances": len(group), "deviation": max(one.deviation for one in group),
-             "tokens": round(float(np.mean([one.tokens for one in group])), 6)}
-            for (rule, tree), group in _grouped(self.checks, "rule", "tree").items()
-        ]  # fmt: skip
+        groups = self.checks.groupby(["rule", "tree"], as_index=False)
+        table = groups.agg(instances=("seed", "size"), deviation=("deviation", "max"), tokens=("tokens", "mean"))
+        return _rows(table.round({"tokens": 6}))
 
     def identity_summary(self) -> list[Row]:
         """By identity: `instances` and the largest `deviation`."""
-        return [
-            {"identity": name, "instances": len(group), "deviation": max(one.deviation for one in group)}
-            for (name,), group in _grouped(self.identities, "identity").items()
-        ]
+        groups = self.identities.groupby("identity", as_index=False)
+        return _rows(groups.agg(instances=("seed", "size"), deviation=("deviation", "max")))
 
     def control_summary(self) -> list[Row]:
         """By unsound drafter and rule: `instances`, how many were `biased` or `refused`, and the largest `bias`."""
-        rows = []
-        for (control, rule), group in _grouped(self.controls, "tree", "rule").items():
-            found = [one.bias for one in group if one.bias is not None]
-            row = {"control": control, "rule": rule, "instances": len(group), "biased": sum(x > SEEN for x in found)}
-            rows.append({**row, "refused": len(group) - len(found), "bias": max(found, default=None)})
-        return rows
+        frame = self.controls.assign(biased=self.controls["bias"] > SEEN, refused=self.controls["bias"].isna())
+        groups = frame.rename(columns={"tree": "control"}).groupby(["control", "rule"], as_index=False)
+        counts = {"biased": ("biased", "sum"), "refused": ("refused", "sum")}
+        return _rows(groups.agg(instances=("seed", "size"), **counts, bias=("bias", "max")))
 
     def comparison(self) -> list[Row]:
-        """By kind of tree: in how many cases `Traversal` keeps `more`, as many (`equal`) or `fewer` than `TokenLevel`.
+        """By kind of tree: in how many cases `Traversal` emits `more`, as many (`equal`) or `fewer` than `TokenLevel`.
 
         `least` and `most` are the smallest and largest difference in tokens per iteration.
         """
-        tokens: dict[Case, dict[str, float]] = defaultdict(dict)
-        for one in self.checks:
-            tokens[_case(one)][one.rule] = one.tokens
-        gains = defaultdict(list)
-        for case, found in tokens.items():
-            if {Traversal.name, TokenLevel.name} <= found.keys():
-                gains[case.tree].append(found[Traversal.name] - found[TokenLevel.name])
-        return [_compared(tree, np.array(found)) for tree, found in sorted(gains.items())]
+        tokens = self.checks.pivot(index=CASE, columns="rule", values="tokens")
+        tokens = tokens.reindex(columns=[Traversal.name, TokenLevel.name]).dropna()
+        gain = tokens[Traversal.name] - tokens[TokenLevel.name]
+        frame = pd.DataFrame({"more": gain > SAME, "equal": gain.abs() <= SAME, "fewer": gain < -SAME})
+        ends = gain.groupby("tree").agg(least="min", most="max").round(9)
+        return _rows(frame.groupby("tree").sum().join(ends).reset_index())
 
     def failures(self) -> list[str]:
         """What speaks against losslessness, or against the audit itself, in full sentences; empty if nothing does."""
+        checks = self.checks.assign(claim=self.checks["rule"] + " misses the target's distribution")
+        identities = self.identities.assign(claim="'" + self.identities["identity"] + "' does not hold")
+        beyond = pd.concat([frame[~(frame["deviation"] < LIMIT)] for frame in (checks, identities)])
         return [
-            *(_exceeded(one, f"{one.rule} misses the target's law") for one in self.checks if _beyond(one)),
-            *(_exceeded(one, f"'{one.identity}' does not hold") for one in self.identities if _beyond(one)),
+            *(
+                f"On '{row.pair}', V={row.vocabulary}, seed {row.seed}, {row.sampling}, tree '{row.tree}', {row.claim} "
+                f"by {row.deviation:.2e}; the limit is {LIMIT}."
+                for row in beyond.itertuples()
+            ),
             *(
                 f"Control '{row['control']}' was never seen biased under {row['rule']} in {row['instances']} instances."
                 for row in self.control_summary()
                 if not row["biased"] + row["refused"]
             ),
             *(
-                f"On '{row['tree']}' Traversal keeps fewer tokens than TokenLevel in {row['fewer']} instances."
+                f"On '{row['tree']}' Traversal emits fewer tokens than TokenLevel in {row['fewer']} instances."
                 for row in self.comparison()
                 if row["fewer"] and row["tree"] in CHAINS
             ),
         ]
 
     def missing(self) -> list[str]:
-        """What a whole audit looks at and this one did not, in full sentences."""
-        return [f"{what} was never checked; ask for more instances." for what in self._unchecked()]
-
-    def _unchecked(self) -> Iterator[str]:
-        sound = [one for one in self.checks if one.tree in TREES]
-        rules, trees, pairs = ({getattr(one, name) for one in sound} for name in ("rule", "tree", "pair"))
-        yield from (f"The rule '{rule.name}'" for rule in RULES if rule.name not in rules)
-        yield from (f"The tree '{name}'" for name in TREES if name not in trees)
-        yield from (f"The pair of models '{name}'" for name in PAIRS if name not in pairs)
-        seen = {one.identity for one in self.identities}
-        yield from (f"The identity '{name}'" for name in IDENTITIES if name not in seen)
+        """What a whole audit looks at and this audit did not, in full sentences."""
+        sound = self.checks[self.checks["tree"].isin(TREES)]
+        wanted = {"rule": [rule.name for rule in RULES], "tree": TREES, "pair": PAIRS, "identity": IDENTITIES}
+        return [
+            f"The {column} '{name}' was never checked; ask for more instances."
+            for column, names in wanted.items()
+            for name in names
+            if name not in set(self.identities[column] if column == "identity" else sound[column])
+        ]
 
     def to_json(self) -> str:
-        """The record; a line per row."""
+        """Return the record; a line per row."""
         head = {"format": FORMAT, "environment": self.environment, "setup": self.setup}
         lines = [f'"{name}": {json.dumps(value)}' for name, value in head.items()]
-        for name in ("summary", "identity_summary", "control_summary", "comparison"):
-            lines.append(f'"{name}": {_listed(getattr(self, name)())}')
-        for name, kind in _TABLES.items():
-            names = [field.name for field in dataclasses.fields(kind)]
-            lines.append(f'"{name}": {_listed([names, *map(dataclasses.astuple, getattr(self, name))])}')
+        tables: dict[str, list[Any]] = {"summary": self.summary(), "identity_summary": self.identity_summary()}
+        tables |= {"control_summary": self.control_summary(), "comparison": self.comparison()}
+        for name, columns in TABLES.items():
+            tables[name] = [columns, *(list(row.values()) for row in _rows(getattr(self, name)))]
+        for name, rows in tables.items():
+            lines.append(f'"{name}": [\n' + ",\n".join(json.dumps(row, allow_nan=False) for row in rows) + "\n]")
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-_TABLES: dict[str, type[Case]] = {"checks": Check, "identities": Identity, "controls": Control}
+def _rows(table: pd.DataFrame) -> list[Row]:
+    """Return the rows of a table, missing values as None."""
+    return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
 def read_audit(path: str | Path) -> Audit:
@@ -276,53 +251,19 @@ def read_audit(path: str | Path) -> Audit:
         body = json.loads(path.read_text(encoding="utf-8"))
         if body["format"] != FORMAT:
             raise ValueError(f"format {body['format']}, where this version reads {FORMAT}")
-        tables = (_parsed(kind, body[name]) for name, kind in _TABLES.items())
-        return Audit(body["environment"], body["setup"], *tables)
+        if any(body[name][0] != columns for name, columns in TABLES.items()):
+            raise ValueError("other columns")
+        return Audit.of(body["environment"], body["setup"], {name: body[name][1:] for name in TABLES})
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} holds no audit that can be read ({error}); write it again.") from error
 
 
-def _parsed(kind: type[Case], table: list[list[Any]]) -> list[Any]:
-    names, *rows = table
-    return [kind(**dict(zip(names, row, strict=True))) for row in rows]
-
-
-def _listed(rows: Sequence[Any]) -> str:
-    return "[\n" + ",\n".join(json.dumps(row, allow_nan=False) for row in rows) + "\n]"
-
-
-def _grouped(rows: Sequence[Any], *names: str) -> Mapping[tuple, list[Any]]:
-    groups: dict[tuple, list[Any]] = defaultdict(list)
-    for row in rows:
-        groups[tuple(getattr(row, name) for name in names)].append(row)
-    return dict(sorted(groups.items()))
-
-
-def _case(row: Case) -> Case:
-    return Case(row.pair, row.vocabulary, row.seed, row.tree, row.sampling)
-
-
-def _compared(tree: str, gains: np.ndarray) -> Row:
-    more, fewer = int((gains > SAME).sum()), int((gains < -SAME).sum())
-    numbers = {"more": more, "equal": len(gains) - more - fewer, "fewer": fewer}
-    return {"tree": tree, **numbers, "least": round(float(gains.min()), 9), "most": round(float(gains.max()), 9)}
-
-
-def _beyond(row: Check | Identity) -> bool:
-    return not row.deviation < LIMIT
-
-
-def _exceeded(row: Check | Identity, what: str) -> str:
-    where = f"'{row.pair}', V={row.vocabulary}, seed {row.seed}, {row.sampling}, tree '{row.tree}'"
-    return f"On {where}, {what} by {row.deviation:.2e}; the limit is {LIMIT}."
-
-
 # ----------------------------------------------------------------------------------------------------------- instances
 def toy_pair(kind: str, vocabulary: int, seed: int) -> tuple[ToyModel, ToyModel]:
-    """Target and draft with a law of their own after every context.
+    """Return a target and a draft with a distribution of their own after every context.
 
     Args:
-        kind: one of `PAIRS`.
+        kind: an element of `PAIRS`.
         vocabulary: V, at least 2.
         seed: of the tables.
     """
@@ -331,11 +272,11 @@ def toy_pair(kind: str, vocabulary: int, seed: int) -> tuple[ToyModel, ToyModel]
     def distributions(context: tuple[int, ...]) -> tuple[list[float], list[float]]:
         rng = np.random.default_rng([seed, vocabulary, *(token + 1 for token in context)])  # trailing zeros are lost
         p, q = rng.dirichlet(np.ones(vocabulary), 2)
-        order, some = rng.permutation(vocabulary), int(rng.integers(1, vocabulary))
+        order, zeros = rng.permutation(vocabulary), int(rng.integers(1, vocabulary))
         if kind in ("zeros in p", "disjoint"):
-            p[order[:some]] = 0
+            p[order[:zeros]] = 0
         if kind in ("zeros in q", "disjoint"):
-            q[order[some:]] = 0
+            q[order[zeros:]] = 0
         if kind == "one-hot p":
             p = np.eye(vocabulary)[order[0]]
         if kind == "p = q":
@@ -352,7 +293,7 @@ _SEEDS = 100_000  # tables of one audit, so that another seed has others
 
 
 def cases(seed: int = 0) -> Iterator[Case]:
-    """Cases without end. Every round has each pair, tree and sampling once, in random order; three have each V."""
+    """Yield cases without end. Every turn has each pair, tree and sampling once, in random order; three have each V."""
     kinds = list(product(range(len(PAIRS)), range(len(TREES)), range(len(SAMPLINGS))))
     for turn in count():
         for place, index in enumerate(np.random.default_rng([seed, turn]).permutation(len(kinds))):
@@ -363,7 +304,7 @@ def cases(seed: int = 0) -> Iterator[Case]:
 
 
 def control_cases(seed: int = 0) -> Iterator[Case]:
-    """Every unsound drafter on generic pairs over 2, 3 and 4 tokens."""
+    """Yield every unsound drafter on generic pairs over 2, 3 and 4 tokens."""
     for tree, number in product(CONTROLS, range(CONTROL_CASES)):
         yield Case("generic", 2 + number % 3, _SEEDS * seed + number, tree, "T=1")
 
@@ -373,32 +314,48 @@ class ArgmaxWalk(Verifier):
 
     name = "argmax-walk"
 
-    def sample(
+    @override
+    def verify(
         self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
     ) -> Verdict:
-        """See `Verifier.sample`."""
         return follow_argmax(tree, scores)
 
 
-def check_case(case: Case) -> tuple[list[Check], list[Identity], list[Control]]:
-    """Enumerate one iteration under every rule that serves the drafter; of a control, also under those that do not."""
+def check_case(case: Case) -> dict[str, list[tuple[Any, ...]]]:
+    """Enumerate one iteration under every rule that serves the drafter; of a control, also under those that do not.
+
+    Returns:
+        name of the table -> rows in the order of its columns in `TABLES`.
+    """
     target, draft = toy_pair(case.pair, case.vocabulary, case.seed)
     make = CONTROLS.get(case.tree) or TREES[case.tree][1]
-    drafter, sampling, of = make(draft), SAMPLINGS[case.sampling], vars(case)
-    checks, controls, found = [], [], {}
+    drafter, sampling, head = make(draft), SAMPLINGS[case.sampling], astuple(case)
+    out: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
+    results = {}
     for rule in RULES:
         if _serves(rule(), drafter, sampling):
-            deviation, kept = bias(target, drafter, rule(), PROMPT, sampling)
-            numbers: Row = {"deviation": _short(deviation), "tokens": round(kept.tokens, 10), "outcomes": kept.outcomes}
-            checks.append(Check(**of, rule=rule.name, **numbers))
-            found[rule.name] = kept
+            deviation, result = bias(target, drafter, rule(), PROMPT, sampling)
+            out["checks"].append((*head, rule.name, _short(deviation), round(result.tokens, 10), result.outcomes))
+            results[rule.name] = result
         elif case.tree in CONTROLS and issubclass(rule, ResidualRule) and (drafter.chain or rule is not Block):
-            controls.append(Control(**of, rule=rule.name, bias=_bias_of(rule(unsafe=True), target, drafter, sampling)))
-    if case.tree in CONTROLS:
-        return checks, [], controls
-    if case.pair == "one-hot p" and case.tree != "2x2 iid":  # with copies among siblings, greedy follows the longer one
-        found[ArgmaxWalk.name] = iteration(target, drafter, ArgmaxWalk(), PROMPT, sampling)
-    return checks, list(_identities(of, drafter, found)), controls
+            try:
+                seen = _short(bias(target, drafter, rule(unsafe=True), PROMPT, sampling)[0])
+            except ImpossibleToken:
+                seen = None
+            out["controls"].append((*head, rule.name, seen))
+    if case.tree not in CONTROLS:
+        if case.pair == "one-hot p" and case.tree != "2x2 iid":  # among copies, greedy follows the longer sibling
+            results[ArgmaxWalk.name] = iteration(target, drafter, ArgmaxWalk(), PROMPT, sampling)
+        same = (
+            (ArgmaxWalk.name in results, (ArgmaxWalk.name, *results)),
+            (drafter.chain, (Block.name, Traversal.name)),
+            (drafter.drawing is Drawing.FIXED, (TargetWalk.name, TokenLevel.name, Traversal.name)),
+        )
+        for identity, (holds, (first, *others)) in zip(IDENTITIES, same, strict=True):
+            if holds:
+                apart = max(distance(results[first].emitted, results[other].emitted) for other in others)
+                out["identities"].append((*head, identity, _short(apart)))
+    return out
 
 
 def _serves(rule: Verifier, drafter: Drafter, sampling: Sampling) -> bool:
@@ -409,30 +366,8 @@ def _serves(rule: Verifier, drafter: Drafter, sampling: Sampling) -> bool:
     return True
 
 
-def _bias_of(rule: Verifier, target: ToyModel, drafter: Drafter, sampling: Sampling) -> float | None:
-    try:
-        return _short(bias(target, drafter, rule, PROMPT, sampling)[0])
-    except ImpossibleToken:
-        return None
-
-
 def _short(value: float) -> float:
     return float(f"{value:.3g}")
-
-
-def _identities(of: Row, drafter: Drafter, found: Mapping[str, ExactIteration]) -> Iterator[Identity]:
-    """Rules that must keep the same on this case, compared with the first of them."""
-    fixed = drafter.drawing is Drawing.FIXED
-    hold = (ArgmaxWalk.name in found, drafter.chain, fixed)
-    rules = (
-        (ArgmaxWalk.name, *found),
-        (Block.name, Traversal.name),
-        (TargetWalk.name, TokenLevel.name, Traversal.name),
-    )
-    for name, holds, (first, *others) in zip(IDENTITIES, hold, rules, strict=True):
-        if holds:
-            deviation = max(distance(found[first].kept, found[other].kept) for other in others)
-            yield Identity(**of, identity=name, deviation=_short(deviation))
 
 
 def run_audit(instances: int, seed: int = 0, progress: Callable[[str], None] | None = None) -> Audit:
@@ -449,20 +384,15 @@ def run_audit(instances: int, seed: int = 0, progress: Callable[[str], None] | N
     if instances < 1 or seed < 0:
         raise ValueError(f"instances is {instances} and seed {seed}; give at least 1 and 0.")
     setup = {"seed": seed, "instances": instances, "limit": LIMIT, "seen": SEEN, "same": SAME, "prompt": list(PROMPT)}
-    audit, said = Audit(describe_environment(), setup, [], [], []), 0
-    for case in _until(audit, instances, seed):
-        for rows, more in zip((audit.checks, audit.identities, audit.controls), check_case(case), strict=True):
-            rows += more  # type: ignore[operator]
-        share = min(10, 10 * len(audit.checks) // instances)
-        if progress and share > said:
-            said = share
-            progress(f"{len(audit.checks)} instances, largest deviation {max(c.deviation for c in audit.checks):.1e}")
-    return audit
-
-
-def _until(audit: Audit, instances: int, seed: int) -> Iterator[Case]:
-    yield from control_cases(seed)
-    for case in cases(seed):
-        if len(audit.checks) >= instances:
-            return
-        yield case
+    tables, reported = {name: list[Any]() for name in TABLES}, 0
+    for case in chain(control_cases(seed), cases(seed)):
+        if case.tree in TREES and len(tables["checks"]) >= instances:
+            break
+        for name, rows in check_case(case).items():
+            tables[name] += rows
+        done = len(tables["checks"])
+        if progress and min(10, 10 * done // instances) > reported:
+            reported = min(10, 10 * done // instances)
+            worst = max(row[TABLES["checks"].index("deviation")] for row in tables["checks"])
+            progress(f"{done} instances, largest deviation {worst:.1e}")
+    return Audit.of(describe_environment(), setup, tables)

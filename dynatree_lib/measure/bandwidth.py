@@ -1,8 +1,8 @@
-"""How fast this machine reads memory and multiplies, and so how fast a forward can be at best.
+"""The speed of this machine's memory and arithmetic, which bounds the speed of a forward.
 
 Plain decoding reads all weights and the whole cache for every token and does next to no arithmetic with them, so that
-memory bounds it: `metrics.Bound` says how. Rows scored together share what is read, until arithmetic bounds them:
-`ceilings`. Both limits are measured here with torch's own operators, in the run that they are compared with.
+memory bounds it (`metrics.Bound`). Nodes scored together share what is read, until arithmetic bounds them (`ceilings`).
+Both limits are measured here with torch's own operators, in the run that they are compared with.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,55 +26,53 @@ SIDE = {"cpu": 1024, "cuda": 8192}
 """Rows and columns of the matrices that are multiplied."""
 REPEATS = 9
 QUEUED = 10
-"""Times that work is done between two events of a GPU."""
+"""Repetitions of work between two events of a GPU."""
 
 
 def measure_bandwidth(device: torch.device, weight_bytes: int, when: str = "before") -> list[Bandwidth]:
-    """Speed of reading and copying two buffers: one as large as a model's weights, and one much larger than any cache.
+    """Measure reading and copying of two buffers: as large as a model's weights, and much larger than any cache.
 
-    A model whose weights are little more than a cache is read faster than main memory delivers, so the first is what
+    A model whose weights are little more than a cache is read faster than main memory delivers, so the first buffer
     bounds it. Weights larger than the second buffer (`STREAM`) are measured by it alone.
 
     Args:
         device: a CPU, with torch's present number of threads, or a GPU.
-        weight_bytes: what a forward reads (`forward_bytes`).
+        weight_bytes: bytes that a forward reads (`forward_bytes`).
         when: for the record.
 
     Raises:
         ValueError: for another kind of device.
     """
-    largest = STREAM[_known(device)]
-    return [_moved(device, size, when) for size in sorted({min(weight_bytes, largest), largest})]
-
-
-def _moved(device: torch.device, size: int, when: str) -> Bandwidth:
-    buffer = torch.ones(max(size // 8, 1), dtype=torch.int64, device=device)  # sums of int64 keep up with the memory
-    other = torch.empty_like(buffer)
-    read, copied = (median_seconds(work, device) for work in (buffer.sum, lambda: other.copy_(buffer)))
-    return Bandwidth(when, buffer.nbytes, buffer.nbytes / read, 2 * buffer.nbytes / copied)
+    largest, out = STREAM[_checked(device)], []
+    for size in sorted({min(weight_bytes, largest), largest}):
+        buffer = torch.ones(max(size // 8, 1), dtype=torch.int64, device=device)  # sums of int64 keep up with memory
+        other, moved = torch.empty_like(buffer), buffer.nbytes
+        read, copied = median_seconds(buffer.sum, device), median_seconds(partial(other.copy_, buffer), device)
+        out.append(Bandwidth(when, moved, moved / read, 2 * moved / copied))
+    return out
 
 
 def matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations per second of a large matrix product, a multiplication and an addition counted as two.
+    """Measure floating-point operations per second of a matrix product, a multiplication and an addition being two.
 
-    On a CPU the faster of torch's product and oneDNN's over packed weights (`models.packed`), which differ by half.
+    On a CPU the faster of torch's product and oneDNN's over packed weights (`fast.packed`), which differ by half.
 
     Raises:
         ValueError: for a device that is neither a CPU nor a GPU.
     """
-    side = SIDE[_known(device)]
-    one, other = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
-    out = torch.empty_like(one)
-    seconds = [median_seconds(lambda: torch.mm(one, other, out=out), device, 5)]
+    side = SIDE[_checked(device)]
+    left, right = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
+    out = torch.empty_like(left)
+    seconds = [median_seconds(lambda: torch.mm(left, right, out=out), device, 5)]
     if device.type == "cpu":
         with contextlib.suppress(RuntimeError):  # no oneDNN, or none for this dtype
-            product = packed(other, None)
-            seconds.append(median_seconds(lambda: product(one), device, 5))
+            product = packed(right, None)
+            seconds.append(median_seconds(lambda: product(left), device, 5))
     return 2 * side**3 / min(seconds)
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> float:
-    """Median seconds of some work on a device, after two calls that do not count. A GPU's own clock times its work."""
+    """Return the median seconds of work on a device, after two calls that do not count; a GPU's own clock times it."""
     timed = _by_events if device.type == "cuda" else _by_clock
     return float(np.median([timed(work, device) for _ in range(2 + repeats)][2:]))
 
@@ -96,7 +95,7 @@ def _by_events(work: Callable[[], object], device: torch.device) -> float:
     return start.elapsed_time(end) / 1000 / QUEUED
 
 
-def _known(device: torch.device) -> str:
+def _checked(device: torch.device) -> str:
     if device.type not in STREAM:
         raise ValueError(f"The memory of a '{device.type}' device cannot be timed here; use a CPU or a CUDA GPU.")
     return device.type
@@ -104,24 +103,27 @@ def _known(device: torch.device) -> str:
 
 # -------------------------------------------------------------------------------------------------------------- models
 def forward_bytes(model: HFModel) -> int:
-    """Bytes of weights that a forward reads: all of them but tables of embeddings, of which it reads a few rows, unless
-    the output layer shares the table (tied weights) and reads it whole."""
+    """Return the bytes of weights that a forward reads.
+
+    All weights but tables of embeddings, of which it reads a few rows, unless the output layer shares the table (tied
+    weights) and reads it whole.
+    """
     core = model.model
     output = core.get_output_embeddings()
     head = None if output is None else output.weight
-    tables = {one.weight for one in core.modules() if isinstance(one, torch.nn.Embedding) and one.weight is not head}
+    tables = {part.weight for part in core.modules() if isinstance(part, torch.nn.Embedding)} - {head}
     return sum(weight.nbytes for weight in core.parameters() if weight not in tables)
 
 
 def ceilings(model: HFModel, prefix: int, bytes_per_second: float, flops: float) -> dict[str, float]:
-    """What bounds a forward of n rows after `prefix` tokens, in rows per second.
+    """Return the limits of a forward of n nodes after `prefix` tokens, in nodes per second.
 
-    Every number that a forward reads from weights or cache is used in one multiplication and one addition per row, so
-    the arithmetic intensity of n rows is 2 n / (bytes per number) FLOP per byte.
+    Every number that a forward reads from weights or cache is used in one multiplication and one addition per node, so
+    the arithmetic intensity of n nodes is 2 n / (bytes per number) FLOP per byte.
 
     Returns:
-        `memory`, rows per second of a one-row forward that reads at `bytes_per_second` (n rows: n times that), and
-        `compute`, rows per second at `flops` operations per second, whatever n; `flop_per_byte` of one row.
+        `memory`, nodes per second of a forward of one node that reads at `bytes_per_second` (n nodes: n times that),
+        and `compute`, nodes per second at `flops` operations per second, whatever n; `flop_per_byte` of one node.
     """
     read, size = forward_bytes(model) + prefix * cache_bytes_per_row(model), model.dtype.itemsize
     return {"memory": bytes_per_second / read, "compute": flops * size / (2 * read), "flop_per_byte": 2 / size}

@@ -116,9 +116,9 @@ class StreamingLLM:
     """StreamingLLM's cache with chain speculation, the last baseline of the first DynaTree paper.
 
     Attributes:
-        cache: rows the target's cache keeps (the paper's 1024); its own runs never reach it, so they never evict.
-        sinks: first rows of the text that are never evicted.
-        block: rows freed at least by an eviction; None is a sixteenth of the cache.
+        cache: KV entries the target's cache keeps (the paper's 1024); its own runs never reach it, so they never evict.
+        sinks: first entries of the text, which are never evicted.
+        block: entries freed at least by an eviction; None is a sixteenth of the cache.
         length: K of the chain.
         draft: "full": the draft reads the whole text; "streaming": its cache is bounded in the same way.
     """
@@ -140,7 +140,7 @@ class StreamingLLM:
 
 
 def _evictions(session: StreamingSession) -> dict[str, int]:
-    return {"evictions": session.evictions, "evicted_rows": session.evicted}
+    return {"evictions": session.evictions, "evicted_entries": session.evicted}
 
 
 @dataclass(frozen=True)
@@ -150,17 +150,15 @@ class _PlainRunner:
 
     def __call__(self, prompt_ids: Sequence[int], **options: Any) -> Completed:
         out = autoregressive_fast(self.target, prompt_ids, every=self.every, **options)
-        if out.finish_reason == "interrupted":  # it swallows Ctrl-C to save the text; a benchmark must stop
-            raise KeyboardInterrupt
-        rows = len(prompt_ids) + len(out.tokens) - 1
-        return Completed(out.tokens, len(out.tokens), None, out.finish_reason, rows)
+        entries = len(prompt_ids) + len(out.tokens) - 1
+        return Completed(out.tokens, len(out.tokens), None, out.finish_reason, entries)
 
 
 @dataclass(frozen=True)
 class _HFRunner:
     target: HFModel
     configuration: dict[str, Any]
-    candidates: int = 0  # most rows a verification adds to the cache
+    candidates: int = 0  # most entries a verification adds to the cache
     draft: HFModel | None = None
     assistant: dict[str, Any] | None = None
 
@@ -180,9 +178,10 @@ class _HFRunner:
         own = {**common, **_sampled(sampling), **self.configuration, "max_new_tokens": max_new_tokens}
         extra: dict[str, Any] = {}
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_lent(self.target.model, GenerationConfig(**own)))
+            stack.enter_context(lent_configuration(self.target.model, GenerationConfig(**own)))
             if self.draft is not None:
-                stack.enter_context(_lent(self.draft.model, GenerationConfig(**common, **(self.assistant or {}))))
+                assistant = GenerationConfig(**common, **(self.assistant or {}))
+                stack.enter_context(lent_configuration(self.draft.model, assistant))
                 extra["assistant_model"] = self.draft.model
             stack.enter_context(torch.inference_mode())  # as this library's forwards run; less than no_grad
             stack.enter_context(_seeded(self.target.device, sampling, seed))
@@ -190,8 +189,8 @@ class _HFRunner:
             out = self.target.model.generate(ids, attention_mask=torch.ones_like(ids), streamer=relay, **extra)
         tokens = _cut(out[0, len(prompt_ids) :].tolist(), max_new_tokens, eos_token_ids)
         reason = "eos" if tokens and tokens[-1] in eos_token_ids else "length"
-        rows = len(prompt_ids) + len(tokens) - 1 + self.candidates
-        return Completed(tokens, relay.chunks, None, reason, rows)
+        entries = len(prompt_ids) + len(tokens) - 1 + self.candidates
+        return Completed(tokens, relay.chunks, None, reason, entries)
 
 
 class _Relay(BaseStreamer):
@@ -228,7 +227,7 @@ def _sampled(sampling: Sampling) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _lent(model: Any, configuration: GenerationConfig) -> Iterator[None]:
+def lent_configuration(model: Any, configuration: GenerationConfig) -> Iterator[None]:
     """Put a generation configuration in place of the model's own, which comes back untouched; log nothing meanwhile."""
     own, level = model.generation_config, logging.get_verbosity()
     model.generation_config = configuration

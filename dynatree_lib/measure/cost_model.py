@@ -1,9 +1,9 @@
 """The cost model: what an iteration costs, how often a draft is right, and the speed that follows from both.
 
-The speed of a method is its tokens over the cost of its iterations. Tokens, rows and levels are counted without a
-clock, exactly; the cost of a forward by its rows is measured once for a pair and a machine, and each method's own work
-on the host as a factor. So a configuration can be chosen for a new machine without a sweep. What a probe is belongs to
-`probes`, choosing to `tune`.
+The speed of a method is its tokens over the cost of its iterations. Tokens, nodes and levels are counted without a
+clock, exactly. The cost of a forward by the tokens it scores is measured once for a pair and a machine, and each
+method's own work on the host as a factor. So a configuration can be chosen for a new machine without a sweep. Probes
+are in `probes`, choosing a configuration is in `tune`.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from typing import Any, Literal
 import numpy as np
 
 from ..costs import CostCurve
-from ..drafters import DRAFTERS, Chain, Drafter, NoDraft
+from ..drafters import DRAFTERS, Chain, NoDraft
 from ..drafters.base import ModelDrafter
 from ..models.base import LanguageModel
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair
 from ..sampling import Sampling
-from .environment import describe_environment, public_name
+from .environment import describe_environment, public_name, public_pair_name
 from .methods import Variant, variants
 from .probes import DEEPEST, FIRST, LEVELS, PROPOSED, LevelsProbe, RowsProbe, Timing, time_blocks
 from .prompts import BenchPrompt, prepare_prompts
 from .protocol import Results
 from .ranks import RankAcceptance
 from .records import Header, Run, check_writable, write_atomically
-from .runner import Completed
+from .runner import Completed, quiet
 
 FORMAT = 1
 """Version of the file; a reader refuses others."""
 ITERATIONS = 96
 """Timed iterations of each probe, over all prompts."""
 BLOCK, STRETCH, STRETCHES = 8, 48, 2
-"""Timed iterations of a probe before the next has its turn; tokens of a real drafter, and how often for each prompt."""
+"""Timed iterations of a probe before the next probe's turn; tokens of a real drafter, and how often for each prompt."""
 WIDEST = 16
 """Most nodes of a drafted level that is timed."""
 DISTURBED = 1.3
-"""Ratio to the lower quartile beyond which an iteration counts as disturbed, by another process say."""
+"""Ratio to the lower quartile beyond which an iteration counts as disturbed, for example by another process."""
 SMALLEST = 1e-4
 """Least cost that is believed, in greedy steps."""
 
@@ -56,10 +56,10 @@ class Counts:
     Attributes:
         tokens: generated.
         iterations: target forwards that decided tokens.
-        nodes: rows of each forward of the target, node 0 not counted: drafted nodes, and what is scored beside the
-            tree; with `commit="rebuild"` the second forward of an iteration is one of them.
+        nodes: tokens scored by each forward of the target, node 0 not counted: drafted nodes and side nodes; with
+            `commit="rebuild"` the second forward of an iteration is one of the forwards.
         draft_forwards: levels drafted.
-        draft_rows: nodes the draft read in them.
+        draft_nodes: nodes the draft read in them.
         prompt_tokens: read before the first token, over all texts; 0 leaves reading the prompt out of the cost.
         method: name of the method, whose own host work the costs may know.
     """
@@ -68,25 +68,18 @@ class Counts:
     iterations: int
     nodes: tuple[int, ...]
     draft_forwards: int = 0
-    draft_rows: int = 0
+    draft_nodes: int = 0
     prompt_tokens: int = 0
     method: str = ""
 
     @classmethod
-    def total(cls, several: Iterable[Counts]) -> Counts:
-        """Counts of one method over several texts together."""
-        all_of = list(several)
-        sums = {
-            name: sum(getattr(one, name) for one in all_of)
-            for name in cls.__dataclass_fields__
-            if name not in _NOT_SUMS
-        }
-        return cls(
-            **sums, nodes=tuple(n for one in all_of for n in one.nodes), method=all_of[0].method if all_of else ""
-        )
-
-
-_NOT_SUMS = ("nodes", "method")
+    def total(cls, counts: Iterable[Counts]) -> Counts:
+        """Return the counts of one method over several texts together."""
+        parts = list(counts)
+        names = ("tokens", "iterations", "draft_forwards", "draft_nodes", "prompt_tokens")
+        nodes = tuple(number for part in parts for number in part.nodes)
+        sums = {name: sum(getattr(part, name) for part in parts) for name in names}
+        return cls(nodes=nodes, method=parts[0].method if parts else "", **sums)
 
 
 def count(
@@ -97,61 +90,59 @@ def count(
     sampling: Sampling | None = None,
     seed: int = 0,
 ) -> dict[str, Counts]:
-    """Label -> counts of each method over the prompts, all texts to the budget; no clock is read.
+    """Return label -> counts of each method over the prompts, all texts to the budget; no clock is read.
 
     Raises:
         ValueError: for what `variants` and `prepare_prompts` refuse, and for methods with a loop of their own.
     """
     chosen, ready = check_countable(variants(methods)), prepare_prompts(pair, prompts, max_new_tokens)
-    out = {}
-    for one in chosen:
-        texts = zip(ready, decoded(pair, one, ready, max_new_tokens, sampling or Sampling(), seed), strict=True)
-        rebuilt = one.options["commit"] == "rebuild"
-        out[one.label] = Counts.total(counted(done, len(each.ids), one.name, rebuilt) for each, done in texts)
-    return out
+    counts = {}
+    for method in chosen:
+        texts = zip(ready, decoded(pair, method, ready, max_new_tokens, sampling or Sampling(), seed), strict=True)
+        rebuilt = method.options["commit"] == "rebuild"
+        parts = (counted(text, len(prompt.ids), method.name, rebuilt) for prompt, text in texts)
+        counts[method.label] = Counts.total(parts)
+    return counts
 
 
 def decoded(
     pair: Pair, method: Variant, prompts: Sequence[BenchPrompt], budget: int, sampling: Sampling, seed: int = 0
 ) -> Iterator[Completed]:
-    """The method's text of each prompt, one after another, every one to the budget; no clock is read."""
+    """Yield the method's text of each prompt, one after another, every text to the budget; no clock is read."""
     runner = method.runner(pair)
-    for each in prompts:
-        yield runner(each.ids, max_new_tokens=budget, eos_token_ids=(), on_tokens=_ignore, sampling=sampling, seed=seed)
+    options: dict[str, Any] = {"eos_token_ids": (), "on_tokens": quiet, "sampling": sampling, "seed": seed}
+    for prompt in prompts:
+        yield runner(prompt.ids, max_new_tokens=budget, **options)
 
 
 def check_countable(methods: list[Variant]) -> list[Variant]:
-    """The methods, if the cost model knows their loop; ValueError naming the first whose it does not."""
-    for one in methods:
-        if not _own_loop(one.options):
+    """Return the methods; raise ValueError naming the first that does not run in this library's loop."""
+    for method in methods:
+        if not _in_our_loop(method.options):
             raise ValueError(
-                f"'{one.label}' does not run in this library's loop, so it cannot be counted; leave it out."
+                f"'{method.label}' does not run in this library's loop, so it cannot be counted; leave it out."
             )
     return methods
 
 
-def _ignore(given: object) -> None:
-    """Nobody waits for the tokens, or for a line of progress."""
-
-
-def _own_loop(options: Mapping[str, Any]) -> bool:
+def _in_our_loop(options: Mapping[str, Any]) -> bool:
     return "commit" in options  # an option of every drafter of the table, and of nothing else
 
 
-def counted(done: Completed, prompt: int = 0, method: str = "", rebuilt: bool = False) -> Counts:
-    """Counts of one text; without `prompt`, `method` and `rebuilt`, of its rows and levels alone."""
-    iterations = done.iterations or []
-    nodes = [len(one.tree) - 1 + one.side_nodes for one in iterations]
-    again = [len(one.verdict.path) for one in iterations] if rebuilt else []
-    return Counts(len(done.tokens), done.forwards, (*nodes, *again), *_drafted(done.counters), prompt, method)
+def counted(text: Completed, prompt: int = 0, method: str = "", rebuilt: bool = False) -> Counts:
+    """Return the counts of one text; without `prompt`, `method` and `rebuilt`, of its nodes and levels alone."""
+    iterations = text.iterations or []
+    nodes = [len(iteration.tree) - 1 + iteration.side_nodes for iteration in iterations]
+    again = [len(iteration.verdict.path) for iteration in iterations] if rebuilt else []
+    return Counts(len(text.tokens), text.forwards, (*nodes, *again), *_drafted(text.counters), prompt, method)
 
 
 def _drafted(counters: Mapping[str, int]) -> tuple[int, int]:
-    return counters.get("draft_forwards", 0), counters.get("draft_rows", 0)
+    return counters.get("draft_forwards", 0), counters.get("draft_nodes", 0)
 
 
 def counts_of(runs: Iterable[Run], header: Header | None = None) -> Counts:
-    """The same from the records of one method.
+    """Return the counts from the records of one method.
 
     Args:
         runs: of one label.
@@ -161,18 +152,18 @@ def counts_of(runs: Iterable[Run], header: Header | None = None) -> Counts:
         ValueError: if a run does not show its trees.
     """
     setup = header.setup if header else {"prompts": [], "methods": []}
-    lengths = {one["id"]: one["tokens"] for one in setup["prompts"]}
-    entries = {one["label"]: one for one in setup["methods"]}
-    return Counts.total(_recorded(run, lengths.get(run.prompt, 0), entries.get(run.method, {})) for run in runs)
-
-
-def _recorded(run: Run, prompt: int, entry: Mapping[str, Any]) -> Counts:
-    if run.nodes is None or run.accepted is None:
-        raise ValueError(f"The run of '{run.method}' on {run.prompt} shows no trees, so there is nothing to count.")
-    rebuilt = entry.get("options", {}).get("commit") == "rebuild"
-    rows = (drafted + more for drafted, more in zip(run.nodes, run.side_nodes or [0] * len(run.nodes), strict=True))
-    nodes = (*rows, *(run.accepted if rebuilt else ()))
-    return Counts(len(run.tokens), run.iterations, nodes, *_drafted(run.counters), prompt, entry.get("name", ""))
+    lengths = {prompt["id"]: prompt["tokens"] for prompt in setup["prompts"]}
+    entries = {entry["label"]: entry for entry in setup["methods"]}
+    counts = []
+    for run in runs:
+        if run.nodes is None or run.accepted is None:
+            raise ValueError(f"The run of '{run.method}' on {run.prompt} shows no trees, so there is nothing to count.")
+        entry = entries.get(run.method, {})
+        rebuilt = entry.get("options", {}).get("commit") == "rebuild"
+        nodes = np.add(run.nodes, run.side_nodes or 0).tolist() + (run.accepted if rebuilt else [])
+        levels, length = _drafted(run.counters), lengths.get(run.prompt, 0)
+        counts.append(Counts(len(run.tokens), run.iterations, tuple(nodes), *levels, length, entry.get("name", "")))
+    return Counts.total(counts)
 
 
 # -------------------------------------------------------------------------------------------------------------- costs
@@ -182,13 +173,13 @@ class MeasuredCosts:
 
     Attributes:
         step_seconds: one greedy step, undisturbed.
-        verify_points: an iteration whose tree has 1, 2, 4, ... rows, host time included.
+        verify_points: an iteration that scores 1, 2, 4, ... tokens, host time included.
         draft_points: drafting a level by reading 1, 2, 4, ... nodes.
         overhead: what drafting adds to an iteration, however many levels are drafted.
         reading: reading one token of the prompt, by the target and by the draft.
-        factors: name of a method -> cost of its iterations over that of a chain with as many rows and levels: the work
-            of its rule on the host.
-        measured: how: environment, setup, and the quartiles of each probe.
+        factors: name of a method -> cost of its iterations over that of a chain with as many nodes and levels: the work
+            of its drafting on the host.
+        measured: environment, setup, and the quartiles of each probe.
     """
 
     step_seconds: float
@@ -210,42 +201,35 @@ class MeasuredCosts:
         return CostCurve(self.draft_points)
 
     def options(self) -> dict[str, Any]:
-        """Options of `CostAwareTree` for this machine."""
-        return {
-            "verify_cost": self.verify_points, "draft_cost": self.draft_points, "overhead": round(self.overhead, 4)
-        }  # fmt: skip
+        """Return the options of `CostAwareTree` for this machine."""
+        curves = {"verify_cost": self.verify_points, "draft_cost": self.draft_points}
+        return {**curves, "overhead": round(self.overhead, 4)}
 
     def steps(self, counts: Counts) -> float:
-        """Predicted cost of all that was counted, in greedy steps."""
-        verify = float(read(self.verify_points, np.array(counts.nodes) + 1).sum())
-        factor = self.factors.get(counts.method, 1.0)
-        return factor * (verify + self._drafting(counts)) + self._reading(counts)
+        """Return the predicted cost of all that was counted, in greedy steps."""
+        cost = float(read(self.verify_points, np.array(counts.nodes) + 1).sum())
+        per_prompt_token = self.reading[0]
+        if counts.draft_forwards:
+            first = min(counts.iterations, counts.draft_forwards)  # an iteration's first level reads node 0 alone
+            below = counts.draft_forwards - first
+            width = max((counts.draft_nodes - first) / max(below, 1), 1.0)
+            levels = first * read(self.draft_points, 1) + below * read(self.draft_points, width)
+            cost += float(levels) + self.overhead * first
+            per_prompt_token += self.reading[1]
+        return self.factors.get(counts.method, 1.0) * cost + per_prompt_token * counts.prompt_tokens
 
     def speed(self, counts: Counts) -> float:
-        """Predicted speed-up over `ar`: its cost of as many tokens over this cost."""
+        """Return the predicted speed-up over `ar`: the cost of as many tokens by `ar` over this cost."""
         plain = counts.tokens * self.verify_points[0] + self.reading[0] * counts.prompt_tokens
         return plain / self.steps(counts)
 
-    def _drafting(self, counts: Counts) -> float:
-        if not counts.draft_forwards:
-            return 0.0
-        first = min(counts.iterations, counts.draft_forwards)  # the first level of an iteration reads node 0 alone
-        below = counts.draft_forwards - first
-        width = max((counts.draft_rows - first) / max(below, 1), 1.0)
-        levels = first * read(self.draft_points, 1) + below * read(self.draft_points, width)
-        return float(levels) + self.overhead * first
-
-    def _reading(self, counts: Counts) -> float:
-        per_token = self.reading[0] + (self.reading[1] if counts.draft_forwards else 0.0)
-        return per_token * counts.prompt_tokens
-
     def to_json(self) -> dict[str, Any]:
-        """Ready for `json.dump`; `MeasuredCosts.from_json` reads it."""
+        """Return a body for `json.dump`; `MeasuredCosts.from_json` reads it."""
         return {"kind": "costs", "format": FORMAT, **asdict(self)}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> MeasuredCosts:
-        """Costs from `to_json`.
+        """Return the costs of a body from `to_json`.
 
         Raises:
             ValueError: for anything else.
@@ -253,24 +237,25 @@ class MeasuredCosts:
         try:
             if (body["kind"], body["format"]) != ("costs", FORMAT):
                 raise ValueError
-            verify, draft = (tuple(map(float, body[name])) for name in ("verify_points", "draft_points"))
-            target_reads, draft_reads = map(float, body["reading"])
-            step, overhead, measured = float(body["step_seconds"]), float(body["overhead"]), dict(body["measured"])
+            names = ("verify_points", "draft_points", "reading")
+            points: dict[str, Any] = {name: tuple(map(float, body[name])) for name in names}
+            step, overhead = float(body["step_seconds"]), float(body["overhead"])
             factors = {str(name): float(value) for name, value in body["factors"].items()}
-            made = cls(step, verify, draft, overhead, (target_reads, draft_reads), factors, measured)
-            CostCurve(made.verify_points), CostCurve(made.draft_points)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            costs = cls(step, overhead=overhead, factors=factors, measured=dict(body["measured"]), **points)
+            _ = costs.verify, costs.draft, costs.reading[1]  # the curves check their points
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"This is no cost model of format {FORMAT}; measure the costs again.") from error
-        return made
+        return costs
 
 
-def read(points: Sequence[float], rows: float | np.ndarray) -> np.ndarray:
-    """Cost at so many rows: linear between the points at 1, 2, 4, ... rows, beyond the last with the last slope.
+def read(points: Sequence[float], scored: float | np.ndarray) -> np.ndarray:
+    """Return the cost of scoring so many tokens: linear between the points at 1, 2, 4, ... tokens.
 
-    Unlike a `CostCurve`, whose prices never fall, it keeps the step that a first row's own kernel can make.
+    Beyond the last point the cost goes on with the slope of the last two points, as measured. `CostCurve.at`, which
+    drafters read, goes on with the slope of its convex hull instead, because there a marginal cost must never fall.
     """
     knots = 2.0 ** np.arange(len(points))
-    count = np.asarray(rows, float)
+    count = np.asarray(scored, float)
     slope = max(points[-1] - points[-2], 0.0) / (knots[-1] - knots[-2])
     return np.asarray(np.interp(count, knots, points) + np.maximum(count - knots[-1], 0) * slope)
 
@@ -286,7 +271,7 @@ def measure_costs(
     progress: Callable[[str], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> MeasuredCosts:
-    """Time the loop with probes of known shape, all interleaved: greedy steps, trees of 1, 2, 4, ... rows, levels.
+    """Time the loop with probes of known shape, all interleaved: greedy steps, trees of 1, 2, 4, ... nodes, levels.
 
     Args:
         pair: target and draft.
@@ -300,25 +285,39 @@ def measure_costs(
 
     Raises:
         ValueError: before any work, for max_rows < 4, iterations < 1, a file that cannot be written, prompts that do
-            not leave room in both contexts.
+            not leave enough of both contexts.
     """
     if max_rows < 4 or iterations < 1:
         raise ValueError(f"max_rows is {max_rows} and iterations {iterations}; give at least 4 and 1.")
-    path = None if records is None else check_writable(Path(records))
-    say = progress or _ignore
-    turns = _turns(iterations, len(prompts))
-    ready = _prompts(pair, prompts, timed_tokens(len(prompts), iterations))
-    measured = {"environment": describe_environment(), "setup": _setup(pair, ready, max_rows, iterations)}
+    path, say = None if records is None else check_writable(Path(records)), progress or quiet
+    timed = timed_tokens(len(prompts), iterations)
+    ready = prepare_prompts(pair, prompts, timed)
+    longest = max(len(prompt.ids) for prompt in ready)
+    if longest + timed > pair.draft.context:
+        raise ValueError(
+            f"A prompt has {longest} tokens and with the {timed} that are timed exceeds the draft's context of "
+            f"{pair.draft.context}; measure on shorter prompts, or on more, so that fewer tokens of each are timed."
+        )
+    setup = {
+        "pair": public_pair_name(pair),
+        "target": _describe_model(pair.target),
+        "draft": _describe_model(pair.draft),
+        "prompts": [{"id": prompt.id, "sha256": prompt.sha256, "tokens": len(prompt.ids)} for prompt in ready],
+        "max_rows": max_rows,
+        "iterations": iterations,
+    }
+    measured = {"environment": describe_environment(), "setup": setup}
     if path and existing == "reuse" and (known := _known(path, measured, say)):
         return known
-    found = _measure(pair, ready, max_rows, turns, measured, say, clock)
+    costs, probes = _measure(pair, ready, max_rows, _turns(iterations, len(prompts)), say, clock)
+    costs = replace(costs, measured={**measured, "probes": probes})
     if path:
-        write_atomically(path, json.dumps(found.to_json(), indent=1) + "\n")
-    return found
+        write_atomically(path, json.dumps(costs.to_json(), indent=1) + "\n")
+    return costs
 
 
 def timed_tokens(prompts: int, iterations: int = ITERATIONS) -> int:
-    """Room that timing needs after each of so many prompts, in both contexts."""
+    """Return the tokens that timing needs after each of so many prompts, in both contexts."""
     probing = FIRST + _turns(iterations, prompts) * (BLOCK + 2)
     return max(probing, FIRST + STRETCHES * STRETCH) + DEEPEST
 
@@ -327,35 +326,8 @@ def _turns(iterations: int, prompts: int) -> int:
     return -(-iterations // (BLOCK * max(prompts, 1)))
 
 
-def _prompts(pair: Pair, prompts: Sequence[Any], room: int) -> list[BenchPrompt]:
-    ready = prepare_prompts(pair, prompts, room)
-    longest = max(len(one.ids) for one in ready)
-    if longest + room > pair.draft.context:
-        raise ValueError(
-            f"A prompt has {longest} tokens and with the {room} that are timed exceeds the draft's context of "
-            f"{pair.draft.context}; measure on shorter prompts, or on more, so that fewer tokens of each are timed."
-        )
-    return ready
-
-
-def _setup(pair: Pair, prompts: Sequence[BenchPrompt], max_rows: int, iterations: int) -> dict[str, Any]:
-    return {
-        "pair": public_pair_name(pair),
-        "target": _shape(pair.target),
-        "draft": _shape(pair.draft),
-        "prompts": [{"id": one.id, "sha256": one.sha256, "tokens": len(one.ids)} for one in prompts],
-        "max_rows": max_rows,
-        "iterations": iterations,
-    }
-
-
-def public_pair_name(pair: Pair) -> str:
-    """The pair's name without the folders of this machine."""
-    return " + ".join(public_name(part) for part in pair.name.split(" + "))
-
-
-def _shape(model: LanguageModel) -> dict[str, Any]:
-    """What of a model its speed depends on; the values of its weights are not among it."""
+def _describe_model(model: LanguageModel) -> dict[str, Any]:
+    """Return the properties of a model that its speed depends on; the values of its weights are not among them."""
     if not isinstance(model, HFModel):
         return {"name": model.name}
     return {
@@ -365,18 +337,19 @@ def _shape(model: LanguageModel) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _known(path: Path, measured: dict[str, Any], say: Callable[[str], None]) -> MeasuredCosts | None:
+def _known(path: Path, measured: dict[str, Any], progress: Callable[[str], None]) -> MeasuredCosts | None:
+    """Return the costs of the file where they are of this pair, machine and setup."""
     if not path.exists():
         return None
     try:
-        found = MeasuredCosts.from_json(json.loads(path.read_text(encoding="utf-8")))
+        costs = MeasuredCosts.from_json(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
-        say(f"Measuring the costs again: {path.name} cannot be read ({error})")
+        progress(f"Measuring the costs again: {path.name} cannot be read ({error})")
         return None
-    if all(found.measured.get(part) == measured[part] for part in measured):
-        say(f"Costs from {path.name}")
-        return found
-    say(f"Measuring the costs again: {path.name} is of another pair, machine or setup.")
+    if all(costs.measured.get(part) == measured[part] for part in measured):
+        progress(f"Costs from {path.name}")
+        return costs
+    progress(f"Measuring the costs again: {path.name} is of another pair, machine or setup.")
     return None
 
 
@@ -385,98 +358,88 @@ def _measure(
     prompts: Sequence[BenchPrompt],
     max_rows: int,
     turns: int,
-    measured: dict[str, Any],
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
     clock: Callable[[], float],
-) -> MeasuredCosts:
+) -> tuple[MeasuredCosts, list[dict[str, Any]]]:
+    """Return the costs, and each probe with its quartiles in seconds."""
     target, draft = pair.target, pair.draft
-    rows = [2**power for power in range(1, max_rows.bit_length())]
+    sizes = [2**power for power in range(1, max_rows.bit_length())]
     shapes = [(1, 1), *((1 + LEVELS, width) for width in (1, 2, 4, 8, WIDEST) if width <= max_rows)]
-    verifying = [Timing(one, BLOCK + 2) for one in (NoDraft(), *(RowsProbe(n, target.vocab_size) for n in rows))]
+    verifying = [Timing(one, BLOCK + 2) for one in (NoDraft(), *(RowsProbe(n, target.vocab_size) for n in sizes))]
     drafting = [Timing(LevelsProbe(draft, levels, width), BLOCK + 2) for levels, width in shapes]
-    time_blocks(target, [*verifying, *drafting], prompts, turns, say, clock)
-    costs = _costs(verifying, drafting, [len(one.ids) for one in prompts])
-    real = [Timing(one, STRETCH) for one in _drafters(draft)]
-    time_blocks(target, real, prompts, STRETCHES, say, clock)
-    probes = [_described(one) for one in (*verifying, *drafting, *real)]
-    return replace(costs, factors=_factors(real, costs), measured={**measured, "probes": probes})
-
-
-def _drafters(draft: LanguageModel) -> list[Drafter]:
-    """Every drafter, as it comes."""
-    kinds = [kind for kind in DRAFTERS if kind is not NoDraft]
-    return [kind(draft) if issubclass(kind, ModelDrafter) else kind() for kind in kinds]  # type: ignore[call-arg]
+    time_blocks(target, [*verifying, *drafting], prompts, turns, progress, clock)
+    costs = _costs(verifying, drafting, [len(prompt.ids) for prompt in prompts])
+    kinds: list[Any] = [kind for kind in DRAFTERS if kind is not NoDraft]
+    real = [Timing(kind(draft) if issubclass(kind, ModelDrafter) else kind(), STRETCH) for kind in kinds]
+    time_blocks(target, real, prompts, STRETCHES, progress, clock)
+    probes = []
+    for timing in (*verifying, *drafting, *real):
+        probe, seconds = timing.drafter, timing.seconds
+        shape = {name: getattr(probe, name) for name in ("rows", "levels", "width") if hasattr(probe, name)}
+        quartiles = np.quantile(seconds, [0.25, 0.5, 0.75]).tolist()
+        probes.append({"probe": probe.name, **shape, "iterations": len(seconds), "seconds": quartiles})
+    return replace(costs, factors=_factors(real, costs)), probes
 
 
 def _costs(verifying: Sequence[Timing], drafting: Sequence[Timing], lengths: Sequence[int]) -> MeasuredCosts:
-    verify = np.array([undisturbed(one.seconds) for one in verifying])
-    first, *deep = (undisturbed(one.seconds) for one in drafting)
+    verify = np.array([undisturbed(timing.seconds) for timing in verifying])
+    first, *deep = (undisturbed(timing.seconds) for timing in drafting)
     levels, step = (np.array(deep) - first) / LEVELS, float(verify[0])
-    mine, both = (
-        float(np.median([(one.begins - np.median(one.seconds)) / lengths for one in part]))
-        for part in (verifying, drafting)
+    by_target, by_both = (
+        float(np.median([(timing.begins - np.median(timing.seconds)) / lengths for timing in timings]))
+        for timings in (verifying, drafting)
     )
-    drafting_at_all = first - float(verify[PROPOSED.bit_length() - 1]) - float(levels[0])
-    reading = (max(mine, 0.0) / step, max(both - mine, 0.0) / step)
-    return MeasuredCosts(
-        step, _rising(verify / step), _rising(levels / step), max(drafting_at_all / step, 0.0), reading
-    )
+    overhead = first - float(verify[PROPOSED.bit_length() - 1]) - float(levels[0])
+    reading = (max(by_target, 0.0) / step, max(by_both - by_target, 0.0) / step)
+    return MeasuredCosts(step, _rising(verify / step), _rising(levels / step), max(overhead / step, 0.0), reading)
 
 
 def _factors(timings: Sequence[Timing], costs: MeasuredCosts) -> dict[str, float]:
-    """Time of each drafter's iterations over what their rows and levels predict, relative to a chain's."""
+    """Return the time of each drafter's iterations over what nodes and levels predict, relative to a chain's."""
     ratios = {}
     for timing in timings:
-        iterations = [one for block in timing.blocks for one in block]
-        counts = [Counts(0, 1, (one.nodes,), one.levels, one.read) for one in iterations]
-        predicted = np.array([costs.steps(one) for one in counts])
-        ratios[timing.drafter.name] = undisturbed(timing.seconds / predicted)
+        iterations = [iteration for block in timing.blocks for iteration in block]
+        counts = (Counts(0, 1, (one.nodes,), one.levels, one.read) for one in iterations)
+        ratios[timing.drafter.name] = undisturbed(timing.seconds / np.array([costs.steps(one) for one in counts]))
     return {name: round(ratio / ratios[Chain.name], 4) for name, ratio in ratios.items()}
 
 
 def undisturbed(times: np.ndarray) -> float:
-    """Mean of the times up to `DISTURBED` times their lower quartile: what disturbs an iteration makes it longer."""
+    """Return the mean of the times up to `DISTURBED` times their lower quartile, because disturbance only adds time."""
     return float(times[times <= DISTURBED * np.quantile(times, 0.25)].mean())
 
 
 def _rising(costs: np.ndarray) -> tuple[float, ...]:
-    """Costs that never fall as rows are added: where they were measured to, the larger forward's cost bounds it."""
+    """Return costs that never fall with size: where the measured costs do, the larger forward's cost is the bound."""
     rising = np.minimum.accumulate(np.maximum(costs, SMALLEST)[::-1])[::-1]
     return tuple(round(float(cost), 4) for cost in rising)
 
 
-def _described(timing: Timing) -> dict[str, Any]:
-    """A probe and its quartiles in seconds, as measured."""
-    probe = timing.drafter
-    shape = {name: getattr(probe, name) for name in ("rows", "levels", "width") if hasattr(probe, name)}
-    quartiles = [float(value) for value in np.quantile(timing.seconds, [0.25, 0.5, 0.75])]
-    return {"probe": probe.name, **shape, "iterations": len(timing.seconds), "seconds": quartiles}
-
-
 # ----------------------------------------------------------------------------------------------------------- forecasts
 def prediction_rows(results: Results, costs: MeasuredCosts) -> list[dict[str, Any]]:
-    """Predicted and measured speed-up over `ar` of every method of this library's loop, for a table or a figure.
+    """Return predicted and measured speed-up over `ar` of every method of this library's loop, for a table or a figure.
 
     A row has `method` (the label), `name`, `predicted`, `measured`, `low` and `high` (its paired 95 % interval) and
     `predicted_iteration`, `tokens_per_iteration`. Methods with another loop, and those made for one run, have no row.
     `measured` is None in a run without `ar`.
     """
-    header, rows = results.records.header, []
-    for one in results.summaries():
-        if _own_loop(one.options):
-            runs = [run for run in results.records.runs.values() if run.method == one.label]
-            counts = counts_of(runs, header)
-            low, high = one.speedup_ar_interval or (None, None)
+    rows = []
+    for method in results.summaries():
+        if _in_our_loop(method.options):
+            runs = [run for run in results.records.runs.values() if run.method == method.label]
+            counts = counts_of(runs, results.records.header)
+            low, high = method.speedup_ar_interval or (None, None)
             rows.append(
-                {"method": one.label, "name": one.method, "predicted": costs.speed(counts), "measured": one.speedup_ar,
-                 "low": low, "high": high, "predicted_iteration": costs.steps(counts) / counts.iterations,
+                {"method": method.label, "name": method.method, "predicted": costs.speed(counts),
+                 "measured": method.speedup_ar, "low": low, "high": high,
+                 "predicted_iteration": costs.steps(counts) / counts.iterations,
                  "tokens_per_iteration": counts.tokens / counts.iterations}
             )  # fmt: skip
     return rows
 
 
 def shape_speed(costs: MeasuredCosts, acceptance: RankAcceptance, branchings: Sequence[int]) -> float:
-    """Predicted tokens per greedy step of an unpruned tree of these children per node, level by level.
+    """Return the predicted tokens per greedy step of an unpruned tree of these children per node, level by level.
 
     A chain of K has the branchings (1,) * K. Reading the prompt is left out.
     """
@@ -489,12 +452,12 @@ def shape_speed(costs: MeasuredCosts, acceptance: RankAcceptance, branchings: Se
 def best_shape(
     costs: MeasuredCosts, acceptance: RankAcceptance, shapes: Iterable[Sequence[int]]
 ) -> tuple[tuple[int, ...], float]:
-    """The fastest of some unpruned shapes, and its predicted speed in tokens per greedy step."""
+    """Return the fastest of some unpruned shapes, and its predicted speed in tokens per greedy step."""
     speeds = {tuple(shape): shape_speed(costs, acceptance, shape) for shape in shapes}
     return max(speeds.items(), key=lambda item: item[1])
 
 
 def best_chain(costs: MeasuredCosts, acceptance: RankAcceptance, longest: int = 16) -> tuple[int, float]:
-    """The best chain length up to `longest`, and its predicted speed in tokens per greedy step."""
+    """Return the best chain length up to `longest`, and its predicted speed in tokens per greedy step."""
     shape, speed = best_shape(costs, acceptance, [(1,) * length for length in range(1, longest + 1)])
     return len(shape), speed

@@ -16,6 +16,7 @@ import torch
 
 if TYPE_CHECKING:
     from ..models.huggingface import HFModel
+    from ..models.pairs import Pair
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _PACKAGES = ("torch", "transformers", "numpy", "safetensors")
@@ -114,6 +115,12 @@ def describe_model(model: HFModel) -> dict[str, Any]:
 def public_name(name: str) -> str:
     """A model's name without the path to its folder: hub names stay, folders keep their last two parts."""
     return "/".join(Path(name).parts[-2:]) if Path(name).is_absolute() or Path(name).exists() else name
+
+
+def public_pair_name(pair: Pair) -> str:
+    """Return the pair's name without the folders of this machine, also where it is made of two folders."""
+    names = pair.target.name, pair.draft.name
+    return " + ".join(map(public_name, names if pair.name == " + ".join(names) else [pair.name]))
 
 
 def public_text(text: str) -> str:

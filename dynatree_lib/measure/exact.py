@@ -1,9 +1,9 @@
-"""Exact laws: every outcome of the production drafters and verifiers on a small model, with its probability.
+"""Exact distributions: every outcome of the production drafters and verifiers on a small model, with its probability.
 
-Randomness comes through `Chance` alone, so a `Chance` that takes scripted branches replays every decision. The law of
-an iteration's output follows without sampling error: what was kept, completed to a fixed length by the target itself,
-must have the target's own law (Traversal Verification, definition 3.2). `texts` does the same for whole texts from the
-production loop, where a drafter that learns from the text has something to propose.
+All randomness comes through `RandomSource`, so a source that takes scripted branches replays every decision. The
+distribution of an iteration's output follows without sampling error. Completed to a fixed length by the target itself,
+this output must have the target's own distribution (Traversal Verification, definition 3.2). `texts` does the same for
+whole texts of the production loop, where a drafter that learns from the text has something to propose.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from ..decoding import DecodingState, Generation, generate
 from ..drafters.base import Drafter, Proposal
@@ -22,6 +23,7 @@ from ..models.toy import ToyModel
 from ..sampling import NOTHING, DraftDistributions, RandomSource, Sampling, Scores, probabilities
 from ..tree import TokenTree
 from ..verifiers.base import Drawing, Verdict, Verifier
+from .observe import ObservingVerifier
 
 Result = TypeVar("Result")
 Text = tuple[int, ...]
@@ -29,10 +31,10 @@ TextDistribution = Mapping[Text, float]
 
 
 class Replay(RandomSource):
-    """Takes scripted branches; records how many there were and the probability of those taken.
+    """A source that takes scripted branches and records their number and the probability of those taken.
 
     Args:
-        script: index of the branch to take at each decision; beyond it, the first possible one.
+        script: index of the branch to take at each decision; beyond its end, the first possible branch.
     """
 
     def __init__(self, script: Sequence[int]) -> None:
@@ -50,20 +52,20 @@ class Replay(RandomSource):
         self.probability *= weights[choice] / sum(weights)
         return choice
 
+    @override
     def accept(self, probability: float) -> bool:
-        """See `Chance.accept`."""
         return self._choose([1 - probability, probability]) == 1
 
+    @override
     def accept_lazily(self, bound: float, probability: Callable[[], float]) -> bool:
-        """See `Chance.accept_lazily`."""
         return self.accept(probability())
 
+    @override
     def draw_each(self, weights: torch.Tensor) -> list[int]:
-        """See `Chance.draw_each`."""
         return [self.draw(row) for row in weights]
 
+    @override
     def draw_distinct(self, weights: torch.Tensor, count: int) -> list[int]:
-        """See `Chance.draw_distinct`."""
         left = weights.double().tolist()
         drawn: list[int] = []
         while len(drawn) < count and sum(left) > 0:
@@ -77,7 +79,7 @@ class Replay(RandomSource):
 def outcomes(
     run: Callable[[RandomSource], Result], replay: Callable[[Sequence[int]], Replay] = Replay
 ) -> Iterator[tuple[Result, float]]:
-    """Every result of `run` under every sequence of decisions, with its probability."""
+    """Yield every result of `run` under every sequence of decisions, with its probability."""
     script: list[int] = []
     while True:
         random = replay(script)
@@ -94,10 +96,10 @@ def outcomes(
 def proposals(
     drafter: Drafter, prompt: Sequence[int], sampling: Sampling, max_depth: int = 99
 ) -> Iterator[tuple[Proposal, float]]:
-    """Every tree the drafter may propose after `prompt`, with its probability.
+    """Yield every tree the drafter may propose after `prompt`, with its probability.
 
     A deterministic drafter may still begin with random tokens (Progressive Tree Drafting). Whatever they are, the text
-    has to have the target's law, so they are drawn once, from the drafting stream of seed 0.
+    must have the target's distribution, so they are drawn once, from the drafting stream of seed 0.
     """
 
     def run(random: RandomSource) -> Proposal:
@@ -109,34 +111,33 @@ def proposals(
 
 
 def verdicts(verifier: Verifier, proposal: Proposal, scores: Scores) -> Iterator[tuple[Verdict, float]]:
-    """Every verdict on a proposal, with its probability."""
+    """Yield every verdict on a proposal, with its probability."""
     return outcomes(lambda random: verifier.verify(proposal.tree, scores, proposal.distributions, random))
 
 
 def target_scores(target: ToyModel, prompt: Sequence[int], tree: TokenTree, sampling: Sampling) -> Scores:
-    """The target's rows of a tree after `prompt`, whose last token is node 0."""
+    """Return the target's scores of a tree after `prompt`, whose last token is node 0."""
     session = target.session()
     session.start(prompt[:-1])
     return session.score(tree.tokens, tree.parents, sampling)
 
 
+def next_token(model: ToyModel, context: Sequence[int], sampling: Sampling) -> torch.Tensor:
+    """Return the (V,) float64 distribution of the token after `context`."""
+    return probabilities(torch.tensor(model.distribution(tuple(context)), dtype=torch.float64).log(), sampling)
+
+
 def text_distribution(target: ToyModel, prompt: Sequence[int], length: int, sampling: Sampling) -> TextDistribution:
-    """Probability of every continuation of `length` tokens, straight from the table."""
+    """Return the probability of every continuation of `length` tokens, straight from the table."""
     distribution: dict[Text, float] = {(): 1.0}
     for _ in range(length):
         distribution = {
             (*text, token): mass * share
             for text, mass in distribution.items()
-            for token, share in enumerate(_shares(target, (*prompt, *text), sampling))
+            for token, share in enumerate(next_token(target, (*prompt, *text), sampling).tolist())
             if share > 0
         }
     return distribution
-
-
-def _shares(target: ToyModel, context: Text, sampling: Sampling) -> list[float]:
-    logits = torch.tensor(target.distribution(context), dtype=torch.float64).log()
-    shares: list[float] = probabilities(logits, sampling).tolist()
-    return shares
 
 
 @dataclass(frozen=True)
@@ -144,24 +145,24 @@ class ExactIteration:
     """One iteration, exactly.
 
     Attributes:
-        kept: probability of everything an iteration may emit, accepted tokens and the bonus token.
+        emitted: probability of everything an iteration may emit, accepted tokens and the bonus token.
         trees: trees that may be proposed, counted once per way of drawing them.
         outcomes: ways an iteration may go.
     """
 
-    kept: TextDistribution
+    emitted: TextDistribution
     trees: int
     outcomes: int
 
     @property
     def tokens(self) -> float:
         """Expected tokens of the iteration, the bonus token included."""
-        return sum(len(text) * mass for text, mass in self.kept.items())
+        return sum(len(text) * mass for text, mass in self.emitted.items())
 
     def completed(self, target: ToyModel, prompt: Sequence[int], length: int, sampling: Sampling) -> TextDistribution:
-        """Law of the first `length` tokens, where the target itself goes on after what was kept."""
+        """Return the distribution of the first `length` tokens, where the target itself goes on after the emitted."""
         distribution: dict[Text, float] = defaultdict(float)
-        for text, mass in self.kept.items():
+        for text, mass in self.emitted.items():
             rests = text_distribution(target, (*prompt, *text), max(0, length - len(text)), sampling)
             for rest, share in rests.items():
                 distribution[(*text, *rest)[:length]] += mass * share
@@ -177,20 +178,20 @@ def iteration(
     max_depth: int = 99,
 ) -> ExactIteration:
     """Enumerate an iteration after `prompt`: every tree, and every verdict on each."""
-    kept: dict[Text, float] = defaultdict(float)
+    emitted: dict[Text, float] = defaultdict(float)
     trees = count = 0
     for proposal, drawn in proposals(drafter, prompt, sampling, max_depth):
         trees += 1
         scores = target_scores(target, prompt, proposal.tree, sampling)
         for verdict, decided in verdicts(verifier, proposal, scores):
             count += 1
-            kept[tuple(verdict.tokens(proposal.tree))] += drawn * decided
-    return ExactIteration(dict(kept), trees, count)
+            emitted[tuple(verdict.tokens(proposal.tree))] += drawn * decided
+    return ExactIteration(dict(emitted), trees, count)
 
 
-def distance(one: TextDistribution, other: TextDistribution) -> float:
-    """Total variation between two laws."""
-    return sum(abs(one.get(text, 0.0) - other.get(text, 0.0)) for text in {*one, *other}) / 2
+def distance(first: TextDistribution, second: TextDistribution) -> float:
+    """Return the total variation between two distributions."""
+    return sum(abs(first.get(text, 0.0) - second.get(text, 0.0)) for text in {*first, *second}) / 2
 
 
 def bias(
@@ -201,14 +202,15 @@ def bias(
     sampling: Sampling,
     max_depth: int = 99,
 ) -> tuple[float, ExactIteration]:
-    """Total variation between the target's law and that of an iteration's completed output, and the iteration.
+    """Return the total variation between the target's distribution and that of an iteration's completed output.
 
-    0 up to rounding for a lossless rule; outputs are compared at the length of the longest.
+    The iteration comes second. The total variation is 0 up to rounding for a lossless rule; outputs are compared at the
+    length of the longest output.
     """
-    found = iteration(target, drafter, verifier, prompt, sampling, max_depth)
-    length = max(len(text) for text in found.kept)
+    result = iteration(target, drafter, verifier, prompt, sampling, max_depth)
+    length = max(len(text) for text in result.emitted)
     expected = text_distribution(target, prompt, length, sampling)
-    return distance(found.completed(target, prompt, length, sampling), expected), found
+    return distance(result.completed(target, prompt, length, sampling), expected), result
 
 
 @dataclass(frozen=True)
@@ -216,34 +218,30 @@ class Texts:
     """All texts the production loop may write, exactly.
 
     Attributes:
-        law: probability of every text, cut at the length asked for.
+        distribution: probability of every text, cut at the length asked for.
         outcomes: ways the verifying stream's decisions may go.
         nodes: most drafted nodes of a tree; siblings: most children of a node that a tree had.
-        kept: expected drafted tokens that are kept, those of an iteration that goes beyond the length included.
+        accepted: expected accepted tokens, those of an iteration that goes beyond the length included.
     """
 
     distribution: TextDistribution
     outcomes: int
     nodes: int
     siblings: int
-    kept: float
+    accepted: float
 
 
-class _Scripted(Verifier):
-    """A rule that decides by a chance of its own, whichever it is handed."""
+@dataclass
+class _Scripted(ObservingVerifier):
+    """The rule with a random source of its own, whatever source it is handed."""
 
-    def __init__(self, rule: Verifier, random: RandomSource) -> None:
-        self.rule, self.random, self.name = rule, random, rule.name
+    random: RandomSource
 
-    def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
-        """See `Verifier.check`."""
-        self.rule.check(sampling, drawing, chain)
-
-    def sample(
+    @override
+    def verify(
         self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
     ) -> Verdict:
-        """See `Verifier.sample`."""
-        return self.rule.sample(tree, scores, distributions, self.random)
+        return self.rule.verify(tree, scores, distributions, self.random)
 
 
 def texts(
@@ -261,8 +259,8 @@ def texts(
     """Enumerate what `generate` may write after `prompt`: several iterations, every decision of the verifying stream.
 
     The drafting stream is that of `seed`, not enumerated: whatever it drew, a lossless rule must give each text the
-    target's probability. This asks more than the law of an average over drafts, and what `Drafter.drawing` may look at
-    is another matter: a drafter that draws from recorded laws is biased given its draws.
+    target's probability. This asks more than the right distribution on average over drafts. A drafter that draws its
+    tokens from recorded distributions is biased given its draws.
 
     Args:
         target: the table.
@@ -277,12 +275,12 @@ def texts(
         warm: a text's state that these begin with, as for `generate`.
 
     Raises:
-        ValueError: for a drafter whose tokens are drawn from recorded laws, and what `generate` refuses.
+        ValueError: for a drafter whose tokens are drawn from recorded distributions, and what `generate` refuses.
     """
     if drafter.drawing is not Drawing.FIXED:
         raise ValueError(
-            f"'{drafter.name}' draws its tokens, so its texts have the target's law only on average over the drafting "
-            "stream; give a deterministic drafter, or enumerate an iteration with iteration()."
+            f"'{drafter.name}' draws its tokens, so its texts have the target's distribution only on average over the "
+            "drafting stream; give a deterministic drafter, or enumerate an iteration with iteration()."
         )
 
     def run(random: RandomSource) -> Generation:
@@ -294,17 +292,17 @@ def texts(
             if left <= 0:
                 raise KeyboardInterrupt
 
-        rule = _Scripted(verifier, random)
         return generate(
-            target, prompt, drafter, verifier=rule, sampling=sampling, seed=seed, max_new_tokens=length + margin,
-            eos_token_ids=(), on_tokens=count, keep_state=False, warm=warm,
+            target, prompt, drafter, verifier=_Scripted(verifier, random), sampling=sampling, seed=seed,
+            max_new_tokens=length + margin, eos_token_ids=(), on_tokens=count, keep_state=False, warm=warm,
+            interrupt="return",
         )  # fmt: skip
 
     distribution: dict[Text, float] = defaultdict(float)
-    count, kept, trees = 0, 0.0, list[TokenTree]()
-    for done, mass in outcomes(run):
-        distribution[tuple(done.tokens[:length])] += mass
-        count, kept = count + 1, kept + mass * sum(len(one.verdict.path) for one in done.iterations)
-        trees += (one.tree for one in done.iterations)
+    count, accepted, trees = 0, 0.0, list[TokenTree]()
+    for generation, mass in outcomes(run):
+        distribution[tuple(generation.tokens[:length])] += mass
+        count, accepted = count + 1, accepted + mass * sum(len(it.verdict.path) for it in generation.iterations)
+        trees += (it.tree for it in generation.iterations)
     siblings = max(int(np.bincount(tree.parents[1:], minlength=1).max()) for tree in trees)
-    return Texts(dict(distribution), count, max(map(len, trees)) - 1, siblings, kept)
+    return Texts(dict(distribution), count, max(map(len, trees)) - 1, siblings, accepted)

@@ -1,6 +1,6 @@
-"""Sets of methods to measure together: hyper-parameter grids, and the steps from the published code to this library's.
+"""Sets of methods to measure together: hyper-parameter grids and labelled options, and their results as rows.
 
-What is measured how belongs to `protocol`; here are only the lists of variants, and their results as rows for figures.
+How methods are measured belongs to `protocol`; the steps from the published code to this library's to `experiments`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .protocol import Results
 
 
 def grid(method: str, fixed: Mapping[str, Any] | None = None, **axes: Sequence[Any]) -> list[Variant]:
-    """One variant per combination of the axes' values, labelled by them.
+    """Return one variant per combination of the axes' values, labelled by them.
 
     Args:
         method: name of the method.
@@ -27,13 +27,13 @@ def grid(method: str, fixed: Mapping[str, Any] | None = None, **axes: Sequence[A
 
 
 def text(value: Any) -> str:
-    """An option's value as `--methods` spells it: (3, 2, 1) as 3/2/1, None as none."""
+    """Spell an option's value as `--methods` does: (3, 2, 1) as 3/2/1, None as none."""
     return "/".join(map(str, value)) if isinstance(value, tuple | list) else "none" if value is None else str(value)
 
 
 def labelled(method: str, options: Mapping[str, Mapping[str, Any]]) -> list[Variant]:
-    """Variants of one method under labels of their own: label -> options."""
-    return [variant(f"{method}:{_spelled(mine)}", label) for label, mine in options.items()]
+    """Return variants of one method under given labels: label -> options."""
+    return [variant(f"{method}:{_spelled(chosen)}", label) for label, chosen in options.items()]
 
 
 def _spelled(options: Mapping[str, Any]) -> str:
@@ -41,19 +41,18 @@ def _spelled(options: Mapping[str, Any]) -> str:
 
 
 def rows(results: Results, labels: Iterable[str] | None = None) -> list[dict[str, Any]]:
-    """One flat dictionary per method: its summary and its options, for tables and figures.
+    """Return one dictionary per method, its summary and its options, whose values keep their types.
 
     `method` is the label; `name` the method's name. Without `labels` all methods, in the order of the run.
     """
-    chosen = None if labels is None else set(labels)
-    out = []
-    for one in results.summaries():
-        if chosen is None or one.label in chosen:
-            options = {name: tuple(v) if isinstance(v, list) else v for name, v in one.options.items()}
-            out.append({**options, **asdict(one), "method": one.label, "name": one.method})
-    return out
+    chosen, table = None if labels is None else set(labels), []
+    for summary in results.summaries():
+        if chosen is None or summary.label in chosen:
+            options = {name: tuple(v) if isinstance(v, list) else v for name, v in summary.options.items()}
+            table.append({**options, **asdict(summary), "method": summary.label, "name": summary.method})
+    return table
 
 
-def fastest(candidates: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The row with the highest speed-up over `hf-generate`."""
+def fastest(candidates: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the row with the highest speed-up over `hf-generate`."""
     return max(candidates, key=lambda row: row["speedup_hf_generate"])

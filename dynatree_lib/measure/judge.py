@@ -1,52 +1,57 @@
 """Verification rules on the same drafted trees: a difference of 2 % is visible on few prompts.
 
-A text is decoded with one rule (the driver), and at every iteration each rule is asked how many tokens it would commit
-of that very tree. The answer is the expectation over the rule's own coins, enumerated on the production code, so that
-only trees and texts vary, and those are the same for all rules. Every lossless rule has the same law of texts; what the
-driver decides is at which places of a text trees are drafted.
+A text is decoded with one rule (the driver), and at every iteration each rule is asked how many tokens it would emit
+of that very tree. The answer is the expectation over the rule's own coins, enumerated on the production code. So only
+trees and texts vary, and those are the same for all rules. Every lossless rule gives texts the same distribution; the
+driver only decides at which places of a text trees are drafted.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
+from typing_extensions import override
 
 from ..decoding import generate
 from ..drafters.base import Drafter
 from ..models.pairs import Pair
-from ..sampling import DraftDistributions, RandomSource, Sampling, Scores
+from ..sampling import DraftDistributions, Sampling, Scores
 from ..tree import TokenTree
 from ..verifiers import TargetWalk
-from ..verifiers.base import Drawing, Verdict, Verifier
-from .environment import describe_environment, public_name
+from ..verifiers.base import Verdict, Verifier
+from .environment import describe_environment, public_pair_name
 from .exact import Replay, outcomes
-from .metrics import Interval, bootstrap, quotient
+from .observe import ObservingVerifier
 from .prompts import prepare_prompts
 from .records import write_atomically
+from .statistics import Estimate, ratio
 
-FORMAT = 1
-"""Version of the file; a reader refuses others."""
+FORMAT = 2
+"""Version of the file. A reader also takes version 1, which has `kept` for `emitted`, and refuses others."""
 NEGLIGIBLE = 1e-7
 """Probability below which a way of an iteration's coins is not followed."""
 Row = dict[str, Any]
 
 
-# --------------------------------------------------------------------------------------------- what a rule would keep
+# --------------------------------------------------------------------------------------------- what a rule would emit
 class _Coins(Replay):
-    """Takes scripted coins; the bonus token, which no length depends on, is not drawn."""
+    """A replay of coins; the bonus token, on which no length depends, is not drawn."""
 
+    @override
     def accept(self, probability: float) -> bool:
         if self.probability * (1 - probability) < NEGLIGIBLE:  # hardly any way is left on which this coin fails
             probability = 1.0
         return super().accept(probability)
 
+    @override
     def draw(self, weights: torch.Tensor) -> int:
         return 0
 
@@ -54,18 +59,18 @@ class _Coins(Replay):
 def expected_tokens(
     verifier: Verifier, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None
 ) -> float:
-    """Expected tokens committed of this tree, the bonus token included, over the rule's own randomness.
+    """Return the expected tokens emitted of this tree, the bonus token included, over the rule's own randomness.
 
     Once a way's probability is below `NEGLIGIBLE`, it ends with the next coin.
     """
     if isinstance(verifier, TargetWalk) and not scores.sampling.greedy:
         return float(_walked(tree, scores).sum())
-    found = outcomes(lambda random: verifier.verify(tree, scores, distributions, random), _Coins)
-    return 1 + sum(len(verdict.path) * probability for verdict, probability in found)
+    verdicts = outcomes(lambda random: verifier.verify(tree, scores, distributions, random), _Coins)
+    return 1 + sum(len(verdict.path) * probability for verdict, probability in verdicts)
 
 
 def _walked(tree: TokenTree, scores: Scores) -> np.ndarray:
-    """(n,) probability that the target walks through each node: that of its path, counted at its first copy."""
+    """Return the (n,) probability that the target walks through each node, counted at the first copy of its path."""
     out, first = np.zeros(len(tree)), dict[tuple[int, int], int]()
     original = np.zeros(len(tree), np.int64)
     out[0] = 1
@@ -78,101 +83,102 @@ def _walked(tree: TokenTree, scores: Scores) -> np.ndarray:
 
 
 @dataclass
-class _Judge(Verifier):
-    """Asks every rule about each tree that starts before `budget`, and decides as the driver does."""
+class _Judge(ObservingVerifier):
+    """A driver whose trees every rule judges, up to a place of the text; `rule` is the driver."""
 
     rules: Mapping[str, Verifier]
-    driver: Verifier
-    budget: int
-    margin: int | None = None
-    judged: list[Row] = field(default_factory=list)
-    committed: int = 0
-    name = "paired"
+    until: int
+    margin: int
+    rows: list[Row] = field(default_factory=list)
+    place: int = 0
 
-    def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
-        for rule in self.rules.values():
-            rule.check(sampling, drawing, chain)
-
-    def sample(
-        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
-    ) -> Verdict:
-        verdict = self.driver.sample(tree, scores, distributions, random)
-        if self.margin is not None and tree.depth >= self.margin:
+    @override
+    def observe(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, verdict: Verdict
+    ) -> None:
+        if tree.depth >= self.margin:
             raise ValueError(
                 f"A tree has {tree.depth} levels and margin is {self.margin}, so the end of a text may cut such trees "
                 "short; give a margin of more tokens than the trees have levels."
             )
-        if self.committed < self.budget:
+        emitted = len(verdict.path) + 1
+        if self.place < self.until:
             tokens = {name: expected_tokens(rule, tree, scores, distributions) for name, rule in self.rules.items()}
-            row = {"place": self.committed, "nodes": len(tree) - 1, "levels": tree.depth}
-            self.judged.append({**row, "kept": len(verdict.path) + 1, "tokens": tokens})
-        self.committed += len(verdict.path) + 1
-        return verdict
+            row = {"place": self.place, "nodes": len(tree) - 1, "levels": tree.depth}
+            self.rows.append({**row, "emitted": emitted, "tokens": tokens})
+        self.place += emitted
 
 
 # ------------------------------------------------------------------------------------------------------- the protocol
 @dataclass(frozen=True)
-class Paired:
+class Judged:
     """Judged trees of one experiment.
 
     Attributes:
-        environment, setup: where and what.
+        environment: versions, machine, commit (`describe_environment`).
+        setup: pair, prompts, sampling, trees and rules.
         rows: one per judged tree: `tree` (label), `prompt`, `task`, `seed`, `driver`, `place` (tokens before it),
-            `nodes`, `levels`, `kept` (by the driver, bonus token included) and `tokens`, rule -> expected tokens.
+            `nodes`, `levels`, `emitted` (by the driver, bonus token included) and `tokens`, rule -> expected tokens.
     """
 
     environment: dict[str, Any]
     setup: dict[str, Any]
     rows: list[Row]
 
-    def where(self, **values: Any) -> Paired:
-        """The part whose rows have these values; a tuple allows several."""
-        several = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
-        rows = [row for row in self.rows if all(row[name] in some for name, some in several.items())]
-        return Paired(self.environment, self.setup, rows)
+    def where(self, **values: Any) -> Judged:
+        """Return the part whose rows have these values; a tuple allows several."""
+        wanted = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
+        return replace(self, rows=[row for row in self.rows if all(row[name] in wanted[name] for name in wanted)])
+
+    def frame(self) -> pd.DataFrame:
+        """Return one row per tree and rule (`judged_frame`)."""
+        return judged_frame(self.rows)
 
     def mean(self, rule: str) -> float:
-        """Tokens per iteration of a rule, the bonus token included."""
+        """Return a rule's tokens per iteration, the bonus token included."""
         return float(np.mean([row["tokens"][rule] for row in self.rows]))
 
-    def gain(self, rule: str, base: str, seed: int = 0) -> tuple[float, Interval]:
-        """Tokens per iteration of a rule over the base's on the same trees, with its 95 % bootstrap interval over
-        prompts.
+    def gain(self, rule: str, base: str, seed: int = 0) -> Estimate:
+        """Return a rule's tokens per iteration over the base's on the same trees, with its interval over prompts.
 
         Raises:
             ValueError: without rows.
         """
-        sums: dict[str, list[float]] = {}
-        for row in self.rows:
-            mine = sums.setdefault(row["prompt"], [0.0, 0.0])
-            mine[0] += row["tokens"][rule]
-            mine[1] += row["tokens"][base]
-        if not sums:
+        if not self.rows:
             raise ValueError("There is no judged tree to compare rules on; give prompts, or another selection.")
-        table = np.array(list(sums.values()))
-        return float(quotient(table[None])[0]), bootstrap(table, quotient, seed)
+        return ratio(self.frame(), rule, over=base, column="rule", per="iterations", by="prompt", seed=seed)
 
     def write(self, path: str | Path) -> None:
-        """Write a header line and one line per tree."""
-        head = {"format": FORMAT, "environment": self.environment, "setup": self.setup}
-        lines = [head, *({**row, "tokens": _rounded(row["tokens"])} for row in self.rows)]
+        """Write a header line and one line per tree, expectations rounded to five decimals."""
+        lines = [{"format": FORMAT, "environment": self.environment, "setup": self.setup}]
+        for row in self.rows:
+            lines.append({**row, "tokens": {rule: round(value, 5) for rule, value in row["tokens"].items()}})
         write_atomically(Path(path), "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _rounded(tokens: Mapping[str, float]) -> dict[str, float]:
-    return {rule: round(value, 5) for rule, value in tokens.items()}
+def judged_frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """Return rows of judged trees as a data frame with one row per tree and rule.
+
+    Columns: those of the rows, with `rule`, its expected `tokens`, and `iterations`, which is 1.
+    """
+    split = ({**row, "rule": rule, "tokens": tokens} for row in rows for rule, tokens in row["tokens"].items())
+    return pd.DataFrame(split).assign(iterations=1)
 
 
-def read_paired(path: str | Path) -> Paired:
-    """Judged trees from a file.
+def read_judged(path: str | Path) -> Judged:
+    """Read judged trees from a file.
 
     Raises:
         ValueError: if the file is of another format.
     """
     head, *rows = (json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines())
-    if head.get("format") != FORMAT:
-        raise ValueError(f"{path} has format {head.get('format')}; this version reads {FORMAT}. Measure it again.")
-    return Paired(head["environment"], head["setup"], rows)
+    if head.get("format") not in (1, FORMAT):
+        raise ValueError(
+            f"{path} has format {head.get('format')}; this version reads 1 and {FORMAT}. Measure it again."
+        )
+    renamed = {"kept": "emitted"}
+    rows = [{renamed.get(name, name): value for name, value in row.items()} for row in rows]
+    return Judged(head["environment"], head["setup"], rows)
 
 
 def judge(
@@ -188,7 +194,7 @@ def judge(
     margin: int = 24,
     source: str = "prompts given by the caller",
     progress: Callable[[str], None] | None = None,
-) -> Paired:
+) -> Judged:
     """Have rules judge the same trees.
 
     Args:
@@ -211,41 +217,43 @@ def judge(
     """
     sampling, seeds = sampling or Sampling(1.0), list(seeds)
     if sampling.greedy:
-        raise ValueError("At temperature 0 every rule keeps the same path; give a sampling with temperature > 0.")
+        raise ValueError("At temperature 0 every rule accepts the same path; give a sampling with temperature > 0.")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {max_new_tokens}, and no tree starts before that place; give at least 1.")
     ready = prepare_prompts(pair, prompts, max_new_tokens + margin)
     chosen = {label: dict(rules(label) if callable(rules) else rules) for label in drafters}
     for label, drafter in drafters.items():
-        _Judge(chosen[label], TargetWalk(), 0).check(sampling, drafter.drawing, drafter.chain)
-    tasks = {getattr(one, "id", ""): getattr(one, "task", "") for one in prompts}
+        for rule in chosen[label].values():
+            rule.check(sampling, drafter.drawing, drafter.chain)
+    tasks = {getattr(prompt, "id", ""): getattr(prompt, "task", "") for prompt in prompts}
     rows: list[Row] = []
     for label, drafter in drafters.items():
         for driver in drivers or chosen[label]:
             if progress:
                 progress(f"{label}, driven by {driver}: {len(ready)} prompts, {len(seeds)} seeds")
-            for seed, one in product(seeds, ready):
-                judge_ = _Judge(chosen[label], chosen[label][driver], max_new_tokens, margin)
+            for seed, prompt in product(seeds, ready):
+                watched = _Judge(chosen[label][driver], chosen[label], max_new_tokens, margin)
                 generate(
-                    pair.target, one.ids, drafter, verifier=judge_, sampling=sampling, seed=seed,
+                    pair.target, prompt.ids, drafter, verifier=watched, sampling=sampling, seed=seed,
                     max_new_tokens=max_new_tokens + margin, eos_token_ids=(), keep_state=False,
                 )  # fmt: skip
-                head = {"tree": label, "prompt": one.id, "task": tasks.get(one.id, ""), "seed": seed, "driver": driver}
-                rows += [{**head, **row} for row in judge_.judged]
+                head = {"tree": label, "prompt": prompt.id, "task": tasks.get(prompt.id, ""), "seed": seed}
+                rows += [{**head, "driver": driver, **row} for row in watched.rows]
     setup = {
-        "pair": public_name(pair.name),
+        "pair": public_pair_name(pair),
         "dtype": str(getattr(pair.target, "dtype", torch.float64)).removeprefix("torch."),
         "workload": source,
-        "prompts": [{"id": one.id, "sha256": one.sha256} for one in ready],
+        "prompts": [{"id": prompt.id, "sha256": prompt.sha256} for prompt in ready],
         "sampling": asdict(sampling),
         "seeds": seeds,
         "max_new_tokens": max_new_tokens,
         "eos_rule": "EOS is an ordinary token",
-        "trees": {label: {"name": one.name, **_options(one)} for label, one in drafters.items()},
-        "rules": {label: list(mine) for label, mine in chosen.items()},
+        "trees": {label: {"name": drafter.name, **_options(drafter)} for label, drafter in drafters.items()},
+        "rules": {label: list(names) for label, names in chosen.items()},
     }
-    return Paired(describe_environment(), setup, rows)
+    return Judged(describe_environment(), setup, rows)
 
 
 def _options(drafter: Drafter) -> dict[str, Any]:
-    return {one.name: getattr(drafter, one.name) for one in fields(drafter) if one.name != "draft"}  # type: ignore[arg-type]
+    names = [option.name for option in fields(drafter) if option.name != "draft"]  # type: ignore[arg-type]
+    return {name: getattr(drafter, name) for name in names}

@@ -1,4 +1,4 @@
-"""The table of methods: name -> its options and how to run it on a pair. A new drafter is one line here.
+"""The table of methods: name -> its options and how to run it on a pair. A drafter of `DRAFTERS` joins by itself.
 
 Options of a method are the fields of its dataclass: a drafter's hyper-parameters, or a baseline's settings.
 """
@@ -9,21 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..drafters import (
-    AdaptiveTree,
-    BestFirstTree,
-    Chain,
-    CostAwareTree,
-    FixedTree,
-    Lookahead,
-    LookupTree,
-    NoDraft,
-    ProgressiveTree,
-    PromptLookup,
-    SampledTree,
-    SelfDraft,
-)
-from ..drafters.base import Drafter
+from ..drafters import DRAFTERS
+from ..drafters.base import Drafter, ModelDrafter
 from ..models.pairs import Pair
 from ..verifiers import VERIFIERS
 from .baselines import ARFast, HFAssisted, HFGenerate, HFPromptLookup, StreamingLLM
@@ -61,13 +48,14 @@ class Method:
     drafter: Callable[[dict[str, Any], Any], Drafter] | None = None
 
 
-def drafted(drafter: type[Drafter], *, draft: bool = True) -> Method:
+def drafted(drafter: type[Drafter]) -> Method:
     """A method of this library's loop: a drafter class whose fields are the options, and some of the loop's.
 
     `commit` is that of `generate`, `verifier` the name of a rule ("default" is the one `generate` chooses). Where the
     drafter learns anything, with `carry` a text begins with what it learnt in the text before; the warm-up is one, as
     in the published code.
     """
+    draft = issubclass(drafter, ModelDrafter)
     learns = drafter.inherit is not Drafter.inherit
     types = {"commit": Literal["gather", "rebuild"], "verifier": RULES, **({"carry": bool} if learns else {})}
     common = {"commit": "gather", "verifier": "default", **({"carry": False} if learns else {})}
@@ -107,26 +95,16 @@ METHODS: dict[str, Method] = {
     "hf-generate": baseline(HFGenerate, draft=False, traced=False),
     "hf-assisted": baseline(HFAssisted, traced=False),
     "hf-prompt-lookup": baseline(HFPromptLookup, draft=False, traced=False),
-    "ar": drafted(NoDraft, draft=False),
     "ar-fast": baseline(ARFast, draft=False, traced=False),
     "streaming-llm": baseline(StreamingLLM, lossless=False),
-    "chain": drafted(Chain),
-    "fixed-tree": drafted(FixedTree),
-    "adaptive-tree": drafted(AdaptiveTree),
-    "best-first-tree": drafted(BestFirstTree),
-    "cost-aware-tree": drafted(CostAwareTree),
-    "lookup-tree": drafted(LookupTree),
-    "sampled-tree": drafted(SampledTree),
-    "prompt-lookup": drafted(PromptLookup, draft=False),
-    "lookahead": drafted(Lookahead, draft=False),
-    "self-draft": drafted(SelfDraft, draft=False),
-    "ptd": drafted(ProgressiveTree, draft=False),
+    **{kind.name: drafted(kind) for kind in DRAFTERS},
 }
+"""Every method by name: the baselines, and every drafter of the library."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of a benchmark: a method with options, under a label of its own.
+    """A method with options, under a label of its own: one row of a benchmark's table.
 
     Attributes:
         label: what tables call it; unique in a run.
@@ -188,5 +166,5 @@ def variants(methods: str | Sequence[str | Variant]) -> list[Variant]:
         raise ValueError(f"No method was given; choose from {', '.join(METHODS)}.")
     for label in labels:
         if labels.count(label) > 1:
-            raise ValueError(f"Method '{label}' is given twice; every row needs a label of its own.")
+            raise ValueError(f"Method '{label}' is given twice; every method of a run needs its own label.")
     return out

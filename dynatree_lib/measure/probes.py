@@ -1,7 +1,7 @@
-"""Probes: drafters that make an iteration of a known shape, and what iterations take, timed in the real loop.
+"""Probes: drafters that make an iteration of a known shape, and the time of iterations in the real loop.
 
-A probe's tokens are the last of the vocabulary, which a target hardly ever chooses, so that an iteration commits one
-token whatever the probe proposes, and all probes read the same text. What the times mean belongs to `cost_model`.
+A probe's tokens are the last of the vocabulary, which a target hardly ever chooses. So an iteration commits one token
+whatever the probe proposes, and all probes read the same text. `cost_model` turns the times into costs.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from typing_extensions import override
 
-from ..decoding import DecodingState, Iteration, generate
+from ..decoding import DecodingState, generate
 from ..drafters import Drafter, NoDraft
-from ..drafters.base import DraftState, ModelDrafter, Proposal, TreeBuilder
+from ..drafters.base import ModelDrafter, Proposal
+from ..drafters.builder import DraftState, TreeBuilder
 from ..models.base import LanguageModel
 from ..sampling import GREEDY, Sampling
 from ..tree import ROOT, TokenTree
+from .clock import known_objects_frozen, quiet_machine, synchronize
 from .prompts import BenchPrompt
-from .protocol import _known_objects_frozen, _quiet_machine, _synchronize
 
 DEEPEST = 8
 """Deepest level of a probe's tree."""
 PROPOSED = 4
-"""Rows of the tree that a probe of drafting proposes: one alone would be verified by another kernel than a tree."""
+"""Nodes of the tree that a probe of drafting proposes, because a single node would be verified by another kernel."""
 FIRST = 10
 """Tokens of a text before anything counts but the reading of its prompt."""
 LEVELS = 4
@@ -52,17 +54,17 @@ class RowsProbe(NoDraft):
         parents = [ROOT, *(node - 1 if node <= spine else node % spine for node in range(1, self.rows))]
         return TokenTree.build([(self.vocab_size - 1 - node) % self.vocab_size for node in range(self.rows)], parents)
 
+    @override
     def propose(self, state: int, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
-        """The tree below the last committed token."""
         tree = self._tree
         return Proposal(TokenTree(np.append(state, tree.tokens[1:]), tree.parents, tree.logprobs, tree.draws))
 
 
 @dataclass(frozen=True)
 class LevelsProbe(ModelDrafter):
-    """Drafts levels and proposes `PROPOSED` rows: the first level reads node 0, each further one `width` nodes.
+    """Drafts levels and proposes `PROPOSED` nodes: the first level reads node 0, each further level `width` nodes.
 
-    What it drafts is thrown away, so that the target's part is the same for all levels and widths.
+    The drafted nodes are thrown away, so that the target's part is the same for all levels and widths.
 
     Args:
         draft: the draft model.
@@ -76,7 +78,7 @@ class LevelsProbe(ModelDrafter):
     name = "levels-probe"
 
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:
-        """See `ModelDrafter.grow`; next to nothing is accepted, so the room in the text does not matter."""
+        """Draft all levels whatever `max_depth` is, because next to nothing is accepted."""
         frontier, breadth = np.array([0]), self.width
         for _ in range(self.levels):
             tokens, logprobs = builder.best(frontier, breadth)
@@ -104,8 +106,8 @@ class Timing:
     Attributes:
         drafter: a probe, or a real drafter.
         tokens: committed in each block, before the next drafter has its turn.
-        blocks: iterations of each block but its first, which finds everything cold, and its last, which has no room
-            to draft.
+        blocks: iterations of each block but its first, which finds everything cold, and its last, which may draft
+            nothing.
         begins: seconds of the first iteration of each text, which reads the prompt.
     """
 
@@ -117,33 +119,24 @@ class Timing:
 
     @property
     def seconds(self) -> np.ndarray:
-        """(n,) of all iterations."""
-        return np.array([one.seconds for block in self.blocks for one in block])
+        """(n,) seconds of all iterations."""
+        return np.array([iteration.seconds for block in self.blocks for iteration in block])
 
     def begin(self, target: LanguageModel, ids: Sequence[int], clock: Callable[[], float]) -> None:
         """Begin a text with a block that counts for the prompt alone."""
         self.state = None
-        marks, _ = self._marked(target, ids, FIRST, clock)
-        self.begins.append(marks[1][0] - marks[0][0])
+        self.begins.append(self._block(target, ids, FIRST, clock)[0].seconds)
 
     def go_on(self, target: LanguageModel, clock: Callable[[], float]) -> None:
-        """One more block of the text."""
-        marks, iterations = self._marked(target, (), self.tokens, clock)
-        steps = [np.subtract(after, before) for before, after in pairwise(marks)]
-        self.blocks.append(
-            [
-                TimedIteration(float(seconds), len(one.tree) - 1 + one.side_nodes, int(levels), int(read))
-                for (seconds, levels, read), one in zip(steps[1:-1], iterations[1:-1], strict=True)
-            ]
-        )
+        """Continue the text by one block."""
+        self.blocks.append(self._block(target, (), self.tokens, clock)[1:-1])
 
-    def _marked(
+    def _block(
         self, target: LanguageModel, ids: Sequence[int], tokens: int, clock: Callable[[], float]
-    ) -> tuple[list[tuple[float, int, int]], list[Iteration]]:
-        """Time, levels drafted and nodes read so far: at the start, and after each iteration; and the iterations."""
+    ) -> list[TimedIteration]:
         drafting = self.state.drafting if self.state else None
         session = drafting.session if isinstance(drafting, DraftState) else None
-        marks: list[tuple[float, int, int]] = []
+        marks: list[tuple[float, int, int]] = []  # at the start and after each iteration
 
         def mark(committed: object = None) -> None:
             marks.append((clock(), session.forwards if session else 0, session.scored if session else 0))
@@ -155,7 +148,11 @@ class Timing:
         if out.state is None:  # generate() swallows Ctrl-C to save the text
             raise KeyboardInterrupt
         self.state = out.state
-        return marks, out.iterations
+        steps = (np.subtract(after, before) for before, after in pairwise(marks))
+        return [
+            TimedIteration(float(seconds), len(one.tree) - 1 + one.side_nodes, int(levels), int(read))
+            for (seconds, levels, read), one in zip(steps, out.iterations, strict=True)
+        ]
 
 
 def time_blocks(
@@ -168,14 +165,14 @@ def time_blocks(
 ) -> None:
     """Time all drafters, interleaved block by block, `turns` blocks after each prompt, after a warm-up."""
     device = getattr(target, "device", torch.device("cpu"))
-    for one in timings:
-        Timing(one.drafter, one.tokens).begin(target, prompts[0].ids, clock)
-    with _known_objects_frozen():
+    for timing in timings:
+        Timing(timing.drafter, timing.tokens).begin(target, prompts[0].ids, clock)
+    with known_objects_frozen():
         for number, prompt in enumerate(prompts, 1):
             progress(f"[{number}/{len(prompts)}] cost of an iteration: {len(timings)} drafters on {prompt.id}")
             for turn in range(turns + 1):
                 first = turn % len(timings)
-                for one in [*timings[first:], *timings[:first]]:
-                    with _quiet_machine(device):
-                        one.go_on(target, clock) if turn else one.begin(target, prompt.ids, clock)
-                        _synchronize(device)
+                for timing in [*timings[first:], *timings[:first]]:
+                    with quiet_machine(device):
+                        timing.go_on(target, clock) if turn else timing.begin(target, prompt.ids, clock)
+                        synchronize(device)

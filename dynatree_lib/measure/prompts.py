@@ -109,8 +109,6 @@ def _further(pair: Pair, prompt: Any, latest: BenchPrompt, budget: int) -> Itera
     replies: list[str] = []
     for number in range(2, len(turns) + 1):
         reply = autoregressive(pair.target, latest.ids, max_new_tokens=budget, keep_state=False)
-        if reply.finish_reason == "interrupted":  # the loop swallows Ctrl-C to save the text
-            raise KeyboardInterrupt
         replies.append(pair.tokenizer.decode(reply.tokens, skip_special_tokens=True))
         text = render(turns, pair.tokenizer, replies)
         latest = BenchPrompt(

@@ -8,13 +8,12 @@ in separate traced runs. What the times amount to is left to `metrics`, how line
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -23,16 +22,22 @@ from ..models.huggingface import HFModel
 from ..models.pairs import Pair
 from ..sampling import Sampling
 from .bandwidth import forward_bytes, measure_bandwidth
-from .environment import describe_environment, describe_model, peak_rss_bytes, public_name, public_text
+from .clock import known_objects_frozen, quiet_machine, synchronize
+from .environment import describe_environment, describe_model, peak_rss_bytes, public_pair_name, public_text
 from .methods import Variant, variants
 from .metrics import Bound, MethodSummary, reference_label, summarize_records
 from .prompts import BenchPrompt, Turns, prepare_prompts
 from .records import Divergence, Failure, Header, Key, Line, Records, Run, Split, Writer, check_writable, read_records
-from .runner import Completed, DrafterRunner, Runner
+from .runner import Completed, DrafterRunner, Runner, quiet
 from .trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NEAR_TIE = 1e-4
 """Top-2 margin of the target's logits below which a divergence is rounding (float32)."""
+AGAIN = 2
+"""Passes in which disturbed runs (`statistics.disturbed`) are measured again."""
 WARMUP_TOKENS = 32
 """Most tokens of an untimed run."""
 
@@ -57,6 +62,16 @@ class Results:
     def summaries(self, seed: int = 0) -> list[MethodSummary]:
         """One summary per method; the seed is that of the bootstrap."""
         return summarize_records(self.records, seed)
+
+    def frame(self) -> pd.DataFrame:
+        """Return one row per method: the columns of its `MethodSummary`, and its options.
+
+        `method` is the label, `name` the method's name.
+        """
+        import pandas as pd
+
+        rows = [{**one.options, **asdict(one), "method": one.label, "name": one.method} for one in self.summaries()]
+        return pd.DataFrame(rows)
 
     def summary(self, label: str) -> MethodSummary:
         """The summary of one method; ValueError if it has no run."""
@@ -88,7 +103,7 @@ class Results:
         return {
             "bytes_per_second": bound.bytes_per_second,
             "weight_bytes": bound.weight_bytes,
-            "cache_bytes_per_row": bound.row_bytes,
+            "cache_bytes_per_row": bound.entry_bytes,
             "tokens_per_second": bound.tokens_per_second(self.records.header.setup["max_new_tokens"]),
             "measured": [asdict(one) for one in self.records.bandwidths],
         }
@@ -152,7 +167,7 @@ def run_benchmark(
     """
     run = _Benchmark(
         pair, variants(methods), prepare_prompts(pair, prompts, max_new_tokens), sampling or Sampling(), max_new_tokens,
-        seed, warmup, repeats, ignore_eos, trace, bandwidth, profile, source, turns, clock, progress or _silent,
+        seed, warmup, repeats, ignore_eos, trace, bandwidth, profile, source, turns, clock, progress or quiet,
     )  # fmt: skip
     run.check()
     path = None if records is None else check_writable(Path(records))
@@ -165,19 +180,11 @@ def run_benchmark(
         run.prompts = prepare_prompts(pair, prompts, max_new_tokens, turns)
     run.open(path, existing)
     try:
-        with _known_objects_frozen():
+        with known_objects_frozen():
             run.measure()
     finally:
         run.close()
     return Results(run.records)
-
-
-def _silent(line: str) -> None:
-    """No progress is wanted."""
-
-
-def _ignore(tokens: list[int]) -> None:
-    """An untimed run's tokens."""
 
 
 @dataclass
@@ -257,7 +264,7 @@ class _Benchmark:
             for one in self.methods
         ]  # fmt: skip
         setup = {
-            "pair": " + ".join(public_name(part) for part in self.pair.name.split(" + ")),
+            "pair": public_pair_name(self.pair),
             "target": {**describe_model(self.pair.target), "forward_bytes": forward_bytes(self.pair.target)},
             "draft": {**describe_model(self.pair.draft), "forward_bytes": forward_bytes(self.pair.draft)},
             "dtype": str(self.pair.target.dtype).removeprefix("torch."),
@@ -299,9 +306,27 @@ class _Benchmark:
             line = self._attempt(one, prompt, repeat)
             self._record(line)
             self.progress(f"[{number}/{len(todo)}] {one.label} on {prompt.id}: {_told(line)}")
+        self._measure_disturbed_again(todo)
         self._memory("after", bool(todo))
         self._compare()
         self._trace()
+
+    def _measure_disturbed_again(self, measured: Sequence[tuple[Variant, BenchPrompt, int]]) -> None:
+        """Repeat the runs that something else on the machine disturbed, in `AGAIN` passes at most; the latest counts.
+
+        Methods that carry what they learn are left as they are, because their texts depend on their order.
+        """
+        for attempt in range(1, AGAIN + 1):
+            frame = self.records.frame()
+            if frame.empty or not frame["disturbed"].any():
+                return
+            keys = set(frame.loc[frame["disturbed"], ["method", "prompt", "repeat"]].itertuples(index=False, name=None))
+            todo = [item for item in measured if self._key(*item) in keys and not item[0].carries]
+            for variant, prompt, repeat in todo:
+                line = self._attempt(variant, prompt, repeat)
+                self.progress(f"disturbed, again ({attempt} of {AGAIN}): {variant.label} on {prompt.id}: {_told(line)}")
+                if isinstance(line, Run):
+                    self._record(line)
 
     def _memory(self, when: str, wanted: bool) -> None:
         """Measure the bandwidth of memory, which bounds plain decoding."""
@@ -309,7 +334,7 @@ class _Benchmark:
             return
         self.progress(f"bandwidth of the memory, {when} the runs")
         try:
-            with _quiet_machine(self.device):
+            with quiet_machine(self.device):
                 for line in measure_bandwidth(self.device, forward_bytes(self.pair.target), when):
                     self._record(line)
         except Exception as error:  # the runs stand without a bound
@@ -333,7 +358,7 @@ class _Benchmark:
                 if one.label in labels:
                     self.progress(f"warm-up: {one.label} on {prompt.id}")
                     with contextlib.suppress(Exception):  # the timed run will meet the error again and record it
-                        self._call(self.runners[one.label], prompt, 0, min(WARMUP_TOKENS, self.budget), _ignore)
+                        self._call(self.runners[one.label], prompt, 0, min(WARMUP_TOKENS, self.budget), quiet)
 
     def _attempt(self, one: Variant, prompt: BenchPrompt, repeat: int) -> Run | Failure:
         try:
@@ -344,17 +369,17 @@ class _Benchmark:
 
     def _timed(self, one: Variant, prompt: BenchPrompt, repeat: int) -> Run:
         emissions: list[list[float]] = []
-        with _quiet_machine(self.device):
+        with quiet_machine(self.device):
             start = self.clock()
             done = self._call(
                 self.runners[one.label], prompt, repeat, self.budget,
                 lambda tokens: emissions.append([self.clock() - start, len(tokens)]),
             )  # fmt: skip
-            _synchronize(self.device)
+            synchronize(self.device)
             seconds = self.clock() - start
         return Run(
             one.label, prompt.id, repeat, seconds, done.tokens, emissions, done.forwards, done.finish_reason,
-            **_shapes(done.iterations), counters=done.counters, cache_rows=done.cache_rows,
+            **_shapes(done.iterations), counters=done.counters, kv_entries=done.kv_entries,
             peak_device_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
             peak_rss_bytes=peak_rss_bytes(),
         )  # fmt: skip
@@ -395,9 +420,9 @@ class _Benchmark:
                         self.records.notes.append(f"The traced run of {one.label} on {prompt.id} failed: {text}")
 
     def _split(self, one: Variant, prompt: BenchPrompt, keep_events: bool) -> Split:
-        trace = Trace(self.clock, lambda: _synchronize(self.device))
+        trace = Trace(self.clock, lambda: synchronize(self.device))
         runner = one.runner(self.pair, trace.instrument)
-        with _quiet_machine(self.device):
+        with quiet_machine(self.device):
             trace.begin()
             done = self._call(runner, prompt, 0, self.budget, trace.on_tokens)
             parts = trace.parts(trace.now())
@@ -435,40 +460,6 @@ def _told(line: Run | Failure) -> str:
     if isinstance(line, Failure):
         return f"failed ({line.error})"
     return f"{len(line.tokens)} tokens in {line.seconds:.2f} s, {len(line.tokens) / line.seconds:.1f} tokens/s"
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
-
-
-@contextlib.contextmanager
-def _known_objects_frozen() -> Iterator[None]:
-    """Take what lives already out of garbage collection, so that collecting between runs looks at new objects only."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-@contextlib.contextmanager
-def _quiet_machine(device: torch.device) -> Iterator[None]:
-    """Collect garbage now and not while a clock runs; device idle, its memory peak reset."""
-    collecting = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    _synchronize(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 @torch.inference_mode()

@@ -7,18 +7,20 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
+from typing_extensions import override
 
 from ..decoding import Iteration
-from ..drafters.base import ModelDrafter, TreeBuilder
+from ..drafters.base import ModelDrafter
+from ..drafters.builder import TreeBuilder
 from ..models.base import LanguageModel
 
 FEW = 50
-"""A level with fewer nodes than this that were accepted and expanded is taken together with those below it."""
+"""A level with fewer accepted and expanded nodes than this is pooled with the levels below it."""
 
 
 @dataclass(frozen=True)
 class RanksProbe(ModelDrafter):
-    """Expands the draft's first choice level by level into `branching` children: its rounds show every rank.
+    """Expands the draft's first choice level by level into `branching` children, so that iterations show every rank.
 
     Args:
         draft: the draft model.
@@ -31,8 +33,8 @@ class RanksProbe(ModelDrafter):
     branching: int = 4
     name = "ranks-probe"
 
+    @override
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:
-        """See `ModelDrafter.grow`."""
         node = np.array([0])
         for _ in range(min(self.depth, max_depth)):
             tokens, logprobs = builder.best(node, self.branching)
@@ -54,24 +56,29 @@ class RankAcceptance:
 
     @classmethod
     def from_iterations(cls, iterations: Iterable[Iteration]) -> RankAcceptance:
-        """Rates of the rounds of one or more texts.
+        """Return the rates of the iterations of one or more texts.
 
-        A node counts for rank k if it was accepted and has more than k children. A drafter that expands only what it
-        is sure of shows rates that are too high: take unpruned trees, such as those of `RanksProbe`.
+        A node counts for rank k if it was accepted and has more than k children. A drafter that expands only where it
+        is confident shows rates that are too high: take unpruned trees, such as those of `RanksProbe`.
 
         Raises:
             ValueError: if nothing was drafted.
         """
-        outcomes = [one for each in iterations for one in _outcomes(each)]
+        outcomes = [outcome for iteration in iterations for outcome in _outcomes(iteration)]
         if not outcomes:
-            raise ValueError("These rounds hold no drafted node, so they show no acceptance; give rounds of a drafter.")
+            raise ValueError(
+                "These iterations hold no drafted node, so they show no acceptance; give iterations of a drafter."
+            )
         levels, ranks = max(level for level, _, _ in outcomes) + 1, max(count for _, count, _ in outcomes)
         hits, seen = np.zeros((2, levels, ranks))
         for level, children, right in outcomes:
             seen[level, :children] += 1
             if right is not None:
                 hits[level, right] += 1
-        last = _last_level(seen[:, 0])
+        few = np.flatnonzero(seen[:, 0] < FEW)
+        last = int(few[0]) if len(few) else levels - 1
+        if seen[last:, 0].sum() < FEW:  # too few even together: they join the level above
+            last = max(last - 1, 0)
         for table in (hits, seen):
             table[last] = table[last:].sum(0)
         hits, seen = hits[: last + 1], seen[: last + 1]
@@ -80,20 +87,20 @@ class RankAcceptance:
         return cls(tuple(tuple(row) for row in rates.tolist()), tuple(int(row[0]) for row in seen))
 
     def hit(self, level: int, children: int) -> float:
-        """Probability that one of so many children at this level (0 is just below node 0) is right."""
+        """Return the probability that one of so many children at this level (0: just below node 0) is right."""
         return min(sum(self.rates[min(level, len(self.rates) - 1)][:children]), 1.0)
 
     def expected_tokens(self, branchings: Sequence[int]) -> float:
-        """Tokens per iteration, the bonus token included, of an unpruned tree of these children per node and level."""
+        """Return tokens per iteration, the bonus token included, of an unpruned tree of these children per level."""
         hits = [self.hit(level, children) for level, children in enumerate(branchings)]
         return 1.0 + float(np.cumprod(hits).sum())
 
     def slots(self, nodes: int, depth: int = 99) -> tuple[int, ...]:
-        """The shape of `nodes` drafted nodes from which most tokens are expected, as `SampledTree.shape` takes it.
+        """Return the shape of `nodes` drafted nodes with most expected tokens, as `SampledTree.shape` takes it.
 
-        A slot is worth the product of the rates along its path, so the best shape is grown from the best slots, as in
-        Sequoia, whose dynamic programme finds the same where rates fall with the rank. For a sampled tree take the
-        rates from rounds of one: there a rank is a place in draw order.
+        A node is worth the product of the rates along its path, so the best shape grows from the best nodes. Sequoia's
+        dynamic programme finds the same shape where rates fall with the rank. For a sampled tree take the rates from
+        iterations of a sampled tree, because there a rank is a place in draw order.
 
         Raises:
             ValueError: for fewer than one node or level.
@@ -111,25 +118,17 @@ class RankAcceptance:
             if level + 1 < depth:
                 heappush(waiting, (minus_worth * self._rate(level + 1, 0), (*path, 0), -minus_worth))
         order = sorted(chosen, key=lambda path: (len(path), path))
-        slot = {(): 0, **{path: number for number, path in enumerate(order, 1)}}
-        return tuple(slot[path[:-1]] for path in order)
+        place = {(): 0, **{path: number for number, path in enumerate(order, 1)}}
+        return tuple(place[path[:-1]] for path in order)
 
     def _rate(self, level: int, rank: int) -> float:
         return self.rates[min(level, len(self.rates) - 1)][rank]
 
 
-def _outcomes(one: Iteration) -> Iterator[tuple[int, int, int | None]]:
-    """(level, children, rank of the right one or None) of every accepted node that has children."""
-    path = [0, *one.verdict.path]
-    tokens = one.verdict.tokens(one.tree)
-    for level, (node, token) in enumerate(zip(path, tokens, strict=True)):
-        children = one.tree.tokens[one.tree.children(node)].tolist()
+def _outcomes(iteration: Iteration) -> Iterator[tuple[int, int, int | None]]:
+    """Yield (level, children, rank of the right child or None) of every accepted node that has children."""
+    tree, verdict = iteration.tree, iteration.verdict
+    for level, (node, token) in enumerate(zip([0, *verdict.path], verdict.tokens(tree), strict=True)):
+        children = tree.tokens[tree.children(node)].tolist()
         if children:
             yield level, len(children), children.index(token) if token in children else None
-
-
-def _last_level(seen: np.ndarray) -> int:
-    """The level from which on levels are taken together: the first with too few nodes, or the one above it."""
-    few = np.flatnonzero(seen < FEW)
-    first = int(few[0]) if len(few) else len(seen) - 1
-    return max(first - 1, 0) if seen[first:].sum() < FEW else first

@@ -12,7 +12,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMAT = 1
 """Version of the line format; a reader refuses others."""
@@ -66,10 +69,10 @@ class Run:
         accepted: accepted drafted tokens of each iteration.
         depths: deepest drafted level of each iteration.
         counters: further counts, such as evictions.
-        cache_rows: rows the target's cache holds at most, drafted nodes included.
+        kv_entries: entries the target's cache holds at most, drafted nodes included.
         peak_device_bytes: most bytes allocated on the GPU during the run, weights included; None on a CPU.
         peak_rss_bytes: largest resident size of the process so far.
-        beside: rows scored beside the tree in each iteration (`Proposal.beside`, node 0 not counted); None where the
+        side_nodes: nodes of the side tree in each iteration (`Proposal.side_tree`, node 0 not counted); None where the
             method does not show them, and in older files.
     """
 
@@ -86,7 +89,7 @@ class Run:
     accepted: list[int] | None = None
     depths: list[int] | None = None
     counters: dict[str, int] = field(default_factory=dict)
-    cache_rows: int = 0
+    kv_entries: int = 0
     peak_device_bytes: int | None = None
     peak_rss_bytes: int | None = None
     side_nodes: list[int] | None = None
@@ -110,6 +113,26 @@ class Run:
     def key(self) -> Key:
         """What identifies the run in its file."""
         return self.method, self.prompt, self.repeat
+
+    @property
+    def conversation(self) -> str:
+        """Id of the prompt; of its first turn where the prompt is a further turn."""
+        return self.prompt.partition(TURN)[0]
+
+    def row(self) -> dict[str, Any]:
+        """Return the run as a row of `Records.frame`."""
+        hits = None if self.accepted is None else [count + 1 for count in self.accepted if count]
+        sums = {name: None if (each := getattr(self, name)) is None else sum(each) for name in _SHOWN}
+        return {
+            "method": self.method, "prompt": self.prompt, "conversation": self.conversation, "repeat": self.repeat,
+            "tokens": len(self.tokens), "seconds": self.seconds, "iterations": self.iterations,
+            "first": self.emissions[0][0], "last": self.emissions[-1][0], **sums,
+            "hits": None if hits is None else len(hits), "hit_tokens": None if hits is None else sum(hits),
+            **self.counters, "kv_entries": self.kv_entries, "peak_device_bytes": self.peak_device_bytes,
+        }  # fmt: skip
+
+
+_SHOWN = ("nodes", "accepted", "side_nodes")
 
 
 @dataclass(frozen=True)
@@ -167,8 +190,8 @@ class Split:
         host: the rest: everything outside the models' forwards, building masks and bookkeeping too. (Where the setup
             has no entry "trace", in older files, a session's own part of these counts in its forward.)
         iterations: of the traced run.
-        events: [role, start, end, rows] of every forward and ["commit", t, t, tokens] at the end of every iteration,
-            in seconds since the start; empty where only the sums were kept.
+        events: [role, start, end, nodes] of every forward and ["commit", t, t, tokens] at the end of every iteration,
+            in seconds since the start; empty where only the sums were recorded.
     """
 
     kind: ClassVar[str] = "split"
@@ -189,7 +212,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """How fast the device moved one buffer, beside the runs; nothing replaces it, every measurement stays.
+    """How fast the device moved one buffer before or after the runs; every measurement stays.
 
     Attributes:
         when: "before" the timed runs or "after" them.
@@ -243,6 +266,23 @@ class Records:
         places[line.kind][line.key] = line
         if isinstance(line, Run):
             self.failures.pop(line.key, None)
+
+    def frame(self) -> pd.DataFrame:
+        """Return one row per method, prompt and repeat, in the order of the runs.
+
+        Columns: `method` (label), `name` (the method's name), `prompt`, `conversation` (the prompt, or its first turn),
+        `repeat`, `tokens`, `seconds`, `iterations`; `first` and `last`, seconds of the first and the last emission;
+        sums over iterations, NaN where the method does not show them: `nodes`, `accepted`, `hits` (iterations with an
+        accepted node), `hit_tokens` (tokens of those), `side_nodes`; counters such as `draft_forwards` and
+        `draft_nodes`; `kv_entries`, `peak_device_bytes`; and `disturbed` (`statistics.disturbed`).
+        """
+        import pandas as pd
+
+        from .statistics import disturbed
+
+        names = {entry["label"]: entry["name"] for entry in self.header.setup["methods"]}
+        frame = pd.DataFrame([{"name": names.get(run.method, run.method), **run.row()} for run in self.runs.values()])
+        return frame if frame.empty else frame.assign(disturbed=disturbed(frame))
 
     def lines(self) -> Iterator[Line]:
         """Every line but the header."""
@@ -358,8 +398,9 @@ def _pair(item: Any) -> bool:
     return isinstance(item, list) and len(item) == 2 and all(isinstance(one, int | float) for one in item)
 
 
-_RENAMED = {"beside": "side_nodes"}
+_RENAMED = {"beside": "side_nodes", "cache_rows": "kv_entries"}
 """Field of older files -> its name now."""
+_RENAMED_COUNTERS = {"draft_rows": "draft_nodes", "evicted_rows": "evicted_entries"}
 
 
 def _parse(text: str) -> Line:
@@ -368,6 +409,8 @@ def _parse(text: str) -> Line:
         raise ValueError("no known kind of line")
     kind = _KINDS[body.pop("kind")]
     body = {_RENAMED.get(name, name): value for name, value in body.items()}
+    if kind is Run and "draft_rows" in (counters := body.get("counters") or {}):
+        body["counters"] = {_RENAMED_COUNTERS.get(name, name): value for name, value in counters.items()}
     fields = {one.name: str(one.type) for one in dataclasses.fields(kind)}
     missing = dataclasses.MISSING
     required = {one.name for one in dataclasses.fields(kind) if one.default is one.default_factory is missing}

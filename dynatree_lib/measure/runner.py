@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..decoding import DecodingState, Iteration, generate
-from ..drafters.base import Drafter, DraftState
+from ..drafters.base import Drafter
+from ..drafters.builder import DraftState
 from ..models.base import LanguageModel
 from ..sampling import Sampling
 from ..verifiers import Verifier
@@ -22,6 +23,10 @@ def untouched(model: LanguageModel, role: str) -> LanguageModel:
     return model
 
 
+def quiet(given: object) -> None:
+    """Do nothing with tokens, or a line of progress: a callback where nobody listens."""
+
+
 @dataclass(frozen=True)
 class Completed:
     """What one run produced.
@@ -31,7 +36,7 @@ class Completed:
         forwards: of the target, those that decided tokens.
         iterations: one per iteration, or None where the method does not show its trees (Hugging Face's).
         finish_reason: "eos", "length", "context", "stop".
-        cache_rows: rows of the target's cache at its fullest, drafted nodes included.
+        kv_entries: entries of the target's cache at its fullest, drafted nodes included.
         counters: further counts of the method, such as evictions.
     """
 
@@ -39,7 +44,7 @@ class Completed:
     forwards: int
     iterations: list[Iteration] | None
     finish_reason: str
-    cache_rows: int
+    kv_entries: int
     counters: dict[str, int] = field(default_factory=dict)
 
 
@@ -68,7 +73,7 @@ class DrafterRunner:
         target: the model whose text it is.
         drafter: proposes the trees.
         options: further keyword arguments of `generate`.
-        cache_limit: committed rows the target's cache keeps, or None for all.
+        cache_limit: committed entries the target's cache keeps, or None for all.
         count: session of the target after the run to counters of the method.
         carry: whether each text begins with what the drafter learnt in the text before.
     """
@@ -110,16 +115,15 @@ class DrafterRunner:
             warm=self.before,
             **self.options,
         )
-        if out.state is None:  # generate() swallows Ctrl-C to save the text; a benchmark must stop
-            raise KeyboardInterrupt
+        assert out.state is not None
         counters = self.count(out.state.target) if self.count else {}
         if isinstance(out.state.drafting, DraftState):
             session = out.state.drafting.session
-            counters = {**counters, "draft_forwards": session.forwards, "draft_rows": session.scored}
+            counters = {**counters, "draft_forwards": session.forwards, "draft_nodes": session.scored}
         if self.carry:
             self.before = _without_caches(out.state)
-        rows = fullest(len(prompt_ids), out.iterations, self.cache_limit)
-        return Completed(out.tokens, len(out.iterations), out.iterations, out.finish_reason, rows, counters)
+        entries = fullest(len(prompt_ids), out.iterations, self.cache_limit)
+        return Completed(out.tokens, len(out.iterations), out.iterations, out.finish_reason, entries, counters)
 
 
 def _without_caches(state: DecodingState) -> DecodingState:
@@ -135,8 +139,8 @@ def fullest(prompt: int, iterations: Sequence[Iteration], limit: int | None = No
 
     Args:
         prompt: tokens of the prompt; they are read whole, whatever the limit.
-        rounds: of one text.
-        limit: committed rows the cache keeps between iterations, or None for all.
+        iterations: of one text.
+        limit: committed entries the cache keeps between iterations, or None for all.
     """
     most, committed = 0, prompt - 1
     for one in iterations:

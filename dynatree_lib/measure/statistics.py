@@ -17,7 +17,8 @@ import pandas as pd
 
 RESAMPLES = 2000
 Interval = tuple[float, float]
-Table = pd.DataFrame | Sequence[dict[str, Any]]
+Table = Any
+"""A data frame, or rows as dictionaries."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def ratio(
     if not shared:
         raise ValueError(f"'{method}' and '{over}' share no {match}; measure both in one run.")
     first, second = (sums(side[side[match].isin(shared)], (of, per), by)[[of, per]] for side in sides)
-    paired = first.join(second, lsuffix=" 1", rsuffix=" 2")
+    paired = first.add_suffix(" 1").join(second.add_suffix(" 2"))
     flagged = 0
     if "disturbed" in frame:
         flags = frame[frame["disturbed"] & frame[column].isin([*sides[0][column], *sides[1][column]])]

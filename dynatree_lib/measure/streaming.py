@@ -1,16 +1,18 @@
 """`StreamingModel`: a rotary model whose cache keeps attention sinks and a recent window (StreamingLLM).
 
-When a commit leaves more rows than the cache may hold, rows between the sinks and the window are dropped and the kept
-keys are rotated to their new places, because StreamingLLM (arXiv 2309.17453) counts positions within the cache and not
-in the text. Until the first eviction the text is the model's own; after it the text is another one, so every record
-says "lossy". How rows are appended and trees are masked is left to `HFSession`.
+When a commit leaves more KV entries than the cache may hold, entries between the sinks and the window are dropped. The
+other keys are rotated to their new places, because StreamingLLM (arXiv 2309.17453) counts positions in the cache and
+not in the text. Until the first eviction the text is the model's own; after it the text is another, so every record
+says "lossy". `HFSession` appends entries and masks trees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from typing_extensions import override
 
 from ..models.base import LanguageModel
 from ..models.check import STEADY_FREQUENCIES
@@ -22,10 +24,10 @@ class StreamingModel(LanguageModel):
 
     Args:
         base: the model; it is not changed.
-        cache: most committed rows the cache keeps between iterations.
-        sinks: first rows of the text, never evicted.
-        block: an eviction frees at least this many rows, so that a key is rotated at most `cache / block` times (each
-            rotation rounds in the cache's dtype); by default a sixteenth of the cache.
+        cache: most committed KV entries between iterations.
+        sinks: first entries of the text, never evicted.
+        block: an eviction frees at least this many entries, so that a key is rotated at most `cache / block` times
+            (each rotation rounds in the cache's dtype); by default a sixteenth of the cache.
 
     Raises:
         ValueError: for a model without rotary positions, with positions that depend on the text's length, with
@@ -36,29 +38,33 @@ class StreamingModel(LanguageModel):
         block = max(1, cache // 16) if block is None else block
         if sinks < 0 or block < 1 or cache - block <= sinks:
             raise ValueError(
-                f"A streaming cache of {cache} rows with {sinks} sinks and blocks of {block} leaves no recent window; "
-                "give cache > sinks + block, sinks >= 0 and block >= 1."
+                f"A streaming cache of {cache} entries, {sinks} of them sinks, in blocks of {block} leaves no recent "
+                "window; give cache > sinks + block, sinks >= 0 and block >= 1."
             )
         if cache >= base.context:
             raise ValueError(
-                f"The streaming cache has {cache} rows and '{base.name}' reads {base.context}; give a smaller one."
+                f"The streaming cache has {cache} entries and '{base.name}' reads {base.context}; give a smaller one."
             )
         self.rotary = rotary_embedding(base)
         self.base, self.cache, self.sinks, self.block = base, cache, sinks, block
         self.name, self.vocab_size, self.context = base.name, base.vocab_size, base.context
         self.eos_token_ids, self.vocabulary, self.tokenizer = base.eos_token_ids, base.vocabulary, base.tokenizer
 
+    @override
     def session(self) -> StreamingSession:
-        """A new, empty session."""
         return StreamingSession(self)
+
+    def observed(self, around: Callable[..., Any]) -> StreamingModel:
+        """Return the same model whose forwards are observed, as by `HFModel.observed`."""
+        return StreamingModel(self.base.observed(around), self.cache, self.sinks, self.block)
 
 
 class StreamingSession(HFSession):
     """A session that evicts after a commit.
 
     Attributes:
-        evictions: how often rows were evicted since `start`.
-        evicted: how many rows in all. The text read so far has `position + evicted` tokens.
+        evictions: number of evictions since `start`.
+        evicted: KV entries evicted in all. The text read so far has `position + evicted` tokens.
     """
 
     def __init__(self, model: StreamingModel) -> None:
@@ -69,52 +75,51 @@ class StreamingSession(HFSession):
         super()._reset()
         self.evictions, self.evicted = 0, 0
 
+    @override
     def commit(self, path: Sequence[int]) -> None:
-        """See `Session.commit`; then evict if the cache holds too many rows."""
         super().commit(path)
         self._evict()
 
+    @override
     def flush(self) -> None:
-        """See `Session.flush`; then evict if the cache holds too many rows."""
         super().flush()
         self._evict()
 
     @torch.inference_mode()
     def _evict(self) -> None:
-        model, rows = self.streaming, self.length
-        if rows <= model.cache:
+        """Drop entries between sinks and window if the cache holds too many, and move the others together."""
+        model, entries = self.streaming, self.length
+        if entries <= model.cache:
             return
-        kept = model.cache - model.block
-        recent = torch.arange(rows - (kept - model.sinks), rows)
+        left = model.cache - model.block
+        recent = torch.arange(entries - (left - model.sinks), entries)
         old = torch.cat([torch.arange(model.sinks), recent]).to(model.base.device)
-        new = torch.arange(kept, device=old.device)
+        new = torch.arange(left, device=old.device)
         states = self._cache.states
-        angles = [
-            _cos_sin(model.rotary, positions, torch.promote_types(states.dtype, torch.float32))
-            for positions in (old, new)
-        ]
-        kept_states = states.index_select(4, old)
-        states[:, 0, ..., :kept, :] = rotate(kept_states[:, 0], *angles)
-        states[:, 1, ..., :kept, :] = kept_states[:, 1]
-        self._cache.size = kept
-        self.length, self.position = kept, kept + len(self._queue)
+        dtype = torch.promote_types(states.dtype, torch.float32)
+        angles = [_cos_sin(model.rotary, positions, dtype) for positions in (old, new)]
+        remaining = states.index_select(4, old)
+        states[:, 0, ..., :left, :] = rotate(remaining[:, 0], *angles)
+        states[:, 1, ..., :left, :] = remaining[:, 1]
+        self._cache.size = left
+        self.length, self.position = left, left + len(self._queue)
         self.evictions += 1
-        self.evicted += rows - kept
+        self.evicted += entries - left
 
 
 def rotary_embedding(model: HFModel) -> torch.nn.Module:
-    """The module that gives a model its rotary cosines and sines.
+    """Return the module that gives a model its rotary cosines and sines.
 
     Raises:
         ValueError: if the model's positions are not rotary, or keys cannot be moved by a rotation alone.
     """
-    found = [module for name, module in model.model.named_modules() if name.split(".")[-1] == "rotary_emb"]
-    if len(found) != 1:
+    modules = [module for name, module in model.model.named_modules() if name.split(".")[-1] == "rotary_emb"]
+    if len(modules) != 1:
         raise ValueError(
             f"StreamingLLM moves keys by rotating them and '{model.name}' ({model.model.config.model_type}) has no "
             "rotary positions; use a GPT-NeoX, Llama, Qwen2 or Qwen3 model."
         )
-    kind = getattr(found[0], "rope_type", "default")
+    kind = getattr(modules[0], "rope_type", "default")
     if kind not in STEADY_FREQUENCIES:
         raise ValueError(
             f"The rotary positions of '{model.name}' are of kind '{kind}', whose angles change with the text's length; "
@@ -122,7 +127,7 @@ def rotary_embedding(model: HFModel) -> torch.nn.Module:
         )
     if "sliding_attention" in (getattr(model.model.config, "layer_types", None) or ()):
         raise ValueError(f"'{model.name}' has sliding-window layers of its own; StreamingLLM needs full attention.")
-    return found[0]
+    return modules[0]
 
 
 def _cos_sin(rotary: torch.nn.Module, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,7 +139,7 @@ def _cos_sin(rotary: torch.nn.Module, positions: torch.Tensor, dtype: torch.dtyp
 def rotate(
     keys: torch.Tensor, old: tuple[torch.Tensor, torch.Tensor], new: tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
-    """Keys as they would be had they been rotated to `new` instead of `old`.
+    """Return keys as they would be had they been rotated to `new` instead of `old`.
 
     The old rotation is undone with the model's own cosines and sines rather than composed with the difference of
     angles: dividing by cos² + sin² undoes their rounding and any attention scaling exactly.

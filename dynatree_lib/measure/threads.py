@@ -1,4 +1,4 @@
-"""How many threads are fastest: small models are not faster with every core of a large machine, often slower."""
+"""Choice of the number of threads: small models are not faster with every core of a large machine, often slower."""
 
 from __future__ import annotations
 
@@ -13,42 +13,37 @@ from ..models.pairs import Pair
 from ..sampling import GREEDY
 from .environment import available_cores
 
-ROWS, LEVELS, ROUNDS = 16, 4, 15
+NODES, LEVELS, TURNS = 16, 4, 15
+"""Nodes the target scores, levels the draft reads, and timed iterations of each number of threads."""
 
 
 def choose_threads(pair: Pair, clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
-    """Set torch to the number of threads with the fastest iteration, and say what each took.
+    """Set torch to the number of threads with the fastest iteration.
 
     Returns:
-        threads -> median seconds of an iteration's forwards (`ROWS` rows of the target, `LEVELS` times one row of the
-        draft, after 64 tokens): 1, 2, 4, ... and all cores, timed in turn.
+        threads -> median seconds of an iteration's forwards (`NODES` nodes of the target, `LEVELS` times one node of
+        the draft, after 64 tokens): 1, 2, 4, ... and all cores, timed in turn.
     """
     cores = available_cores()
-    counts = sorted({cores, *(2**power for power in range(cores.bit_length()) if 2**power <= cores)})
-    work = _iteration(pair)
-    times: dict[int, list[float]] = {count: [] for count in counts}
-    for _ in range(ROUNDS + 1):
-        for count in counts:
-            torch.set_num_threads(count)
-            work()  # wakes the threads
-            start = clock()
-            work()
-            times[count].append(clock() - start)
-    found = {count: median(taken[1:]) for count, taken in times.items()}  # the first turn warms up
-    torch.set_num_threads(min(found, key=lambda count: found[count]))
-    return found
-
-
-def _iteration(pair: Pair) -> Callable[[], None]:
+    counts = sorted({cores, *(2**power for power in range(cores.bit_length()))})
     target, draft = pair.target.session(), pair.draft.session()
     for session in (target, draft):
         session.start([1] * 64)
         session.flush()
 
-    def work() -> None:
-        for session, rows, times in ((draft, 1, LEVELS), (target, ROWS, 1)):
-            for _ in range(times):
-                session.score(np.ones(rows, np.int64), np.arange(rows) - 1, GREEDY)
-                session.rollback()
+    def iterate() -> None:
+        for session, nodes in (*[(draft, 1)] * LEVELS, (target, NODES)):
+            session.score(np.ones(nodes, np.int64), np.arange(nodes) - 1, GREEDY)
+            session.rollback()
 
-    return work
+    times: dict[int, list[float]] = {count: [] for count in counts}
+    for _ in range(TURNS + 1):
+        for count in counts:
+            torch.set_num_threads(count)
+            iterate()  # wakes the threads
+            start = clock()
+            iterate()
+            times[count].append(clock() - start)
+    medians = {count: median(seconds[1:]) for count, seconds in times.items()}  # the first turn warms up
+    torch.set_num_threads(min(medians, key=medians.__getitem__))
+    return medians

@@ -7,14 +7,14 @@ measured and taken off.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..models.base import LanguageModel, Session
+from ..models.huggingface import HFModel
 from ..sampling import Sampling, Scores
 from .streaming import StreamingModel
 
@@ -33,7 +33,7 @@ class Trace:
     Attributes:
         clock: seconds.
         synchronize: waits for the device.
-        events: [role, start, end, rows]: forwards of "target" and "draft" with the nodes they scored (0 where they
+        events: [role, start, end, nodes]: forwards of "target" and "draft" with the nodes they scored (0 where they
             read a prompt whole), and "commit" with the tokens of an iteration; seconds since `begin`.
         overhead: seconds that one event adds to the time outside forwards.
     """
@@ -60,8 +60,18 @@ class Trace:
         return self.clock() - self.started
 
     def instrument(self, model: LanguageModel, role: str) -> LanguageModel:
-        """An `Instrument`: the model with timed forwards; with timed calls of `score` where it shows no forward."""
-        return with_forward(model, lambda forward: self._timed(forward, role)) or TracedModel(model, role, self)
+        """Return the model with timed forwards; with timed calls of `score` where it shows no forward."""
+        if not isinstance(model, HFModel | StreamingModel):
+            return TracedModel(model, role, self)
+
+        def timed(run: Forward, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: Any, keep: int) -> Any:
+            start = self.now()
+            logits = run(tokens, positions, mask, cache, keep)
+            nodes = 0 if mask is None and len(tokens) > keep else keep  # a prompt, read whole
+            self.events.append([role, start, self.now(), nodes])
+            return logits
+
+        return model.observed(timed)
 
     def on_tokens(self, tokens: list[int]) -> None:
         """Mark the end of an iteration."""
@@ -78,31 +88,6 @@ class Trace:
         host = seconds - draft - verify - self.overhead * len(self.events)
         return {"draft": draft, "verify": verify, "host": max(host, 0.0)}
 
-    def _timed(self, forward: Forward, role: str) -> Forward:
-        def timed(tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: Any, keep: int) -> Any:
-            start = self.now()
-            logits = forward(tokens, positions, mask, cache, keep=keep)
-            nodes = 0 if mask is None and len(tokens) > keep else keep  # a prompt, read whole
-            self.events.append([role, start, self.now(), nodes])
-            return logits
-
-        return timed
-
-
-def with_forward(model: LanguageModel, wrap: Callable[[Forward], Forward]) -> LanguageModel | None:
-    """The same model (weights shared) with `wrap(model.forward)` in place of its forward; None if it has none.
-
-    A class that defines `forward(tokens, positions, mask, cache, keep)` runs every forward of its sessions through it.
-    """
-    other = copy.copy(model)
-    if isinstance(other, StreamingModel):
-        other.base = with_forward(other.base, wrap)  # type: ignore[assignment]
-        return other
-    if not hasattr(type(model), "forward"):
-        return None
-    other.forward = wrap(model.forward)  # type: ignore[attr-defined]
-    return other
-
 
 class TracedModel(LanguageModel):
     """A model whose sessions report their forwards to a `Trace`; otherwise the model itself."""
@@ -117,16 +102,14 @@ class TracedModel(LanguageModel):
 
     def session(self) -> Session:
         """The model's own session with a timed `score`; `flush` scores, so a rebuilt cache is timed too."""
-        session = self.model.session()
-        session.score = _timed(session.score, self.role, self.trace)  # type: ignore[method-assign]
+        session, trace = self.model.session(), self.trace
+        score = session.score
+
+        def timed(tokens: Any, parents: Any, sampling: Sampling) -> Scores:
+            start = trace.now()
+            scores = score(tokens, parents, sampling)
+            trace.events.append([self.role, start, trace.now(), len(tokens)])
+            return scores
+
+        session.score = timed  # type: ignore[method-assign]
         return session
-
-
-def _timed(score: Callable[..., Scores], role: str, trace: Trace) -> Callable[..., Scores]:
-    def timed(tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling) -> Scores:
-        start = trace.now()
-        rows = score(tokens, parents, sampling)
-        trace.events.append([role, start, trace.now(), len(tokens)])
-        return rows
-
-    return timed

@@ -1,9 +1,9 @@
 """Drafters that each make one natural mistake with a sampled tree, for an audit to find; nothing to decode with.
 
-`Traversal`, `Block` and `TokenLevel` divide by the law a token was drawn from, so they are biased where drawn tokens
-are removed, ordered or recorded with a view to their values. Each drafter here says so in `drawing` and is refused by
-them (`unsafe=True` shows the bias). `TargetWalk` and greedy verification never look at how a tree came about: they
-stay exact.
+`Traversal`, `Block` and `TokenLevel` divide by the distribution a token was drawn from. They are biased where drawn
+tokens are removed, ordered or recorded with a view to their values. Each drafter here says so in `drawing` and is
+refused by them (`unsafe=True` shows the bias). `TargetWalk` and greedy verification stay exact, because they never look
+at how a tree came about.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from typing_extensions import override
 
-from ..drafters.base import DraftState, Draw, Proposal, TreeBuilder
+from ..drafters.base import Proposal
+from ..drafters.builder import DraftState, Draw, TreeBuilder
 from ..drafters.sampled_tree import SampledTree
 from ..sampling import GREEDY, DraftDistributions, RandomSource, Sampling
 from ..tree import DISTINCT, IID, TokenTree, renumbering
@@ -25,32 +27,32 @@ from ..verifiers.base import Drawing
 class Meddled(SampledTree):
     """A sampled tree that is changed after it was drawn; subclasses say how. Arguments as for `SampledTree`."""
 
-    code: ClassVar[int | None] = None
-    """Law code recorded for every node, or None for that of its draw."""
+    recorded: ClassVar[int | None] = None
+    """How every node is recorded as drawn (`TokenTree.draws`), or None for as it was drawn."""
 
     @property
+    @override
     def drawing(self) -> Drawing:
-        """Its tokens do not follow their recorded laws."""
         return Drawing.SELECTED
 
+    @override
     def propose(self, state: DraftState, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
-        """See `Drafter.propose`; the laws that were drawn from move with their nodes."""
         drawn = super().propose(state, max_depth, sampling)
         tree, nodes = drawn.tree, [0]
         for node in nodes:  # grows while it is read
             nodes += self.arrange(tree, tree.children(node).tolist(), state.random)
         order = np.array(nodes)
-        state.row_of = state.row_of[order]
+        state.pending = state.pending[order]
         parents = renumbering(len(tree), order)[tree.parents[order]]
-        codes = tree.draws[order] if self.code is None else np.full(len(order), self.code, np.uint8)
-        distributions = DraftDistributions(state.session.owner)
+        draws = tree.draws[order] if self.recorded is None else np.full(len(order), self.recorded, np.uint8)
+        distributions = DraftDistributions(state.session.owner)  # move with their nodes
         if drawn.distributions:
             for parent in {*parents[1:].tolist()}:
                 distributions.record(parent, drawn.distributions.distribution(int(order[parent])))
-        return Proposal(TokenTree(tree.tokens[order], parents, tree.logprobs[order], codes), distributions)
+        return Proposal(TokenTree(tree.tokens[order], parents, tree.logprobs[order], draws), distributions)
 
     def arrange(self, tree: TokenTree, siblings: list[int], random: RandomSource) -> list[int]:
-        """What becomes of the children of a node, given in draw order: those that stay, in the order they get."""
+        """Return those children of a node that stay, in the order they get; `siblings` come in draw order."""
         return siblings
 
 
@@ -60,7 +62,7 @@ class TopAsDrawn(Meddled):
 
     draw: Draw = "top"
     name = "top-as-drawn"
-    code = DISTINCT
+    recorded = DISTINCT
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,8 @@ class SortedSiblings(Meddled):
 
     name = "sorted-siblings"
 
+    @override
     def arrange(self, tree: TokenTree, siblings: list[int], random: RandomSource) -> list[int]:
-        """See `Meddled.arrange`."""
         return sorted(siblings, key=lambda node: -tree.logprobs[node])
 
 
@@ -80,17 +82,17 @@ class ShuffledSiblings(Meddled):
 
     name = "shuffled-siblings"
 
+    @override
     def arrange(self, tree: TokenTree, siblings: list[int], random: RandomSource) -> list[int]:
-        """See `Meddled.arrange`."""
         return [siblings[i] for i in random.draw_distinct(torch.ones(len(siblings)), len(siblings))]
 
 
 @dataclass(frozen=True)
-class BaseLawRecorded(Meddled):
-    """Siblings drawn without replacement, each recorded as a draw from the whole law of its parent."""
+class BaseDistributionRecorded(Meddled):
+    """Siblings drawn without replacement, each recorded as a draw from the whole distribution of its parent."""
 
     name = "base-law-recorded"
-    code = IID
+    recorded = IID
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,8 @@ class DuplicatesDropped(Meddled):
     draw: Draw = "iid"
     name = "duplicates-dropped"
 
+    @override
     def arrange(self, tree: TokenTree, siblings: list[int], random: RandomSource) -> list[int]:
-        """See `Meddled.arrange`."""
         first: dict[int, int] = {}
         for node in siblings:
             first.setdefault(int(tree.tokens[node]), node)
@@ -119,8 +121,8 @@ class UnlikelyRemoved(Meddled):
     threshold: float = 0.3
     name = "unlikely-removed"
 
+    @override
     def arrange(self, tree: TokenTree, siblings: list[int], random: RandomSource) -> list[int]:
-        """See `Meddled.arrange`."""
         return [node for node in siblings if tree.logprobs[node] >= np.log(self.threshold)]
 
 
@@ -135,8 +137,8 @@ class Reranked(Meddled):
     nodes: int = 3
     name = "reranked"
 
+    @override
     def arrange(self, tree: TokenTree, siblings: list[int], random: RandomSource) -> list[int]:
-        """See `Meddled.arrange`."""
         best = np.argsort(-tree.cumulative, kind="stable")[: self.nodes + 1]
         return [node for node in siblings if node in best]
 
@@ -147,8 +149,8 @@ class LosersCut(Meddled):
 
     name = "losers-cut"
 
+    @override
     def arrange(self, tree: TokenTree, siblings: list[int], random: RandomSource) -> list[int]:
-        """See `Meddled.arrange`."""
         deepest = np.flatnonzero(tree.depths == tree.depth)
         winner = tree.path(int(deepest[tree.cumulative[deepest].argmax()]))[:1]
         return [node for node in siblings if tree.depths[node] != 2 or tree.parents[node] in winner]
@@ -156,9 +158,9 @@ class LosersCut(Meddled):
 
 @dataclass(frozen=True)
 class SharedNoise(SampledTree):
-    """One row of random numbers per level draws the children of all its nodes, for example by broadcasting it.
+    """The same random numbers draw the children of all nodes of a level, for example by broadcasting.
 
-    Along one path every token follows its recorded law, so `TokenLevel` stays exact; `Traversal` does not.
+    Along one path every token follows its recorded distribution, so `TokenLevel` stays exact; `Traversal` does not.
 
     Raises:
         ValueError: for draw="iid", for which siblings would share a number.
@@ -172,32 +174,32 @@ class SharedNoise(SampledTree):
             raise ValueError("draw is 'iid'; shared noise needs a number per sibling, so choose 'distinct'.")
 
     @property
+    @override
     def drawing(self) -> Drawing:
-        """Its branches share random numbers."""
         return Drawing.BY_PATH
 
+    @override
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:
-        """See `ModelDrafter.grow`."""
-        builder.state = replace(builder.state, random=_OneRow(builder))
+        builder.state = replace(builder.state, random=_SharedNumbers(builder))
         super().grow(builder, max_depth)
 
 
-class _OneRow(RandomSource):
-    """A uniform number per sibling, which all nodes of a level invert their laws at.
+class _SharedNumbers(RandomSource):
+    """A uniform number per sibling, at which all nodes of a level invert their distributions.
 
-    What is known of a number is an interval: each node's draw narrows it to the part that gives the drawn token, and
-    the next node draws by how its own law divides that part. So every decision is one of the growth's own `Chance`.
+    An interval is known of each number. A node's draw narrows it to the part that gives the drawn token, and the next
+    node draws by how its own distribution divides that part. So every decision is the tree builder's own source's.
     """
 
     def __init__(self, builder: TreeBuilder) -> None:
-        self._growth, self._chance = builder, builder.state.random
+        self._builder, self._source = builder, builder.state.random
         self._level = 0
         self._known: dict[int, tuple[float, float]] = {}
 
+    @override
     def draw_distinct(self, weights: torch.Tensor, count: int) -> list[int]:
-        """See `Chance.draw_distinct`."""
-        if self._level != len(self._growth):  # nodes are added once their whole level is drawn
-            self._level, self._known = len(self._growth), {}
+        if self._level != len(self._builder):  # nodes are added once their whole level is drawn
+            self._level, self._known = len(self._builder), {}
         left = weights.double().clone()
         drawn: list[int] = []
         while len(drawn) < count and left.any():
@@ -209,7 +211,7 @@ class _OneRow(RandomSource):
         low, high = self._known.get(number, (0.0, 1.0))
         edges = torch.cat([torch.zeros(1), weights.cumsum(0)])
         edges = (edges / edges[-1].clone()).clamp(low, high)
-        token = self._chance.draw(edges.diff())
+        token = self._source.draw(edges.diff())
         self._known[number] = float(edges[token]), float(edges[token + 1])
         return token
 
@@ -218,11 +220,11 @@ UNSOUND: dict[type[SampledTree], str] = {
     TopAsDrawn: "the most probable tokens are recorded as draws",
     SortedSiblings: "drawn siblings are sorted by probability",
     ShuffledSiblings: "siblings drawn without replacement are put in random order",
-    BaseLawRecorded: "siblings drawn without replacement are recorded as drawn with it",
+    BaseDistributionRecorded: "siblings drawn without replacement are recorded as drawn with it",
     DuplicatesDropped: "copies among siblings drawn with replacement are dropped",
     UnlikelyRemoved: "a drawn child is removed because it is improbable",
     Reranked: "a drawn tree is cut to its most probable nodes",
     LosersCut: "drawn nodes are removed because another branch drew more probable ones",
     SharedNoise: "branches share random numbers, which only Traversal is biased by",
 }
-"""Every drafter of this file, and what is wrong with it."""
+"""Every drafter of this module, and its mistake."""

@@ -1,8 +1,7 @@
 """`LanguageModel` and `Session`: one sequence read by one model, the only thing drafters and the decoding loop touch.
 
-A session separates committed rows (the text so far), queued tokens (committed, not read yet) and pending rows (scored
-tree nodes that may still be dropped). This file does that bookkeeping; the forward pass and the cache belong to
-subclasses.
+A session has committed KV entries (the text so far), queued tokens (committed, not read yet) and pending nodes
+(scored, may still be dropped). This file does that bookkeeping; the forward pass and the cache belong to subclasses.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class LanguageModel(ABC):
 
     Attributes:
         name: for messages and records.
-        vocab_size: width of a row of logits.
+        vocab_size: V, number of logits of a node.
         context: most positions a sequence may have.
         eos_token_ids: tokens that end a text.
         vocabulary: fingerprint of the tokenizer's vocabulary, or None when unknown.
@@ -36,14 +35,14 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def session(self) -> Session:
-        """A new, empty session."""
+        """Return a new, empty session."""
 
 
 class Session(ABC):
     """One sequence read by one model.
 
-    `length` is the number of committed rows in the cache, `position` the position of the next token; they differ where
-    rows have been evicted. Queued tokens count in `position` and not in `length` until the next `score` reads them.
+    `length` is the number of committed KV entries, `position` the position of the next token; they differ where
+    entries were evicted. Queued tokens count in `position` and not in `length` until the next `score` reads them.
     `forwards` and `scored` count the calls of `score` and the nodes in them since `start`.
     """
 
@@ -58,7 +57,7 @@ class Session(ABC):
 
     @property
     def pending(self) -> int:
-        """Number of scored rows that are neither committed nor dropped."""
+        """Number of scored nodes that are neither committed nor dropped."""
         return len(self._parents)
 
     def start(self, prompt: Sequence[int]) -> None:
@@ -70,7 +69,11 @@ class Session(ABC):
         self.extend(prompt)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append committed tokens that the model has not read; nothing may be pending."""
+        """Append committed tokens that the model has not read.
+
+        Raises:
+            RuntimeError: where nodes are pending.
+        """
         if self.pending:
             raise RuntimeError("extend() was called with scored nodes pending; commit() or rollback() them first.")
         self._queue.extend(int(token) for token in tokens)
@@ -83,12 +86,15 @@ class Session(ABC):
 
         Args:
             tokens: (n,) token ids.
-            parents: (n,) indices into all pending rows (those of earlier calls first, then these); -1 hangs a node
+            parents: (n,) indices into all pending nodes (those of earlier calls first, then these); -1 puts a node
                 below the committed text. So a tree can be grown level by level.
-            sampling: what the returned rows' probabilities shall mean.
+            sampling: defines the probabilities of the returned scores.
 
         Returns:
-            Rows of the n nodes: the law of the token after each.
+            scores of the n nodes: the distribution of the token after each.
+
+        Raises:
+            ValueError: for a parent that does not come before its child.
         """
         parents = np.asarray(parents, np.int64)
         pending = len(self._parents)
@@ -108,12 +114,16 @@ class Session(ABC):
         self.score([], [], Sampling())
 
     def commit(self, path: Sequence[int]) -> None:
-        """Keep the pending rows in `path` (a chain from the committed text down, in order) and drop the others."""
+        """Commit the pending nodes in `path`, a chain from the committed text down, and drop the others.
+
+        Raises:
+            ValueError: for nodes that are no such chain.
+        """
         above = ROOT
         for node in path:
             if self._parents[node] != above:
                 raise ValueError(
-                    f"commit() needs a path: pending row {node} hangs below {self._parents[node]}, not {above}."
+                    f"commit() needs a path: the parent of pending node {node} is {self._parents[node]}, not {above}."
                 )
             above = node
         self._keep(np.asarray(path, np.int64))
@@ -122,7 +132,7 @@ class Session(ABC):
         self._parents = np.empty(0, np.int64)
 
     def rollback(self) -> None:
-        """Drop all pending rows, and whatever an interrupted forward left behind."""
+        """Drop all pending nodes, and what an interrupted forward left behind."""
         self._keep(np.empty(0, np.int64))
         self._parents = np.empty(0, np.int64)
 
@@ -132,11 +142,11 @@ class Session(ABC):
 
     @abstractmethod
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
-        """Read the queue as committed text, then the nodes; (n, V) logits of the nodes.
+        """Read the queue as committed text, then the nodes; return the (n, V) logits of the nodes.
 
-        `parents` covers all pending rows; the last len(tokens) of them are new. The queue is then empty.
+        `parents` covers all pending nodes; the last len(tokens) of them are new. The caller empties the queue.
         """
 
     @abstractmethod
-    def _keep(self, rows: np.ndarray) -> None:
-        """Move these pending rows behind the committed ones and forget the other pending rows."""
+    def _keep(self, nodes: np.ndarray) -> None:
+        """Move the KV entries of these pending nodes behind the committed ones and drop the other pending nodes."""

@@ -1,7 +1,7 @@
 """A key/value cache whose tail can be rewritten: tree nodes are appended, the accepted path moved up, the rest dropped.
 
 transformers' own DynamicCache concatenates, which copies the whole cache at each forward; this one writes into a buffer
-with spare room and hands out views. All layers of a device share one tensor, so that a commit is one gather.
+with spare capacity and hands out views. All layers of a device share one tensor, so that a commit is one gather.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 
 class TreeCache(Cache):
-    """Keys and values of all layers of one sequence.
+    """The keys and values of all layers of one sequence.
 
     Attributes:
-        stores: (L, 2, 1, H, capacity, D) keys and values in the dtype of the first ones written; where layers lie on
-            several devices one such tensor for each, of the layers there. None before the first forward.
-        size: rows in use. A forward appends its rows layer by layer and they count once the last layer has them, so
-            that an interrupted forward leaves nothing behind.
+        stores: (L, 2, 1, H, capacity, D) keys and values in the dtype of the first ones written; one such tensor
+            for each device, of the layers there. Empty before the first forward.
+        size: entries in use. A forward appends its entries layer by layer; they count once the last layer has them,
+            so that an interrupted forward leaves nothing behind.
 
     Args:
         layers: L of the model.
-        capacity: rows to make room for beyond the first forward's; it doubles when needed.
-        devices: of each layer; by default all are where the first layer's states are.
+        capacity: entries to allocate beyond those of the first forward; it doubles when needed.
+        devices: of each layer; by default that of the first layer's states.
     """
 
     def __init__(self, layers: int, capacity: int = 256, devices: Sequence[torch.device] | None = None) -> None:
@@ -37,17 +37,17 @@ class TreeCache(Cache):
 
     @property
     def states(self) -> torch.Tensor:
-        """The store, where there is one."""
+        """The store of a model on one device."""
         (states,) = self.stores
         return states
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append (1, H, n, D) states of one layer; views (1, H, size + n, D) of all its rows."""
+        """Append (1, H, n, D) states of one layer; return views (1, H, size + n, D) of all its entries."""
         end = self.size + key_states.shape[2]
         if layer_idx == 0:
-            self._make_room(key_states, end)
+            self._reserve(key_states, end)
         keys, values = self._views[layer_idx]
         keys[:, :, self.size : end] = key_states
         values[:, :, self.size : end] = value_states
@@ -55,7 +55,8 @@ class TreeCache(Cache):
             self.size = end
         return keys[:, :, :end], values[:, :, :end]
 
-    def _make_room(self, like: torch.Tensor, end: int) -> None:
+    def _reserve(self, like: torch.Tensor, end: int) -> None:
+        """Allocate stores for `end` entries, where there are none or they are too small."""
         if not self.stores:
             self.capacity += end
         elif end <= self.capacity:
@@ -67,31 +68,31 @@ class TreeCache(Cache):
         old, self.stores = self.stores, []
         views: dict[int, tuple[torch.Tensor, ...]] = {}
         for number, device in enumerate(dict.fromkeys(places)):
-            mine = [layer for layer, place in enumerate(places) if place == device]
-            store = like.new_empty((len(mine), 2, batch, heads, self.capacity, width), device=device)
+            layers = [layer for layer, place in enumerate(places) if place == device]
+            store = like.new_empty((len(layers), 2, batch, heads, self.capacity, width), device=device)
             if old:
                 store[..., : self.size, :] = old[number][..., : self.size, :]
             self.stores.append(store)
-            views |= {layer: tuple(part.unbind(0)) for layer, part in zip(mine, store.unbind(0), strict=True)}
+            views |= {layer: tuple(part.unbind(0)) for layer, part in zip(layers, store.unbind(0), strict=True)}
         self._views = views
 
-    def keep(self, base: int, rows: np.ndarray) -> None:
-        """Keep the first `base` rows, move the rows `base + rows` behind them, forget the others.
+    def keep(self, base: int, entries: np.ndarray) -> None:
+        """Keep the first `base` entries, move the entries `base + entries` behind them, forget the others.
 
         Args:
-            rows: (k,) int64, ascending.
+            entries: (k,) int64, ascending.
         """
-        count = len(rows)
-        if count and rows[-1] != count - 1:  # otherwise they stand there already
+        count = len(entries)
+        if count and entries[-1] != count - 1:  # otherwise they stand there already
             for store in self.stores:
-                index = torch.from_numpy(base + rows).to(store.device)
+                index = torch.from_numpy(base + entries).to(store.device)
                 store[..., base : base + count, :] = store.index_select(4, index)
         self.size = base + count
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Rows in use."""
+        """Return the number of entries in use."""
         return self.size
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Width and offset of an attention mask for `query_length` more rows."""
+        """Return width and offset of an attention mask for `query_length` further tokens."""
         return self.size + query_length, 0

@@ -1,7 +1,7 @@
-"""Can this model score a token tree? An allow-list of architectures, and a test on the model itself.
+"""Whether a model can score a token tree: an allow-list of architectures, and a test on the model itself.
 
-Some architectures ignore or misread a 4-D mask without an error (ALiBi models derive positions from the mask's width),
-so nothing is trusted: a small tree is scored in one forward and compared with plain forwards over each of its paths.
+Some architectures ignore or misread a 4-D mask without an error, because ALiBi models derive positions from the width
+of the mask. So a small tree is scored in one forward and compared with plain forwards over each of its paths.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ from ..tree import TokenTree
 if TYPE_CHECKING:
     from .huggingface import HFModel
 
-SUPPORTED = (
-    "gpt_neox", "llama", "qwen2", "qwen3", "gpt2", "opt", "mistral", "phi3", "olmo2", "falcon",
-)  # fmt: skip
+SUPPORTED = ("gpt_neox", "llama", "qwen2", "qwen3", "gpt2", "opt", "mistral", "phi3", "olmo2", "falcon")
 STEADY_FREQUENCIES = ("default", "linear", "proportional", "llama3", "yarn")
-"""Rotary variants whose angles depend on the position alone. The others (dynamic, longrope) change the angles of
-all rows with the longest position in a forward, so drafted nodes would change the logits of the text before them."""
+"""Rotary variants whose angles depend on the position alone. The others (dynamic, longrope) change all angles with
+the longest position in a forward, so drafted nodes would change the logits of the text before them."""
 REFUSED = {
-    "mpt": "its ALiBi attention derives positions from the order of the rows, so siblings would differ in position",
-    "bloom": "its ALiBi attention derives positions from the order of the rows and does not take a 4-D mask",
+    "mpt": "its ALiBi attention derives positions from the order of the tokens, so siblings would differ in position",
+    "bloom": "its ALiBi attention derives positions from the order of the tokens and does not take a 4-D mask",
 }
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
-"""Largest difference accepted, as a share of the largest absolute logit."""
+"""Largest difference allowed, as a share of the largest absolute logit."""
 
 
 def check_architecture(config: PretrainedConfig) -> None:
@@ -69,12 +67,12 @@ def check_tree_attention(model: HFModel) -> None:
     session = model.session()
     session.start(prefix)
     scored = [session.score(tree.tokens[s], tree.parents[s], Sampling()).logits for s in (slice(0, 3), slice(3, 7))]
-    found = torch.cat(scored)
+    logits = torch.cat(scored)
     worst = 0.0
     for node in range(len(tree)):
         path = tree.tokens[[0, *tree.path(node)]].tolist()
         plain = model.model(torch.tensor([prefix + path], device=model.device), use_cache=False).logits[0, -1]
-        worst = max(worst, float((found[node] - plain).abs().max() / plain.abs().max().clamp_min(1e-6)))
+        worst = max(worst, float((logits[node] - plain).abs().max() / plain.abs().max().clamp_min(1e-6)))
     allowed = TOLERANCE.get(model.dtype, 0.0)
     if not np.isfinite(worst) or worst > allowed:
         raise ValueError(

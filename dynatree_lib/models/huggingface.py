@@ -16,7 +16,7 @@ from ..masks import additive, ancestor_matrix, below_chain, depth_positions, sli
 from .base import LanguageModel, Session
 from .cache import TreeCache
 from .check import check_architecture, check_tree_attention
-from .engines import engine_of
+from .engines import Engine, engine_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 LONGEST_JOINT_PREFILL = 256
@@ -57,7 +57,8 @@ class HFModel(LanguageModel):
         self.vocabulary = vocabulary_fingerprint(tokenizer) if tokenizer is not None else None
         self.layers = int(config.num_hidden_layers)
         self.session_class: type[HFSession] = HFSession
-        self.engine = engine_of(model, engine)
+        self.around: Callable[..., torch.Tensor] | None = None
+        self.engine: Engine = engine_of(model, engine)
         if check:
             check_tree_attention(self)
 
@@ -93,17 +94,23 @@ class HFModel(LanguageModel):
         return sum(weight.numel() for weight in self.model.parameters())
 
     def session(self) -> HFSession:
-        """A new, empty session with its own cache."""
+        """Return a new, empty session with its own cache."""
         return self.session_class(self)
 
+    def with_engine(self, engine: Engine) -> HFModel:
+        """Return the same model (weights shared) whose forwards another engine runs, for example one that wraps it."""
+        other = copy.copy(self)
+        other.engine = engine
+        return other
+
     def with_sessions(self, session_class: type[HFSession]) -> HFModel:
-        """The same model (weights shared) opening sessions of another class."""
+        """Return the same model (weights shared), which opens sessions of another class."""
         other = copy.copy(self)
         other.session_class = session_class
         return other
 
     def narrowed(self, width: int) -> HFModel:
-        """The same model (weights shared) whose rows of logits end after `width` tokens.
+        """Return the same model (weights shared) whose logits end after `width` tokens.
 
         Some families pad their embeddings differently per size; the surplus columns are no tokens.
         """
@@ -114,22 +121,39 @@ class HFModel(LanguageModel):
     def forward(
         self, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: TreeCache, keep: int
     ) -> torch.Tensor:
-        """One forward of (n,) tokens of one sequence; (keep, V) logits of the last `keep` rows.
+        """Run one forward of (n,) tokens of one sequence and return (keep, V) logits of the last `keep` tokens.
 
-        Without a mask each row sees the cache and the rows before it: for an empty cache, or a single row.
+        Without a mask each token sees the cache and the tokens before it: for an empty cache, or a single token.
         """
+        if self.around is not None:
+            return self.around(self.run_forward, tokens, positions, mask, cache, keep)
+        return self.run_forward(tokens, positions, mask, cache, keep)
+
+    def run_forward(
+        self, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: TreeCache, keep: int
+    ) -> torch.Tensor:
+        """Run what `forward` runs, without the observer of `observed`."""
         ids, places = torch.from_numpy(np.stack((tokens, positions))).to(self.device).split(1)
         return self.engine(ids, places, mask, cache, keep)[0, :, : self.vocab_size]
 
+    def observed(self, around: Callable[..., torch.Tensor]) -> HFModel:
+        """Return the same model (weights shared) whose sessions run each forward as `around(run, *arguments)`.
+
+        `around` returns the logits of `run(*arguments)`; it may time the call or keep its arguments.
+        """
+        other = copy.copy(self)
+        other.around = around
+        return other
+
     def mask(
-        self, base: int, tail: np.ndarray, rows: np.ndarray, keys: np.ndarray
+        self, base: int, tail: np.ndarray, queries: np.ndarray, keys: np.ndarray
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """What the model takes as attention mask for n rows; one mask per layer type where it has types.
+        """Return what the model takes as attention mask for n tokens; one mask per layer type where it has types.
 
         Args:
-            base: cache columns that all rows see.
+            base: cache columns that all tokens see.
             tail: (n, m) bool, which of the columns after them.
-            rows: (n,) positions of the rows.
+            queries: (n,) positions of the tokens.
             keys: (m,) positions of the tail's columns; those before them go on downwards.
         """
         full = additive(tail, self.dtype, base).to(self.device)[None, None]
@@ -137,7 +161,9 @@ class HFModel(LanguageModel):
             return full
         allowed = np.concatenate([np.ones((len(tail), base), bool), tail], 1)
         columns = np.concatenate([np.arange(keys[0] - base, keys[0]), keys])
-        narrow = additive(sliding_window(allowed, rows, columns, self.window), self.dtype).to(self.device)[None, None]
+        narrow = additive(sliding_window(allowed, queries, columns, self.window), self.dtype).to(self.device)[
+            None, None
+        ]
         types = getattr(self.model.config, "layer_types", None)
         return {"full_attention": full, "sliding_attention": narrow} if types else narrow
 
@@ -173,7 +199,7 @@ class HFSession(Session):
         if not len(tokens):
             return torch.empty(0, self.model.vocab_size)
         joined = np.concatenate([np.asarray(queue, np.int64), tokens]) if queue else tokens
-        base = self._cache.get_seq_length() - (len(parents) - len(tokens))  # committed rows in the cache
+        base = self._cache.get_seq_length() - (len(parents) - len(tokens))  # committed KV entries
         mask, positions = self._mask_and_positions(base, len(queue), len(tokens), parents)
         return self.model.forward(joined, positions, mask, self._cache, keep=len(tokens))
 
@@ -187,26 +213,26 @@ class HFSession(Session):
         self.model.forward(queue, positions, mask, self._cache, keep=1)
 
     def _mask_and_positions(self, base: int, queued: int, count: int, parents: np.ndarray) -> tuple[Any, np.ndarray]:
-        """Mask over [committed, queued, pending] columns for the queued rows and the last `count` nodes."""
+        """Return a mask over [committed, queued, pending] columns for the queued tokens and the last `count` nodes."""
         keys = self._node_positions(parents)
         if queued:
             keys = np.concatenate([np.arange(self.position - queued, self.position), keys])
-        rows = keys[len(keys) - queued - count :]
-        tail = ancestor_matrix(below_chain(queued, parents))[-len(rows) :]
-        if len(rows) == 1 and tail.all():
-            return None, rows  # one row that sees everything needs no mask, and attention is faster without
-        return self.model.mask(base, tail, rows, keys), rows
+        queries = keys[len(keys) - queued - count :]
+        tail = ancestor_matrix(below_chain(queued, parents))[-len(queries) :]
+        if len(queries) == 1 and tail.all():
+            return None, queries  # one token that sees everything needs no mask, and attention is faster without
+        return self.model.mask(base, tail, queries, keys), queries
 
     def _node_positions(self, parents: np.ndarray) -> np.ndarray:
         return depth_positions(parents, self.position)
 
     @in_inference_mode
-    def _keep(self, rows: np.ndarray) -> None:
-        self._cache.keep(self.length, rows)
+    def _keep(self, nodes: np.ndarray) -> None:
+        self._cache.keep(self.length, nodes)
 
 
 def vocabulary_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of a tokenizer's token-to-id map: equal for tokenizers that number the same tokens alike."""
+    """Return a hash of a tokenizer's token-to-id map: equal for tokenizers that number the same tokens alike."""
     listing = "\n".join(f"{index}\t{token}" for token, index in sorted(tokenizer.get_vocab().items()))
     return hashlib.sha256(listing.encode()).hexdigest()[:16]
 

@@ -7,25 +7,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from ..tree import ROOT
 from .base import LanguageModel, Session
 
-Law = Callable[[tuple[int, ...]], Sequence[float]]
+Table = Callable[[tuple[int, ...]], Sequence[float]]
 
 
 class ToyModel(LanguageModel):
-    """A language model given by a function from a context to a law.
+    """A language model given by a function from a context to the distribution of the next token.
 
     Args:
-        law: context (all tokens so far) -> (V,) probabilities; zeros allowed.
+        distribution: context (all tokens so far) -> (V,) probabilities; zeros allowed.
         vocab_size: V.
         context: most positions.
         eos_token_ids: tokens that end a text.
     """
 
     def __init__(
-        self, distribution: Law, vocab_size: int, context: int = 10_000, eos_token_ids: tuple[int, ...] = ()
+        self, distribution: Table, vocab_size: int, context: int = 10_000, eos_token_ids: tuple[int, ...] = ()
     ) -> None:
         self.distribution = distribution
         self.name = "toy"
@@ -37,7 +38,7 @@ class ToyModel(LanguageModel):
     def random(
         cls, vocab_size: int = 4, seed: int = 0, order: int = 2, sharpness: float = 2.0, **kwargs: Any
     ) -> ToyModel:
-        """A random Markov model: the law depends on the last `order` tokens; higher sharpness is more predictable."""
+        """Return a random Markov model of the last `order` tokens; higher sharpness is more predictable."""
 
         def distribution(context: tuple[int, ...]) -> Sequence[float]:
             recent = [token + 1 for token in context[-order:]]
@@ -48,16 +49,16 @@ class ToyModel(LanguageModel):
         return cls(distribution, vocab_size, **kwargs)
 
     def mixed(self, other: ToyModel, share: float) -> ToyModel:
-        """A draft for this model: (1 - share) of this model's law plus `share` of the other's."""
+        """Return a draft for this model: (1 - share) of its probabilities plus `share` of those of the other model."""
 
         def distribution(context: tuple[int, ...]) -> Sequence[float]:
-            mine, its = np.asarray(self.distribution(context)), np.asarray(other.distribution(context))
-            return ((1 - share) * mine + share * its).tolist()
+            first, second = np.asarray(self.distribution(context)), np.asarray(other.distribution(context))
+            return ((1 - share) * first + share * second).tolist()
 
         return ToyModel(distribution, self.vocab_size, self.context, self.eos_token_ids)
 
+    @override
     def session(self) -> ToySession:
-        """A new, empty session."""
         return ToySession(self)
 
 
@@ -69,10 +70,12 @@ class ToySession(Session):
         self.model = model
         self._reset()
 
+    @override
     def _reset(self) -> None:
         self._text: list[int] = []
         self._nodes: list[int] = []
 
+    @override
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
         self._text += queue
         self._nodes += tokens.tolist()
@@ -87,6 +90,7 @@ class ToySession(Session):
             node = int(parents[node])
         return (*self._text, *reversed(path))
 
-    def _keep(self, rows: np.ndarray) -> None:
-        self._text += [self._nodes[row] for row in rows]
+    @override
+    def _keep(self, nodes: np.ndarray) -> None:
+        self._text += [self._nodes[node] for node in nodes]
         self._nodes = []

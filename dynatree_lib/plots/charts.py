@@ -1,37 +1,81 @@
-"""Charts of records: bars with intervals, sweeps, heat maps, distributions, cost curves; measured beside published.
+"""Charts of records: bars with intervals, sweeps, heat maps, spreads, cost curves; measured and published values.
 
-Every function takes rows, a list of dictionaries as they stand in a record, and the names of the columns to draw. A
-row without a value in a drawn column is left out. Published values are always drawn hollow or dashed, in the colour of
-the measured ones.
+Every function takes a table (a data frame, or the rows of a record) and the names of the columns to draw. A row without
+a value in a drawn column is left out. Published values are always drawn hollow or dashed, in the colour of the measured
+ones.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 from plotly import graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..measure.statistics import Table
 from . import theme
-from .iterations import error_bars
-from .rows import Row, span
+
+Row = dict[str, Any]
+Published = str | Mapping[Any, float] | None
+MEASURED_AND_PUBLISHED = ("measured", "published")
+
+MOST_TICKS = 6
+"""Values that a logarithmic axis of one panel can name without crowding."""
 
 # The number inside a horizontal bar, upright and in one size whatever the bar's height.
-INSIDE = {
-    "orientation": "h",
-    "textposition": "inside",
-    "insidetextanchor": "start",
-    "textangle": 0,
-    "constraintext": "none",
-}
-
-MEASURED_AND_PUBLISHED = ("measured", "published")
-Published = str | Mapping[Any, float] | None
+INSIDE = {"textposition": "inside", "insidetextanchor": "start", "textangle": 0, "constraintext": "none"}
 
 
+# --------------------------------------------------------------------------------------------------------------- parts
+def as_rows(table: Table | Iterable[Row] | None) -> list[Row]:
+    """Return the rows of a data frame or a record, missing values as None; no rows for no table."""
+    if isinstance(table, pd.DataFrame):
+        return table.astype(object).where(table.notna(), None).to_dict("records")
+    return list(table or ())
+
+
+def span(rows: Iterable[Row], key: str) -> list[Any]:
+    """Return the distinct values of a column, in order of appearance."""
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def error_bars(values: Sequence[float | None], intervals: Sequence[Sequence[float] | None]) -> dict[str, Any] | None:
+    """Return error bars from values and [low, high] intervals; None where no interval is known."""
+    if not any(intervals):
+        return None
+    known = [(v, *i) if v is not None and i else (0.0, 0.0, 0.0) for v, i in zip(values, intervals, strict=True)]
+    bars = {"type": "data", "symmetric": False, "thickness": 1.5, "width": 4, "color": "#444444"}
+    high, low = [max(0.0, high - v) for v, _, high in known], [max(0.0, v - low) for v, low, _ in known]
+    return {**bars, "array": high, "arrayminus": low}
+
+
+def _bars_of(rows: Sequence[Row], value: str, interval: str | None) -> dict[str, Any] | None:
+    return error_bars([row.get(value) for row in rows], [row.get(interval) if interval else None for row in rows])
+
+
+def _lines_of(rows: Sequence[Row], x: str, y: str, series: str | None) -> dict[Any, list[Row]]:
+    """Return the complete rows of each line, by the value of `series`; without `series` one line named ""."""
+    lines: dict[Any, list[Row]] = {name: [] for name in (span(rows, series) if series else [""])}
+    for row in rows:
+        if row.get(x) is not None and row.get(y) is not None:
+            lines[row[series] if series else ""].append(row)
+    return lines
+
+
+def _line_name(series: str | None, name: Any) -> str:
+    return theme.escaped(name if isinstance(name, str) else f"{series} = {name:g}")
+
+
+def _numbers(values: Iterable[float | None]) -> list[str]:
+    return ["" if value is None else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}" for value in values]
+
+
+# ---------------------------------------------------------------------------------------------------------------- bars
 def bars_with_intervals(
-    rows: Sequence[Row],
+    rows: Table,
     value: str,
     interval: str | None = None,
     label: str = "method",
@@ -42,7 +86,7 @@ def bars_with_intervals(
     reference: float | None = None,
     names: tuple[str, str] = MEASURED_AND_PUBLISHED,
 ) -> go.Figure:
-    """One horizontal bar per row, with its interval, and the published value below it.
+    """Draw a horizontal bar per row, with its interval, and the published value below it.
 
     Args:
         rows: one per bar; drawn from top to bottom.
@@ -53,57 +97,106 @@ def bars_with_intervals(
         title: above the figure.
         unit: title of the value axis.
         reference: a value to mark with a vertical line (1 for a speedup).
-        names: what the two kinds of bars are called.
+        names: names of the two kinds of bars.
     """
-    labels = [str(row[label]) for row in rows]
-    theirs = [_published(row, label, published) for row in rows]
-    both = any(number is not None for number in theirs)
+    rows = as_rows(rows)
+    labels, measured = [str(row[label]) for row in rows], [row.get(value) for row in rows]
+    paper: list[float | None] = [None] * len(rows)
+    if published is not None:
+        paper = [row.get(published) if isinstance(published, str) else published.get(row[label]) for row in rows]
+    both = any(number is not None for number in paper)
     drawn = theme.figure(title, x=unit or value, height=150 + (54 if both else 38) * len(rows), barmode="group")
     colors = [theme.bar_color(name) for name in labels]
-    ours = [row.get(value) for row in rows]
-    bars = error_bars(ours, [row.get(interval) if interval else None for row in rows])
-    drawn.add_bar(y=labels, x=ours, orientation="h", name=names[0], marker_color=colors, error_x=bars)
-    ends = [
-        value if not interval or not row.get(interval) else row[interval][1]
-        for value, row in zip(ours, rows, strict=True)
-    ]
-    _write_numbers(drawn, labels, ours, ends, 10 if both else 0)
+    bars = {"y": labels, "orientation": "h"}
+    drawn.add_bar(x=measured, **bars, name=names[0], marker_color=colors, error_x=_bars_of(rows, value, interval))
+    ends = [row[interval][1] if interval and row.get(interval) else row.get(value) for row in rows]
+    _write_numbers(drawn, labels, measured, ends, 10 if both else 0)
     if both:
         style = {"color": "#ffffff", "line": {"color": colors, "width": 2}}
-        drawn.add_bar(y=labels, x=theirs, orientation="h", name=names[1], marker=style)
-        _write_numbers(drawn, labels, theirs, theirs, -10)
+        drawn.add_bar(x=paper, **bars, name=names[1], marker=style)
+        _write_numbers(drawn, labels, paper, paper, -10)
     if reference is not None:
-        drawn.add_vline(x=reference, line={"color": theme.INK, "dash": "dash", "width": 1.3})
-    theme.finish(drawn, both).update_layout(margin_r=70)
+        drawn.add_vline(x=reference, line=theme.REFERENCE)
     drawn.update_yaxes(autorange="reversed", showgrid=False, ticksuffix="  ", type="category")
-    return drawn
+    return theme.finish(drawn, both).update_layout(margin_r=70)
 
 
 def _write_numbers(
     drawn: go.Figure, labels: Sequence[str], values: Sequence[float | None], ends: Sequence[float | None], shift: int
 ) -> None:
-    """Numbers to the right of the bars and their intervals, `shift` px above the middle of the row."""
+    """Write numbers to the right of the bars and their intervals, `shift` px above the middle of the row."""
     for label, text, end in zip(labels, _numbers(values), ends, strict=True):
         if end is not None:
             drawn.add_annotation(x=end, y=label, text=text, showarrow=False, xanchor="left", xshift=5, yshift=shift)
 
 
-def _published(row: Row, label: str, published: Published) -> float | None:
-    if published is None:
-        return None
-    return row.get(published) if isinstance(published, str) else published.get(row[label])
+def bars_by_panel(
+    rows: Table,
+    value: str,
+    interval: str | None = None,
+    panel: str = "dataset",
+    published: Mapping[Any, Published] | None = None,
+    *,
+    title: str = "",
+    unit: str = "",
+    reference: float | None = None,
+) -> go.Figure:
+    """Draw `bars_with_intervals` side by side, one panel per value of the column `panel`, over the same methods.
+
+    Args:
+        rows: with the columns `method`, `panel`, `value` and, where given, `interval`; the same methods in each panel.
+        value: column with the measured number.
+        interval: column with [low, high], or None.
+        panel: column that tells the panels apart.
+        published: panel -> method -> published number.
+        title: above the figure.
+        unit: title of the value axes.
+        reference: a value to mark with a vertical line.
+    """
+    rows = as_rows(rows)
+    names = span(rows, panel)
+    drawn = make_subplots(
+        cols=len(names), shared_yaxes=True, horizontal_spacing=0.05, subplot_titles=[str(name) for name in names]
+    )
+    for column, name in enumerate(names, start=1):
+        part_rows, paper = [row for row in rows if row[panel] == name], (published or {}).get(name)
+        part = bars_with_intervals(part_rows, value, interval, published=paper, reference=reference)
+        axis = "" if column == 1 else str(column)
+        for trace in part.data:
+            drawn.add_trace(trace.update(xaxis=f"x{axis}", yaxis=f"y{axis}"))
+        for note in part.layout.annotations:
+            drawn.add_annotation(note.update(xref=f"x{axis}", yref=f"y{axis}"))
+        for shape in part.layout.shapes:
+            drawn.add_shape(shape.update(xref=f"x{axis}", yref=f"y{axis} domain"))
+        widest = 1.22 * max((note.x for note in part.layout.annotations), default=1.0)  # the numbers stand behind bars
+        drawn.update_xaxes(title_text=theme.escaped(unit or value), range=[0, widest], col=column)
+        drawn.update_layout(height=part.layout.height + 30)
+    drawn.update_yaxes(autorange="reversed", showgrid=False, type="category").update_yaxes(ticksuffix="  ", col=1)
+    drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), barmode="group")
+    return theme.share_legend(drawn).update_layout(margin_t=120, legend_y=1.06)
 
 
-def _numbers(values: Iterable[float | None]) -> list[str]:
-    return ["" if value is None else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}" for value in values]
+def stacked_bars(
+    rows: Table, parts: Sequence[str], label: str = "method", *, title: str = "", unit: str = ""
+) -> go.Figure:
+    """Draw a horizontal bar per row made of the columns `parts`, for example where an iteration's time goes."""
+    rows = as_rows(rows)
+    drawn = theme.figure(title, x=unit, height=150 + 42 * len(rows), barmode="stack")
+    bars = {"y": [str(row[label]) for row in rows], "orientation": "h", **INSIDE}
+    for part, color in zip(parts, theme.SERIES_COLORS, strict=False):
+        values = [row.get(part) or 0.0 for row in rows]
+        drawn.add_bar(x=values, name=part, marker_color=color, text=_numbers(values), **bars)
+    drawn.update_layout(legend_traceorder="normal")
+    return drawn.update_yaxes(autorange="reversed", showgrid=False, ticksuffix="  ", type="category")
 
 
+# --------------------------------------------------------------------------------------------------------------- lines
 def sweep_lines(
-    rows: Sequence[Row],
+    rows: Table,
     x: str,
     y: str,
     series: str | None = None,
-    published: Sequence[Row] | None = None,
+    published: Table | None = None,
     *,
     interval: str | None = None,
     title: str = "",
@@ -113,7 +206,7 @@ def sweep_lines(
     reference: float | None = None,
     names: tuple[str, str] = MEASURED_AND_PUBLISHED,
 ) -> go.Figure:
-    """Lines of `y` over `x`, one per value of the column `series`; published rows dashed with hollow markers.
+    """Draw lines of `y` over `x`, one per value of the column `series`; published rows dashed with hollow markers.
 
     Args:
         rows: measured; sorted by `x` here.
@@ -127,120 +220,131 @@ def sweep_lines(
         y_title: of the vertical axis; by default the column's name.
         log_x: logarithmic horizontal axis.
         reference: a value of `y` to mark with a horizontal line.
-        names: what the solid and the dashed lines are called.
+        names: names of the solid and the dashed lines.
     """
-    drawn = theme.figure(title, x=x_title or x, y=y_title or y, height=420)
-    sides = [(names[0], list(rows), "solid", "")]
+    drawn = theme.figure(title, x=x_title or x, y=y_title or y)
+    measured, paper = _lines_of(as_rows(rows), x, y, series), _lines_of(as_rows(published), x, y, series)
+    colors, symbols = theme.series_colors([*measured, *paper]), theme.series_symbols([*measured, *paper])
+    sides = [(measured, names[0], "solid", "")]
     if published is not None:
-        sides.append((names[1], list(published), "dash", "-open"))
-    lines = [name for _, side, _, _ in sides for name in _names(side, series)]
-    colors, symbols = theme.series_colors(lines), theme.series_symbols(lines)
-    for kind, side, dash, hollow in sides:
-        for name in _names(side, series):
-            mine = sorted(_complete(side, x, y, series, name), key=lambda row: row[x])
+        sides.append((paper, names[1], "dash", "-open"))
+    for lines, kind, dash, hollow in sides:
+        for name, line in lines.items():
+            line.sort(key=lambda row: row[x])
             drawn.add_scatter(
-                x=[row[x] for row in mine],
-                y=[row[y] for row in mine],
-                error_y=error_bars([row[y] for row in mine], [row.get(interval) if interval else None for row in mine]),
+                x=[row[x] for row in line],
+                y=[row[y] for row in line],
+                error_y=_bars_of(line, y, interval),
                 mode="lines+markers",
-                name=kind if series is None else _series_name(series, name) + (f" ({kind})" if hollow else ""),
+                name=kind if series is None else _line_name(series, name) + (f" ({kind})" if hollow else ""),
                 line={"color": colors[name], "dash": dash},
                 marker={"size": 9, "symbol": symbols[name] + hollow},
             )
     if reference is not None:
-        drawn.add_hline(y=reference, line={"color": theme.INK, "dash": "dot", "width": 1.3})
-    theme.finish(drawn, series is not None or published is not None)
-    places = sorted({row[x] for _, side, _, _ in sides for row in side if row.get(x) is not None})
+        drawn.add_hline(y=reference, line=theme.REFERENCE)
+    places = sorted({row[x] for row in [*as_rows(rows), *as_rows(published)] if row.get(x) is not None})
     if len(places) <= 12 and (log_x or all(isinstance(place, int) for place in places)):
         drawn.update_xaxes(tickvals=places, ticktext=[f"{place:g}" for place in places])
     drawn.update_xaxes(type="log" if log_x else None)
-    return drawn
+    return theme.finish(drawn, series is not None or published is not None)
 
 
-def _names(rows: Sequence[Row], series: str | None) -> list[Any]:
-    return span(rows, series) if series else [""]
-
-
-def _series_name(series: str | None, name: Any) -> str:
-    return theme.escaped(name if isinstance(name, str) else f"{series} = {name:g}")
-
-
-def _complete(rows: Sequence[Row], x: str, y: str, series: str | None, name: Any) -> list[Row]:
-    return [
-        row
-        for row in rows
-        if (series is None or row[series] == name) and row.get(x) is not None and row.get(y) is not None
-    ]
-
-
-def heatmap(
-    rows: Sequence[Row],
+def line_panels(
+    rows: Table,
     x: str,
-    y: str,
-    value: str,
-    published: Sequence[Row] | None = None,
+    panels: Mapping[str, str],
+    series: str = "method",
+    published: Table | None = None,
     *,
     title: str = "",
-    unit: str = "",
+    x_title: str = "",
+    log_x: bool = False,
+    references: Mapping[str, float] | None = None,
+    columns: int = 2,
 ) -> go.Figure:
-    """A table in colours: `value` over `x` and `y`, the number in each cell; published rows in a second panel.
+    """Draw `sweep_lines` of several columns over the same `x`, one panel each under one legend.
 
     Args:
-        rows: one per cell; missing cells stay white. Numbers are sorted along the axes, names keep their order.
-        x: column of the horizontal axis.
-        y: column of the vertical axis.
-        value: column shown.
-        published: rows with the same columns.
+        rows: measured. Where a row has the column `<column>_interval`, [low, high] is drawn.
+        x: column of the horizontal axes.
+        panels: column -> title of its panel.
+        series: column that tells the lines apart; a line has the same colour in every panel.
+        published: rows with the same columns; panels that they lack show measured lines alone.
         title: above the figure.
-        unit: title of the colour bar.
+        x_title: of the lowest horizontal axes.
+        log_x: logarithmic horizontal axes.
+        references: column -> a value to mark with a horizontal line.
+        columns: panels side by side.
     """
-    panels = [("measured", list(rows))] + ([] if published is None else [("published", list(published))])
-    drawn = make_subplots(
-        cols=len(panels),
-        shared_yaxes=True,
-        horizontal_spacing=0.06,
-        subplot_titles=[name for name, _ in panels] if len(panels) > 1 else None,
-    )
-    across, down = _ordered(span([*rows, *(published or ())], x)), _ordered(span([*rows, *(published or ())], y))
-    for column, (name, side) in enumerate(panels, start=1):
-        cells = {(row[x], row[y]): row.get(value) for row in side}
-        z = [[cells.get((a, b)) for a in across] for b in down]
-        drawn.add_heatmap(
-            z=z,
-            x=[str(a) for a in across],
-            y=[str(b) for b in down],
-            coloraxis="coloraxis",
-            xgap=2,
-            ygap=2,
-            name=name,
-            text=[_numbers(line) for line in z],
-            texttemplate="%{text}",
-            textfont={"size": 14},
-            row=1,
-            col=column,
-            hovertemplate=f"{x} %{{x}}, {y} %{{y}}: %{{z:.3g}}<extra>{name}</extra>",
-        )
-    drawn.update_layout(
-        template=theme.TEMPLATE,
-        title_text=theme.escaped(title),
-        height=190 + 46 * len(down),
-        coloraxis={"colorscale": "Cividis", "colorbar": {"title": {"text": unit or value}}},
-    )
-    drawn.update_xaxes(title_text=theme.escaped(x), type="category", showgrid=False)
-    drawn.update_yaxes(type="category", showgrid=False, ticks="", ticksuffix=" ")
-    drawn.update_yaxes(title_text=theme.escaped(y), col=1)
-    if isinstance(down[0], str):  # names read from the top, numbers grow upwards
-        drawn.update_yaxes(autorange="reversed")
-    return drawn
+    lines = math.ceil(len(panels) / columns)
+    titles = [theme.escaped(name) for name in panels.values()]
+    spacing = {"vertical_spacing": 0.34 / (lines + 1), "horizontal_spacing": 0.09}
+    drawn = make_subplots(rows=lines, cols=columns, subplot_titles=titles, **spacing)
+    for number, column in enumerate(panels):
+        interval, reference = f"{column}_interval", (references or {}).get(column)
+        part = sweep_lines(rows, x, column, series, published, interval=interval, log_x=log_x, reference=reference)
+        place = {"row": number // columns + 1, "col": number % columns + 1}
+        for trace in part.data:
+            if trace.x:
+                if trace.error_y.array:
+                    trace.error_y.update(color=trace.line.color, thickness=1.2)
+                drawn.add_trace(trace, **place)
+        for shape in part.layout.shapes:
+            drawn.add_hline(y=shape.y0, line=shape.line, **place)
+        axis = part.layout.xaxis.update(title_text=None, anchor=None, domain=None)
+        if log_x:
+            axis.update(_log_ticks(sorted({value for trace in part.data for value in trace.x or ()})))
+        drawn.update_xaxes(axis, **place)
+    drawn.update_xaxes(title_text=theme.escaped(x_title or x), row=lines).update_annotations(font_size=14)
+    entries = sum(trace.showlegend is True for trace in theme.share_legend(drawn).data)
+    layout = {"template": theme.TEMPLATE, "title_text": theme.escaped(title), "height": 150 + 290 * lines}
+    margin = 105 + 22 * (math.ceil(entries / 6) - 1)
+    return drawn.update_layout(**layout, margin_t=margin, legend_y=1 + 24 / (290 * lines))
 
 
-def _ordered(values: list[Any]) -> list[Any]:
-    """Numbers ascending, names as they came."""
-    return values if any(isinstance(value, str) for value in values) else sorted(values)
+def _log_ticks(values: Sequence[float]) -> Row:
+    """Return ticks of a panel's logarithmic axis: the values themselves, or round numbers where they would crowd."""
+    if len(values) < 2:
+        return {}
+    if len(values) > MOST_TICKS:
+        even = [factor * 10**power for power in range(-3, 7) for factor in (1, 2, 5)]
+        values = [number for number in even if values[0] <= number <= values[-1]]
+    return {"tickvals": values, "ticktext": [f"{number:g}" for number in values]}
 
 
+def cost_curve(
+    rows: Table,
+    x: str = "nodes",
+    y: str = "milliseconds",
+    series: str = "model",
+    interval: str | None = None,
+    *,
+    title: str = "Cost of a scored node",
+    x_title: str = "nodes scored in one forward",
+) -> go.Figure:
+    """Draw the time of one forward over the nodes it scores, and the time of a forward for each node (dotted).
+
+    Args:
+        rows: measured, with the columns `x`, `y`, `series` and, where known, `interval` ([low, high] of `y`).
+        x: column with the number of nodes.
+        y: column with the time; the axis carries its name.
+        series: column that tells the curves apart.
+        interval: column with [low, high], or None.
+        title: above the figure.
+        x_title: of the horizontal axis.
+    """
+    drawn = sweep_lines(rows, x, y, series, interval=interval, title=title, x_title=x_title, y_title=y)
+    top = max((time for curve in drawn.data for time in curve.y), default=1.0)
+    for curve in drawn.data:
+        alone = [curve.y[0] / curve.x[0] * size for size in curve.x]
+        style = {"line": {"color": curve.line.color, "dash": "dot", "width": 1.5}, "hoverinfo": "skip"}
+        drawn.add_scatter(x=curve.x, y=alone, mode="lines", name=f"{curve.name}, one forward per node", **style)
+    return drawn.update_yaxes(range=[0, 1.6 * top])
+
+
+# ---------------------------------------------------------------------------------------------------------------- dots
 def scatter(
-    rows: Sequence[Row],
+    rows: Table,
     x: str,
     y: str,
     series: str | None = None,
@@ -252,122 +356,33 @@ def scatter(
     reference: float | None = None,
     diagonal: bool = False,
 ) -> go.Figure:
-    """One dot per row: `y` over `x`, coloured by the column `series`, the column `text` shown on hovering.
+    """Draw a dot per row: `y` over `x`, coloured by the column `series`, the column `text` shown on hovering.
 
     `reference` marks a value of `y`; `diagonal` draws the line on which both columns are equal.
     """
+    rows = as_rows(rows)
     drawn = theme.figure(title, x=x_title or x, y=y_title or y, height=430)
-    colors, symbols = theme.series_colors(_names(rows, series)), theme.series_symbols(_names(rows, series))
-    for name in _names(rows, series):
-        mine = _complete(rows, x, y, series, name)
+    lines = _lines_of(rows, x, y, series)
+    colors, symbols = theme.series_colors(lines), theme.series_symbols(lines)
+    for name, line in lines.items():
         drawn.add_scatter(
-            x=[row[x] for row in mine],
-            y=[row[y] for row in mine],
-            text=[str(row[text]) if text else "" for row in mine],
+            x=[row[x] for row in line],
+            y=[row[y] for row in line],
+            text=[str(row[text]) if text else "" for row in line],
             mode="markers",
-            name=_series_name(series, name),
+            name=_line_name(series, name),
             marker={"size": 9, "opacity": 0.8, "color": colors[name], "symbol": symbols[name]},
         )
     if diagonal:
         ends = [0, max((row[x] for row in rows), default=1)]
-        line = {"color": theme.MUTED, "dash": "dash", "width": 1.5}
-        drawn.add_scatter(x=ends, y=ends, mode="lines", line=line, name="equal", hoverinfo="skip")
+        drawn.add_scatter(x=ends, y=ends, mode="lines", line=theme.IDEAL, name="equal", hoverinfo="skip")
     if reference is not None:
-        drawn.add_hline(y=reference, line={"color": theme.INK, "dash": "dot", "width": 1.3})
-    theme.finish(drawn, series is not None)
-    return drawn
-
-
-def distribution(
-    rows: Sequence[Row],
-    x: str,
-    y: str,
-    published: Sequence[Row] | None = None,
-    *,
-    title: str = "",
-    x_title: str = "",
-    y_title: str = "",
-) -> go.Figure:
-    """The spread of `y` for each value of `x`: a box with every row as a dot; published rows as hollow boxes."""
-    drawn = theme.figure(title, x=x_title or x, y=y_title or y, height=420, boxmode="group")
-    sides = [("measured", list(rows), theme.SERIES_COLORS[0], "#dcebf8")]
-    if published is not None:
-        sides.append(("published", list(published), theme.SERIES_COLORS[1], "#ffffff"))
-    for name, side, color, fill in sides:
-        mine = sorted(_complete(side, x, y, None, None), key=lambda row: row[x])
-        drawn.add_box(
-            x=[str(row[x]) for row in mine],
-            y=[row[y] for row in mine],
-            name=name,
-            boxpoints="all",
-            jitter=0.35,
-            pointpos=0,
-            fillcolor=fill,
-            line_color=color,
-            marker={"size": 5, "opacity": 0.6},
-        )
-    theme.finish(drawn, published is not None)
-    drawn.update_xaxes(type="category")
-    return drawn
-
-
-def stacked_bars(
-    rows: Sequence[Row], parts: Sequence[str], label: str = "method", *, title: str = "", unit: str = ""
-) -> go.Figure:
-    """One horizontal bar per row made of the columns `parts`, for example where an iteration's time goes."""
-    drawn = theme.figure(title, x=unit, height=150 + 42 * len(rows), barmode="stack")
-    names = [str(row[label]) for row in rows]
-    for part, color in zip(parts, theme.SERIES_COLORS, strict=False):
-        values = [row.get(part) or 0.0 for row in rows]
-        drawn.add_bar(y=names, x=values, name=part, marker_color=color, text=_numbers(values), **INSIDE)
-    drawn.update_layout(legend_traceorder="normal")
-    drawn.update_yaxes(autorange="reversed", showgrid=False, ticksuffix="  ", type="category")
-    return drawn
-
-
-def cost_curve(
-    rows: Sequence[Row],
-    x: str = "rows",
-    y: str = "milliseconds",
-    series: str = "model",
-    interval: str | None = None,
-    *,
-    title: str = "",
-    x_title: str = "rows scored in one forward",
-) -> go.Figure:
-    """Time of one forward over the number of rows it scores, and what the same rows would cost one by one (dotted).
-
-    Args:
-        rows: measured, with the columns `x`, `y`, `series` and, where known, `interval` ([low, high] of `y`).
-        x: column with the number of rows.
-        y: column with the time; the axis carries its name.
-        series: column that tells the curves apart.
-        interval: column with [low, high], or None.
-        title: above the figure.
-        x_title: of the horizontal axis.
-    """
-    title = title or "What a row costs"
-    drawn = sweep_lines(rows, x, y, series, interval=interval, title=title, x_title=x_title, y_title=y)
-    colors = theme.series_colors(_names(rows, series))
-    top = max((row[y] for row in rows), default=1.0)
-    for name in _names(rows, series):
-        mine = sorted(_complete(rows, x, y, series, name), key=lambda row: row[x])
-        per_row = mine[0][y] / mine[0][x]
-        line = {"color": colors[name], "dash": "dot", "width": 1.5}
-        drawn.add_scatter(
-            x=[row[x] for row in mine],
-            y=[per_row * row[x] for row in mine],
-            mode="lines",
-            line=line,
-            name=f"{name}, one forward per row",
-            hoverinfo="skip",
-        )
-    drawn.update_yaxes(range=[0, 1.6 * top])
-    return drawn
+        drawn.add_hline(y=reference, line=theme.REFERENCE)
+    return theme.finish(drawn, series is not None)
 
 
 def interval_dots(
-    rows: Sequence[Row],
+    rows: Table,
     value: str,
     interval: str | None = None,
     label: str = "method",
@@ -379,7 +394,7 @@ def interval_dots(
     unit: str = "",
     name: str = "measured",
 ) -> go.Figure:
-    """One line per row: its value as a dot with its interval, other columns as hollow marks beside it.
+    """Draw a line per row: its value as a dot with its interval, other columns as hollow marks.
 
     Args:
         rows: drawn from top to bottom.
@@ -388,37 +403,95 @@ def interval_dots(
         label: column that names the row.
         also: name -> (column, column with its interval or None), drawn hollow.
         references: name -> value to mark with a vertical line.
-        band: a range to shade, such as what cannot be told from 1.
+        band: a range to shade, for example values that cannot be told from 1.
         title: above the figure.
         unit: title of the value axis.
-        name: what the dots are called.
+        name: name of the dots.
     """
+    rows = as_rows(rows)
     drawn = theme.figure(title, x=unit or value, height=170 + 26 * len(rows))
     kinds = {name: (value, interval), **(also or {})}
     if band is not None:
         drawn.add_vrect(x0=band[0], x1=band[1], fillcolor=theme.GRID, opacity=0.7, line_width=0, layer="below")
     styles = zip(kinds.items(), theme.SERIES_COLORS, ("circle", "diamond-open", "square-open"), strict=False)
     for (kind, (column, ends)), color, symbol in styles:
-        mine = [row for row in rows if row.get(column) is not None]
-        bars = error_bars([row[column] for row in mine], [row.get(ends) if ends else None for row in mine])
+        known = [row for row in rows if row.get(column) is not None]
+        bars = _bars_of(known, column, ends)
         drawn.add_scatter(
-            x=[row[column] for row in mine],
-            y=[str(row[label]) for row in mine],
+            x=[row[column] for row in known],
+            y=[str(row[label]) for row in known],
             error_x=None if bars is None else {**bars, "color": color, "width": 3},
             mode="markers",
             name=kind,
             marker={"size": 9, "color": color, "symbol": symbol, "line": {"width": 2, "color": color}},
         )
-    _add_references(drawn, references or {})
-    names: list[Any] = [str(row[label]) for row in rows]
-    drawn.update_yaxes(type="category", categoryorder="array", categoryarray=names[::-1], ticksuffix="  ")
-    drawn.update_yaxes(range=[-0.7, len(rows) - 0.3])
-    return theme.finish(drawn, len(kinds) > 1)
+    for (kind, at), dash in zip((references or {}).items(), ("dash", "dot", "dashdot", "longdash"), strict=False):
+        drawn.add_vline(x=at, line={**theme.REFERENCE, "dash": dash}, name=kind, showlegend=True)
+    labels = [str(row[label]) for row in rows]
+    drawn.update_yaxes(type="category", categoryorder="array", categoryarray=labels[::-1], ticksuffix="  ")
+    return theme.finish(drawn.update_yaxes(range=[-0.7, len(rows) - 0.3]), len(kinds) > 1)
 
 
-def _add_references(drawn: go.Figure, references: Mapping[str, float]) -> None:
-    """Vertical lines whose names stand in the legend."""
-    dashes = zip(references.items(), ("dash", "dot", "dashdot", "longdash"), strict=False)
-    for (name, at), dash in dashes:
-        line = {"color": theme.INK, "dash": dash, "width": 1.5}
-        drawn.add_vline(x=at, line=line, name=name, showlegend=True)
+# ---------------------------------------------------------------------------------------------------- tables, spreads
+def heatmap(
+    rows: Table, x: str, y: str, value: str, published: Table | None = None, *, title: str = "", unit: str = ""
+) -> go.Figure:
+    """Draw a table in colours: `value` over `x` and `y`, the number in each cell; published rows in a second panel.
+
+    Args:
+        rows: one per cell; missing cells stay white. Numbers are sorted along the axes, names keep their order.
+        x: column of the horizontal axis.
+        y: column of the vertical axis.
+        value: column shown.
+        published: rows with the same columns.
+        title: above the figure.
+        unit: title of the colour bar.
+    """
+    panels = {"measured": as_rows(rows)} | ({} if published is None else {"published": as_rows(published)})
+    titles = list(panels) if len(panels) > 1 else None
+    drawn = make_subplots(cols=len(panels), shared_yaxes=True, horizontal_spacing=0.06, subplot_titles=titles)
+    across, down = (_ordered(span([row for side in panels.values() for row in side], key)) for key in (x, y))
+    look = {"coloraxis": "coloraxis", "xgap": 2, "ygap": 2, "texttemplate": "%{text}", "textfont": {"size": 14}}
+    look |= {"x": [str(place) for place in across], "y": [str(place) for place in down]}
+    for column, (name, side) in enumerate(panels.items(), start=1):
+        cells = {(row[x], row[y]): row.get(value) for row in side}
+        z = [[cells.get((a, b)) for a in across] for b in down]
+        hover = f"{x} %{{x}}, {y} %{{y}}: %{{z:.3g}}<extra>{name}</extra>"
+        text = [_numbers(line) for line in z]
+        drawn.add_heatmap(z=z, **look, name=name, text=text, hovertemplate=hover, row=1, col=column)
+    colors = {"colorscale": "Cividis", "colorbar": {"title": {"text": unit or value}}}
+    drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=190 + 46 * len(down))
+    drawn.update_layout(coloraxis=colors)
+    drawn.update_xaxes(title_text=theme.escaped(x), type="category", showgrid=False)
+    drawn.update_yaxes(type="category", showgrid=False, ticks="", ticksuffix=" ")
+    if isinstance(down[0], str):  # names read from the top, numbers grow upwards
+        drawn.update_yaxes(autorange="reversed")
+    return drawn.update_yaxes(title_text=theme.escaped(y), col=1)
+
+
+def _ordered(values: list[Any]) -> list[Any]:
+    """Return numbers in ascending order, names as they came."""
+    return values if any(isinstance(value, str) for value in values) else sorted(values)
+
+
+def distribution(
+    rows: Table,
+    x: str,
+    y: str,
+    published: Table | None = None,
+    *,
+    title: str = "",
+    x_title: str = "",
+    y_title: str = "",
+) -> go.Figure:
+    """Draw the spread of `y` for each value of `x`: a box with every row as a dot; published rows as hollow boxes."""
+    drawn = theme.figure(title, x=x_title or x, y=y_title or y, boxmode="group")
+    sides = zip(MEASURED_AND_PUBLISHED, (rows, published), theme.SERIES_COLORS, ("#dcebf8", "#ffffff"), strict=False)
+    for name, side, color, fill in sides:
+        if side is not None:
+            (line,) = _lines_of(as_rows(side), x, y, None).values()
+            line.sort(key=lambda row: row[x])
+            style = {"fillcolor": fill, "line_color": color, "marker": {"size": 5, "opacity": 0.6}}
+            places, values = [str(row[x]) for row in line], [row[y] for row in line]
+            drawn.add_box(x=places, y=values, name=name, boxpoints="all", jitter=0.35, pointpos=0, **style)
+    return theme.finish(drawn.update_xaxes(type="category"), published is not None)

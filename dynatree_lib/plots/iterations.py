@@ -1,45 +1,139 @@
-"""Pictures of many iterations: the text by iteration, lengths over time, acceptance by depth, calibration."""
+"""Many iterations: as rows (nodes counted by depth, by child rank, by probability), and as pictures.
+
+Notebooks write the rows into their records, and the figures are drawn from them. Nothing is estimated beyond counting;
+intervals are Wilson's for a share.
+"""
 
 from __future__ import annotations
 
 import html
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import pandas as pd
 from plotly import graph_objects as go
 
 from ..decoding import Generation, Iteration
+from ..measure.statistics import Table, share
 from . import theme
-from .rows import Row, depth_rows
-from .tokens import pieces
+from .charts import Row, as_rows, error_bars, span
+from .trees import pieces
 
 SHADES = ("#cfe8f7", "#d8f0df")
 """Background of accepted tokens, alternating from iteration to iteration."""
 
 
+# ---------------------------------------------------------------------------------------------------------------- rows
+def iteration_rows(iterations: Iterable[Iteration]) -> list[Row]:
+    """Return a row per iteration: `iteration`, `committed` tokens, drafted `nodes`, drafted `levels`, and the values
+    that the drafter reported of its state before the iteration."""
+    rows = []
+    for number, iteration in enumerate(iterations):
+        row = {"iteration": number, "committed": iteration.committed, "nodes": len(iteration.tree) - 1}
+        rows.append({**row, "levels": iteration.tree.depth, **iteration.adaptation})
+    return rows
+
+
+def node_rows(iterations: Iterable[Iteration]) -> list[Row]:
+    """Return a row per drafted node.
+
+    Keys: `iteration`, `node`, `parent`, `token`, `depth`, `rank` (0 for the draft's first choice among siblings),
+    `probability` (of the token after its path), `cumulative` (of the whole path), `reached` (its parent was accepted,
+    so the target decided on this node), `accepted`.
+    """
+    rows = []
+    for number, iteration in enumerate(iterations):
+        tree, path, children = iteration.tree, {0, *iteration.verdict.path}, Counter[int]()
+        for node, parent in enumerate(tree.parents.tolist()[1:], start=1):
+            row = {"iteration": number, "node": node, "parent": parent, "token": int(tree.tokens[node])}
+            row |= {"depth": int(tree.depths[node]), "rank": children[parent]}
+            row |= {"probability": math.exp(tree.logprobs[node]), "cumulative": math.exp(tree.cumulative[node])}
+            rows.append({**row, "reached": parent in path, "accepted": node in path})
+            children[parent] += 1
+    return rows
+
+
+def depth_rows(iterations: Iterable[Iteration]) -> list[Row]:
+    """Return a row per level d of the trees.
+
+    Keys: `depth`, `reached` (iterations that accepted a path to level d - 1 and drafted children there), `accepted`
+    (of those, iterations that accepted a node at level d), `acceptance` (their ratio), `interval`.
+    """
+    nodes = pd.DataFrame([row for row in node_rows(iterations) if row["reached"]])
+    if nodes.empty:
+        return []
+    levels = nodes.groupby(["depth", "iteration"], as_index=False)["accepted"].any()
+    return _acceptance(levels, levels["depth"], "reached")
+
+
+def rank_rows(nodes: Table | Iterable[Row]) -> list[Row]:
+    """Return a row per child rank, over the nodes whose parent was accepted.
+
+    Keys: `rank`, `reached`, `accepted`, `acceptance`, `interval`. The acceptances of the ranks add up to the
+    probability that some child of an accepted node is accepted.
+    """
+    reached = pd.DataFrame([row for row in as_rows(nodes) if row["reached"]], columns=["rank", "accepted"])
+    return _acceptance(reached, reached["rank"], "reached")
+
+
+def calibration_rows(nodes: Table | Iterable[Row], key: str = "cumulative", bins: int = 10) -> list[Row]:
+    """Return the nodes grouped by draft probability into `bins` equal bins.
+
+    Keys: `bin`, `mean` (mean draft probability in the bin), `nodes`, `accepted`, `acceptance`, `interval`.
+    """
+    frame = pd.DataFrame(as_rows(nodes), columns=[key, "accepted"])
+    groups = (frame[key] * bins).astype(int).clip(upper=bins - 1).rename("bin")
+    rows = _acceptance(frame, groups, "nodes")
+    return [{**row, "mean": mean} for row, mean in zip(rows, frame.groupby(groups)[key].mean(), strict=True)]
+
+
+def _acceptance(frame: pd.DataFrame, groups: pd.Series, counted: str) -> list[Row]:
+    """Return a row per group, with the share of its rows that are `accepted`."""
+    rows = []
+    for group, count, hits in frame.groupby(groups)["accepted"].agg(["size", "sum"]).astype(int).itertuples():
+        part = share(hits, count, "wilson")
+        row = {groups.name: group, counted: count, "accepted": hits, "acceptance": part.value}
+        rows.append({**row, "interval": list(part.interval)})
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------------------------- text
 class Html(str):
-    """HTML that a notebook shows as such when it is a cell's last value."""
+    """HTML that a notebook shows as a page when it is a cell's last value."""
 
     def _repr_html_(self) -> str:
         return str(self)
 
 
 def text_iterations(generation: Generation, tokenizer: Any = None, *, prompt: str = "") -> Html:
-    """The generated text, coloured by iteration: drafted and accepted tokens shaded, bonus tokens framed.
+    """Return the generated text, coloured by iteration: drafted and accepted tokens shaded, bonus tokens framed.
 
     Args:
         generation: result of `generate`.
-        tokenizer: decodes the tokens; without one their numbers are shown.
+        tokenizer: decodes the tokens; without a tokenizer their numbers are shown.
         prompt: shown in grey before the text.
     """
     texts = iter(pieces(generation.tokens, tokenizer))
     parts = [f'<span style="color:#767676">{html.escape(prompt)}</span>'] if prompt else []
-    for number, one in enumerate(generation.iterations):
-        for place in range(one.committed):
-            parts.append(_token(next(texts), number, place, one))
+    for number, iteration in enumerate(generation.iterations):
+        path = iteration.verdict.path
+        for place in range(iteration.committed):
+            note, look = "bonus token", f"background:{theme.BONUS[0]};box-shadow:inset 0 0 0 1px {theme.BONUS[1]}"
+            if place < len(path):
+                note, look = (
+                    f"accepted, node {path[place]} of {len(iteration.tree) - 1}",
+                    f"background:{SHADES[number % 2]}",
+                )
+            text = html.escape(next(texts)).replace("\n", '<span style="color:#666">⏎</span>\n')
+            parts.append(f'<span title="iteration {number}: {note}" style="{look}">{text}</span>')
+    swatch = "display:inline-block;width:14px;height:14px;vertical-align:-2px"
+    shades = [(SHADES[0], "#bbbbbb"), (SHADES[1], "#bbbbbb"), theme.BONUS[:2]]
+    marks = [f'<span style="{swatch};background:{fill};border:1px solid {line}"></span>' for fill, line in shades]
     legend = (
-        f"{_swatch(SHADES[0])} {_swatch(SHADES[1])} drafted and accepted, one shade per iteration &nbsp; "
-        f"{_swatch(theme.BONUS[0], theme.BONUS[1])} bonus token, the target's own &nbsp; "
+        f"{marks[0]} {marks[1]} drafted and accepted, one shade per iteration &nbsp; "
+        f"{marks[2]} bonus token, the target's own &nbsp; "
         f"{len(generation.tokens)} tokens in {len(generation.iterations)} target forwards"
     )
     box = f"color:{theme.INK};background:#fff;padding:12px;max-width:1000px"
@@ -51,121 +145,71 @@ def text_iterations(generation: Generation, tokenizer: Any = None, *, prompt: st
     )
 
 
-def _swatch(fill: str, line: str = "#bbbbbb") -> str:
-    return (
-        f'<span style="display:inline-block;width:14px;height:14px;vertical-align:-2px;background:{fill};'
-        f'border:1px solid {line}"></span>'
-    )
-
-
-def _token(text: str, number: int, place: int, one: Iteration) -> str:
-    bonus = place == len(one.verdict.path)
-    what = "bonus token" if bonus else f"accepted, node {one.verdict.path[place]} of {len(one.tree) - 1}"
-    shown = html.escape(text).replace("\n", '<span style="color:#666">⏎</span>\n')
-    look = (
-        f"background:{theme.BONUS[0]};box-shadow:inset 0 0 0 1px {theme.BONUS[1]}"
-        if bonus
-        else f"background:{SHADES[number % 2]}"
-    )
-    return f'<span title="iteration {number}: {what}" style="{look}">{shown}</span>'
-
-
+# ------------------------------------------------------------------------------------------------------------- figures
 def timeline(iterations: Sequence[Iteration], *, title: str = "") -> go.Figure:
-    """Tokens committed by each iteration: accepted drafted tokens, the bonus token, and how deep the tree was."""
-    number = list(range(len(iterations)))
-    tokens = sum(one.committed for one in iterations)
-    title = title or f"{tokens} tokens in {len(iterations)} iterations"
+    """Draw the tokens committed by each iteration: accepted drafted tokens, the bonus token, and the tree's depth."""
+    accepted = [len(iteration.verdict.path) for iteration in iterations]
+    title = title or f"{sum(i.committed for i in iterations)} tokens in {len(iterations)} iterations"
     drawn = theme.figure(title, x="iteration (one target forward each)", y="tokens", barmode="stack", height=360)
-    accepted = [len(one.verdict.path) for one in iterations]
-    drawn.add_bar(x=number, y=accepted, name="drafted and accepted", marker_color=theme.ACCEPTED[1])
-    drawn.add_bar(x=number, y=[1] * len(iterations), name="bonus token", marker_color=theme.BONUS[1])
-    drawn.add_scatter(
-        x=number,
-        y=[one.tree.depth for one in iterations],
-        name="levels drafted",
-        mode="markers",
-        marker={"symbol": "line-ew-open", "size": 10, "color": theme.INK, "line": {"width": 2}},
-    )
-    drawn.update_yaxes(dtick=1 if max(accepted, default=0) < 10 else None)
-    return drawn
+    drawn.add_bar(y=accepted, name="drafted and accepted", marker_color=theme.ACCEPTED[1])
+    drawn.add_bar(y=[1] * len(iterations), name="bonus token", marker_color=theme.BONUS[1])
+    marker = {"symbol": "line-ew-open", "size": 10, "color": theme.INK, "line": {"width": 2}}
+    drawn.add_scatter(y=[i.tree.depth for i in iterations], name="levels drafted", mode="markers", marker=marker)
+    return drawn.update_yaxes(dtick=1 if max(accepted, default=0) < 10 else None)
 
 
 def acceptance_by_depth(
-    rows: Iterable[Row] | Iterable[Iteration], *, series: str = "method", title: str = ""
+    rows: Table | Iterable[Iteration], *, series: str = "method", title: str = "Acceptance at each depth of the tree"
 ) -> go.Figure:
-    """How often the kept path goes on at each depth, given that it came so far.
+    """Draw how often the accepted path goes on at each depth, given that it came so far.
 
     Args:
-        rows: `depth_rows(rounds)` (keys `depth`, `acceptance`, `interval`, `reached`), with a column `series` where
-            there are several lines; or Rounds.
+        rows: `depth_rows(iterations)` (keys `depth`, `acceptance`, `interval`, `reached`), with a column `series` where
+            there are several lines; or the iterations themselves.
         series: the column that tells lines apart.
         title: above the figure.
     """
-    given: list[Any] = list(rows)
-    table: list[Row] = depth_rows(given) if given and isinstance(given[0], Iteration) else given
-    title = title or "Acceptance at each depth of the tree"
-    drawn = theme.figure(title, x="depth (levels below node 0)", y="share of rounds that go on", height=400)
-    names = list(dict.fromkeys(row.get(series, "") for row in table))
+    given: list[Any] = as_rows(rows)
+    table = depth_rows(given) if given and isinstance(given[0], Iteration) else given
+    table = [{series: "", **row} for row in table]
+    drawn = theme.figure(title, x="depth (levels below node 0)", y="share of iterations that go on", height=400)
+    names = span(table, series)
     colors, symbols = theme.series_colors(names), theme.series_symbols(names)
     for name in names:
-        mine = [row for row in table if row.get(series, "") == name]
-        drawn.add_scatter(
-            x=[row["depth"] for row in mine],
-            y=[row["acceptance"] for row in mine],
-            error_y=error_bars([row["acceptance"] for row in mine], [row["interval"] for row in mine]),
-            text=[f"{row['accepted']} of {row['reached']} rounds" for row in mine],
-            hovertemplate="depth %{x}: %{y:.3f} (%{text})<extra></extra>",
-            mode="lines+markers",
-            name=str(name) or "measured",
-            line={"color": colors[name]},
-            marker={"size": 9, "symbol": symbols[name]},
-        )
-    drawn.update_yaxes(range=[0, 1.05])
-    drawn.update_xaxes(dtick=1)
+        line = [row for row in table if row[series] == name]
+        style = {"line": {"color": colors[name]}, "marker": {"size": 9, "symbol": symbols[name]}}
+        text = [f"{row['accepted']} of {row['reached']} iterations" for row in line]
+        style["hovertemplate"] = "depth %{x}: %{y:.3f} (%{text})<extra></extra>"
+        _add_acceptance(drawn, line, "depth", text=text, name=str(name) or "measured", **style)
+    drawn.update_yaxes(range=[0, 1.05]).update_xaxes(dtick=1)
     return theme.finish(drawn, len(names) > 1)
 
 
-def calibration(rows: Sequence[Row], *, title: str = "") -> go.Figure:
-    """Share of accepted nodes against their draft probability, with the diagonal of a draft that knows itself.
+def calibration(
+    rows: Table, *, title: str = "Does a node's draft probability say whether it will be accepted?"
+) -> go.Figure:
+    """Draw the share of accepted nodes over their draft probability, with the diagonal of a calibrated draft.
 
     Args:
         rows: `calibration_rows(...)`: keys `mean`, `acceptance`, `interval`, `nodes`.
         title: above the figure.
     """
-    title = title or "Does a node's draft probability say whether it will be accepted?"
     drawn = theme.figure(title, x="mean draft probability of the nodes in a bin", y="share accepted", height=440)
-    ideal = {"color": theme.MUTED, "dash": "dash", "width": 1.5}
-    drawn.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=ideal, name="perfectly calibrated", hoverinfo="skip")
+    drawn.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=theme.IDEAL, name="perfectly calibrated", hoverinfo="skip")
+    rows = as_rows(rows)
     most = max((row["nodes"] for row in rows), default=1)
-    drawn.add_scatter(
-        x=[row["mean"] for row in rows],
-        y=[row["acceptance"] for row in rows],
-        error_y=error_bars([row["acceptance"] for row in rows], [row["interval"] for row in rows]),
-        text=[f"{row['accepted']} of {row['nodes']} nodes" for row in rows],
-        hovertemplate="draft %{x:.3f}, accepted %{y:.3f}: %{text}<extra></extra>",
-        mode="lines+markers",
-        name="measured (area of a dot: number of nodes)",
-        line={"color": theme.METHOD_COLORS["fixed-tree"], "width": 1.5},
-        marker={"size": [6 + 20 * (row["nodes"] / most) ** 0.5 for row in rows], "opacity": 0.85},
+    style = {"line": {"color": theme.METHOD_COLORS["fixed-tree"], "width": 1.5}}
+    style["marker"] = {"size": [6 + 20 * (row["nodes"] / most) ** 0.5 for row in rows], "opacity": 0.85}
+    text = [f"{row['accepted']} of {row['nodes']} nodes" for row in rows]
+    name, hover = (
+        "measured (area of a dot: number of nodes)",
+        "draft %{x:.3f}, accepted %{y:.3f}: %{text}<extra></extra>",
     )
-    drawn.update_xaxes(range=[-0.03, 1.03])
-    drawn.update_yaxes(range=[-0.03, 1.06])
-    return drawn
+    _add_acceptance(drawn, rows, "mean", text=text, name=name, hovertemplate=hover, **style)
+    return drawn.update_xaxes(range=[-0.03, 1.03]).update_yaxes(range=[-0.03, 1.06])
 
 
-def error_bars(values: Sequence[float | None], intervals: Sequence[Sequence[float] | None]) -> dict[str, Any] | None:
-    """Error bars from values and [low, high] intervals; None where no interval is known."""
-    if not any(intervals):
-        return None
-    pairs = [(value, interval) for value, interval in zip(values, intervals, strict=True)]
-    high = [0.0 if v is None or not i else max(0.0, i[1] - v) for v, i in pairs]
-    low = [0.0 if v is None or not i else max(0.0, v - i[0]) for v, i in pairs]
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": high,
-        "arrayminus": low,
-        "thickness": 1.5,
-        "width": 4,
-        "color": "#444444",
-    }
+def _add_acceptance(drawn: go.Figure, rows: Sequence[Row], x: str, **style: Any) -> None:
+    values = [row["acceptance"] for row in rows]
+    bars = error_bars(values, [row["interval"] for row in rows])
+    drawn.add_scatter(x=[row[x] for row in rows], y=values, error_y=bars, mode="lines+markers", **style)

@@ -1,6 +1,6 @@
-"""One look for every figure: template, sizes, and a colour that belongs to a method wherever it is drawn.
+"""Look of every figure: template, sizes, and a colour that belongs to a method wherever the method is drawn.
 
-Colours come from the Okabe-Ito and Tol palettes, which stay apart under the common colour-vision deficiencies; methods
+Colours come from the Okabe-Ito and Tol palettes, which stay apart under the common colour-vision deficiencies. Methods
 also differ in marker symbol, so that no figure rests on colour alone.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable
+from itertools import cycle
 from typing import Any
 
 from plotly import graph_objects as go
@@ -38,7 +39,7 @@ METHOD_COLORS = {
 
 SERIES_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#332288", "#56b4e9", "#882255", "#666666")
 OTHER = "#5b7f9e"
-"""Bars that belong to no method."""
+"""Colour of bars that belong to no method."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "pentagon", "cross", "hexagon")
 
 # Roles of tokens: (fill, line, text).
@@ -49,34 +50,25 @@ REJECTED = ("#ececec", "#b5b5b5", "#5c5c5c")
 DRAFTED = ("#dcebf8", "#0072b2", "#0b2d45")
 BELOW_TAU = ("#ffffff", "#c4c4c4", "#767676")
 
+REFERENCE = {"color": INK, "dash": "dash", "width": 1.3}
+"""Line at a value that a figure compares with."""
+IDEAL = {"color": MUTED, "dash": "dash", "width": 1.5}
+"""Line on which both axes are equal."""
+
+_AXIS = {"gridcolor": GRID, "zeroline": False, "automargin": True, "title": {"standoff": 10}}
+_TITLE = {"font": {"size": 17}, "x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"t": 14}}
 TEMPLATE = go.layout.Template(
     layout={
         "font": {"family": FONT, "size": 14, "color": INK},
-        "title": {
-            "font": {"size": 17},
-            "x": 0,
-            "xref": "paper",
-            "xanchor": "left",
-            "y": 1,
-            "yanchor": "top",
-            "pad": {"t": 14},
-        },
+        "title": _TITLE,
         "paper_bgcolor": "#ffffff",
         "plot_bgcolor": "#ffffff",
         "colorway": list(SERIES_COLORS),
         "margin": {"l": 70, "r": 30, "t": 90, "b": 60},
         "legend": {"orientation": "h", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom", "font": {"size": 13}},
         "hoverlabel": {"font": {"family": FONT, "size": 13}, "align": "left"},
-        "xaxis": {
-            "gridcolor": GRID,
-            "zeroline": False,
-            "linecolor": MUTED,
-            "showline": True,
-            "ticks": "outside",
-            "automargin": True,
-            "title": {"standoff": 10},
-        },
-        "yaxis": {"gridcolor": GRID, "zeroline": False, "automargin": True, "title": {"standoff": 10}},
+        "xaxis": {**_AXIS, "linecolor": MUTED, "showline": True, "ticks": "outside"},
+        "yaxis": _AXIS,
         "bargap": 0.28,
         "modebar": {"remove": ["select2d", "lasso2d", "autoScale2d"], "color": "#c8c8c8", "activecolor": MUTED},
     }
@@ -84,42 +76,44 @@ TEMPLATE = go.layout.Template(
 
 
 def figure(title: str = "", *, x: str = "", y: str = "", height: int = 420, **layout: Any) -> go.Figure:
-    """An empty figure in the suite's look; `x` and `y` are axis titles, further arguments go to the layout."""
+    """Return an empty figure in the suite's look; `x` and `y` are axis titles, further arguments go to the layout."""
     drawn = go.Figure(layout=go.Layout(template=TEMPLATE, height=height, title_text=escaped(title), **layout))
-    drawn.update_xaxes(title_text=escaped(x))
-    drawn.update_yaxes(title_text=escaped(y))
-    return drawn
+    return drawn.update_xaxes(title_text=escaped(x)).update_yaxes(title_text=escaped(y))
 
 
 def finish(drawn: go.Figure, legend: bool) -> go.Figure:
-    """Show the legend, or leave it out together with the room above the plot that it would have taken."""
+    """Show the legend, or leave it out together with the space above the plot that it would have taken."""
     drawn.update_layout(showlegend=legend)
     return drawn if legend else drawn.update_layout(margin_t=56)
 
 
+def share_legend(drawn: go.Figure) -> go.Figure:
+    """Let all traces of one name share an entry of the legend, across panels."""
+    shown: set[str] = set()
+    for trace in drawn.data:
+        if trace.showlegend is not False:
+            trace.update(showlegend=trace.name not in shown, legendgroup=trace.name)
+            shown.add(trace.name)
+    return drawn
+
+
 def bar_color(label: str) -> str:
-    """The colour of a method, also under a label such as "fixed-tree (paper)"; one neutral colour for anything else."""
+    """Return a method's colour, also for a label like "fixed-tree (paper)"; other labels share one neutral colour."""
     return METHOD_COLORS.get(label.partition(" (")[0], OTHER)
 
 
 def series_colors(names: Iterable[Any]) -> dict[Any, str]:
-    """A colour for each name: its own for a method, the next of the palette, in order, for anything else."""
-    unnamed = iter(range(10_000))
-    return {
-        name: METHOD_COLORS.get(name) or SERIES_COLORS[next(unnamed) % len(SERIES_COLORS)]
-        for name in dict.fromkeys(names)
-    }
+    """Return a colour for each name: fixed for a method, the next of the palette for any other name."""
+    palette = cycle(SERIES_COLORS)
+    return {name: METHOD_COLORS.get(name) or next(palette) for name in dict.fromkeys(names)}
 
 
 def series_symbols(names: Iterable[Any]) -> dict[Any, str]:
-    """A marker symbol for each name: fixed for a method, in order for anything else."""
-    methods = list(METHOD_COLORS)
-    return {
-        name: SYMBOLS[(methods.index(name) if name in METHOD_COLORS else order) % len(SYMBOLS)]
-        for order, name in enumerate(dict.fromkeys(names))
-    }
+    """Return a marker symbol for each name: fixed for a method, in order for any other name."""
+    fixed = {name: number for number, name in enumerate(METHOD_COLORS)}
+    return {name: SYMBOLS[fixed.get(name, order) % len(SYMBOLS)] for order, name in enumerate(dict.fromkeys(names))}
 
 
 def escaped(text: str) -> str:
-    """Text as plotly shows it literally: no tags, and no formula where a page has MathJax."""
+    """Return text as plotly shows it literally: no tags, and no formula where a page has MathJax."""
     return html.escape(text, quote=False).replace("$", "&#36;")

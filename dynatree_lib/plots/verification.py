@@ -1,4 +1,4 @@
-"""Verification rules drawn: a tree step by step while a rule decides on it, and laws beside the target's."""
+"""Verification rules drawn: a tree step by step while a rule decides on it, and distributions beside the target's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import numpy as np
 from plotly import graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..measure.statistics import Table
 from ..tree import TokenTree
 from ..verifiers.residual import Recorded, Residual
 from . import theme
-from .rows import Row, span
+from .charts import Row, as_rows, span
 
 STATES = {
     "tested": (*theme.BONUS, "looked at now"),
@@ -22,16 +23,16 @@ STATES = {
     "waiting": ("#ffffff", theme.DRAFTED[1], theme.INK, "not looked at yet"),
     "gone": (*theme.REJECTED, "rejected and deleted"),
 }
-"""What a node is at one step: fill, line and text colour, and the legend."""
-GAP = 64  # px between two lines of laws
-LINE_HEIGHT = 384  # px of one line of panels
+"""State of a node at a step: fill, line and text colour, and the legend."""
+GAP = 64  # px between two lines of panels
+LINE_HEIGHT = 384  # px of one line of steps
 SHADES = ("#c6dbef", "#6baed6", "#2171b5", "#08306b", "#000000")
 OUTLINE = {"color": "rgba(0,0,0,0)", "line": {"color": theme.INK, "width": 1.6}}
 ROUNDING = 1e-9  # a distance below this is rounding
 
 
 def step_row(residual: Residual, recorded: Recorded, node: int, child: int | None = None, **more: Any) -> Row:
-    """One step of a rule as a row for `verification_steps`; `more` is `text` and `gone`.
+    """Return one step of a rule as a row for `verification_steps`; `more` is `text` and `gone`.
 
     Args:
         residual: the state of `node`, before the step.
@@ -39,16 +40,15 @@ def step_row(residual: Residual, recorded: Recorded, node: int, child: int | Non
         node: whose state it is.
         child: the child that is tried against it; None if the node itself is, all its children being rejected.
     """
-    weights = residual.row * residual.scale
+    weights = residual.weights * residual.scale
     distribution = None if child is None else (1 - recorded.rest(weights.new_ones(len(weights)), child)).tolist()
-    random = residual.acceptance if child is None else residual.ratio(recorded, child)
     return {
         "of": node,
         "node": node if child is None else child,
         "weights": weights.tolist(),
         "stop": residual.stop,
-        "law": distribution,
-        "acceptance": random,
+        "distribution": distribution,
+        "acceptance": residual.acceptance if child is None else residual.ratio(recorded, child),
         "gone": (),
         **more,
     }
@@ -57,10 +57,10 @@ def step_row(residual: Residual, recorded: Recorded, node: int, child: int | Non
 def verification_steps(
     tree: TokenTree, steps: Sequence[Row], letters: Sequence[str], *, columns: int = 4, title: str = ""
 ) -> go.Figure:
-    """Small multiples: the tree at each step of a rule, and below it what the step decides on.
+    """Draw small multiples: the tree at each step of a rule, and below it what the step decides on.
 
-    Bars are the weights r of the tokens after a node and its weight of stopping above; outlines are the law q that the
-    token being tried was drawn from. It is accepted with probability min(1, r/q) at its token.
+    Bars are the weights r of the tokens after a node and its weight of stopping above. Outlines are the distribution q
+    that the token being tried was drawn from. It is accepted with probability min(1, r/q) at its token.
 
     Args:
         tree: the drafted tree.
@@ -72,50 +72,42 @@ def verification_steps(
     lines = math.ceil(len(steps) / columns)
     drawn = make_subplots(rows=2 * lines, cols=columns, horizontal_spacing=0.04)
     drawn.update_xaxes(visible=False).update_yaxes(visible=False)  # of places without a step
-    letters, shown = [theme.escaped(letter) for letter in letters], set[str]()
+    letters = [theme.escaped(letter) for letter in letters]
     for number, step in enumerate(steps):
         line, column = divmod(number, columns)
         upper, lower = ({"row": 2 * line + half, "col": column + 1} for half in (1, 2))
-        _draw_nodes(drawn, tree, step, letters, shown, upper)
-        _draw_weights(drawn, tree, step, letters, number == 0, lower)
+        _draw_nodes(drawn, tree, step, letters, upper)
+        _draw_weights(drawn, tree, step, letters, lower)
         drawn.update_yaxes(domain=[1 - (line + 0.48) / lines, 1 - line / lines], **upper)
         drawn.update_yaxes(domain=[1 - (line + 0.80) / lines, 1 - (line + 0.56) / lines], **lower)
     drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=105 + LINE_HEIGHT * lines)
     drawn.update_layout(barmode="overlay", bargap=0.2, margin={"l": 45, "r": 15, "t": 95, "b": 10})
-    return drawn.update_layout(legend={"y": 1 + 18 / (LINE_HEIGHT * lines), "itemsizing": "constant"})
+    return theme.share_legend(drawn).update_layout(
+        legend={"y": 1 + 18 / (LINE_HEIGHT * lines), "itemsizing": "constant"}
+    )
 
 
-def _draw_nodes(
-    drawn: go.Figure, tree: TokenTree, step: Row, letters: Sequence[str], shown: set[str], place: dict[str, int]
-) -> None:
+def _draw_nodes(drawn: go.Figure, tree: TokenTree, step: Row, letters: Sequence[str], place: dict[str, int]) -> None:
     across, down = _places(tree), -tree.depths
     path = [0, *tree.path(step["node"])]
     states = [
         "gone" if n in step["gone"] else "tested" if n == step["node"] else "entered" if n in path else "waiting"
         for n in range(len(tree))
     ]
-    for kind, width in (("gone", 1.2), ("waiting", 1.5), ("entered", 3)):
-        ends = [n for n in range(1, len(tree)) if kind == ("entered" if states[n] == "tested" else states[n])]
+    for state, width in (("gone", 1.2), ("waiting", 1.5), ("entered", 3)):
+        ends = [n for n in range(1, len(tree)) if state == ("entered" if states[n] == "tested" else states[n])]
         x = [value for n in ends for value in (across[tree.parents[n]], across[n], None)]
         y = [value for n in ends for value in (down[tree.parents[n]], down[n], None)]
-        style = {"color": STATES[kind][1], "width": width, "dash": "dot" if kind == "gone" else "solid"}
+        style = {"color": STATES[state][1], "width": width, "dash": "dot" if state == "gone" else "solid"}
         drawn.add_scatter(x=x, y=y, mode="lines", line=style, hoverinfo="skip", showlegend=False, **place)
-    for kind, (fill, line, ink, meaning) in STATES.items():
-        nodes = [n for n in range(len(tree)) if states[n] == kind]
-        drawn.add_scatter(
-            x=[across[n] for n in nodes] or [None],
-            y=[down[n] for n in nodes] or [None],
-            mode="markers+text",
-            text=[f"X<sub>{n}</sub>" + (f"={letters[tree.tokens[n]]}" if n else "") for n in nodes],
-            textfont={"size": 13, "color": ink},
-            marker={"size": 40, "color": fill, "line": {"color": line, "width": 2}},
-            hovertemplate="%{text}<extra>" + meaning + "</extra>",
-            name=meaning,
-            legendgroup=kind,
-            showlegend=kind not in shown and bool(nodes),
-            **place,
-        )
-        shown |= {kind} if nodes else set()
+    for state, (fill, line, ink, meaning) in STATES.items():
+        nodes = [n for n in range(len(tree)) if states[n] == state]
+        names = [f"X<sub>{n}</sub>" + (f"={letters[tree.tokens[n]]}" if n else "") for n in nodes]
+        look = {"mode": "markers+text", "text": names, "textfont": {"size": 13, "color": ink}}
+        look |= {"name": meaning, "hovertemplate": "%{text}<extra>" + meaning + "</extra>"}
+        marker = {"size": 40, "color": fill, "line": {"color": line, "width": 2}}
+        x, y = [across[n] for n in nodes] or [None], [down[n] for n in nodes] or [None]
+        drawn.add_scatter(x=x, y=y, **look, marker=marker, showlegend=None if nodes else False, **place)
     drawn.update_xaxes(range=[across.min() - 0.6, across.max() + 0.6], **place)
     drawn.update_yaxes(range=[-tree.depth - 0.45, 0.95], **place)
     heading = f"<b>{theme.escaped(step['text'])}</b>: {fraction(step['acceptance'])}"
@@ -123,7 +115,7 @@ def _draw_nodes(
 
 
 def _places(tree: TokenTree) -> np.ndarray:
-    """(n,) horizontal place of each node: leaves one apart in draw order, a parent in the middle of its children."""
+    """Return the (n,) horizontal places: leaves one apart in draw order, parents in the middle of their children."""
     children = [tree.children(node) for node in range(len(tree))]
     leaves = sorted((node for node in range(len(tree)) if not len(children[node])), key=tree.path)
     across = np.zeros(len(tree))
@@ -134,30 +126,17 @@ def _places(tree: TokenTree) -> np.ndarray:
     return across
 
 
-def _draw_weights(
-    drawn: go.Figure, tree: TokenTree, step: Row, letters: Sequence[str], legend: bool, place: dict[str, int]
-) -> None:
-    names, values, distribution = [*letters, "stop"], [*step["weights"], step["stop"]], step["law"]
-    tried = None if distribution is None else int(tree.tokens[step["node"]])
+def _draw_weights(drawn: go.Figure, tree: TokenTree, step: Row, letters: Sequence[str], place: dict[str, int]) -> None:
+    names, values, distribution = [*letters, "stop"], [*step["weights"], step["stop"]], step["distribution"]
+    tried, outlines = None, [None] * len(letters)
+    if distribution is not None:
+        tried, outlines = int(tree.tokens[step["node"]]), distribution
     fills = [theme.BONUS[1] if token == tried else SHADES[1] for token in range(len(letters))]
-    drawn.add_bar(
-        x=names,
-        y=values,
-        marker_color=[*fills, theme.REJECTED[1]],
-        hovertemplate="r(%{x}) = %{y:.4f}<extra></extra>",
-        showlegend=False,
-        **place,
-    )
-    drawn.add_bar(
-        x=list(letters),
-        y=distribution or [None] * len(letters),
-        marker=OUTLINE,
-        name="q, the law the token was drawn from",
-        legendrank=2000,
-        hovertemplate="q(%{x}) = %{y:.4f}<extra></extra>",
-        showlegend=legend,
-        **place,
-    )
+    hover = {"hovertemplate": "r(%{x}) = %{y:.4f}<extra></extra>", "showlegend": False}
+    drawn.add_bar(x=names, y=values, marker_color=[*fills, theme.REJECTED[1]], **hover, **place)
+    hover = {"hovertemplate": "q(%{x}) = %{y:.4f}<extra></extra>", "legendrank": 2000}
+    name = "q, the distribution the token was drawn from"
+    drawn.add_bar(x=list(letters), y=outlines, marker=OUTLINE, name=name, **hover, **place)
     against = "" if distribution is None else f", q of X<sub>{step['node']}</sub>"
     caption = f"<span style='color:{SHADES[2]}'>r of X<sub>{step['of']}</sub></span>{against}"
     corner = {"xref": "x domain", "x": 0.5, "yref": "y domain", "y": 1.02, "yanchor": "bottom"}
@@ -172,13 +151,13 @@ def _draw_weights(
 
 
 def fraction(value: float, largest: int = 1000) -> str:
-    """A number as the fraction it is, "7/11"; as a decimal number if it is none with a denominator up to `largest`."""
+    """Return a number as a fraction, "7/11", or as a decimal number if no denominator up to `largest` fits."""
     near = Fraction(value).limit_denominator(largest)
     return str(near) if abs(near - value) < ROUNDING else f"{value:.4g}"
 
 
 def distribution_panels(
-    rows: Sequence[Row],
+    rows: Table,
     parts: Sequence[str],
     target: str = "target",
     label: str = "text",
@@ -189,9 +168,9 @@ def distribution_panels(
     unit: str = "probability",
     panel_height: int = 200,
 ) -> go.Figure:
-    """Laws beside the target's: per panel one bar for each outcome, outlined where the target's probability ends.
+    """Draw distributions beside the target's: a bar per outcome, outlined where the target's probability ends.
 
-    The heading of a panel has the total variation between the two laws.
+    The heading of a panel has the total variation between the two distributions.
 
     Args:
         rows: one per outcome and panel.
@@ -204,70 +183,31 @@ def distribution_panels(
         unit: title of the value axes.
         panel_height: px of one panel.
     """
-    names = span(rows, panel)
-    lines = math.ceil(len(names) / columns)
+    rows = as_rows(rows)
+    groups = {name: [row for row in rows if row[panel] == name] for name in span(rows, panel)}
+    apart = {name: sum(abs(sum(r[p] for p in parts) - r[target]) for r in group) / 2 for name, group in groups.items()}
+    far = {name: "equal" if value < ROUNDING else f"TV {value:.4g}" for name, value in apart.items()}
+    lines = math.ceil(len(groups) / columns)
     height = lines * panel_height + (lines - 1) * GAP
-    mine = {name: [row for row in rows if row[panel] == name] for name in names}
-    drawn = make_subplots(
-        rows=lines,
-        cols=columns,
-        subplot_titles=[f"{theme.escaped(str(name))}: {_distance(mine[name], parts, target)}" for name in names],
-        vertical_spacing=GAP / height,
-        horizontal_spacing=0.08 / columns,
-    )
+    spacing = {"vertical_spacing": GAP / height, "horizontal_spacing": 0.08 / columns}
+    titles = [f"{theme.escaped(str(name))}: {text}" for name, text in far.items()]
+    drawn = make_subplots(rows=lines, cols=columns, subplot_titles=titles, **spacing)
     drawn.update_xaxes(visible=False).update_yaxes(visible=False)  # of places without a panel
-    for number, name in enumerate(names):
+    shades = [theme.SERIES_COLORS[1]] if len(parts) == 1 else SHADES
+    for number, group in enumerate(groups.values()):
         place = {"row": number // columns + 1, "col": number % columns + 1}
-        _draw_distribution(drawn, mine[name], parts, target, label, number == 0, place)
+        names, base = [theme.escaped(str(row[label])) for row in group], np.zeros(len(group))
+        looks = [(part, {"width": 0.62, "marker_color": color}) for part, color in zip(parts, shades, strict=False)]
+        for part, look in [*looks, (target, {"width": 0.86, "marker": OUTLINE})]:
+            name, values = theme.escaped(part), np.array([row[part] for row in group])
+            hover = f"%{{x}}: %{{y:.4f}}<extra>{name}</extra>"
+            foot = {} if part == target else {"base": base.copy()}
+            drawn.add_bar(x=names, y=values, name=name, hovertemplate=hover, **foot, **look, **place)
+            base += values
+        drawn.update_xaxes(type="category", ticks="", visible=True, **place).update_yaxes(visible=True, **place)
     drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=height + 165)
     drawn.update_layout(barmode="overlay", margin={"l": 60, "r": 15, "t": 120, "b": 45})
-    drawn.update_layout(legend={"y": 1 + 32 / height, "traceorder": "normal"})
-    drawn.update_annotations(font_size=14)
+    theme.share_legend(drawn).update_layout(legend={"y": 1 + 32 / height, "traceorder": "normal"})
     top = max(max(row[target], sum(row[part] for part in parts)) for row in rows)
-    drawn.update_yaxes(range=[0, 1.05 * top], showticklabels=False)
+    drawn.update_annotations(font_size=14).update_yaxes(range=[0, 1.05 * top], showticklabels=False)
     return drawn.update_yaxes(title_text=theme.escaped(unit), showticklabels=True, col=1)
-
-
-def _distance(rows: Sequence[Row], parts: Sequence[str], target: str) -> str:
-    apart = sum(abs(sum(row[part] for part in parts) - row[target]) for row in rows) / 2
-    return "equal" if apart < ROUNDING else f"TV {apart:.4g}"
-
-
-def _draw_distribution(
-    drawn: go.Figure,
-    rows: Sequence[Row],
-    parts: Sequence[str],
-    target: str,
-    label: str,
-    legend: bool,
-    place: dict[str, int],
-) -> None:
-    names, base = [theme.escaped(str(row[label])) for row in rows], np.zeros(len(rows))
-    shades = [theme.SERIES_COLORS[1]] if len(parts) == 1 else SHADES
-    for part, color in zip(parts, shades, strict=False):
-        values = np.array([row[part] for row in rows])
-        drawn.add_bar(
-            x=names,
-            y=values,
-            base=base.copy(),
-            width=0.62,
-            marker_color=color,
-            name=theme.escaped(part),
-            legendgroup=part,
-            showlegend=legend,
-            hovertemplate=f"%{{x}}: %{{y:.4f}}<extra>{theme.escaped(part)}</extra>",
-            **place,
-        )
-        base += values
-    drawn.add_bar(
-        x=names,
-        y=[row[target] for row in rows],
-        width=0.86,
-        marker=OUTLINE,
-        name=theme.escaped(target),
-        legendgroup=target,
-        showlegend=legend,
-        hovertemplate=f"%{{x}}: %{{y:.4f}}<extra>{theme.escaped(target)}</extra>",
-        **place,
-    )
-    drawn.update_xaxes(type="category", ticks="", visible=True, **place).update_yaxes(visible=True, **place)

@@ -1,11 +1,12 @@
-"""What a notebook of the suite calls: where to write, how large to be, and what to hand to the report.
+"""Calls of a notebook: where to write, how large to be, and claims, tables and figures for the report.
 
-A notebook's first cells are its parameters and one `begin(...)`. It then writes records, keeps figures and states
-its claims through the object it got. Measuring and drawing are done elsewhere in the library; nothing is run here.
+A notebook's first cells are its parameters and one `begin(...)`. The notebook then writes records, saves figures and
+states its claims through the object that `begin` returns. Nothing is measured, drawn or run here.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -13,13 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pandas as pd
+
+from ..measure.statistics import Table
 from .plan import PROFILES, project_root
 from .receipts import Files, read_json, write_json
 
 T = TypeVar("T")
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-# What `None` in a parameters cell stands for: pair, device, dtype.
+# Values for `None` in a parameters cell: pair, device, dtype.
 DEFAULTS = {
     "smoke": ("tiny", "cpu", "float32"),
     "laptop": ("tiny", "cpu", "float32"),
@@ -29,7 +33,7 @@ DEFAULTS = {
 
 @dataclass(frozen=True, repr=False)
 class Notebook:
-    """One execution of one notebook. Everything it writes lies under `out`."""
+    """An execution of a notebook, which writes everything under `out`."""
 
     name: str
     profile: str
@@ -41,7 +45,7 @@ class Notebook:
     out: Path  # the run's folder
 
     def __repr__(self) -> str:
-        """One line for the notebook's first output, without this machine's folders."""
+        """Return a line for the notebook's first output, without this machine's folders."""
         setup = f"profile {self.profile}, pair {self.pair} on {self.device} in {self.dtype}, seed {self.seed}"
         return f"{self.name}: {setup}; records in {self.shown(self._files.records)}"
 
@@ -50,44 +54,48 @@ class Notebook:
         return Files(self.out, self.name)
 
     def shown(self, path: Path) -> str:
-        """A path as a reader should see it: relative to the checkout where it lies inside."""
+        """Return a path as a reader should see it: relative to the checkout where it lies inside."""
         return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else path.name
 
     def size(self, *, smoke: T, laptop: T, paper: T) -> T:
-        """The value for this profile: `limit = nb.size(smoke=1, laptop=10, paper=100)`."""
+        """Return the value for this profile: `limit = nb.size(smoke=1, laptop=10, paper=100)`."""
         return {"smoke": smoke, "laptop": laptop, "paper": paper}[self.profile]
 
     def records(self, name: str = "records", *, keep: bool = False) -> Path:
-        """The JSONL file of that name, emptied, or with `keep=True` as an unfinished earlier attempt left it."""
+        """Return the path of a JSONL file, emptied, or with `keep=True` as an unfinished earlier attempt left it."""
         path = self._files.records / f"{checked_name(name)}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         if not keep:
             path.unlink(missing_ok=True)
         return path
 
-    def headline(
-        self,
-        claim: str,
-        value: float | str | None = None,
-        *,
-        unit: str = "",
-        holds: bool | None = None,
-        record: Path | None = None,
-    ) -> None:
-        """State a claim for the report: what was measured, in which record, and whether it holds.
+    def write_records(self, name: str, rows: Table) -> Path:
+        """Write a table (a data frame, or dictionaries) into the JSONL file of that name, and return its path."""
+        path = self.records(name)
+        dictionaries = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows
+        path.write_text("".join(json.dumps(row) + "\n" for row in dictionaries), encoding="utf-8")
+        return path
 
-        `holds=None` marks a plain figure that can be neither right nor wrong. A claim stated twice counts once.
+    def headline(
+        self, claim: str, value: Any = None, *, unit: str = "", holds: bool | None = None, record: Path | None = None
+    ) -> None:
+        """State a claim for the report: the measured value, its record, and whether the claim holds.
+
+        The value is a text, or a number of Python, numpy or torch. `holds=None` marks a plain number that can be
+        neither right nor wrong. A claim stated twice counts once.
         """
+        if value is not None and not isinstance(value, str | bool | int | float):
+            value = float(value)  # a scalar of numpy or torch
         holds = None if holds is None else bool(holds)
-        entry = {"claim": claim, "value": plain(value), "unit": unit, "holds": holds, "record": self._inside(record)}
+        entry = {"claim": claim, "value": value, "unit": unit, "holds": holds, "record": self._inside(record)}
         self._note("claims", "claim", entry)
 
     def table(self, caption: str, html: str) -> None:
-        """Hand a finished HTML table to the report, for example published beside measured numbers."""
+        """Hand a finished HTML table to the report, for example of published and measured numbers."""
         self._note("tables", "caption", {"caption": caption, "html": html})
 
     def save_figure(self, name: str, figure: Any, caption: str = "", *, headline: bool = False) -> Path:
-        """Keep a figure in the run's folder; a headline figure is also shown in the report.
+        """Save a figure in the run's folder; a headline figure is also shown in the report.
 
         `figure` is a plotly figure (anything with `to_json()`) or an HTML fragment as text.
         """
@@ -100,7 +108,7 @@ class Notebook:
         return path
 
     def _inside(self, path: Path | None) -> str | None:
-        """A path relative to the run's folder, so that the folder can be moved; ValueError when it lies outside."""
+        """Return a path relative to the run's folder, which can then be moved; ValueError when it lies outside."""
         if path is None:
             return None
         if not Path(path).is_relative_to(self.out):
@@ -108,7 +116,7 @@ class Notebook:
         return Path(path).relative_to(self.out).as_posix()
 
     def _note(self, kind: str, key: str, entry: Mapping[str, Any]) -> None:
-        """Put an entry into the summary; a cell run twice replaces what it said before, in its place."""
+        """Put an entry into the summary; a cell run twice replaces its earlier entry, in its place."""
         summary = read_json(self._files.summary)
         entries = summary.setdefault(kind, [])
         place = next((i for i, old in enumerate(entries) if old[key] == entry[key]), len(entries))
@@ -125,10 +133,10 @@ def begin(
     device: str | None = None,
     dtype: str | None = None,
 ) -> Notebook:
-    """Check a notebook's parameters and open its place in the run's folder; earlier claims of it are dropped.
+    """Check a notebook's parameters and open its place in the run's folder; earlier claims of the notebook are dropped.
 
     The folder is DYNATREE_OUT, which `dynatree run` sets, else outputs/notebooks/<profile> of the checkout. `None` for
-    pair, device or dtype means the profile's default. ValueError, in a full sentence, for values that cannot work.
+    pair, device or dtype means the profile's default. ValueError for values that cannot work.
     """
     if profile not in PROFILES:
         raise ValueError(f"profile='{profile}' is not one of {', '.join(PROFILES)}.")
@@ -145,28 +153,27 @@ def begin(
         root=root.resolve(),
         out=out,
     )
-    write_json(
-        notebook._files.summary, {"notebook": name, "profile": profile, "claims": [], "tables": [], "figures": []}
-    )
+    empty: dict[str, list] = {"claims": [], "tables": [], "figures": []}
+    write_json(notebook._files.summary, {"notebook": name, "profile": profile, **empty})
     return notebook
 
 
 def checked_name(name: str) -> str:
-    """A name that is safe as a file name; ValueError otherwise."""
+    """Return a name that is safe as a file name; ValueError otherwise."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
         raise ValueError(f"The name '{name}' must be letters, digits, '_', '-' or '.', to serve as a file name.")
     return name
 
 
 def checked_seed(seed: int) -> int:
-    """A seed from 0 up; ValueError otherwise."""
+    """Return a seed of at least 0; ValueError otherwise."""
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"seed={seed!r} must be an integer of at least 0.")
     return seed
 
 
 def checked_dtype(dtype: str) -> str:
-    """One of the dtypes the suite measures in, without the `torch.` prefix; ValueError otherwise."""
+    """Return a dtype of the suite, without the `torch.` prefix; ValueError otherwise."""
     short = str(dtype).removeprefix("torch.")
     if short not in DTYPES:
         raise ValueError(f"dtype='{dtype}' is not one of {', '.join(DTYPES)}.")
@@ -174,7 +181,7 @@ def checked_dtype(dtype: str) -> str:
 
 
 def checked_device(device: str) -> str:
-    """A device torch can use on this machine; ValueError otherwise."""
+    """Return a device that torch can use on this machine; ValueError otherwise."""
     if device == "cpu":
         return device
     import torch  # here, because a notebook on the processor need not load it to begin
@@ -188,8 +195,3 @@ def checked_device(device: str) -> str:
     if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
         raise ValueError(f"device='{device}' is beyond the {torch.cuda.device_count()} CUDA devices of this machine.")
     return device
-
-
-def plain(value: Any) -> float | str | None:
-    """A value JSON can hold: numpy and torch scalars become plain numbers."""
-    return value if value is None or isinstance(value, str | bool | int | float) else float(value)

@@ -1,7 +1,7 @@
 """Executed notebooks as HTML pages that open without a network.
 
 Plotly figures are stored in the notebooks as data; a page draws them with one plotly.min.js that lies beside it.
-What the pages say comes from the notebooks; how they are linked together is `report`'s part.
+The content of the pages comes from the notebooks; `report` links them together.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ TEMPLATE = """{%% extends 'lab/index.html.j2' %%}
 
 
 def asset(name: str) -> str:
-    """A text file that lies beside this module."""
+    """Return the content of a text file beside this module."""
     return resources.files("dynatree_lib.suite").joinpath(name).read_text(encoding="utf-8")
 
 
 def figure_scripts() -> str:
-    """The script tags a page needs in its head to draw figures."""
+    """Return the script tags that a page needs in its head to draw figures."""
     return f'<script src="{SCRIPT}"></script>\n<script>\n{asset("report.js")}</script>'
 
 
 def figure_html(figure_json: str) -> str:
-    """A figure as an element the script fills; `</` is escaped, since it would end the script element."""
+    """Return a figure as an element that the script fills; `</` is escaped, because it would end the script."""
     safe = figure_json.replace("</", "<\\/")
     return f'<div class="dynatree-figure"><script type="application/json">{safe}</script></div>'
 
 
 def copy_plotly(out: Path) -> None:
-    """Put plotly's script beside the pages, once for all of them."""
+    """Write plotly's script beside the pages, once for all of them."""
     try:
         from plotly.offline import get_plotlyjs
-    except ImportError:  # the pages then say what they miss
+    except ImportError:  # the pages then say that plotly.min.js is missing
         return
     (out / SCRIPT).write_text(get_plotlyjs(), encoding="utf-8")
 
 
 def make_exporter() -> Any:
-    """An nbconvert exporter for pages without external references."""
+    """Return an nbconvert exporter for pages without external references."""
     try:
         from jinja2 import DictLoader
         from nbconvert import HTMLExporter
@@ -64,7 +64,7 @@ def make_exporter() -> Any:
 
 
 def export_page(exporter: Any, notebook: Path, page: Path) -> None:
-    """Write one executed notebook as a page."""
+    """Write an executed notebook as a page."""
     import nbformat
 
     content = nbformat.read(notebook, as_version=4)
@@ -73,20 +73,15 @@ def export_page(exporter: Any, notebook: Path, page: Path) -> None:
         if cell.cell_type == "markdown":
             cell.source = draw_formulas(cell.source)
         for output in cell.get("outputs", []):
-            draw_output(output)
+            figure = output.get("data", {}).get(FIGURE_TYPE)
+            if figure is not None:
+                output["data"] = {"text/html": figure_html(json.dumps(figure))}
     html, _ = exporter.from_notebook_node(content, resources={"metadata": {"name": page.stem}})
     page.write_text(html, encoding="utf-8")
 
 
-def draw_output(output: dict[str, Any]) -> None:
-    """Turn a stored plotly figure into the element our script draws."""
-    figure = output.get("data", {}).get(FIGURE_TYPE)
-    if figure is not None:
-        output["data"] = {"text/html": figure_html(json.dumps(figure))}
-
-
 def draw_formulas(markdown: str) -> str:
-    """LaTeX formulas as MathML, which browsers draw by themselves; what cannot be converted stays as it was."""
+    """Return a text with LaTeX formulas as MathML, which browsers draw; a formula that cannot be converted stays."""
     try:
         from latex2mathml.converter import convert
     except ImportError:
@@ -98,7 +93,7 @@ def draw_formulas(markdown: str) -> str:
             return match[0]
         try:
             return str(convert(formula, display="block" if match["block"] else "inline"))
-        except Exception:  # whatever the converter stumbles over, the reader still gets the LaTeX
+        except Exception:  # of any kind: the reader still gets the LaTeX
             return match[0]
 
     return FORMULA.sub(drawn, markdown)

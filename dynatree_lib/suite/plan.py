@@ -1,8 +1,8 @@
-"""What would run: the notebooks of a folder, the parameters each one takes, and what a run is expected to cost.
+"""The plan of a run: the notebooks of a folder, their parameters, and the expected cost.
 
 Everything that can be wrong with a request (an unknown parameter, a pattern that matches nothing, a notebook without
-a parameters cell) is found here, before a kernel starts. Executing is `run`'s part; whether an earlier result still
-stands is `receipts`' part.
+a parameters cell) is found here, before a kernel starts. `run` executes; `receipts` knows whether an earlier result is
+still valid.
 """
 
 from __future__ import annotations
@@ -22,29 +22,48 @@ PARAMETERS_TAG = "parameters"
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """What one notebook is expected to cost; `None` where nobody has said."""
+class Cost:
+    """Time and memory of a notebook; None where unknown."""
 
     seconds: float | None = None
     memory_mb: float | None = None
 
+    @property
+    def time(self) -> str:
+        """The time with a unit that suits it."""
+        if self.seconds is None:
+            return "unknown"
+        if self.seconds < 100:
+            return f"{self.seconds:.1f} s" if self.seconds < 10 else f"{self.seconds:.0f} s"
+        return f"{self.seconds / 60:.0f} min" if self.seconds < 6000 else f"{self.seconds / 3600:.1f} h"
+
+    @property
+    def memory(self) -> str:
+        """The memory with a unit that suits it."""
+        if self.memory_mb is None:
+            return "unknown"
+        return f"{self.memory_mb:.0f} MB" if self.memory_mb < 1000 else f"{self.memory_mb / 1000:.1f} GB"
+
+    def __str__(self) -> str:
+        return f"{self.time}, {self.memory}" if self.memory_mb else self.time
+
 
 @dataclass(frozen=True)
 class Source:
-    """One notebook as it lies in the notebooks folder."""
+    """A notebook of the notebooks folder."""
 
     name: str  # file name without .ipynb
     path: Path
     title: str
     headline: bool
     parameters: tuple[str, ...]  # names assigned in the cell tagged `parameters`
-    estimates: Mapping[str, Estimate]  # by profile
-    sha256: str  # of what would run: cell types, sources and tags
+    estimates: Mapping[str, Cost]  # by profile
+    sha256: str  # of cell types, sources and tags
 
 
 @dataclass(frozen=True)
 class Job:
-    """One notebook with the parameters it is given in this run."""
+    """A notebook with its parameters for this run."""
 
     source: Source
     profile: str
@@ -56,18 +75,17 @@ class Job:
         return self.source.name
 
     @property
-    def estimate(self) -> Estimate:
+    def estimate(self) -> Cost:
         """The author's estimate for this profile."""
-        return self.source.estimates.get(self.profile, Estimate())
+        return self.source.estimates.get(self.profile, Cost())
 
 
 def project_root(start: Path | None = None) -> Path:
-    """The checkout: DYNATREE_ROOT, else the nearest parent of `start` (or of the library) with the project's files.
+    """Return the checkout: DYNATREE_ROOT, else the nearest parent of `start` (or of the library) with its files.
 
-    Where the library was installed from a wheel there is no checkout; then it is the current folder.
+    Return the current folder where there is no checkout, because the library was installed from a wheel.
     """
-    named = os.environ.get("DYNATREE_ROOT")
-    if named:
+    if named := os.environ.get("DYNATREE_ROOT"):
         return Path(named)
     here = (start or Path.cwd()).resolve()
     for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
@@ -77,12 +95,12 @@ def project_root(start: Path | None = None) -> Path:
 
 
 def read_source(path: Path) -> Source:
-    """Read one notebook; ValueError when it is not a notebook or has not exactly one parameters cell."""
+    """Read a notebook; ValueError when it is no notebook, or has no parameters cell, or several."""
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
         cells = [dict(cell) for cell in notebook["cells"]]
         about = dict(notebook.get("metadata", {}).get("dynatree", {}))
-        estimates = {profile: Estimate(**costs) for profile, costs in about.get("estimate", {}).items()}
+        estimates = {profile: Cost(**cost) for profile, cost in about.get("estimate", {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a readable notebook: {error}. Restore it from the repository.") from error
     tagged = [cell for cell in cells if PARAMETERS_TAG in cell.get("metadata", {}).get("tags", [])]
@@ -100,38 +118,32 @@ def read_source(path: Path) -> Source:
 
 
 def cell_source(cell: Mapping[str, Any]) -> str:
-    """A cell's text: the notebook format stores one string or a list of lines."""
-    source = cell.get("source", "")
-    return source if isinstance(source, str) else "".join(source)
+    """Return a cell's text, which the notebook format stores as a string or as a list of lines."""
+    return "".join(cell.get("source", ""))
 
 
 def assigned_names(code: str, path: Path) -> tuple[str, ...]:
-    """The names a parameters cell assigns, in order of appearance.
+    """Return the names that a parameters cell assigns, in order of appearance.
 
-    Read from the syntax tree: papermill's own inspection goes line by line and misses values that span lines.
+    They are read from the syntax tree, because papermill goes line by line and misses values that span lines.
     """
     try:
         tree = ast.parse(code)
     except SyntaxError as error:
         raise ValueError(f"The parameters cell of {path} is not valid Python: {error}.") from error
-    assignments = (node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign))
-    names = (
-        node.id
-        for assignment in assignments
-        for node in ast.walk(assignment)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    )
-    return tuple(dict.fromkeys(names))
+    assignments = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
+    names = [node for assignment in assignments for node in ast.walk(assignment) if isinstance(node, ast.Name)]
+    return tuple(dict.fromkeys(name.id for name in names if isinstance(name.ctx, ast.Store)))
 
 
 def source_hash(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Hash of what would run. Outputs and counters are left out, so that opening a notebook does not outdate a run."""
+    """Hash cell types, sources and tags, but no outputs, so that opening a notebook does not outdate a run."""
     parts = [[cell.get("cell_type"), cell_source(cell), cell.get("metadata", {}).get("tags", [])] for cell in cells]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def find_sources(folder: Path) -> list[Source]:
-    """Every notebook of a folder in running order, which is the order of the names."""
+    """Return every notebook of a folder in running order, which is the order of the names."""
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no notebooks folder at {folder}; name one with --notebooks DIR.")
     sources = [read_source(path) for path in sorted(folder.glob("*.ipynb"))]
@@ -141,9 +153,9 @@ def find_sources(folder: Path) -> list[Source]:
 
 
 def select(sources: Sequence[Source], only: Iterable[str] = (), headline: bool = False) -> list[Source]:
-    """The notebooks that match any of the patterns (all, without patterns), and are headline ones if asked.
+    """Return the notebooks that match any pattern (all, without patterns); with `headline` only headline notebooks.
 
-    Every pattern has to match something: a misspelt one would otherwise leave a notebook out in silence.
+    Every pattern has to match a notebook, because a misspelt pattern would otherwise leave a notebook out in silence.
     """
     patterns = [pattern.removesuffix(".ipynb") for pattern in only]
     for pattern in patterns:
@@ -151,15 +163,14 @@ def select(sources: Sequence[Source], only: Iterable[str] = (), headline: bool =
             names = ", ".join(source.name for source in sources)
             raise ValueError(f"--only '{pattern}' matches no notebook. The notebooks are: {names}.")
     chosen = [s for s in sources if not patterns or any(fnmatchcase(s.name, pattern) for pattern in patterns)]
-    if headline:
-        chosen = [source for source in chosen if source.headline]
-        if not chosen:
-            raise ValueError("None of the selected notebooks is a headline one; leave --headline out to run them.")
+    chosen = [source for source in chosen if source.headline or not headline]
+    if headline and not chosen:
+        raise ValueError("None of the selected notebooks is a headline one; leave --headline out to run them.")
     return chosen
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`name=value` as a pair; the value is read as a Python literal where it is one, and as text otherwise."""
+    """Return `name=value` as a pair, with the value read as a Python literal where possible, else as text."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ValueError(f"-p '{text}' is not of the form name=value, for example -p seed=1.")
@@ -173,7 +184,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def make_jobs(sources: Sequence[Source], profile: str, overrides: Mapping[str, Any]) -> list[Job]:
-    """Give every notebook the profile and those overrides it has a parameter for.
+    """Give every notebook the profile, and the overrides it has a parameter for.
 
     ValueError for an unknown profile, and for an override that no selected notebook has.
     """

@@ -1,4 +1,4 @@
-"""Proof that a notebook finished, and everything needed to tell whether that result still stands.
+"""Proof that a notebook finished, and everything needed to tell whether that result is still valid.
 
 An executed notebook cannot prove its own success (after a dead kernel it looks finished), so a receipt is written
 beside it last of all. A receipt names the notebook, its parameters, the library and the data by their hashes, and
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import platform
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -20,83 +18,63 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..measure.environment import available_cores, cpu_name, git_commit, package_version, sha256_of
+from ..measure.environment import describe_environment, git_commit, package_version, sha256_of
 from ..paths import data_path
 from .plan import Job
 
 SCHEMA = 1
-PACKAGES = ("torch", "transformers", "numpy", "safetensors", "datasets", "papermill", "plotly")
+RUN_FILE = "run.json"
+PACKAGES = ("datasets", "papermill", "plotly")  # besides those that decoding needs
 
 
-@dataclass(frozen=True)
 class Files:
-    """Where everything about one notebook lies in a run's folder."""
+    """Where everything about one notebook lies in a run's folder.
 
-    out: Path
-    name: str
+    Attributes:
+        out: the run's folder.
+        name: the notebook's name, without .ipynb.
+        executed: the executed notebook; present only after success.
+        partial: the notebook while it runs.
+        receipt: the proof of success, written last.
+        failure: the problem, instead of a receipt.
+        summary: claims, tables and figures the notebook hands to the report.
+        page: the executed notebook as HTML, made by the report.
+        records: the notebook's folder of JSONL records.
+        figures: the notebook's folder of figures.
+    """
 
-    @property
-    def executed(self) -> Path:
-        """The executed notebook; present only after success."""
-        return self.out / f"{self.name}.ipynb"
-
-    @property
-    def partial(self) -> Path:
-        """The notebook while it runs."""
-        return self.out / f"{self.name}.partial.ipynb"
-
-    @property
-    def receipt(self) -> Path:
-        """The proof of success, written last."""
-        return self.out / f"{self.name}.receipt.json"
-
-    @property
-    def failure(self) -> Path:
-        """What went wrong, instead of a receipt."""
-        return self.out / f"{self.name}.failure.json"
-
-    @property
-    def summary(self) -> Path:
-        """Claims, tables and figures the notebook hands to the report."""
-        return self.out / f"{self.name}.summary.json"
-
-    @property
-    def page(self) -> Path:
-        """The executed notebook as HTML, made by the report."""
-        return self.out / f"{self.name}.html"
-
-    @property
-    def records(self) -> Path:
-        """The notebook's folder of JSONL records."""
-        return self.out / "records" / self.name
-
-    @property
-    def figures(self) -> Path:
-        """The notebook's folder of figures."""
-        return self.out / "figures" / self.name
+    def __init__(self, out: Path, name: str) -> None:
+        self.out, self.name = out, name
+        self.executed = out / f"{name}.ipynb"
+        self.partial = out / f"{name}.partial.ipynb"
+        self.receipt = out / f"{name}.receipt.json"
+        self.failure = out / f"{name}.failure.json"
+        self.summary = out / f"{name}.summary.json"
+        self.page = out / f"{name}.html"
+        self.records = out / "records" / name
+        self.figures = out / "figures" / name
 
     def stopped(self, status: str) -> Path:
-        """The notebook as far as it came; status is `failed` or `interrupted`."""
+        """Return the path of a notebook that stopped half-way; status is `failed` or `interrupted`."""
         return self.out / f"{self.name}.{status}.ipynb"
 
     def written(self) -> list[Path]:
-        """The files the notebook itself wrote: records, figures, summary."""
+        """Return the files that the notebook itself wrote: records, figures, summary."""
         folders = [path for folder in (self.records, self.figures) for path in folder.rglob("*") if path.is_file()]
         return sorted([*folders, *([self.summary] if self.summary.is_file() else [])])
 
     def clear(self, keep_records: bool = False) -> None:
-        """Remove what an earlier attempt left, so that nothing old can pass for a result of the next one."""
-        for path in (self.executed, self.partial, self.receipt, self.failure, self.summary, self.page):
+        """Remove the files of an earlier attempt, so that they cannot pass for results of the next attempt."""
+        stopped = [self.stopped(status) for status in ("failed", "interrupted")]
+        for path in (self.executed, self.partial, self.receipt, self.failure, self.summary, self.page, *stopped):
             path.unlink(missing_ok=True)
-        for status in ("failed", "interrupted"):
-            self.stopped(status).unlink(missing_ok=True)
         for folder in [self.figures] if keep_records else [self.figures, self.records]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a result depends on. Two runs with equal fingerprints would do the same work."""
+    """Everything that a result depends on. Two runs with equal fingerprints would do the same work."""
 
     source_sha256: str
     library_sha256: str
@@ -105,7 +83,7 @@ class Fingerprint:
     profile: str
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """Which parts differ from a stored fingerprint, in words."""
+        """Return in words the parts that differ from a stored fingerprint."""
         words = {
             "source_sha256": "the notebook",
             "library_sha256": "the library",
@@ -113,12 +91,12 @@ class Fingerprint:
             "parameters": "its parameters",
             "profile": "the profile",
         }
-        mine = json.loads(json.dumps(asdict(self), default=str))
-        return [word for key, word in words.items() if mine[key] != other.get(key)]
+        current = json.loads(json.dumps(asdict(self), default=str))
+        return [word for key, word in words.items() if current[key] != other.get(key)]
 
 
 def fingerprint(job: Job) -> Fingerprint:
-    """The fingerprint of a job as things stand now."""
+    """Return the present fingerprint of a job."""
     return Fingerprint(job.source.sha256, library_sha256(), data_sha256(), dict(job.parameters), job.profile)
 
 
@@ -131,7 +109,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; ValueError in a full sentence when it is truncated or something else."""
+    """Read a receipt, run file or summary; ValueError in a full sentence when it is truncated or no JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -141,8 +119,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_or_empty(path: Path) -> dict[str, Any]:
+    """Read a receipt, run file or summary; an empty dictionary where the file is missing or damaged."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return {}
+
+
 def sha256_files(folder: Path, paths: Iterable[Path]) -> str:
-    """One SHA-256 over names and contents."""
+    """Return one SHA-256 over names and contents."""
     digest = hashlib.sha256()
     for path in sorted(paths):
         digest.update(f"{path.relative_to(folder).as_posix()}:{sha256_of(path)}\n".encode())
@@ -151,20 +137,20 @@ def sha256_files(folder: Path, paths: Iterable[Path]) -> str:
 
 @lru_cache(maxsize=1)
 def library_sha256() -> str:
-    """Hash of the library's source as it was when this process first asked."""
+    """Return the hash of the library's source at the first call in this process."""
     folder = Path(__file__).resolve().parents[1]
     return sha256_files(folder, folder.rglob("*.py"))
 
 
 @lru_cache(maxsize=1)
 def data_sha256() -> str:
-    """Hash of the data that ships with the library, the bundled models among it."""
+    """Return the hash of the data that ships with the library, bundled models included."""
     folder = data_path()
     return sha256_files(folder, (path for path in folder.rglob("*") if path.is_file()))
 
 
 def write_receipt(files: Files, job: Job, basis: Fingerprint, cost: Mapping[str, Any]) -> None:
-    """Write the receipt of a finished notebook: what it depended on, what it wrote, what it cost."""
+    """Write the receipt of a finished notebook: its fingerprint, the hashes of its files, its cost."""
     content = {
         "schema": SCHEMA,
         "notebook": job.name,
@@ -181,7 +167,7 @@ def write_receipt(files: Files, job: Job, basis: Fingerprint, cost: Mapping[str,
 
 
 def why_rerun(files: Files, basis: Fingerprint) -> str | None:
-    """None when the receipt stands; otherwise why the notebook has to run (again), as the end of a sentence."""
+    """Return why a notebook has to run (again), as the end of a sentence; None when its receipt is valid."""
     if not files.receipt.is_file():
         return "it has not finished before"
     try:
@@ -190,14 +176,13 @@ def why_rerun(files: Files, basis: Fingerprint) -> str | None:
         return f"its receipt cannot be read: {error}"
     if receipt.get("schema") != SCHEMA or not isinstance(receipt.get("written"), dict):
         return "its receipt is incomplete or of another version of the suite"
-    changed = basis.differences(receipt)
-    if changed:
+    if changed := basis.differences(receipt):
         return f"{' and '.join(changed)} changed since"
     return damage(files, receipt)
 
 
 def damage(files: Files, receipt: Mapping[str, Any]) -> str | None:
-    """None when every file is as the receipt says; otherwise which one is missing or altered."""
+    """Return which file is missing or altered; None when every file is as the receipt says."""
     expected = {files.executed.name: receipt.get("executed_sha256"), **receipt["written"]}
     for relative, sha256 in expected.items():
         path = files.out / relative
@@ -209,17 +194,10 @@ def damage(files: Files, receipt: Mapping[str, Any]) -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """Where a run took place."""
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": cpu_name() or "unknown",
-        "cores": available_cores(),
-        "threads": os.environ.get("OMP_NUM_THREADS"),
-        "packages": {name: found for name in PACKAGES if (found := package_version(name))},
-    }
+    """Describe the machine, and the versions of the code that a run rests on."""
+    return describe_environment() | {name: package_version(name) for name in PACKAGES}
 
 
 def now() -> str:
-    """The time in UTC, to the second."""
+    """Return the time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -20,12 +20,13 @@ from ..models.pairs import Pair, load_pair
 from ..sampling import Sampling
 from ..summary import repeated_ngrams, summarize
 from ..workloads import Prompt, load_workload
+from .card import CARD, write_card
 
 NEW_TOKENS = 128
 
 
 def measure_acceptance(pair: Pair, prompts: Sequence[Prompt], source: str) -> dict[str, Any]:
-    """Tokens per iteration (bonus token included) and repeated 4-gram shares.
+    """Measure tokens per iteration (bonus token included) and repeated 4-gram shares.
 
     Args:
         pair: target and draft.
@@ -38,10 +39,10 @@ def measure_acceptance(pair: Pair, prompts: Sequence[Prompt], source: str) -> di
         texts = {kind: _decode(pair, drafter, prompts, sampling) for kind, drafter in drafters.items()}
         out[name] = {f"tokens per iteration, {kind}": _rate(list(runs)) for kind, runs in texts.items()}
         chain = texts["chain of 4"]
-        repeated = np.array([repeated_ngrams(one.tokens) or 0.0 for one in chain])
+        repeated = np.array([repeated_ngrams(generation.tokens) or 0.0 for generation in chain])
         out[name]["repeated 4-grams"] = float(repeated.mean())
         out[name]["chain of 4 by task"] = {
-            task: _rate([one for one, prompt in zip(chain, prompts, strict=True) if prompt.task == task])
+            task: _rate([generation for generation, prompt in zip(chain, prompts, strict=True) if prompt.task == task])
             for task in dict.fromkeys(prompt.task for prompt in prompts)
         }
         least = np.argsort(repeated, kind="stable")[: max(1, len(prompts) // 3)]
@@ -68,13 +69,10 @@ def _rate(runs: list[Generation]) -> float:
 
 def add_to_card(folder: Path) -> dict[str, Any]:
     """Measure the pair in `folder` on the bundled prompts and write the figures into its card and model card."""
-    from .card import CARD, redraw
-
     workload = load_workload("bundled", source="bundled")
     card = json.loads((folder / CARD).read_text(encoding="utf-8"))
     card["acceptance"] = measure_acceptance(load_pair(str(folder)), workload.prompts, workload.source)
-    (folder / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    redraw(folder)
+    write_card(folder, card)
     return card["acceptance"]
 
 

@@ -1,20 +1,21 @@
 """Text parts of the training mixture: where each comes from, what is trained on, what is held out.
 
-A part is a list of training documents and a list of held-out documents. Parts come from a local folder with the layout
-`wikitext-2-raw/ pg19/ gsm8k/ mbpp/`, or by hub name through `datasets`; the two code parts are the standard library of
-the running interpreter. HumanEval, Spec-Bench and the test split of MBPP are never read here.
+A part is a list of training documents and a list of held-out documents. Parts are read by `workloads.read_rows`, from a
+local folder with the layout `wikitext-2-raw/ pg19/ gsm8k/ mbpp/` or from the hub; the two code parts are the standard
+library of the running interpreter. HumanEval, Spec-Bench and the test split of MBPP are never read here.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ..workloads import DATA_SETS, Row, WorkloadError, book_number, read_rows
 
 END = "<|endoftext|>"
 HELD_OUT_PERCENT = 3  # of the standard library's files, by hash of the relative path
@@ -32,13 +33,9 @@ SKIPPED_FOLDERS = (
     "test/encoded_modules",
     "test/tokenizedata",
 )
-LARGEST_FILE = 260_000  # bytes; longer ones are generated tables
-HUB = {
-    "wikitext-2": ("wikitext-2-raw", "Salesforce/wikitext (wikitext-2-raw-v1)"),
-    "pg19": ("pg19", "emozilla/pg19"),
-    "gsm8k": ("gsm8k", "openai/gsm8k (main)"),
-    "mbpp": ("mbpp", "google-research-datasets/mbpp"),
-}
+LARGEST_FILE = 260_000  # bytes; longer files are generated tables
+READ_AS = {"wikitext-2": "wikitext-2", "pg19": "pg-19", "gsm8k": "gsm8k", "mbpp": "mbpp"}
+"""Part of the mixture -> its data set in `workloads.DATA_SETS`."""
 LICENCES = {
     "code": "Python Software Foundation License",
     "code-tests": "Python Software Foundation License",
@@ -51,7 +48,7 @@ LICENCES = {
 
 @dataclass(frozen=True)
 class Part:
-    """One named part of the mixture. `source` says where it came from without naming a folder of this machine."""
+    """A named part of the mixture. `source` says where it came from without naming a folder of this machine."""
 
     name: str
     source: str
@@ -59,7 +56,7 @@ class Part:
     held_out: tuple[str, ...]
 
     def record(self) -> dict[str, Any]:
-        """Sizes and sha256 of exactly the text used (documents joined by the end-of-text mark)."""
+        """Return sizes and sha256 of exactly the text used (documents joined by the end-of-text mark)."""
         out: dict[str, Any] = {"source": self.source, "licence": LICENCES.get(self.name, "unknown")}
         for split, texts in (("train", self.train), ("held_out", self.held_out)):
             joined = END.join(texts).encode("utf-8")
@@ -68,12 +65,12 @@ class Part:
 
 
 def held_out_path(relative: str) -> bool:
-    """Whether a standard-library file (posix path below the library's root) belongs to the held-out split."""
+    """Return whether a standard-library file (posix path below the library's root) is held out."""
     return int(hashlib.sha256(relative.encode()).hexdigest(), 16) % 100 < HELD_OUT_PERCENT
 
 
 def is_test_path(relative: str) -> bool:
-    """Whether a standard-library file is test code, which is a part of its own because there is more of it."""
+    """Return whether a standard-library file is test code, which is a separate part because there is more of it."""
     return any(piece in ("test", "tests", "idle_test") for piece in Path(relative).parts)
 
 
@@ -90,114 +87,98 @@ def _source_files(root: Path) -> Iterable[tuple[str, str]]:
 
 def _code(name: str, root: Path) -> Part:
     wanted = [
-        (path, text) for path, text in _source_files(root) if is_test_path(path) == (name == "code-tests") and text
+        (held_out_path(path), text)
+        for path, text in _source_files(root)
+        if is_test_path(path) == (name == "code-tests") and text
     ]
-    train = tuple(text for path, text in wanted if not held_out_path(path))
-    held_out = tuple(text for path, text in wanted if held_out_path(path))
+    train, held_out = (tuple(text for held, text in wanted if held == wish) for wish in (False, True))
     return Part(name, f"standard library of Python {sysconfig.get_python_version()}", train, held_out)
 
 
-def _articles(text: str) -> list[str]:
-    """WikiText cut before every first-level heading (` = Title = `)."""
-    pieces = re.split(r"(?m)^(?= = [^=].*[^=] = $)", text)
-    return [piece for piece in pieces if piece.strip()]
-
-
 def strip_gutenberg(text: str) -> str:
-    """A book without Project Gutenberg's header and licence."""
+    """Cut Project Gutenberg's header and licence off a book."""
     start = re.search(r"\*\*\* ?START OF TH(?:IS|E) PROJECT GUTENBERG[^\n]*\n", text)
     end = re.search(r"\n[^\n]*(?:\*\*\* ?END OF TH(?:IS|E) PROJECT GUTENBERG|End of (?:the )?Project Gutenberg)", text)
     return text[start.end() if start else 0 : end.start() if end else len(text)].strip() + "\n"
 
 
-def gsm8k_text(record: dict[str, Any]) -> str:
-    """`Question: ...\\nAnswer: ...` of one record, without the calculator marks."""
-    return f"Question: {record['question']}\nAnswer: {re.sub(r'<<.*?>>', '', record['answer'])}\n"
+def gsm8k_text(row: Row) -> str:
+    """Write a row as `Question: ...\\nAnswer: ...`, without the calculator marks."""
+    return f"Question: {row['question']}\nAnswer: {re.sub(r'<<.*?>>', '', row['answer'])}\n"
 
 
-def mbpp_text(record: dict[str, Any]) -> str:
-    """The task as a comment above its program, which is how the code prompts of this project look."""
-    code = record["code"].replace("\r\n", "\n").replace("\t", "    ")
-    return f"# {record['text'].strip()}\n{code.rstrip()}\n"
+def mbpp_text(row: Row) -> str:
+    """Write the task as a comment above its program, as the code prompts of this project do."""
+    code = row["code"].replace("\r\n", "\n").replace("\t", "    ")
+    return f"# {row['text'].strip()}\n{code.rstrip()}\n"
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+def _read(name: str, data: Path | None) -> Part:
+    """Read a part's texts from the folder `data`, or from the hub where it is None."""
+    data_set = DATA_SETS[READ_AS[name]]
+    hub = data_set.hub + (f" ({data_set.config})" if data_set.config else "")
+    source = hub if data is None else f"local copy of {hub}"
 
+    def rows(split: str, first: int | None = None) -> Iterator[Row]:
+        try:
+            return read_rows(READ_AS[name], split, "hub" if data is None else data / data_set.folder, first)[0]
+        except WorkloadError as error:
+            raise FileNotFoundError(
+                f"The text part '{name}' was not found. Give --data DIR with a folder '{data_set.folder}/' in it, or "
+                f"run where the hub serves {hub}."
+            ) from error
 
-def _mbpp(records: list[dict[str, Any]], source: str) -> Part:
-    train = tuple(mbpp_text(r) for r in records if 601 <= r["task_id"] <= 974)
-    held_out = tuple(mbpp_text(r) for r in records if 511 <= r["task_id"] <= 600)
-    return Part("mbpp", f"{source}; task_id 601-974, held out 511-600", train, held_out)
-
-
-def _local(name: str, folder: Path) -> Part:
-    source = f"local copy of {HUB[name][1]}"
     if name == "gsm8k":
-        splits = [tuple(gsm8k_text(r) for r in _lines(folder / f"{split}.jsonl")) for split in ("train", "test")]
-        return Part(name, f"{source}; train, held out test", *splits)
+        train, held_out = (tuple(map(gsm8k_text, rows(split))) for split in ("train", "test"))
+        return Part(name, f"{source}; train, held out test", train, held_out)
     if name == "mbpp":
-        return _mbpp(_lines(folder / "mbpp.jsonl"), source)
+        train = tuple(mbpp_text(row) for row in rows("train") if 601 <= row["task_id"] <= 974)
+        held_out = tuple(mbpp_text(row) for row in rows("validation") if 511 <= row["task_id"] <= 600)
+        return Part(name, f"{source}; task_id 601-974, held out 511-600", train, held_out)
     if name == "wikitext-2":
-        files = [folder / f"wiki.{split}.raw" for split in ("train", "valid")]
-        train = [article for file in files if file.is_file() for article in _articles(file.read_text(encoding="utf-8"))]
-        used = " and ".join(file.name for file in files if file.is_file())
-        held_out = _articles((folder / "wiki.test.raw").read_text(encoding="utf-8"))
-        return Part(name, f"{source}; {used}, held out wiki.test.raw", tuple(train), tuple(held_out))
-    books = {path.stem: strip_gutenberg(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.txt"))}
-    last = HELD_OUT_BOOK if HELD_OUT_BOOK in books else sorted(books)[-1]
-    train = [text for stem, text in books.items() if stem != last]
-    return Part(name, f"{source}; books {sorted(set(books) - {last})}, held out {last}", tuple(train), (books[last],))
-
-
-def _hub(name: str) -> Part:
-    from datasets import load_dataset
-
-    source = HUB[name][1]
-    if name == "gsm8k":
-        data = load_dataset("openai/gsm8k", "main")
-        return Part(name, source, *(tuple(gsm8k_text(r) for r in data[split]) for split in ("train", "test")))
-    if name == "mbpp":
-        data = load_dataset("google-research-datasets/mbpp")
-        return _mbpp([record for split in data.values() for record in split], source)
-    if name == "wikitext-2":
-        data = load_dataset("Salesforce/wikitext", "wikitext-2-raw-v1")
-        texts = {split: tuple(_articles("".join(data[split]["text"]))) for split in ("train", "validation", "test")}
-        return Part(
-            name, f"{source}; train and validation, held out test", texts["train"] + texts["validation"], texts["test"]
+        articles: dict[str, tuple[str, ...]] = {}
+        for split in ("train", "validation", "test"):
+            try:
+                text = "".join(row["text"] for row in rows(split))
+            except FileNotFoundError:
+                if data is None or split == "test":  # a local copy may do with one of the other two
+                    raise
+                continue
+            pieces = re.split(r"(?m)^(?= = [^=].*[^=] = $)", text)  # before every first-level heading, " = Title = "
+            articles[split] = tuple(piece for piece in pieces if piece.strip())
+        held_out = articles.pop("test")
+        used = f"{source}; {' and '.join(articles)}, held out test"
+        return Part(name, used, sum(articles.values(), ()), held_out)
+    if data is None:
+        train, held_out = (
+            tuple(strip_gutenberg(row["text"]) for row in rows(split, first))
+            for split, first in (("train", HUB_BOOKS), ("test", 1))
         )
-    books = {
-        split: tuple(
-            strip_gutenberg(record["text"])
-            for record in load_dataset("emozilla/pg19", split=split, streaming=True).take(count)
-        )
-        for split, count in (("train", HUB_BOOKS), ("test", 1))
-    }
-    return Part(name, f"{source}; first {HUB_BOOKS} books, held out first of test", books["train"], books["test"])
+        return Part(name, f"{source}; first {HUB_BOOKS} books, held out first of test", train, held_out)
+    books = {book_number(row): strip_gutenberg(row["text"]) for row in rows("train")}
+    last = HELD_OUT_BOOK if HELD_OUT_BOOK in books else max(books)
+    held_out = (books.pop(last),)
+    return Part(name, f"{source}; books {sorted(books)}, held out {last}", tuple(books.values()), held_out)
 
 
 def load_part(name: str, data: Path | None, library: Path | None = None) -> Part:
-    """Load one part from the folder `data`, or by hub name when `data` is None.
+    """Load a part from the folder `data`, or from the hub when `data` is None.
 
-    Raises ValueError for an unknown name and FileNotFoundError, naming folder and hub name, for a part that is missing.
+    Raises:
+        ValueError: for an unknown name.
+        FileNotFoundError: for a part that is missing; the sentence names folder and hub name.
     """
     if name in ("code", "code-tests"):
         part = _code(name, library or Path(sysconfig.get_paths()["stdlib"]))
-    elif name not in HUB:
-        raise ValueError(f"There is no text part '{name}'; known parts are code, code-tests, {', '.join(HUB)}.")
+    elif name in READ_AS:
+        part = _read(name, data)
     else:
-        folder, hub = HUB[name]
-        way_out = f"Give --data DIR with a folder '{folder}/' in it, or run where the hub serves {hub}."
-        load: Callable[[], Part] = (lambda: _hub(name)) if data is None else (lambda: _local(name, data / folder))
-        try:
-            part = load()
-        except (OSError, IndexError, ImportError) as error:
-            raise FileNotFoundError(f"The text part '{name}' was not found. {way_out}") from error
+        raise ValueError(f"There is no text part '{name}'; known parts are code, code-tests, {', '.join(READ_AS)}.")
     if not part.train or not part.held_out:
         raise FileNotFoundError(f"The text part '{name}' ({part.source}) lacks training or held-out documents.")
     return part
 
 
 def load_corpus(names: Iterable[str], data: Path | None, library: Path | None = None) -> dict[str, Part]:
-    """All parts of a recipe, in its order; errors as `load_part`, before anything is trained."""
+    """Load all parts of a recipe, in its order; errors as `load_part`, before anything is trained."""
     return {name: load_part(name, data, library) for name in names}

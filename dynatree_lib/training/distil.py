@@ -1,12 +1,12 @@
 """The two losses: next-token cross-entropy for the target, KL(target || draft) for the draft; and text on policy.
 
-The draft learns from the target's whole next-token law at every position, on corpus text and on text the target wrote
-itself: what a drafter meets in use is the target's own text, loops and errors included.
+The draft learns from the target's whole next-token distribution at every position, on corpus text and on text that the
+target wrote, because a drafter in use meets the target's own text, loops and errors included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .optimize import Log, Runtime
-from .recipe import ModelRecipe, OnPolicy, Phase, Recipe
+from .optimize import Log, Loss, OpenBatches, Runtime
+from .recipe import ModelRecipe, Recipe
 from .tokens import Windows
 
 ON_POLICY = "on-policy"
 
 
 def build_model(recipe: ModelRecipe, vocab_size: int, seed: int, end: int = 0) -> Any:
-    """A freshly initialised GPTNeoXForCausalLM in float32; `end` is the id of bos, eos and pad.
+    """Initialise a GPTNeoXForCausalLM in float32; `end` is the id of bos, eos and pad.
 
     Output projections start at zero, so that every layer starts as the identity.
     """
@@ -30,14 +30,9 @@ def build_model(recipe: ModelRecipe, vocab_size: int, seed: int, end: int = 0) -
 
     shape = dict(recipe.shape)
     rotary = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": shape.pop("rotary_pct")}
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
     config = GPTNeoXConfig(
-        vocab_size=vocab_size,
-        rope_parameters=rotary,
-        use_parallel_residual=True,
-        bos_token_id=end,
-        eos_token_id=end,
-        pad_token_id=end,
-        **shape,
+        vocab_size=vocab_size, rope_parameters=rotary, use_parallel_residual=True, **special, **shape
     )
     torch.manual_seed(seed)
     model = GPTNeoXForCausalLM(config).float()
@@ -50,7 +45,7 @@ def build_model(recipe: ModelRecipe, vocab_size: int, seed: int, end: int = 0) -
 def inherit_embeddings(draft: Any, target: Any) -> None:
     """Start a narrower draft's token table at the target's principal components, at the draft's own scale.
 
-    Half of a small draft's weights are its token table; this hands over what the target already knows of the tokens.
+    Half of a small draft's weights are its token table; this hands over the target's knowledge of the tokens.
     """
     table = target.get_input_embeddings().weight.detach().float()
     own = draft.get_input_embeddings().weight
@@ -61,8 +56,8 @@ def inherit_embeddings(draft: Any, target: Any) -> None:
         own[:, :width].copy_(projected * (own.std() / projected.std()))
 
 
-def target_loss(model: Any, runtime: Runtime) -> Callable[[Tensor], Tensor]:
-    """Mean cross-entropy in nats of ids[:, 1:] given what stands before; ids int64 (batch, length + 1)."""
+def target_loss(model: Any, runtime: Runtime) -> Loss:
+    """Return the mean cross-entropy in nats of ids[:, 1:] given the tokens before; ids int64 (batch, length + 1)."""
 
     def loss(ids: Tensor) -> Tensor:
         with runtime.precision():
@@ -72,8 +67,8 @@ def target_loss(model: Any, runtime: Runtime) -> Callable[[Tensor], Tensor]:
     return loss
 
 
-def draft_loss(draft: Any, target: Any, runtime: Runtime) -> Callable[[Tensor], Tensor]:
-    """Mean KL(target || draft) in nats over all positions of ids, int64 (batch, length), at temperature 1."""
+def draft_loss(draft: Any, target: Any, runtime: Runtime) -> Loss:
+    """Return the mean KL(target || draft) in nats over all positions of ids, int64 (n, length), at temperature 1."""
 
     def loss(ids: Tensor) -> Tensor:
         with runtime.precision():
@@ -86,88 +81,61 @@ def draft_loss(draft: Any, target: Any, runtime: Runtime) -> Callable[[Tensor], 
     return loss
 
 
-class CorpusBatches:
-    """Windows of training text, and of the target's own text when `own` (rows, width) is given, as torch batches."""
-
-    def __init__(
-        self,
-        tokens: Mapping[str, np.ndarray],
-        weights: Mapping[str, float],
-        length: int,
-        seed: tuple[int, ...],
-        own: np.ndarray | None = None,
-        share: float = 0.0,
-    ):
-        parts, distribution = dict(tokens), {name: weights[name] for name in tokens}
-        if own is not None and share > 0:
-            parts[ON_POLICY] = own.reshape(-1)
-            distribution[ON_POLICY] = share / (1 - share) * sum(distribution.values())
-        self.windows = Windows(parts, distribution, length, seed, aligned=frozenset({ON_POLICY}))
-
-    def skip(self, batches: int, count: int) -> None:
-        """Forget the next `batches` batches of `count` windows."""
-        self.windows.skip(batches, count)
-
-    def batch(self, count: int) -> Tensor:
-        """The next `count` windows, int64 (count, length)."""
-        return torch.from_numpy(self.windows.batch(count))
+def target_batches(tokens: Mapping[str, np.ndarray], recipe: Recipe) -> OpenBatches:
+    """Return the target's text by phase; a window has one token more than the phase's length, the last label."""
+    return lambda index, phase: Windows(tokens, recipe.parts, phase.length + 1, (recipe.seed, 0, index))
 
 
-def target_batches(tokens: Mapping[str, np.ndarray], recipe: Recipe) -> Callable[[int, Phase], CorpusBatches]:
-    """Opens the target's text for a phase; one token more than the phase's length, the last label."""
-    return lambda index, phase: CorpusBatches(tokens, recipe.parts, phase.length + 1, (recipe.seed, 0, index))
-
-
-def draft_batches(
-    tokens: Mapping[str, np.ndarray], own: np.ndarray, recipe: Recipe
-) -> Callable[[int, Phase], CorpusBatches]:
-    """Opens the draft's text for a phase: the mixture, and the recipe's share of the target's own text."""
-    share = recipe.on_policy.share
-    return lambda index, phase: CorpusBatches(tokens, recipe.parts, phase.length, (recipe.seed, 1, index), own, share)
+def draft_batches(tokens: Mapping[str, np.ndarray], own: np.ndarray, recipe: Recipe) -> OpenBatches:
+    """Return the draft's text by phase: the mixture, and the recipe's share of the target's own text (rows, width)."""
+    share, parts, weights = recipe.on_policy.share, dict(tokens), {name: recipe.parts[name] for name in tokens}
+    if share > 0:
+        weights[ON_POLICY] = share / (1 - share) * sum(weights.values())
+        parts[ON_POLICY] = own.reshape(-1)
+    aligned = frozenset({ON_POLICY})
+    return lambda index, phase: Windows(parts, weights, phase.length, (recipe.seed, 1, index), aligned)
 
 
 def continue_text(model: Any, prefixes: Tensor, temperatures: Tensor, width: int, random: torch.Generator) -> Tensor:
-    """Continue prefixes (n, p) to rows (n, width) with a KV cache; temperatures (n,), 0 for greedy."""
+    """Continue prefixes (n, p) to (n, width) with a KV cache; temperatures (n,), 0 for greedy."""
     from transformers import DynamicCache
 
-    rows, cache, fresh = prefixes, DynamicCache(), prefixes
+    text, cache, fresh = prefixes, DynamicCache(), prefixes
     cold, heat = temperatures <= 0, temperatures.clamp_min(1e-6)[:, None]
-    while rows.shape[1] < width:
+    while text.shape[1] < width:
         out = model(input_ids=fresh, past_key_values=cache, use_cache=True, logits_to_keep=1)
         logits = out.logits[:, -1].float()
         sampled = torch.multinomial((logits / heat).softmax(-1), 1, generator=random)[:, 0]
         fresh = torch.where(cold, logits.argmax(-1), sampled)[:, None]
-        rows = torch.cat([rows, fresh], dim=1)
-    return rows
+        text = torch.cat([text, fresh], dim=1)
+    return text
 
 
 @torch.no_grad()
 def write_on_policy(
     target: Any, tokens: Mapping[str, np.ndarray], recipe: Recipe, runtime: Runtime, log: Log
 ) -> np.ndarray:
-    """About `on_policy.tokens` tokens of the target's own text, int32 (rows, longest prefix + continuation).
+    """Write about `on_policy.tokens` tokens of the target's own text, int32 (n, longest prefix + continuation).
 
     The target runs in bfloat16 here when the run uses autocast: the text only has to be typical of it.
     """
-    plan: OnPolicy = recipe.on_policy
-    width = plan.prefix[1] + plan.continuation
-    source = CorpusBatches(tokens, recipe.parts, plan.prefix[1], (recipe.seed, 2))
+    plan = recipe.on_policy
+    shortest, longest = plan.prefix
+    source = Windows(tokens, recipe.parts, longest, (recipe.seed, 2))
     random = torch.Generator(runtime.device).manual_seed(recipe.seed)
     lengths = np.random.default_rng([recipe.seed, 3])
-    temperatures = torch.tensor(
-        [plan.temperatures[i % len(plan.temperatures)] for i in range(plan.batch)], device=runtime.device
-    )
-    kept = next(target.parameters()).dtype
+    dealt = [plan.temperatures[number % len(plan.temperatures)] for number in range(plan.batch)]
+    temperatures, dtype = torch.tensor(dealt, device=runtime.device), next(target.parameters()).dtype
     target.eval().set_attn_implementation("sdpa")
-    rows: list[np.ndarray] = []
+    texts: list[np.ndarray] = []
     try:
-        target.to(torch.bfloat16 if runtime.autocast else kept)
-        while len(rows) * plan.batch * plan.continuation < plan.tokens:
-            prefixes = runtime.place(source.batch(plan.batch))[
-                :, : int(lengths.integers(plan.prefix[0], plan.prefix[1] + 1))
-            ]
-            rows.append(continue_text(target, prefixes, temperatures, width, random).cpu().numpy().astype(np.int32))
-            log(f"on-policy text: {len(rows) * plan.batch * plan.continuation:,} of {plan.tokens:,} tokens")
+        target.to(torch.bfloat16 if runtime.autocast else dtype)
+        while len(texts) * plan.batch * plan.continuation < plan.tokens:
+            windows = runtime.place(source.batch(plan.batch))
+            prefixes = windows[:, : int(lengths.integers(shortest, longest + 1))]
+            text = continue_text(target, prefixes, temperatures, longest + plan.continuation, random)
+            texts.append(text.cpu().numpy().astype(np.int32))
+            log(f"on-policy text: {len(texts) * plan.batch * plan.continuation:,} of {plan.tokens:,} tokens")
     finally:
-        target.to(kept)
-    return np.concatenate(rows)
+        target.to(dtype)
+    return np.concatenate(texts)

@@ -1,6 +1,6 @@
-"""Gradient descent as both models use it: Muon and AdamW, warm-up-stable-decay, checkpoints, exact resumption.
+"""Gradient descent for both models: Muon and AdamW, warm-up-stable-decay, checkpoints, exact resumption.
 
-Knows nothing of texts or of distillation: a caller hands in batches and a loss.
+Texts and distillation belong to other modules: a caller hands in batches and a loss.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..paths import whole_file
 from .recipe import ModelRecipe, Phase
 
 Log = Callable[[str], None]
@@ -34,13 +36,19 @@ class Batches(Protocol):
     def skip(self, batches: int, count: int) -> None:
         """Forget the next `batches` batches of `count` sequences."""
 
-    def batch(self, count: int) -> Tensor:
-        """The next batch, int64 (count, length + 1)."""
+    def batch(self, count: int) -> np.ndarray:
+        """Return the next batch, int64 (count, length)."""
+
+
+OpenBatches = Callable[[int, Phase], Batches]
+"""Opens the batches of a phase, which is given with its index."""
+Loss = Callable[[Tensor], Tensor]
+"""Mean loss over the tokens of a batch."""
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """How fast the steps run, never what they compute up to rounding: device, bf16 autocast, compiler."""
+    """Device, bf16 autocast and compiler: they decide how fast the steps run, and change results by rounding alone."""
 
     device: str = "cpu"
     autocast: bool = True
@@ -48,46 +56,38 @@ class Runtime:
     checkpoint_seconds: float = CHECKPOINT_SECONDS
 
     def precision(self) -> AbstractContextManager[Any]:
-        """The autocast context of a forward pass."""
+        """Return the autocast context of a forward."""
         return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16) if self.autocast else nullcontext()
 
-    def place(self, ids: Tensor) -> Tensor:
-        """A host batch on the device, through pinned memory when that is a GPU."""
+    def place(self, batch: np.ndarray) -> Tensor:
+        """Copy a batch to the device, through pinned memory when that is a GPU."""
+        ids = torch.from_numpy(batch)
         return ids.pin_memory().to(self.device, non_blocking=True) if self.device.startswith("cuda") else ids
-
-    def compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """`function` under torch.compile, when asked for."""
-        return torch.compile(function) if self.compile else function
 
 
 def compiler_found(device: str) -> bool:
-    """Whether torch.compile has what it needs: a C++ compiler on a CPU, Triton and a C compiler on a GPU."""
+    """Return whether torch.compile can work: with a C++ compiler on a CPU, with Triton and a C compiler on a GPU."""
     if device.startswith("cuda"):
         return find_spec("triton") is not None and shutil.which("gcc") is not None
     return shutil.which("g++") is not None or shutil.which("clang++") is not None
 
 
 def learning_rate_factor(step: int, recipe: ModelRecipe) -> float:
-    """Warm-up, stable, linear decay: what the base learning rates are multiplied by at `step` (from 0)."""
+    """Return the factor of the base learning rates at `step` (from 0): warm-up, stable, linear decay."""
     falling = max(1, round(recipe.steps * recipe.decay))
     return min((step + 1) / recipe.warmup, 1.0, (recipe.steps - step) / falling)
 
 
 def optimizers(model: nn.Module, recipe: ModelRecipe) -> list[torch.optim.Optimizer]:
-    """Muon for the hidden matrices, AdamW for embeddings, norms and biases (weight decay on matrices only)."""
-    named = list(model.named_parameters())
-    hidden = [p for name, p in named if p.ndim == 2 and not ("embed" in name or "lm_head" in name)]
-    tables = [p for name, p in named if p.ndim == 2 and ("embed" in name or "lm_head" in name)]
-    vectors = [p for _, p in named if p.ndim != 2]
-    muon = torch.optim.Muon(
-        hidden, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
-    adam = torch.optim.AdamW(
-        [{"params": tables, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-        lr=recipe.embedding_learning_rate,
-        betas=(0.9, 0.95),
-        fused=True,
-    )
+    """Make Muon for the hidden matrices, AdamW for embeddings, norms and biases (weight decay on matrices only)."""
+    hidden, tables, vectors = list[Any](), list[Any](), list[Any]()
+    for name, weight in model.named_parameters():
+        table = "embed" in name or "lm_head" in name
+        (vectors if weight.ndim != 2 else tables if table else hidden).append(weight)
+    decay = recipe.weight_decay
+    muon = torch.optim.Muon(hidden, lr=recipe.learning_rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    groups = [{"params": tables, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    adam = torch.optim.AdamW(groups, lr=recipe.embedding_learning_rate, betas=(0.9, 0.95), fused=True)
     for optimizer in (muon, adam):
         for group in optimizer.param_groups:
             group["base"] = group["lr"]
@@ -95,27 +95,20 @@ def optimizers(model: nn.Module, recipe: ModelRecipe) -> list[torch.optim.Optimi
 
 
 def fingerprint(*values: Any) -> str:
-    """sha256 of the JSON of everything a checkpoint depends on."""
+    """Return the sha256 of the JSON of everything a checkpoint depends on."""
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def save_atomically(state: Any, path: Path) -> None:
-    """torch.save to a partial name, then rename: a reader never sees half a file."""
-    partial = path.with_suffix(path.suffix + ".partial")
-    torch.save(state, partial)
-    partial.replace(path)
 
 
 @dataclass
 class Progress:
-    """Where a run stands; `seconds` is training time over all resumptions."""
+    """Steps taken, and seconds of training over all resumptions."""
 
     step: int = 0
     seconds: float = 0.0
 
 
 class Run:
-    """One model being optimized: `train` to the end, a checkpoint now and then, the same end after an interruption."""
+    """The optimization of a model, with checkpoints; an interrupted and resumed run ends with the same weights."""
 
     def __init__(self, model: nn.Module, recipe: ModelRecipe, checkpoint: Path, mark: str, runtime: Runtime, log: Log):
         self.model, self.recipe, self.checkpoint, self.mark = model, recipe, checkpoint, mark
@@ -131,10 +124,11 @@ class Run:
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
-        save_atomically(state, self.checkpoint)
+        with whole_file(self.checkpoint) as file:
+            torch.save(state, file)
 
     def resume(self) -> bool:
-        """Read the checkpoint, if there is one. Raises ValueError when it belongs to another recipe or corpus."""
+        """Read the checkpoint, if there is one; ValueError when it belongs to another recipe or corpus."""
         if not self.checkpoint.is_file():
             return False
         state = torch.load(self.checkpoint, map_location=self.runtime.device, weights_only=True)
@@ -149,12 +143,13 @@ class Run:
         self.progress = Progress(**state["progress"])
         return True
 
-    def train(
-        self, batches: Callable[[int, Phase], Batches], loss: Callable[[Tensor], Tensor], stop_after: int | None = None
-    ) -> None:
-        """Run every remaining step. `batches(index, phase)` opens a phase's text, `loss(ids)` is a mean over tokens.
+    def train(self, batches: OpenBatches, loss: Loss, stop_after: int | None = None) -> None:
+        """Run every remaining step.
 
-        `stop_after` ends the run (with a checkpoint) at that step, as an interruption would.
+        Args:
+            batches: opens the text of a phase.
+            loss: mean over tokens.
+            stop_after: ends the run (with a checkpoint) at that step, as an interruption would.
         """
         self.model.train()
         first = 0
@@ -169,8 +164,8 @@ class Run:
                 break
         self.save()
 
-    def predicted_seconds(self, batches: Callable[[int, Phase], Batches], loss: Callable[[Tensor], Tensor]) -> float:
-        """Seconds all steps would take, from a few steps of every phase; spoils the model's weights."""
+    def predicted_seconds(self, batches: OpenBatches, loss: Loss) -> float:
+        """Predict the seconds of all steps from a few steps of every phase; this spoils the model's weights."""
         self.model.train()
         predicted = 0.0
         for index, phase in enumerate(self.recipe.phases):
@@ -182,14 +177,15 @@ class Run:
             predicted += (time.monotonic() - begun) / MEASURED_STEPS * phase.steps
         return predicted
 
-    def _prepared(self, phase: Phase, loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def _prepared(self, phase: Phase, loss: Loss) -> Loss:
         plain = self.runtime.device == "cpu" and self.runtime.compile and phase.length < FUSED_ATTENTION_FROM
         self.model.set_attn_implementation("eager" if plain else "sdpa")  # type: ignore[operator]
         torch._dynamo.reset()  # another length: do not let the compiler generalise to slower dynamic shapes
         # The fused kernel leaves the compiler little to gain, and long shapes take it minutes on a CPU.
-        return loss if self.runtime.device == "cpu" and not plain else self.runtime.compiled(loss)
+        compiling = self.runtime.compile and (plain or self.runtime.device != "cpu")
+        return torch.compile(loss) if compiling else loss
 
-    def _phase(self, phase: Phase, source: Batches, loss: Callable[[Tensor], Tensor], until: int) -> None:
+    def _phase(self, phase: Phase, source: Batches, loss: Loss, until: int) -> None:
         saved = noted = time.monotonic()
         noted_step, total = self.progress.step, torch.zeros((), device=self.runtime.device)
         while self.progress.step < until:
@@ -210,7 +206,7 @@ class Run:
                 self.save()
                 saved = now
 
-    def _step(self, phase: Phase, source: Batches, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    def _step(self, phase: Phase, source: Batches, loss: Loss) -> Tensor:
         factor = learning_rate_factor(self.progress.step, self.recipe)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

@@ -39,7 +39,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """Shape and optimization of one model.
+    """Shape and optimization of a model.
 
     `learning_rate` is Muon's, for the hidden matrices (scaled so that its updates have AdamW's root mean square);
     `embedding_learning_rate` is AdamW's, for embeddings, norms and biases. Both rise over `warmup` steps, stay, and
@@ -56,23 +56,23 @@ class ModelRecipe:
 
     @property
     def steps(self) -> int:
-        """All optimizer steps."""
+        """Number of all optimizer steps."""
         return sum(phase.steps for phase in self.phases)
 
     @property
     def tokens(self) -> int:
-        """All predicted tokens."""
+        """Number of all predicted tokens."""
         return sum(phase.steps * phase.length * phase.batch for phase in self.phases)
 
     def rescaled(self, factor: float) -> ModelRecipe:
-        """The same recipe with every phase's steps multiplied by `factor` (at least one step each)."""
+        """Return the same recipe with every phase's steps multiplied by `factor` (at least one step each)."""
         phases = tuple(replace(phase, steps=max(1, round(phase.steps * factor))) for phase in self.phases)
         return replace(self, phases=phases, warmup=max(1, round(self.warmup * min(1.0, factor))))
 
 
 @dataclass(frozen=True)
 class OnPolicy:
-    """Text the target writes itself for the draft to learn from.
+    """Text that the target writes for the draft to learn from.
 
     `tokens` in all (continuations only), `batch` sequences at a time, each continuing a prefix of `prefix` (shortest,
     longest) tokens of training text by `continuation` tokens; `temperatures` are dealt out in turn, 0 is greedy.
@@ -89,7 +89,7 @@ class OnPolicy:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A whole pair: tokenizer, mixture, target, draft. See the module docstring for what belongs here."""
+    """A whole pair: tokenizer, mixture, target, draft."""
 
     name: str
     about: str
@@ -103,11 +103,11 @@ class Recipe:
     on_policy: OnPolicy
 
     def rescaled(self, target: float, draft: float) -> Recipe:
-        """The same recipe with the steps of both models multiplied, as `ModelRecipe.rescaled`."""
+        """Return the same recipe with the steps of both models multiplied, as `ModelRecipe.rescaled`."""
         return replace(self, target=self.target.rescaled(target), draft=self.draft.rescaled(draft))
 
     def as_json(self) -> dict[str, Any]:
-        """Plain lists, dicts and numbers; `from_json` reads them back."""
+        """Return plain lists, dicts and numbers; `from_json` reads them back."""
         return json.loads(json.dumps(asdict(self)))
 
 
@@ -143,7 +143,7 @@ def _model(values: dict[str, Any], where: str) -> ModelRecipe:
 
 
 def from_json(values: dict[str, Any]) -> Recipe:
-    """Check and build a recipe. Raises ValueError naming the entry that is unknown, missing or out of range."""
+    """Check and build a recipe; ValueError names an entry that is unknown, missing or out of range."""
     policy = dict(values.get("on_policy", {}))
     for key in ("prefix", "temperatures"):
         policy[key] = tuple(policy.get(key, ()))
@@ -168,7 +168,8 @@ def from_json(values: dict[str, Any]) -> Recipe:
 def load_recipe(name: str) -> Recipe:
     """Load a recipe by the name of a file in data/recipes or by path.
 
-    Raises ValueError (with the names there are) when neither exists or the file does not hold a recipe.
+    Raises:
+        ValueError: when neither exists (the sentence lists the names), or the file does not hold a recipe.
     """
     folder = data_path("recipes")
     path = Path(name) if name.endswith(".json") else folder / f"{name}.json"

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from ..paths import whole_file
 from .corpus import END, Part
 
 
 def train_tokenizer(parts: Mapping[str, Part], weights: Mapping[str, float], vocab_size: int, sample_bytes: int) -> Any:
-    """A byte-level BPE of at most `vocab_size` entries, trained on about `sample_bytes` of the mixture's training text.
+    """Train a byte-level BPE of at most `vocab_size` entries on about `sample_bytes` of the mixture's training text.
 
-    Returns a PreTrainedTokenizerFast whose only special token, `<|endoftext|>`, is bos, eos and pad. Decoding gives
-    back the encoded text exactly. Digits are single tokens, so that arithmetic is not a matter of spelling.
+    Returns:
+        a PreTrainedTokenizerFast whose only special token, `<|endoftext|>`, is bos, eos and pad. Decoding gives back
+        the encoded text exactly. Digits are single tokens, so that arithmetic is not a matter of spelling.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -23,8 +25,8 @@ def train_tokenizer(parts: Mapping[str, Part], weights: Mapping[str, float], voc
     total = sum(weights.values())
     sample: list[str] = []
     for name, part in parts.items():
-        room = int(sample_bytes * weights[name] / total)
-        stride = max(1, sum(map(len, part.train)) // max(1, room))
+        wanted = int(sample_bytes * weights[name] / total)
+        stride = max(1, sum(map(len, part.train)) // max(1, wanted))
         sample += part.train[::stride] if len(part.train) > stride else part.train
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -44,30 +46,26 @@ def train_tokenizer(parts: Mapping[str, Part], weights: Mapping[str, float], voc
 
 
 def encode(tokenizer: Any, texts: tuple[str, ...]) -> np.ndarray:
-    """Every document followed by the end-of-text token, in one int32 array (n,)."""
-    end = tokenizer.eos_token_id
-    pieces: list[int] = []
+    """Encode every document, followed by the end-of-text token, in one int32 array (n,)."""
+    tokens: list[int] = []
     for start in range(0, len(texts), 256):
         for ids in tokenizer(list(texts[start : start + 256]), add_special_tokens=False, verbose=False)["input_ids"]:
-            pieces += ids
-            pieces.append(end)
-    return np.asarray(pieces, dtype=np.int32)
+            tokens += [*ids, tokenizer.eos_token_id]
+    return np.asarray(tokens, dtype=np.int32)
 
 
 def encode_parts(
     tokenizer: Any, parts: Mapping[str, Part], cache: Path
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Training and held-out tokens of every part, kept in `cache` (a .npz that the caller renews with the corpus)."""
+    """Return training and held-out tokens of every part; `cache` is a .npz that the caller renews with the corpus."""
     if not cache.is_file():
         arrays = {
             f"{split}/{name}": encode(tokenizer, getattr(part, split))
             for name, part in parts.items()
             for split in ("train", "held_out")
         }
-        partial = cache.with_suffix(".partial")
-        with partial.open("wb") as file:
+        with whole_file(cache) as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        partial.replace(cache)
     with np.load(cache) as stored:
         return ({name: stored[f"train/{name}"] for name in parts}, {name: stored[f"held_out/{name}"] for name in parts})
 
@@ -75,7 +73,7 @@ def encode_parts(
 class Windows:
     """Endless windows of `length` tokens, parts drawn by weight, each part walked in shuffled order epoch by epoch.
 
-    Every epoch cuts a part at a new random offset, except the `aligned` parts, whose rows stay whole. The n-th batch
+    Every epoch cuts a part at a new random offset, except the `aligned` parts, whose texts stay whole. The n-th batch
     depends on the seed and n alone, so a resumed run calls `skip` and goes on exactly where it stopped.
     """
 
@@ -90,8 +88,8 @@ class Windows:
         # A part shorter than a window is repeated until it fills one.
         self.parts = [np.tile(tokens, -(-(length + 1) // len(tokens))) for tokens in parts.values()]
         self.aligned = [name in aligned for name in parts]
-        distribution = np.array([weights[name] for name in parts], dtype=np.float64)
-        self.distribution, self.length = distribution / distribution.sum(), length
+        shares = np.array([weights[name] for name in parts], dtype=np.float64)
+        self.shares, self.length = shares / shares.sum(), length
         self.random = np.random.default_rng(list(seed))
         self.queues: list[list[int]] = [[] for _ in self.parts]
 
@@ -104,10 +102,8 @@ class Windows:
         return self.queues[part].pop()
 
     def _draw(self, count: int) -> list[tuple[int, int]]:
-        return [
-            (int(part), self._next(int(part)))
-            for part in self.random.choice(len(self.parts), size=count, p=self.distribution)
-        ]
+        parts = self.random.choice(len(self.parts), size=count, p=self.shares).tolist()
+        return [(part, self._next(part)) for part in parts]
 
     def skip(self, batches: int, count: int) -> None:
         """Forget the next `batches` batches of `count` windows."""
@@ -115,7 +111,6 @@ class Windows:
             self._draw(count)
 
     def batch(self, count: int) -> np.ndarray:
-        """The next `count` windows as int64 (count, length)."""
-        return np.stack([self.parts[part][start : start + self.length] for part, start in self._draw(count)]).astype(
-            np.int64
-        )
+        """Return the next `count` windows as int64 (count, length)."""
+        windows = [self.parts[part][start : start + self.length] for part, start in self._draw(count)]
+        return np.stack(windows).astype(np.int64)

@@ -1,6 +1,6 @@
-"""Verifiers keep a path of the drafted tree and choose one more token; one file per rule.
+"""Verifiers accept a path of the drafted tree and choose the bonus token; one file per rule.
 
-To add one: a file, and a line in `VERIFIERS`.
+To add a rule: one file, and its name in `VERIFIERS`.
 """
 
 from .base import Drawing, Verdict, Verifier
@@ -15,14 +15,14 @@ VERIFIERS: tuple[type[Verifier], ...] = (Greedy, TargetWalk, TokenLevel, Block, 
 
 
 def default_verifier(greedy: bool, drawing: Drawing) -> Verifier:
-    """A rule without bias that usually keeps most: greedy verification at temperature 0; above it, the target walk for
-    deterministic trees and for those selected after drawing, traversal for sampled ones, token-level verification where
-    branches share random numbers."""
+    """Return a rule without bias that usually accepts most.
+
+    It is greedy verification at temperature 0. Above, it is the target walk for deterministic trees and those selected
+    after drawing, traversal for sampled trees, and token-level verification where branches share random numbers.
+    """
     if greedy:
         return Greedy()
-    if drawing is Drawing.RECORDED:
-        return Traversal()
-    return TokenLevel() if drawing is Drawing.BY_PATH else TargetWalk()
+    return {Drawing.RECORDED: Traversal, Drawing.BY_PATH: TokenLevel}.get(drawing, TargetWalk)()
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What a verifier is: a rule that looks at a tree and the target's rows and keeps a path."""
+"""The interface of a verifier: a rule that looks at a tree and the target's scores and accepts a path."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+from typing_extensions import override
 
 from ..sampling import DraftDistributions, RandomSource, Sampling, Scores
 from ..tree import TokenTree
 
 
 class Drawing(Enum):
-    """How the tokens of a drafter's trees come about. A rule that divides by draft laws is lossless for some only."""
+    """How the tokens of a drafter's trees come about. A rule that divides by draft distributions needs to know."""
 
     FIXED = "its tokens are deterministic"
-    RECORDED = "each token was drawn from its recorded law, given all that was drawn before it"
+    RECORDED = "each token was drawn from its recorded distribution, given all that was drawn before it"
     BY_PATH = (
-        "its branches share random numbers, so a token follows its recorded law given its own path and earlier "
-        "siblings, but not given what was drawn in other branches"
+        "its branches share random numbers, so a token follows its recorded distribution given its own path and "
+        "earlier siblings, but not given what was drawn in other branches"
     )
     SELECTED = (
         "drawn tokens were kept, removed, ordered or recorded with a view to their own values or to what was drawn "
-        "after them, so that those in the tree do not follow their recorded laws"
+        "after them, so that those in the tree do not follow their recorded distributions"
     )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verifier decided.
+    """The decision of a verifier.
 
     Attributes:
         path: accepted nodes below node 0, from the top down.
@@ -40,56 +41,70 @@ class Verdict:
     next_token: int
 
     def tokens(self, tree: TokenTree) -> list[int]:
-        """What it adds to the text: the tokens of the path in the tree it was given on, and the next token."""
+        """Return the emitted tokens: those of the path in the verified tree, then the bonus token."""
         return [*tree.tokens[list(self.path)].tolist(), self.next_token]
 
 
 class Verifier(ABC):
-    """A verification rule. Stateless; all randomness through the `Chance` it is handed."""
+    """A verification rule. It has no state; all its randomness comes through the given `RandomSource`."""
 
     name: str
     """Name of the rule in records and plots."""
 
     def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
-        """Raise ValueError, before any work, if this rule cannot serve this `Sampling` or these trees without bias.
+        """Check, before any work, that this rule serves these trees without bias; by default it serves all.
 
         Args:
-            sampling: the target's.
+            sampling: that of the target.
             drawing: how the drafter's tokens come about.
-            chain: whether its trees never branch.
+            chain: whether the drafter's trees never branch.
+
+        Raises:
+            ValueError: if the rule does not serve them.
         """
         return  # a rule that does not look at how a tree was drafted serves every tree
 
+    @abstractmethod
     def verify(
         self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
     ) -> Verdict:
-        """Decide on one tree. At temperature 0 every rule is greedy verification.
+        """Decide on a tree.
 
         Args:
             tree: n nodes.
-            rows: the target's rows, one per node.
-            laws: what sampled children were drawn from, by parent node.
-            chance: the verifying stream.
+            scores: the target's, of the n nodes; further scores are not looked at.
+            distributions: what sampled children were drawn from, by parent node.
+            random: the verifying stream.
 
         Raises:
-            ValueError: for logits that describe no law, or a drafted token that its recorded law cannot have drawn.
+            ValueError: for logits that describe no distribution, or a drafted token that its recorded distribution
+                cannot have drawn.
         """
-        return (
-            follow_argmax(tree, scores) if scores.sampling.greedy else self.sample(tree, scores, distributions, random)
-        )
+
+
+class SamplingRule(Verifier):
+    """A rule for temperatures above 0; at temperature 0 it is greedy verification."""
+
+    @override
+    def verify(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
+        if scores.sampling.greedy:
+            return follow_argmax(tree, scores)
+        return self.sample(tree, scores, distributions, random)
 
     @abstractmethod
     def sample(
         self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
     ) -> Verdict:
-        """The rule at temperature > 0; arguments as for `verify`."""
+        """Decide on a tree at a temperature above 0; arguments and errors as for `verify`."""
 
 
 def follow_argmax(tree: TokenTree, scores: Scores) -> Verdict:
-    """The longest path on which every token is the target's argmax; the argmax after it is the bonus token."""
+    """Return the longest path on which every token is the target's argmax; the argmax after it is the bonus token."""
     choice = scores.argmax
     hits = np.flatnonzero(tree.tokens[1:] == choice[tree.parents[1:]]) + 1
-    length, last = {0: 0}, 0  # nodes reached along argmax tokens; siblings may repeat a token, so keep all
+    length, last = {0: 0}, 0  # of the path to each node reached along argmax tokens; siblings may repeat a token
     for node in hits.tolist():
         above = int(tree.parents[node])
         if above in length:

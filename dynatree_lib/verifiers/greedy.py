@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from ..sampling import DraftDistributions, RandomSource, Sampling, Scores
 from ..tree import TokenTree
-from .base import Drawing, Verdict, Verifier
+from .base import Drawing, Verdict, Verifier, follow_argmax
 
 
 class Greedy(Verifier):
-    """Follow the target's argmax while the tree contains it; the argmax after the last kept node is the bonus token."""
+    """A rule for temperature 0: follow the target's argmax while the tree contains it; the next is the bonus token."""
 
     name = "greedy"
 
+    @override
     def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
-        """Greedy verification serves temperature 0 only."""
         if not sampling.greedy:
             raise ValueError(
                 f"Greedy verification at temperature {sampling.temperature} would not sample from the target; "
                 "use TargetWalk (any tree) or leave the verifier out."
             )
 
-    def sample(
+    @override
+    def verify(
         self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
     ) -> Verdict:
-        """Refused: see `check`."""
-        self.check(scores.sampling)
-        raise AssertionError("unreachable: verify() samples at temperature > 0 only")
+        return follow_argmax(tree, scores)

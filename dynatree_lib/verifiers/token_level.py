@@ -1,11 +1,14 @@
-"""Token-level verification, top down: one rule that is known by a name for each way its trees are drawn.
+"""Token-level verification, top down: one rule that has a name for each way its trees are drawn.
 
-On a chain it is speculative sampling (Leviathan et al.; Chen et al.), with siblings drawn with replacement recursive
-rejection sampling (RRS, SpecInfer), without replacement RRSw (EAGLE, Sequoia; Traversal Verification, Algorithm 2), and
-with deterministic siblings the corrected rule of Progressive Tree Drafting (Algorithm 2 with its proof's normaliser).
+On a chain it is speculative sampling (Leviathan et al.; Chen et al.). With siblings drawn with replacement it is
+recursive rejection sampling (RRS, SpecInfer), without replacement RRSw (EAGLE, Sequoia; Traversal Verification,
+Algorithm 2). With deterministic siblings it is the corrected rule of Progressive Tree Drafting: Algorithm 2 with the
+normaliser of its proof.
 """
 
 from __future__ import annotations
+
+from typing_extensions import override
 
 from ..sampling import DraftDistributions, RandomSource, Scores
 from ..tree import TokenTree
@@ -14,24 +17,22 @@ from .residual import Recorded, Residual, ResidualRule
 
 
 class TokenLevel(ResidualRule):
-    """Try the children of the kept node in draw order, each against what its rejected siblings have left."""
+    """Try the children of the accepted node in draw order, each against what its rejected siblings have left."""
 
     name = "token-level"
 
+    @override
     def sample(
         self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
     ) -> Verdict:
-        """See `Verifier.verify`; a coin per tried child, a row operation per rejected one."""
         recorded = Recorded(tree, distributions)
-        node = 0
-        path: list[int] = []
+        path = [0]
         while True:
-            residual = Residual(scores, node)
-            for child in recorded.children[node]:
+            residual = Residual(scores, path[-1])
+            for child in recorded.children[path[-1]]:
                 if random.accept(residual.ratio(recorded, child)):
+                    path.append(child)
                     break
                 residual.reject(recorded, child)
             else:
-                return Verdict(tuple(path), random.draw(residual.row))
-            node = child
-            path.append(node)
+                return Verdict(tuple(path[1:]), random.draw(residual.weights))

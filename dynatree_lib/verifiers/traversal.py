@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from typing_extensions import override
+
 from ..sampling import DraftDistributions, RandomSource, Sampling, Scores
 from ..tree import TokenTree
 from .base import Drawing, Verdict
@@ -11,50 +13,43 @@ from .residual import Recorded, Residual, ResidualRule
 
 
 class Traversal(ResidualRule):
-    """Descend along first children to a leaf and test it; a rejected node gives way to its next sibling, whose first
-    children are descended in turn; a node without children left is tested itself. Node 0 is never rejected.
+    """Descend along first children to a leaf and test it; a rejected node gives way to its next sibling.
 
+    From that sibling the rule descends again; a node without children left is tested itself. Node 0 is never rejected.
     A node's acceptance is that of its whole path, and is known only once its earlier siblings are rejected. On a chain
-    it is Block Verification, and so optimal (Theorem 3.4); on trees it usually keeps more than token-level
-    verification, and not always.
+    the rule is Block Verification, and so optimal (Theorem 3.4). On trees it usually accepts more than token-level
+    verification, but not always.
     """
 
     name = "traversal"
-
     refuses = (Drawing.SELECTED, Drawing.BY_PATH)
 
+    @override
     def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
-        """See `Verifier.check`."""
         one_path = chain and drawing is Drawing.BY_PATH  # then there are no other branches to depend on
         super().check(sampling, Drawing.RECORDED if one_path else drawing, chain)
 
+    @override
     def sample(
         self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
     ) -> Verdict:
-        """See `Verifier.verify`; at most a coin and a row operation per node, the latter seldom for a last child."""
+        # At most a coin and an operation of the vocabulary's width per node, the latter seldom for a last child.
         recorded = Recorded(tree, distributions)
         waiting = [list(children) for children in recorded.children]
-        residuals, node, rejected = {0: Residual(scores, 0)}, 0, -1
+        residuals, node, rejected = {0: Residual(scores, 0)}, 0, None
         while True:
             now = residuals[node]
-            if rejected >= 0 and (node == 0 or waiting[node]):
+            if rejected is not None and (node == 0 or waiting[node]):
                 now.reject(recorded, rejected)
-                rejected = -1
+                rejected = None
             if waiting[node] and now.mass > 0:
                 child = waiting[node].pop(0)
                 acceptance = now.ratio(recorded, child)
-                if acceptance > 0:  # its descendants first; no coin yet
+                if acceptance > 0:  # the nodes below the child first; no coin yet
                     residuals[child], node = Residual(scores, child, acceptance), child
                 else:
                     rejected = child
-            elif node == 0 or random.accept_lazily(now.mass, partial(_kept, now, recorded, rejected)):
-                return Verdict(tuple(tree.path(node)), random.draw(now.row))
+            elif node == 0 or random.accept_lazily(now.mass, partial(now.acceptance_without, recorded, rejected)):
+                return Verdict(tuple(tree.path(node)), random.draw(now.weights))
             else:
                 rejected, node = node, int(tree.parents[node])
-
-
-def _kept(residual: Residual, recorded: Recorded, rejected: int) -> float:
-    """Probability that a node is kept after its last child was rejected (-1: it has none); at most its mass before."""
-    if rejected >= 0:
-        residual.reject(recorded, rejected)
-    return residual.acceptance

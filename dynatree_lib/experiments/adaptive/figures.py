@@ -1,21 +1,30 @@
-"""How an adaptive tree grew: each node's breadth by confidence, and the rule that stopped it (DynaTree adaptive,
-section 3.3, Figure 3). The decisions are read off the finished tree and the values in use; nothing is drafted here."""
+"""Figures of DynaTree adaptive: how a tree grew (its Figure 3), an ablation (Figure 5), history along texts, settings
+(Figure 8). Decisions are read off the finished tree and the values in use; nothing is drafted or measured here.
+
+As in `plots`, functions take a data frame or rows, and names of columns.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import pandas as pd
 from plotly import graph_objects as go
+from plotly.subplots import make_subplots
 
 from ...decoding import Iteration
 from ...drafters import AdaptiveTree
+from ...measure.statistics import Table
 from ...plots import theme
-from ...plots.rows import Row
-from ...plots.tokens import label
 from ...plots.trees import LONGEST_LABEL, draft_tree
-from ...tree import TokenTree
+from ...plots.trees import label as token_label
 
+Row = dict[str, Any]
+
+# ------------------------------------------------------------------------------------------------- growth of one tree
 STRETCH = 1.45  # two lines in a box instead of one
 
 # What the rule decided for a node -> (fill, line, ink). The first four were expanded.
@@ -32,52 +41,46 @@ DECISIONS = {
 }
 
 
-def growth_rows(one: Iteration, drafter: AdaptiveTree) -> list[Row]:
-    """One row per node of a tree that `drafter` drafted.
+def growth_rows(iteration: Iteration, drafter: AdaptiveTree) -> list[Row]:
+    """Return one row per node of a tree that `drafter` drafted.
 
     Keys: `node`, `level` d(u), `path` p(u), `confidence` c(u) (the draft's best next token; None for a leaf),
-    `children`, `decision` (a key of `DECISIONS`: the breadth of an expanded node, or what kept a leaf from being
-    expanded), `deep` (expanded although d(u) >= D_0).
+    `children`, `decision` (a key of `DECISIONS`: the breadth of an expanded node, or the rule that kept a leaf from
+    being expanded), `deep` (expanded although d(u) >= D_0).
 
     Raises:
-        ValueError: if the round does not carry an adaptive tree's values.
+        ValueError: if the iteration does not carry an adaptive tree's values.
     """
-    if "base_depth" not in one.adaptation:
+    tree, now = iteration.tree, iteration.adaptation
+    if "base_depth" not in now:
         raise ValueError(
-            f"This round's adaptation has {', '.join(one.adaptation) or 'no values'}; growth_rows needs a round of an "
+            f"This iteration's adaptation has {', '.join(now) or 'no values'}; growth_rows needs an iteration of an "
             "AdaptiveTree, which reports base_depth, tau_high and rho_deep."
         )
-    return [_row(node, one.tree, drafter, one.adaptation) for node in range(len(one.tree))]
+    rows = []
+    for node in range(len(tree)):
+        children, level, path = tree.children(node), int(tree.depths[node]), float(tree.cumulative[node])
+        best = float(tree.logprobs[children[0]]) if len(children) else None
+        row: Row = {"node": node, "level": level, "path": math.exp(path), "children": len(children)}
+        if best is None:
+            row |= {"confidence": None, "decision": _stopped(path, level, drafter, now), "deep": False}
+        else:
+            decision, deep = _breadth(best, level, drafter, now), level >= int(now["base_depth"])
+            row |= {"confidence": math.exp(best), "decision": decision, "deep": deep}
+        rows.append(row)
+    return rows
 
 
-def _row(node: int, tree: TokenTree, drafter: AdaptiveTree, now: dict[str, float]) -> Row:
-    children, level = tree.children(node), int(tree.depths[node])
-    best = float(tree.logprobs[children[0]]) if len(children) else None
-    if best is None:
-        decision = _stopped(float(tree.cumulative[node]), level, drafter, now)
-    elif drafter.root == "draft" and level == 0:
-        decision = "top-1"
-    else:
-        decision = _breadth(best, drafter, now)
-    return {
-        "node": node,
-        "level": level,
-        "path": math.exp(tree.cumulative[node]),
-        "confidence": None if best is None else math.exp(best),
-        "children": len(children),
-        "decision": decision,
-        "deep": best is not None and level >= int(now["base_depth"]),
-    }
-
-
-def _breadth(best: float, drafter: AdaptiveTree, now: dict[str, float]) -> str:
+def _breadth(best: float, level: int, drafter: AdaptiveTree, now: Mapping[str, float]) -> str:
+    if drafter.root == "draft" and level == 0:
+        return "top-1"
     if drafter.breadth is None:
         return "B_mid"
     return "B_min" if best >= math.log(now["tau_high"]) else "B_max" if best < math.log(drafter.tau_low) else "B_mid"
 
 
-def _stopped(cumulative: float, level: int, drafter: AdaptiveTree, now: dict[str, float]) -> str:
-    """Why a leaf was not expanded, in the order of Algorithm 1 but for tau, which acts only above rho_stop."""
+def _stopped(cumulative: float, level: int, drafter: AdaptiveTree, now: Mapping[str, float]) -> str:
+    """Say why a leaf was not expanded, in the order of Algorithm 1 but for tau, which acts only above rho_stop."""
     gated = drafter.depth is not None
     if gated and level >= drafter.max_depth:
         return "D_max"
@@ -90,80 +93,232 @@ def _stopped(cumulative: float, level: int, drafter: AdaptiveTree, now: dict[str
     return "D_0" if level >= int(now["base_depth"]) and not passes else "no room"
 
 
-def grown_tree(one: Iteration, drafter: AdaptiveTree, tokenizer: object = None, *, title: str = "") -> go.Figure:
-    """Figure 3 of DynaTree adaptive, of a real tree: every node with p(u) and c(u), coloured by what the rule decided.
+def grown_tree(iteration: Iteration, drafter: AdaptiveTree, tokenizer: object = None, *, title: str = "") -> go.Figure:
+    """Draw Figure 3 of DynaTree adaptive from a real tree: every node with p(u) and c(u), coloured by the decision.
 
     Args:
-        one: an iteration of `drafter`.
+        iteration: an iteration of `drafter`.
         drafter: the hyper-parameters it ran with.
         tokenizer: shows token text instead of numbers.
         title: above the figure; by default the values in use.
     """
-    rows, tree = growth_rows(one, drafter), one.tree
-    drawn = draft_tree(tree, tokenizer, title=title or _values(drafter, one.adaptation))
-    places = [(note.x, note.y) for note in drawn.layout.annotations]  # without a verdict: in the order of the nodes
-    drawn.data = [trace for trace in drawn.data if trace.mode == "lines"]
-    drawn.update_layout(height=round((drawn.layout.height - 120) * STRETCH) + 130, margin_t=105)
-    for decision in (name for name in DECISIONS if any(row["decision"] == name for row in rows)):
-        mine = [row for row in rows if row["decision"] == decision]
-        _legend(drawn, decision, [places[row["node"]] for row in mine], _meaning(decision, drafter, one.adaptation))
-    for note, row in zip(drawn.layout.annotations, rows, strict=True):
-        fill, line, ink = DECISIONS[row["decision"]]
-        width, color = (3, theme.INK) if row["deep"] else (1.3, line)
-        token = theme.escaped(label(int(tree.tokens[row["node"]]), tokenizer, LONGEST_LABEL))
-        note.update(text=f"<b>{token}</b><br>{_numbers(row)}", bgcolor=fill, bordercolor=color, borderwidth=width)
-        note.update(font={"color": ink, "size": 12}, align="left", hovertext=_hover(row, token))
-    if any(row["deep"] for row in rows):
-        base = int(one.adaptation["base_depth"])
-        _legend(drawn, "deep", [], f"thick: expanded at D₀ = {base} or deeper, p(u) > ρ_deep")
-    return drawn
-
-
-def _legend(drawn: go.Figure, decision: str, places: Sequence[tuple[float, float]], text: str) -> None:
-    fill, line, _ = DECISIONS.get(decision, ("#ffffff", theme.INK, ""))
-    marker = {"symbol": "square", "size": 12, "color": fill, "line": {"color": line, "width": 2}}
-    x, y = zip(*places, strict=True) if places else ([None], [None])
-    drawn.add_scatter(x=x, y=y, mode="markers", marker=marker, name=text, hoverinfo="skip")
-
-
-def _values(drafter: AdaptiveTree, now: dict[str, float]) -> str:
-    return (
+    rows, tree, now = growth_rows(iteration, drafter), iteration.tree, iteration.adaptation
+    values = (
         f"D₀ = {now['base_depth']:.2f}, D_max = {drafter.max_depth}, τ_h = {now['tau_high']:.2f}, "
         f"τ_ℓ = {drafter.tau_low:.2f}, ρ_stop = {drafter.rho_stop:.2f}, ρ_deep = {now['rho_deep']:.2f}"
     )
+    drawn = draft_tree(tree, tokenizer, title=title or values)
+    drawn.data = [trace for trace in drawn.data if trace.mode == "lines"]
+    drawn.update_layout(height=round((drawn.layout.height - 120) * STRETCH) + 130, margin_t=105)
+    for decision, meaning in _meanings(drafter, now).items():  # without a verdict, boxes are in the order of the nodes
+        places = [(box.x, box.y) for box, row in zip(drawn.layout.annotations, rows, strict=True)
+                  if row["decision"] == decision]  # fmt: skip
+        if places:
+            _legend(drawn, *DECISIONS[decision][:2], places, meaning)
+    for box, row in zip(drawn.layout.annotations, rows, strict=True):
+        fill, line, ink = DECISIONS[row["decision"]]
+        width, color = (3, theme.INK) if row["deep"] else (1.3, line)
+        token = theme.escaped(token_label(int(tree.tokens[row["node"]]), tokenizer, LONGEST_LABEL))
+        numbers, hover = f"p {_short(row['path'])}", f"node {row['node']}, level {row['level']}, p(u) {row['path']:.4f}"
+        if row["confidence"] is not None:
+            numbers += f" · c {_short(row['confidence'])}"
+            hover += f"<br>c(u) {row['confidence']:.4f}, {row['children']} children"
+        box.update(text=f"<b>{token}</b><br>{numbers}", bgcolor=fill, bordercolor=color, borderwidth=width)
+        box.update(font={"color": ink, "size": 12}, align="left", hovertext=f"<b>{token}</b><br>{hover}")
+    if any(row["deep"] for row in rows):
+        text = f"thick: expanded at D₀ = {int(now['base_depth'])} or deeper, p(u) > ρ_deep"
+        _legend(drawn, "#ffffff", theme.INK, [(None, None)], text)
+    return drawn
 
 
-def _meaning(decision: str, drafter: AdaptiveTree, now: dict[str, float]) -> str:
+def _legend(drawn: go.Figure, fill: str, line: str, places: Sequence[tuple[Any, Any]], text: str) -> None:
+    marker = {"symbol": "square", "size": 12, "color": fill, "line": {"color": line, "width": 2}}
+    x, y = zip(*places, strict=True)
+    drawn.add_scatter(x=x, y=y, mode="markers", marker=marker, name=text, hoverinfo="skip")
+
+
+def _meanings(drafter: AdaptiveTree, now: Mapping[str, float]) -> dict[str, str]:
+    """Decision -> its text in the legend, with the values in use."""
     high, low = f"{now['tau_high']:.2f}", f"{drafter.tau_low:.2f}"
-    breadths = {
+    middle = f"{low} ≤ c(u) < {high}" if drafter.breadth else "breadth is fixed"
+    budget = f"leaf: node budget {drafter.max_nodes} or text length used up"
+    return {
         "B_min": f"B_min = {drafter.min_branching}: c(u) ≥ {high}",
-        "B_mid": f"B_mid = {drafter.mid_branching}"
-        + (f": {low} ≤ c(u) < {high}" if drafter.breadth else ": breadth is fixed"),
+        "B_mid": f"B_mid = {drafter.mid_branching}: {middle}",
         "B_max": f"B_max = {drafter.max_branching}: c(u) < {low}",
         "top-1": "the draft's top-1 token alone",
-    }
-    stops = {
         "rho_stop": f"leaf: p(u) < ρ_stop = {drafter.rho_stop:g}",
         "D_0": f"leaf: at D₀, p(u) ≤ ρ_deep = {now['rho_deep']:g}" if drafter.depth else "leaf: at D₀",
         "D_max": f"leaf: at D_max = {drafter.max_depth}",
         "tau": f"leaf: p(u) < τ = {drafter.tau}",
-        "no room": f"leaf: node budget {drafter.max_nodes} or text length used up"
-        + (", or no child above τ" if drafter.prune == "remove" else ""),
+        "no room": budget + (", or no child above τ" if drafter.prune == "remove" else ""),
     }
-    return (breadths | stops)[decision]
-
-
-def _numbers(row: Row) -> str:
-    path = f"p {_short(row['path'])}"
-    return path if row["confidence"] is None else f"{path} · c {_short(row['confidence'])}"
 
 
 def _short(value: float) -> str:
     return f"{value:.2f}".removeprefix("0")
 
 
-def _hover(row: Row, token: str) -> str:
-    lines = [f"<b>{token}</b>", f"node {row['node']}, level {row['level']}, p(u) {row['path']:.4f}"]
-    if row["confidence"] is not None:
-        lines.append(f"c(u) {row['confidence']:.4f}, {row['children']} children")
-    return "<br>".join(lines)
+# ----------------------------------------------------------------------------------------------------------- ablation
+@dataclass(frozen=True)
+class Panel:
+    """A panel of `progression`: bars on the left axis, lines on the right one.
+
+    Attributes:
+        bar: column of the bars.
+        bar_title: of the left axis, and the bars' name.
+        lines: column -> name of each line.
+        line_title: of the right axis.
+    """
+
+    bar: str
+    bar_title: str
+    lines: Mapping[str, str]
+    line_title: str
+
+
+BARS = "#b9cde0"
+LINES = ("#d55e00", "#009e73", "#332288")
+
+
+def progression(
+    sides: Mapping[str, Table], panels: Sequence[Panel], label: str = "variant", *, title: str = ""
+) -> go.Figure:
+    """Draw variants from left to right, one row of panels per side (measured, published), two quantities in each.
+
+    Args:
+        sides: name -> table; a row without a value in a drawn column is left out there.
+        panels: what to draw, from left to right.
+        label: column that names the variants.
+        title: above the figure.
+    """
+    titles = [f"{side}: {panel.bar_title} and {panel.line_title}" for side in sides for panel in panels]
+    specs = [[{"secondary_y": True}] * len(panels)] * len(sides)
+    space = {"horizontal_spacing": 0.16, "vertical_spacing": 0.24}
+    drawn = make_subplots(len(sides), len(panels), specs=specs, subplot_titles=titles, **space)
+    for row, table in enumerate(sides.values(), start=1):
+        for column, panel in enumerate(panels, start=1):
+            _draw_panel(drawn, pd.DataFrame(table), panel, label, {"row": row, "col": column})
+    drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=120 + 330 * len(sides))
+    drawn.update_layout(margin_t=120, legend={"y": 1 + 0.16 / len(sides)}, bargap=0.35)
+    drawn.update_annotations(font_size=14)
+    return drawn
+
+
+def _draw_panel(drawn: go.Figure, frame: pd.DataFrame, panel: Panel, label: str, place: dict[str, int]) -> None:
+    def points(column: str) -> tuple[list[str], list[float]]:
+        """Names, a line for each of their parts so that they stay upright below narrow bars, and values."""
+        known = frame.reindex(columns=[label, column]).dropna()
+        names = ["<br>&amp; ".join(map(theme.escaped, str(name).split(" & "))) for name in known[label]]
+        return names, known[column].tolist()
+
+    names, values = points(panel.bar)
+    inside = {"textposition": "inside", "insidetextanchor": "start", "textangle": 0}
+    bar = {"name": panel.bar_title, "marker_color": BARS, "text": [f"{value:.3g}" for value in values], **inside}
+    drawn.add_bar(x=names, y=values, showlegend=False, **bar, **place)
+    for (column, name), color, symbol in zip(panel.lines.items(), LINES, theme.SYMBOLS, strict=False):
+        names, values = points(column)
+        line: Row = {"name": name, "legendgroup": name, "mode": "lines+markers", "line_color": color}
+        line["showlegend"] = place["row"] == 1 and len(panel.lines) > 1
+        drawn.add_scatter(x=names, y=values, marker={"size": 9, "symbol": symbol}, secondary_y=True, **line, **place)
+    top = max((value for column in panel.lines for value in points(column)[1]), default=1)
+    drawn.update_yaxes(title_text=panel.bar_title, secondary_y=False, **place)
+    drawn.update_yaxes(title_text=panel.line_title, secondary_y=True, range=[0, 1.15 * top], **place)
+    drawn.update_yaxes(showgrid=False, tickmode="auto", nticks=5, secondary_y=True, **place)
+    drawn.update_xaxes(tickangle=0, **place)
+    if len(panel.lines) == 1:
+        drawn.update_yaxes(title_font_color=LINES[0], tickfont_color=LINES[0], secondary_y=True, **place)
+
+
+# ------------------------------------------------------------------------------------------------------------ history
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+
+
+def adaptation(
+    table: Table,
+    panels: Mapping[str, str],
+    x: str = "tokens",
+    series: str = "series",
+    *,
+    references: Mapping[str, float] | None = None,
+    marks: Iterable[float] = (),
+    title: str = "",
+    x_title: str = "",
+) -> go.Figure:
+    """Draw a drafter's state as texts grow: one panel per quantity, one step line per series.
+
+    Args:
+        table: one row per iteration and series, for example `ablation.adaptation_frame`.
+        panels: column -> title of the panel's axis, from top to bottom.
+        x: column of the common horizontal axis.
+        series: column that tells the lines apart.
+        references: column -> a value to mark with a horizontal line (a target, a bound).
+        marks: places on the horizontal axis to mark with vertical lines (where texts begin).
+        title: above the figure.
+        x_title: of the horizontal axis; by default the column's name.
+    """
+    drawn = make_subplots(len(panels), 1, shared_xaxes=True, vertical_spacing=0.06)
+    parts = dict(iter(pd.DataFrame(table).groupby(series, sort=False)))
+    colors = theme.series_colors(parts)
+    for row, (column, text) in enumerate(panels.items(), start=1):
+        for number, (name, part) in enumerate(parts.items()):
+            line = {"color": colors[name], "shape": "hv", "width": 2.2, "dash": DASHES[number % len(DASHES)]}
+            names = {"name": str(name), "legendgroup": str(name), "showlegend": row == 1}
+            drawn.add_scatter(x=part[x], y=part.get(column), mode="lines", line=line, **names, row=row, col=1)
+        drawn.update_yaxes(title_text=text, row=row, col=1)
+        if column in (references or {}):
+            style = {"color": theme.INK, "dash": "dot", "width": 1.3}
+            drawn.add_hline(y=(references or {})[column], line=style, row=row, col=1)
+    for mark in marks:
+        drawn.add_vline(x=mark, line={"color": "#cccccc", "width": 1}, layer="below")
+    height = 130 + 190 * len(panels)
+    drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=height)
+    drawn.update_xaxes(title_text=theme.escaped(x_title or x), row=len(panels), col=1)
+    return drawn
+
+
+# ----------------------------------------------------------------------------------------------------------- settings
+def setting_scatter(
+    table: Table,
+    x: str,
+    y: str,
+    value: str,
+    published: Table = None,
+    *,
+    mark: tuple[float, float] | None = None,
+    title: str = "",
+    unit: str = "",
+) -> go.Figure:
+    """Draw a sparse grid of settings, one large dot each, coloured by `value` with the number inside.
+
+    Args:
+        table: one row per dot.
+        x: column of the horizontal axis.
+        y: column of the vertical axis.
+        value: column that gives colour and number; both panels share the scale.
+        published: a table with the same columns, for a second panel.
+        mark: (x, y) of a setting to ring, such as the default.
+        title: above the figure.
+        unit: title of the colour bar.
+    """
+    panels = {"measured": pd.DataFrame(table)}
+    if published is not None:
+        panels["published"] = pd.DataFrame(published)
+    values = pd.concat([side[value] for side in panels.values()])
+    middle = (values.min() + values.max()) / 2  # white numbers on the dark half of the scale, dark ones on the light
+    names = list(panels) if len(panels) > 1 else None
+    drawn = make_subplots(cols=len(panels), shared_yaxes=True, horizontal_spacing=0.05, subplot_titles=names)
+    for column, (name, side) in enumerate(panels.items(), start=1):
+        place = {"row": 1, "col": column}
+        text: Row = {"text": [f"{number:.2f}" for number in side[value]]}
+        text["textfont"] = {"size": 12, "color": ["#ffffff" if n < middle else theme.INK for n in side[value]]}
+        text["hovertemplate"] = f"{x} %{{x}}, {y} %{{y}}: %{{text}}<extra>{name}</extra>"
+        marker = {"size": 40, "color": side[value], "coloraxis": "coloraxis"}
+        drawn.add_scatter(x=side[x], y=side[y], mode="markers+text", name=name, marker=marker, **text, **place)
+        if mark is not None:
+            ring = {"size": 48, "symbol": "circle-open", "color": theme.INK, "line": {"width": 2}}
+            drawn.add_scatter(x=mark[:1], y=mark[1:], mode="markers", marker=ring, hoverinfo="skip", **place)
+    drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=440, showlegend=False)
+    drawn.update_layout(coloraxis={"colorscale": "Cividis", "colorbar": {"title": {"text": unit or value}}})
+    drawn.update_xaxes(title_text=theme.escaped(x)).update_yaxes(title_text=theme.escaped(y), col=1)
+    return drawn

@@ -1,20 +1,17 @@
-"""How much a sweep can tell: the resolution of its clock, the luck of its best entry, what a prediction chooses.
+"""Limits of a sweep: settings of equal work, the neighbours and the luck of the best entry, choice by prediction.
 
-Pure functions of records and rows; nothing is measured or decoded here.
+Functions take a data frame or rows; nothing is measured or decoded here. Ratios with intervals belong to `statistics`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-import numpy as np
+import pandas as pd
 
-from ...measure.metrics import by_prompt, speedup
-from ...measure.protocol import Results
-from ...measure.records import Run
+from ...measure.statistics import Table
 
 Row = dict[str, Any]
 
@@ -35,12 +32,12 @@ _LABELS = {
 
 
 def authors_settings(rows: Iterable[Row]) -> dict[str, Row]:
-    """The settings of DynaTree adaptive's Figure 8, from the rows of its authors' log, under readable labels.
+    """Return the settings of DynaTree adaptive's Figure 8, from the rows of its authors' log, by readable labels.
 
     Each row gets `setting`, its label; `options` of `adaptive-tree`; `spread`, its speed-up minus and plus a standard
-    deviation. B_mid is in no log: 2 as in the authors' code, or B_min where that is larger, as the rule asks.
+    deviation. B_mid is in no log: 2 as in the authors' code, or B_min where that is larger, because B_min <= B_mid.
     """
-    out = {}
+    settings = {}
     for row in rows:
         if row["group"] in _LABELS:
             label = _LABELS[row["group"]].format(**row)
@@ -48,148 +45,89 @@ def authors_settings(rows: Iterable[Row]) -> dict[str, Row]:
             options["mid_branching"] = max(2, row["B_min"])
             deviation = row["speedup"] * row["tokens_per_second_std"] / row["tokens_per_second"]
             spread = [row["speedup"] - deviation, row["speedup"] + deviation]
-            out[label] = {**row, "setting": label, "options": options, "spread": spread}
-    return out
+            settings[label] = {**row, "setting": label, "options": options, "spread": spread}
+    return settings
 
 
-# --------------------------------------------------------------------------------------------------------- the clock
-def ratios(results: Results, labels: Iterable[str], reference: Sequence[str]) -> list[Row]:
-    """Speed of each label over that of the reference labels taken together, on the same prompts.
-
-    Rows have `method`, `ratio` and `interval`, the paired 95 % bootstrap interval over prompts.
-
-    Raises:
-        ValueError: for a label without a run.
-    """
-    base = [run for label in reference for run in _runs(results, label)]
-    return [_ratio(label, _runs(results, label), base) for label in labels]
-
-
-def repeats(results: Results, labels: Sequence[str]) -> list[Row]:
-    """An A/A test: the same configuration under several labels, each pair of them compared as if they differed."""
-    pairs = combinations(labels, 2)
-    return [_ratio(f"{one} / {other}", _runs(results, one), _runs(results, other)) for one, other in pairs]
-
-
-def resolution(rows: Sequence[Mapping[str, Any]]) -> float:
-    """The largest ratio, read upwards, among comparisons of a configuration with itself; 1.03 stands for 3 %."""
-    return max((math.exp(abs(math.log(row["ratio"]))) for row in rows), default=1.0)
-
-
-def beyond(row: Mapping[str, Any], limit: float) -> bool:
-    """Whether a ratio differs from 1 by more than the resolution, with an interval that leaves 1 out."""
-    low, high = row["interval"]
-    return not low <= 1 <= high and not 1 / limit <= row["ratio"] <= limit
-
-
-def _runs(results: Results, label: str) -> list[Run]:
-    found = [run for run in results.records.runs.values() if run.method == label]
-    if not found:
-        raise ValueError(f"There is no run of '{label}' in these records; take a label of the run.")
-    return found
-
-
-def _ratio(label: str, runs: Sequence[Run], base: Sequence[Run]) -> Row:
-    found = speedup(runs, base)
-    if found is None:
-        raise ValueError(f"'{label}' shares no prompt with what it is compared with; measure both in one run.")
-    return {"method": label, "ratio": found[0], "interval": found[1]}
-
-
-def same_counts(rows: Iterable[Row], counts: Sequence[str], speed: str, label: str = "method") -> list[Row]:
-    """Rows that agree in all `counts` columns, grouped: settings that did the same work, and how their speeds spread.
+def same_counts(table: Table, counts: Sequence[str], speed: str, label: str = "method") -> list[Row]:
+    """Group settings that did the same work, by all `counts` columns, and return how their speeds spread.
 
     A group has `labels`, their names joined as `settings`, the counts, and `slowest`, `fastest` and their `ratio`. Rows
-    that lack a count are left out, and so are settings alone in their work.
+    that lack a count are left out, and so are settings that share their work with no other.
     """
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if all(row.get(name) is not None for name in counts):
-            groups.setdefault(tuple(row[name] for name in counts), []).append(row)
-    return [
-        {"labels": (labels := [row[label] for row in group]), "settings": "; ".join(labels)}
-        | dict(zip(counts, key, strict=True))
-        | _ends([row[speed] for row in group])
-        for key, group in groups.items()
-        if len(group) > 1
-    ]
+    groups = pd.DataFrame(table).dropna(subset=list(counts)).groupby(list(counts), sort=False)
+    spread = groups.agg(labels=(label, list), slowest=(speed, "min"), fastest=(speed, "max")).reset_index()
+    spread = spread.assign(settings=spread["labels"].str.join("; "), ratio=spread["fastest"] / spread["slowest"])
+    return spread[spread["labels"].str.len() > 1].to_dict("records")
 
 
-def _ends(speeds: Sequence[float]) -> Row:
-    return {"slowest": min(speeds), "fastest": max(speeds), "ratio": max(speeds) / min(speeds)}
-
-
-# ------------------------------------------------------------------------------------------------------ the best entry
 def neighbours(rows: Sequence[Row], best: Mapping[str, Any], axes: Sequence[str]) -> list[Row]:
-    """`best` and the rows one step away from it along one axis, with a column `step`: is it a plateau or a spike?"""
+    """Return `best` and the rows one step away from it along one axis, with a column `step`: a plateau or a spike?"""
     places = {axis: sorted({row[axis] for row in rows}) for axis in axes}
-    out = [{**best, "step": "the best"}]
+    near = [{**best, "step": "the best"}]
     for row in rows:
         moved = [axis for axis in axes if row[axis] != best[axis]]
         if len(moved) == 1:
             axis = moved[0]
             if abs(places[axis].index(row[axis]) - places[axis].index(best[axis])) == 1:
-                out.append({**row, "step": f"{axis} {best[axis]} → {row[axis]}"})
-    return out
+                near.append({**row, "step": f"{axis} {best[axis]} → {row[axis]}"})
+    return near
 
 
-def luck(results: Results, labels: Sequence[str], reference: str, size: int) -> list[Row]:
-    """Choose the fastest label on every subset of `size` prompts, and see how fast it is on the others.
+def luck(table: Table, labels: Sequence[str], reference: str, size: int) -> list[Row]:
+    """Choose the fastest label on every subset of `size` prompts, and return how fast it is on the other prompts.
 
-    Rows have `prompts`, `chosen`, and speeds over the reference's: `there`, its own on the subset that chose it,
-    `elsewhere`, its own on the rest, and `possible`, that of the fastest label on the rest.
+    Rows have `prompts`, `chosen`, and speeds over the reference's: `there`, of the chosen label on the subset that
+    chose it, `elsewhere`, of the chosen label on the rest, and `possible`, of the label that is fastest on the rest.
+
+    Args:
+        table: one row per run, as `Records.frame()` returns them.
+        labels: methods to choose from.
+        reference: label of the baseline.
+        size: prompts of a subset.
 
     Raises:
         ValueError: unless 1 <= size < number of prompts.
     """
-    times = {label: by_prompt(_runs(results, label)) for label in (reference, *labels)}
-    prompts = [prompt for prompt in times[reference] if all(prompt in mine for mine in times.values())]
+    frame, labels = pd.DataFrame(table), list(labels)
+    frame = frame[frame["method"].isin([reference, *labels])]
+    sums = frame.pivot_table(["tokens", "seconds"], "conversation", "method", "sum", sort=False).dropna()
+    prompts = list(sums.index)
     if not 1 <= size < len(prompts):
         raise ValueError(f"size is {size}; with {len(prompts)} prompts it must leave some out, and take at least 1.")
 
-    def speed(label: str, chosen: Sequence[str]) -> float:
-        mine, its = (np.sum([times[name][prompt] for prompt in chosen], axis=0) for name in (label, reference))
-        return float((mine[0] / mine[1]) / (its[0] / its[1]))
+    def speeds(chosen: Sequence[str]) -> pd.Series:
+        total = sums.loc[list(chosen)].sum()
+        rate = total["tokens"] / total["seconds"]
+        return rate[labels] / rate[reference]
 
-    out = []
-    for some in combinations(prompts, size):
-        rest = [prompt for prompt in prompts if prompt not in some]
-        best = max(labels, key=lambda label: speed(label, some))
-        there, elsewhere, possible = speed(best, some), speed(best, rest), max(speed(label, rest) for label in labels)
-        row = {"there": there, "elsewhere": elsewhere, "possible": possible}
-        out.append({"prompts": ", ".join(some), "chosen": best, **row})
-    return out
-
-
-# ------------------------------------------------------------------------------------------------------ the prediction
-def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's rank correlation, ties with their mean rank; NaN where a side does not vary."""
-    first, second = _ranks(one), _ranks(other)
-    if not (np.ptp(first) and np.ptp(second)):
-        return float("nan")
-    return float(np.corrcoef(first, second)[0, 1])
+    rows = []
+    for subset in combinations(prompts, size):
+        there, elsewhere = speeds(subset), speeds([prompt for prompt in prompts if prompt not in subset])
+        best = there.idxmax()
+        row = {"there": float(there[best]), "elsewhere": float(elsewhere[best]), "possible": float(elsewhere.max())}
+        rows.append({"prompts": ", ".join(subset), "chosen": best, **row})
+    return rows
 
 
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    _, place, count = np.unique(np.asarray(values, float), return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(count) - (count - 1) / 2)[place])
+def choice(table: Table, predicted: str = "predicted", measured: str = "measured") -> Row:
+    """Return what choosing by prediction costs, and the rank correlation (Spearman's; NaN where a side is constant).
 
-
-def choice(rows: Sequence[Row], predicted: str = "predicted", measured: str = "measured") -> Row:
-    """What choosing by prediction costs: measured speed of the row predicted best over the best measured one.
+    `speed kept` is the measured speed of the row predicted best over that of the row measured best.
 
     Raises:
         ValueError: for no rows.
     """
-    if not rows:
+    frame = pd.DataFrame(table).reset_index(drop=True)
+    if frame.empty:
         raise ValueError("There is no row to choose from; give at least one.")
-    chosen, best = (max(rows, key=lambda row: row[column]) for column in (predicted, measured))
+    chosen, best = (frame.loc[frame[column].idxmax()] for column in (predicted, measured))
     return {
-        "configurations": len(rows),
-        "rank correlation": rank_correlation([row[predicted] for row in rows], [row[measured] for row in rows]),
+        "configurations": len(frame),
+        "rank correlation": float(frame[[predicted, measured]].corr("spearman").iloc[0, 1]),
         "predicted best": chosen["method"],
-        "its measured speed": chosen[measured],
+        "speed of predicted best": float(chosen[measured]),
         "measured best": best["method"],
-        "best measured speed": best[measured],
-        "regret": chosen[measured] / best[measured],
+        "speed of measured best": float(best[measured]),
+        "speed kept": float(chosen[measured] / best[measured]),
     }

@@ -1,33 +1,132 @@
-"""What Progressive Tree Drafting's listings would write: line 20 of its Algorithm 1, the bias of its Algorithm 2 on a
-model, and the overlap of sampled texts (its Table 2).
+"""Progressive Tree Drafting's listings read literally: the readings of its Algorithm 2, line 20 of its Algorithm 1, and
+the overlap of sampled texts (its Table 2).
 
-Laws of whole texts on a table come from `exact`, the readings of Algorithm 2 from `as_published`.
+The distributions of whole texts come from `exact`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-import numpy as np
+import pandas as pd
+import torch
+from typing_extensions import override
 
 from ...decoding import Generation
 from ...drafters.base import Proposal
-from ...drafters.progressive_tree import Grown, ProgressiveState, ProgressiveTree
-from ...measure.metrics import Interval, bootstrap
+from ...drafters.progressive_tree import DraftNode, ProgressiveState, ProgressiveTree
+from ...measure.statistics import Estimate, estimate
 from ...models.base import LanguageModel
-from ...sampling import RandomSource, Sampling, Scores
-from ...verifiers.base import Verdict
+from ...sampling import DraftDistributions, RandomSource, Sampling, Scores
+from ...tree import TokenTree
+from ...verifiers.base import Drawing, Verdict
+from ...verifiers.residual import ResidualRule
 
 Row = dict[str, Any]
 Overlap = Callable[[Sequence[str], Sequence[str]], Mapping[str, float]]
 
 
+# -------------------------------------------------------------------------------------------------------- Algorithm 2
+Reading = Literal["candidates", "unscaled", "original", "one number"]
+
+READINGS: dict[Reading, str] = {
+    "candidates": "line 13 as printed: what is left is divided by its sum over the remaining candidates",
+    "unscaled": "line 13 left out: a rejected candidate's probability is set to zero and nothing is divided",
+    "original": "line 13 over the whole vocabulary, as in Appendix C, but line 18 draws from what was there before it",
+    "one number": "the same, line 18 too, but one random number for all candidates, as section 3.3 can be read",
+}
+"""How Algorithm 2 of Progressive Tree Drafting can be read; no reading keeps the target's distribution."""
+
+
+@dataclass(frozen=True)
+class ListedSampling(ResidualRule):
+    """Algorithm 2 of Progressive Tree Drafting (its appendix B) as it is listed, which is biased.
+
+    `TokenLevel` is the corrected rule. As printed, Algorithm 2 never ends for a node with one child that is rejected:
+    the loop of line 4 waits for a set that no line makes smaller, while nothing is left to divide. Here every candidate
+    is tried once and nothing is divided by zero. Where line 18 has nothing left to draw from, it draws from the node's
+    distribution.
+
+    Args:
+        reading: one of `READINGS`.
+    """
+
+    reading: Reading = "candidates"
+    name = "listed-sampling"
+    refuses: ClassVar[tuple[Drawing, ...]] = tuple(Drawing)
+
+    def __post_init__(self) -> None:
+        if self.reading not in READINGS:
+            raise ValueError(f"reading is {self.reading!r}; choose from {', '.join(map(repr, READINGS))}.")
+
+    @override
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
+        path = [0]
+        while True:
+            child, distribution = self._try(tree, path[-1], scores.distribution(path[-1]), random)
+            if child is None:
+                return Verdict(tuple(path[1:]), random.draw(distribution))
+            path.append(child)
+
+    def _try(
+        self, tree: TokenTree, node: int, distribution: torch.Tensor, random: RandomSource
+    ) -> tuple[int | None, torch.Tensor]:
+        """Return the selected child, or None, and the distribution that line 18 draws from."""
+        children = tree.children(node).tolist()
+        tokens = tree.tokens[children].tolist()
+        left, seen = distribution.double().clone(), 0.0
+        for place, (child, token) in enumerate(zip(children, tokens, strict=True)):
+            share = min(1.0, float(left[token]))
+            if random.accept(max(0.0, share - seen) / (1 - seen) if seen < 1 else 0.0):
+                return child, left
+            seen = max(seen, share) if self.reading == "one number" else 0.0
+            left[token] = 0
+            total = float((left[list({*tokens[place + 1 :]})] if self.reading == "candidates" else left).sum())
+            left /= total if total > 0 and self.reading != "unscaled" else 1.0
+        return None, distribution if self.reading == "original" or not left.any() else left
+
+
+def cover_rows(
+    target: LanguageModel, prompt: Sequence[int], written: Generation, sampling: Sampling
+) -> list[dict[str, float]]:
+    """Return the target's probability of the candidates for the next token, at each tree of a text.
+
+    With two candidates or more `ListedSampling` as printed writes one of them for certain, and gives none less than its
+    own probability. So the distance (total variation) of its next token from the target's distribution is
+    1 - `covered`.
+
+    Args:
+        target: the model that wrote the text.
+        prompt: before the text.
+        written: the text.
+        sampling: the target's.
+
+    Returns:
+        one row per tree with at least two different candidates: `place` in the text, `candidates`, `covered`.
+    """
+    session, rows, place = target.session(), [], 0
+    session.start(prompt[:-1])
+    for iteration in written.iterations:
+        tree = iteration.tree
+        distribution = session.score(tree.tokens[:1], tree.parents[:1], sampling).distribution(0)
+        tokens = sorted({*tree.tokens[tree.children(0)].tolist()})
+        if len(tokens) > 1:
+            covered = float(distribution[tokens].double().sum())
+            rows.append({"place": place, "candidates": len(tokens), "covered": covered})
+        session.commit([0])
+        session.extend(tree.tokens[list(iteration.verdict.path)].tolist())
+        place += iteration.committed
+    return rows
+
+
 # ------------------------------------------------------------------------------------------- line 20 of Algorithm 1
 @dataclass
 class NotedState(ProgressiveState):
-    """A text's state, and what line 20 would have added at each iteration.
+    """A text's state, and the tokens that line 20 would have added at each iteration.
 
     Attributes:
         scored: tokens along eligible edges of the draft tree that was scored, T^(i-1).
@@ -39,33 +138,32 @@ class NotedState(ProgressiveState):
 
 
 class LineTwenty(ProgressiveTree):
-    """`ProgressiveTree`, which also notes what line 20 of Algorithm 1 would add to the text if its edges were those of
-    the draft tree; the text is its own. Greedy decoding and greedy expansion only: what a node verifies is then what it
-    is extended by.
+    """`ProgressiveTree`, which also notes the tokens that line 20 of Algorithm 1 would add over the draft tree's edges.
+
+    The text stays that of `ProgressiveTree`. Greedy decoding and greedy expansion only, because there a node's
+    verification token is the token that extends it.
     """
 
+    @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> NotedState:
-        """See `Drafter.start`."""
         return NotedState(**vars(super().start(prompt, random)))
 
+    @override
     def observe(
         self, state: ProgressiveState, proposal: Proposal, scores: Scores, verdict: Verdict
     ) -> ProgressiveState:
-        """See `Drafter.observe`."""
         assert isinstance(state, NotedState)
-        first, own = (
-            int(scores.argmax[0]),
-            scores.argmax[len(proposal.tree) :].tolist(),
-        )  # none where nothing was beside
-        verified = {id(node): token for node, token in zip(state.order, own, strict=False)}
+        first, *_ = best = scores.argmax.tolist()
+        side = best[len(proposal.tree) :]  # empty without a side tree
+        verified = {id(node): token for node, token in zip(state.order, side, strict=False)}
         state.scored.append(eligible(state.subtrees, verified, first))
         super().observe(state, proposal, scores, verdict)
         state.printed.append(eligible(state.subtrees, verified, first))
         return state
 
 
-def eligible(subtrees: Sequence[Grown], verified: Mapping[int, int], first: int) -> list[int]:
-    """Tokens along eligible edges from the last token down, and the verification token of the last node.
+def eligible(subtrees: Sequence[DraftNode], verified: Mapping[int, int], first: int) -> list[int]:
+    """Return the tokens along eligible edges from the last token down, and the verification token of the last node.
 
     Args:
         subtrees: below the last token.
@@ -80,8 +178,9 @@ def eligible(subtrees: Sequence[Grown], verified: Mapping[int, int], first: int)
 
 
 def line_twenty_row(noted: Sequence[Sequence[int]], text: Sequence[int], places: Sequence[int]) -> Row:
-    """What one reading of line 20 would have added along a text: `iterations`, `tokens` per iteration, `wrong`
-    iterations (a token that is not the text's), `wrong_tokens`.
+    """Return what one reading of line 20 would have added along a text.
+
+    Keys: `iterations`, `tokens` per iteration, `wrong` iterations (a token that is not the text's), `wrong_tokens`.
 
     Args:
         noted: tokens per iteration.
@@ -92,47 +191,13 @@ def line_twenty_row(noted: Sequence[Sequence[int]], text: Sequence[int], places:
         (added[: len(text) - place], text[place : place + len(added)])
         for added, place in zip(noted, places, strict=True)
     ]
-    apart = [sum(one != other for one, other in zip(*pair, strict=True)) for pair in pairs]
+    wrong = [sum(token != right for token, right in zip(*pair, strict=True)) for pair in pairs]
     return {
         "iterations": len(pairs),
         "tokens": sum(len(added) for added, _ in pairs) / len(pairs),
-        "wrong": sum(map(bool, apart)),
-        "wrong_tokens": sum(apart),
+        "wrong": sum(map(bool, wrong)),
+        "wrong_tokens": sum(wrong),
     }
-
-
-# ---------------------------------------------------------------------------------- the bias of line 13 on a model
-def cover_rows(
-    target: LanguageModel, prompt: Sequence[int], written: Generation, sampling: Sampling
-) -> list[dict[str, float]]:
-    """What the candidates for the next token have of the target's law, at each tree of a text.
-
-    With two candidates or more `ListedSampling` as printed writes one of them for certain, and gives none less than its
-    own probability; so the distance (total variation) of its next token from the target's law is 1 - `covered`.
-
-    Args:
-        target: the model that wrote the text.
-        prompt: before the text.
-        written: the text.
-        sampling: the target's.
-
-    Returns:
-        one row per tree with at least two different candidates: `place` in the text, `candidates`, `covered`.
-    """
-    session, rows, place = target.session(), [], 0
-    session.start(prompt[:-1])
-    for one in written.iterations:
-        tree = one.tree
-        distribution = session.score(tree.tokens[:1], tree.parents[:1], sampling).distribution(0)
-        tokens = sorted({*tree.tokens[tree.children(0)].tolist()})
-        if len(tokens) > 1:
-            rows.append(
-                {"place": place, "candidates": len(tokens), "covered": float(distribution[tokens].double().sum())}
-            )
-        session.commit([0])
-        session.extend(tree.tokens[list(one.verdict.path)].tolist())
-        place += one.committed
-    return rows
 
 
 # --------------------------------------------------------------------------------------------------- sampled overlap
@@ -144,9 +209,9 @@ def overlap_rows(
     reference: str = "ar",
     same_seed: bool = False,
 ) -> list[Row]:
-    """How much the texts of each method overlap with the reference method's texts of the same prompt.
+    """Return how much the texts of each method overlap with the reference method's texts of the same prompt.
 
-    The reference method itself is one of them: its texts of one seed against its own of another.
+    The reference method itself is among the methods: its texts of one seed against its own texts of another.
 
     Args:
         texts: one row per text: `benchmark`, `prompt`, `method`, `seed`, `text`.
@@ -158,42 +223,35 @@ def overlap_rows(
     Returns:
         one row per group and method: the columns of `by`, `method`, `pairs`, and the numbers.
     """
-    rows = list(texts)
-    known: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if row["method"] == reference:
-            known.setdefault((row["benchmark"], row["prompt"]), []).append(row)
-    groups: dict[tuple[str, ...], list[tuple[str, str]]] = {}
-    for row in rows:
-        others = [one for one in known[row["benchmark"], row["prompt"]] if (one["seed"] == row["seed"]) == same_seed]
-        group = groups.setdefault((*(row[name] for name in by), row["method"]), [])
-        group += [(row["text"], one["text"]) for one in others]
+    frame = pd.DataFrame(texts)[["benchmark", "prompt", "method", "seed", "text"]]
+    references = frame[frame["method"] == reference].drop(columns="method")
+    pairs = frame.merge(references, on=["benchmark", "prompt"], suffixes=("", " of reference"))
+    pairs = pairs[(pairs["seed"] == pairs["seed of reference"]) == same_seed]
+    keys = list(dict.fromkeys([*by, "method"]))
     return [
-        dict(zip((*by, "method"), key, strict=True)) | {"pairs": len(pairs), **measure(*zip(*pairs, strict=True))}
-        for key, pairs in groups.items()
+        dict(zip(keys, group, strict=True))
+        | {"pairs": len(part), **measure(part["text"].tolist(), part["text of reference"].tolist())}
+        for group, part in pairs.groupby(keys, sort=False)
     ]
 
 
-def overlap_gap(
-    rows: Iterable[Row], method: str, number: str, *, reference: str = "ar", seed: int = 0
-) -> tuple[float, Interval]:
-    """A method's overlap less the reference method's with itself, mean over prompts, with its paired 95 % interval.
+def overlap_gap(rows: Iterable[Row], method: str, number: str, *, reference: str = "ar", seed: int = 0) -> Estimate:
+    """Return a method's overlap less the reference method's with itself, mean over prompts, paired.
 
     Args:
         rows: of `overlap_rows`.
         method: whose overlap.
-        number: which.
+        number: column of the overlap.
         reference: the method that the rows are compared with.
         seed: of the bootstrap.
 
     Raises:
         ValueError: where no prompt has both.
     """
-    sides: dict[str, dict[tuple[str, str], float]] = {method: {}, reference: {}}
-    for row in rows:
-        if row["method"] in sides:
-            sides[row["method"]][row["benchmark"], row["prompt"]] = row[number]
-    gaps = np.array([[sides[method][key] - sides[reference][key]] for key in sides[method] if key in sides[reference]])
-    if not len(gaps):
+    frame = pd.DataFrame(rows).set_index(["benchmark", "prompt"])
+    ours, theirs = (frame.loc[frame["method"] == label, [number]] for label in (method, reference))
+    paired = ours.join(theirs.add_suffix(" of reference"), how="inner")
+    if paired.empty:
         raise ValueError(f"No prompt has texts of both '{method}' and '{reference}'; give rows of both.")
-    return float(gaps.mean()), bootstrap(gaps, lambda drawn: drawn[..., 0].mean(-1), seed)
+    gaps = (paired[number] - paired[f"{number} of reference"]).to_numpy()[:, None]
+    return estimate(gaps, lambda drawn: drawn[..., 0].mean(-1), seed)

@@ -1,13 +1,12 @@
-"""How much two sets of texts share: ROUGE and BLEU, as in Progressive Tree Drafting's Table 2.
+"""Overlap of two sets of texts: ROUGE and BLEU, as in Progressive Tree Drafting's Table 2.
 
-The paper sets a method's sampled texts beside autoregressive ones. Two texts of one law share no more, so the number to
-compare with is the overlap of two plain texts with different seeds, and not 100.
+The paper compares a method's sampled texts with autoregressive texts. Two texts of one distribution differ too, so the
+number to compare with is the overlap of two plain texts with different seeds, and not 100.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import numpy as np
 
@@ -16,7 +15,7 @@ ROUGE = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL"}
 
 
 def overlap(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """ROUGE-1, ROUGE-2, ROUGE-L and BLEU of texts against references, one each, in percent.
+    """Return ROUGE-1, ROUGE-2, ROUGE-L and BLEU of texts, each against its reference, in percent.
 
     ROUGE is the F1 of each pair (package rouge-score), averaged over pairs: on lower-cased runs of a-z and 0-9, without
     stemming, ROUGE-L over the whole text. A text without such a run scores 0. BLEU is corpus BLEU (package sacrebleu:
@@ -41,14 +40,6 @@ def overlap(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]
             f"There are {len(texts)} texts and {len(references)} references; give at least one pair, and as many of "
             "each."
         )
-    rouge_scorer, tokenizers, sacrebleu = _packages()
-    scorer = rouge_scorer.RougeScorer(list(ROUGE.values()), tokenizer=tokenizers.DefaultTokenizer(use_stemmer=False))
-    scores = [scorer.score(reference, text) for text, reference in zip(texts, references, strict=True)]
-    found = {name: 100 * float(np.mean([one[key].fmeasure for one in scores])) for name, key in ROUGE.items()}
-    return {**found, "bleu": float(sacrebleu.corpus_bleu(list(texts), [list(references)], force=True).score)}
-
-
-def _packages() -> tuple[ModuleType, ModuleType, ModuleType]:
     try:
         import sacrebleu
         from rouge_score import rouge_scorer, tokenizers
@@ -57,4 +48,7 @@ def _packages() -> tuple[ModuleType, ModuleType, ModuleType]:
             f"The overlap of texts needs the packages rouge-score and sacrebleu, and '{error.name}' is missing; "
             "install them with pip install 'dynatree-lib[notebooks]'."
         ) from error
-    return rouge_scorer, tokenizers, sacrebleu
+    scorer = rouge_scorer.RougeScorer(list(ROUGE.values()), tokenizer=tokenizers.DefaultTokenizer(use_stemmer=False))
+    scores = [scorer.score(reference, text) for text, reference in zip(texts, references, strict=True)]
+    rouge = {name: 100 * float(np.mean([score[key].fmeasure for score in scores])) for name, key in ROUGE.items()}
+    return {**rouge, "bleu": float(sacrebleu.corpus_bleu(list(texts), [list(references)], force=True).score)}

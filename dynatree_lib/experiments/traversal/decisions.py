@@ -1,7 +1,7 @@
-"""What deciding costs: preparing the rows a rule asks for, and the decision itself, each timed by itself.
+"""What deciding costs: preparing the distributions a rule asks for, and the decision itself, timed apart.
 
-Preparing is softmax and filters over the vocabulary at the nodes that are visited; deciding is coins, ratios and the
-residuals of rejected children. Both are small beside forwards of models worth speculating for, which is to be shown.
+Preparing is softmax and filters over the vocabulary at the nodes that are visited. Deciding is coins, ratios and the
+residuals of rejected children.
 """
 
 from __future__ import annotations
@@ -12,72 +12,76 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
+from typing_extensions import override
 
 from ...decoding import generate
 from ...drafters.base import Drafter
+from ...measure.observe import ObservingVerifier
 from ...measure.prompts import prepare_prompts
 from ...models.pairs import Pair
 from ...sampling import DraftDistributions, RandomSource, Sampling, Scores, probabilities
 from ...tree import DISTINCT, ROOT, TokenTree
-from ...verifiers.base import Drawing, Verdict, Verifier
+from ...verifiers.base import Verdict, Verifier
 
 Row = dict[str, Any]
 Clock = Callable[[], float]
 
 
 class _TimedScores(Scores):
-    """Rows that count the seconds and the nodes they prepare."""
+    """Scores with the seconds and the nodes whose distributions they prepare."""
 
     def __init__(self, scores: Scores, clock: Clock) -> None:
         super().__init__(scores.logits, scores.sampling, scores.owner)
-        self.clock, self.seconds, self.prepared = clock, 0.0, 0
+        self.clock, self.seconds, self.prepared = clock, 0.0, set[int]()
 
+    @override
     def distribution(self, node: int) -> torch.Tensor:
-        if node in self._laws:
-            return self._laws[node]
+        if node in self.prepared:
+            return super().distribution(node)
         start = self.clock()
-        row = super().distribution(node)
+        distribution = super().distribution(node)
         self.seconds += self.clock() - start
-        self.prepared += 1
-        return row
+        self.prepared.add(node)
+        return distribution
 
 
 @dataclass
-class Stopwatch(Verifier):
-    """Decides as `rule` does and notes, for each tree, the seconds of preparing and of deciding.
+class Stopwatch(ObservingVerifier):
+    """A rule with, for each tree, the seconds of preparing and of deciding.
 
     Attributes:
-        rule: the rule.
         clock: seconds.
-        noted: one (prepare, decide, rows prepared, tokens committed) per tree.
+        rows: one per tree, with `prepare` and `decide` (seconds), `nodes_prepared`, and `tokens` emitted.
     """
 
-    rule: Verifier
     clock: Clock = time.perf_counter
-    noted: list[tuple[float, float, int, int]] = field(default_factory=list)
-    name = "stopwatch"
+    rows: list[dict[str, float]] = field(default_factory=list)
 
-    def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
-        """See `Verifier.check`."""
-        self.rule.check(sampling, drawing, chain)
-
-    def sample(
+    @override
+    def verify(
         self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
     ) -> Verdict:
-        """See `Verifier.verify`."""
         timed = _TimedScores(scores, self.clock)
         start = self.clock()
-        verdict = self.rule.sample(tree, timed, distributions, random)
-        seconds = self.clock() - start
-        self.noted.append((timed.seconds, seconds - timed.seconds, timed.prepared, len(verdict.path) + 1))
+        verdict = self.rule.verify(tree, timed, distributions, random)
+        row = {"prepare": timed.seconds, "decide": self.clock() - start - timed.seconds}
+        self.rows.append({**row, "nodes_prepared": len(timed.prepared), "tokens": len(verdict.path) + 1})
         return verdict
+
+
+def _by_rule(watches: Mapping[str, Stopwatch]) -> Any:
+    """Return all trees of the watches grouped by rule, with the times as `prepare_ms` and `decide_ms`."""
+    frame = pd.DataFrame([{"rule": rule, **row} for rule, watch in watches.items() for row in watch.rows])
+    frame = frame.assign(prepare_ms=1000 * frame["prepare"], decide_ms=1000 * frame["decide"])
+    return frame.groupby("rule", sort=False, as_index=False)
 
 
 def synthetic_tree(
     shape: list[int], vocab_size: int, sampling: Sampling, seed: int, spread: float = 3.0, noise: float = 1.0
 ) -> tuple[TokenTree, Scores, DraftDistributions]:
-    """A tree of a shape at any vocabulary, without a model: random target logits, the draft's the same with noise.
+    """Make a tree of a shape at any vocabulary, without a model: random target logits, the draft's the same with noise.
 
     Args:
         shape: parent slot of slots 1 to n.
@@ -88,10 +92,8 @@ def synthetic_tree(
     """
     generator, random = torch.Generator().manual_seed(seed), RandomSource(seed, "draft")
     parents, tokens, node_of = [ROOT], [0], {0: 0}
-    logits, distributions = (
-        torch.randn(len(shape) + 1, vocab_size, generator=generator) * spread,
-        DraftDistributions("synthetic"),
-    )
+    logits = torch.randn(len(shape) + 1, vocab_size, generator=generator) * spread
+    distributions = DraftDistributions("synthetic")
     for slot, count in zip(*np.unique(shape, return_counts=True), strict=True):
         distribution = probabilities(logits[slot] + torch.randn(vocab_size, generator=generator) * noise, sampling)
         if slot in node_of:  # filters may leave fewer tokens than slots
@@ -120,7 +122,7 @@ def time_decisions(
 
     Returns:
         One row per rule: `rule`, `nodes`, `vocab_size`, medians `decide_ms` and `prepare_ms` with `decide_worst_ms`,
-        means `rows_prepared` and `tokens`.
+        means `nodes_prepared` and `tokens`.
 
     Raises:
         ValueError: for fewer than one tree or repeat.
@@ -130,27 +132,16 @@ def time_decisions(
     sampling, shape = sampling or Sampling(1.0), [int(slot) for slot in shape]
     watches = {name: Stopwatch(rule, clock) for name, rule in rules.items()}
     for number in range(trees):
-        tree, rows, distributions = synthetic_tree(shape, vocab_size, sampling, seed + number)
+        tree, scores, distributions = synthetic_tree(shape, vocab_size, sampling, seed + number)
         for repeat in range(repeats + 1):
             for watch in watches.values():
-                watch.verify(tree, rows, distributions, RandomSource(seed + number * 1000 + repeat))
+                watch.verify(tree, scores, distributions, RandomSource(seed + number * 1000 + repeat))
                 if repeat == 0:  # warms caches up
-                    watch.noted.pop()
-    return [_timing(name, watch, len(shape), vocab_size) for name, watch in watches.items()]
-
-
-def _timing(name: str, watch: Stopwatch, nodes: int, vocab_size: int) -> Row:
-    prepare, decide, prepared, tokens = np.array(watch.noted).T
-    return {
-        "rule": name,
-        "nodes": nodes,
-        "vocab_size": vocab_size,
-        "decide_ms": 1000 * float(np.median(decide)),
-        "decide_worst_ms": 1000 * float(decide.max()),
-        "prepare_ms": 1000 * float(np.median(prepare)),
-        "rows_prepared": float(prepared.mean()),
-        "tokens": float(tokens.mean()),
-    }
+                    watch.rows.pop()
+    times = {"decide_ms": ("decide_ms", "median"), "decide_worst_ms": ("decide_ms", "max")}
+    means = {name: (name, "mean") for name in ("nodes_prepared", "tokens")}
+    table = _by_rule(watches).agg(**times, prepare_ms=("prepare_ms", "median"), **means)
+    return table.assign(nodes=len(shape), vocab_size=vocab_size).to_dict("records")
 
 
 def decision_shares(
@@ -164,7 +155,7 @@ def decision_shares(
     seed: int = 0,
     clock: Clock = time.perf_counter,
 ) -> list[Row]:
-    """How much of an iteration deciding takes in real decoding, rules interleaved prompt by prompt.
+    """Time how much of an iteration deciding takes in real decoding, rules interleaved prompt by prompt.
 
     Returns:
         One row per rule: `rule`, `iteration_ms` (reading the prompt included), `decide_ms`, `prepare_ms` (means), and
@@ -173,28 +164,19 @@ def decision_shares(
     sampling = sampling or Sampling(1.0)
     ready = prepare_prompts(pair, prompts, max_new_tokens)
     watches, seconds = {name: Stopwatch(rule, clock) for name, rule in rules.items()}, dict.fromkeys(rules, 0.0)
-    for number, one in enumerate([ready[0], *ready]):
+    for number, prompt in enumerate([ready[0], *ready]):
         for name, watch in watches.items():
             start = clock()
             generate(
-                pair.target, one.ids, drafter, verifier=watch, sampling=sampling, seed=seed,
+                pair.target, prompt.ids, drafter, verifier=watch, sampling=sampling, seed=seed,
                 max_new_tokens=max_new_tokens, eos_token_ids=(), keep_state=False,
             )  # fmt: skip
             seconds[name] += clock() - start
             if number == 0:  # warms caches up
                 seconds[name] = 0.0
-                watch.noted.clear()
-    return [_share(name, watch, seconds[name]) for name, watch in watches.items()]
-
-
-def _share(name: str, watch: Stopwatch, seconds: float) -> Row:
-    prepare, decide = (sum(one[part] for one in watch.noted) for part in (0, 1))
-    count = len(watch.noted)
-    return {
-        "rule": name,
-        "iteration_ms": 1000 * seconds / count,
-        "decide_ms": 1000 * decide / count,
-        "prepare_ms": 1000 * prepare / count,
-        "decide": decide / seconds,
-        "prepare": prepare / seconds,
-    }
+                watch.rows.clear()
+    table = _by_rule(watches)[["decide_ms", "prepare_ms"]].mean()
+    table["iteration_ms"] = [1000 * seconds[name] / len(watches[name].rows) for name in table["rule"]]
+    for part in ("decide", "prepare"):
+        table[part] = table[f"{part}_ms"] / table["iteration_ms"]
+    return table.to_dict("records")

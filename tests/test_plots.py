@@ -5,6 +5,7 @@ import re
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 
 pytest.importorskip("plotly")
@@ -13,9 +14,10 @@ import dynatree_lib as dt
 from dynatree_lib import plots
 from dynatree_lib.decoding import Iteration
 from dynatree_lib.experiments.adaptive.figures import grown_tree, growth_rows
+from dynatree_lib.measure.statistics import share
 from dynatree_lib.plots import theme
-from dynatree_lib.plots.iterations import error_bars
-from dynatree_lib.plots.tokens import label, pieces
+from dynatree_lib.plots.charts import error_bars
+from dynatree_lib.plots.trees import label, pieces
 from dynatree_lib.verifiers.base import Verdict
 
 
@@ -28,7 +30,7 @@ class Letters:
 
 
 @pytest.fixture
-def round_():
+def iteration():
     # 0 -> (1, 2); 1 -> (3, 4); 2 -> 5; 3 -> 6
     tree = dt.TokenTree.build(
         [10, 11, 12, 13, 14, 15, 16], [-1, 0, 0, 1, 1, 2, 3], np.log([1, 0.6, 0.3, 0.5, 0.2, 0.9, 0.1])
@@ -57,17 +59,17 @@ def grown():
 SWEEP = [{"D": d, "B": b, "speed": 1 + d / b, "interval": [d / b, 2 + d / b]} for d in (3, 4) for b in (2, 3)]
 BARS = [{"method": m, "speed": s, "interval": [s - 0.1, s + 0.2]} for m, s in (("ar", 1.0), ("fixed-tree", 1.8))]
 PANELS = [{**row, "dataset": dataset} for dataset in ("pg-19", "wikitext-2") for row in BARS]
-COST = [{"model": m, "rows": r, "milliseconds": a + r} for m, a in (("target", 9), ("draft", 2)) for r in (1, 4)]
+COST = [{"model": m, "nodes": n, "milliseconds": a + n} for m, a in (("target", 9), ("draft", 2)) for n in (1, 4)]
 
 
-def every_figure(round_, generation, grown):
+def every_figure(iteration, generation, grown):
     nodes = plots.node_rows(generation.iterations)
     return {
-        "draft_tree": plots.draft_tree(round_, Letters()),
+        "draft_tree": plots.draft_tree(iteration, Letters()),
         "grown_tree": grown_tree(*grown, Letters()),
-        "stacked_trees": plots.stacked_trees({"a tree": round_, "another": round_}, Letters(), title="Two"),
-        "tree_mask": plots.tree_mask(round_.tree, 3, Letters()),
-        "positions": plots.positions(round_.tree, 3, Letters()),
+        "stacked_trees": plots.stacked_trees({"a tree": iteration, "another": iteration}, Letters(), title="Two"),
+        "tree_mask": plots.tree_mask(iteration.tree, 3, Letters()),
+        "positions": plots.positions(iteration.tree, 3, Letters()),
         "timeline": plots.timeline(generation.iterations),
         "acceptance_by_depth": plots.acceptance_by_depth(generation.iterations),
         "calibration": plots.calibration(plots.calibration_rows(nodes)),
@@ -87,8 +89,8 @@ def points(trace):
     return [v for v in np.ravel(np.array(values, dtype=object)) if v is not None]
 
 
-def test_every_figure_is_offline_titled_and_not_empty(round_, generation, grown):
-    for name, figure in every_figure(round_, generation, grown).items():
+def test_every_figure_is_offline_titled_and_not_empty(iteration, generation, grown):
+    for name, figure in every_figure(iteration, generation, grown).items():
         assert any(points(trace) for trace in figure.data), name
         assert figure.layout.template.layout.font.size >= 12, name
         exported = figure.to_html(full_html=False, include_plotlyjs=False)
@@ -100,9 +102,9 @@ def test_every_figure_is_offline_titled_and_not_empty(round_, generation, grown)
         assert all(size >= 12 for size in sizes), name
 
 
-def test_draft_tree_draws_every_node_in_its_role(round_):
-    figure = plots.draft_tree(round_, Letters())
-    assert len(figure.layout.annotations) == len(round_.tree) + 1  # the nodes and the bonus token
+def test_draft_tree_draws_every_node_in_its_role(iteration):
+    figure = plots.draft_tree(iteration, Letters())
+    assert len(figure.layout.annotations) == len(iteration.tree) + 1  # the nodes and the bonus token
     counts = {trace.name: len(trace.x) for trace in figure.data if trace.mode == "markers"}
     assert counts == {
         "node 0: last committed token": 1,
@@ -117,26 +119,26 @@ def test_draft_tree_draws_every_node_in_its_role(round_):
     assert "3 tokens committed" in figure.layout.title.text
 
 
-def test_draft_tree_keeps_boxes_apart(round_):
-    places = {(note.x, note.y) for note in plots.draft_tree(round_).layout.annotations}
-    assert len(places) == len(round_.tree) + 1
+def test_draft_tree_keeps_boxes_apart(iteration):
+    places = {(note.x, note.y) for note in plots.draft_tree(iteration).layout.annotations}
+    assert len(places) == len(iteration.tree) + 1
     for level in range(4):
         heights = sorted(y for x, y in places if x == level)
         assert all(b - a >= 1 for a, b in pairwise(heights))
 
 
-def test_draft_tree_without_a_verdict_marks_what_tau_would_prune(round_):
-    figure = plots.draft_tree(round_.tree, tau=0.2)
+def test_draft_tree_without_a_verdict_marks_what_tau_would_prune(iteration):
+    figure = plots.draft_tree(iteration.tree, tau=0.2)
     counts = {trace.name: len(trace.x) for trace in figure.data if trace.mode == "markers"}
     assert counts["path probability below tau"] == 2  # 0.6 x 0.2 and 0.6 x 0.5 x 0.1
     assert counts["drafted"] == 4
     assert not any("bonus" in name or "rejected" in name for name in counts)
 
 
-def test_draft_tree_marks_the_drafted_token_that_ended_the_text(round_):
-    cut = Iteration(round_.tree, Verdict((1,), 13))  # node 3, a child of node 1, holds token 13
+def test_draft_tree_marks_the_drafted_token_that_ended_the_text(iteration):
+    cut = Iteration(iteration.tree, Verdict((1,), 13))  # node 3, a child of node 1, holds token 13
     figure = plots.draft_tree(cut)
-    assert len(figure.layout.annotations) == len(round_.tree)  # no further box
+    assert len(figure.layout.annotations) == len(iteration.tree)  # no further box
     assert [len(trace.x) for trace in figure.data if "last token" in trace.name] == [1]
 
 
@@ -144,7 +146,7 @@ def test_draft_tree_of_node_0_alone_is_a_figure():
     assert len(plots.draft_tree(dt.TokenTree.root_only(5)).layout.annotations) == 1
 
 
-def test_labels_show_spaces_and_cannot_be_markup(round_):
+def test_labels_show_spaces_and_cannot_be_markup(iteration):
     class Markup:
         def decode(self, tokens):
             return " <b>$x$\n"
@@ -155,28 +157,28 @@ def test_labels_show_spaces_and_cannot_be_markup(round_):
     Markup.decode = lambda self, tokens: "\n" + 7 * " "
     assert label(1, Markup()) == "⏎␣×7"
     Markup.decode = lambda self, tokens: "<b>$x$"
-    text = plots.draft_tree(round_, Markup()).layout.annotations[0].text
+    text = plots.draft_tree(iteration, Markup()).layout.annotations[0].text
     assert "&lt;b&gt;" in text
     assert "$" not in text
 
 
-def test_tree_mask_shows_the_masks_own_ones(round_):
-    figure = plots.tree_mask(round_.tree, 9)
+def test_tree_mask_shows_the_masks_own_ones(iteration):
+    figure = plots.tree_mask(iteration.tree, 9)
     kinds = np.array(figure.data[0].z)
-    shown = kinds.shape[1] - len(round_.tree)
+    shown = kinds.shape[1] - len(iteration.tree)
     assert (kinds[:, :shown] == 2).all()
-    allowed = dt.masks.tree_mask(round_.tree.parents, 9)[:, 9 - shown :]
+    allowed = dt.masks.tree_mask(iteration.tree.parents, 9)[:, 9 - shown :]
     assert ((kinds >= 2) == allowed).all()
     assert kinds[1, shown + 2] == 1  # a sibling is not seen, and the picture says why
 
 
-def test_positions_compare_depth_with_row(round_):
-    by_depth, by_row = plots.positions(round_.tree, 5).data
+def test_positions_compare_depth_with_row(iteration):
+    by_depth, by_row = plots.positions(iteration.tree, 5).data
     assert list(by_depth.y) == [5, 6, 6, 7, 7, 7, 8]
     assert list(by_row.y) == [5, 6, 7, 8, 9, 10, 11]
 
 
-def test_text_rounds_shows_the_whole_text_and_one_bonus_per_iteration(generation):
+def test_text_iterations_shows_the_whole_text_and_one_bonus_per_iteration(generation):
     html = plots.text_iterations(generation, Letters(), prompt="<prompt>")
     body = html.partition("pre-wrap")[2]
     assert re.sub(r"<[^>]*>", "", body.partition(">")[2]) == "&lt;prompt&gt;" + Letters().decode(generation.tokens)
@@ -209,29 +211,31 @@ def test_rows_agree_with_the_summary(generation):
     json.dumps(nodes)
 
 
-def test_depth_rows_count_only_rounds_that_came_so_far(round_):
-    short = Iteration(round_.tree, Verdict((), 3))
-    rows = {row["depth"]: (row["reached"], row["accepted"]) for row in plots.depth_rows([round_, short])}
+def test_depth_rows_count_only_iterations_that_came_so_far(iteration):
+    short = Iteration(iteration.tree, Verdict((), 3))
+    rows = {row["depth"]: (row["reached"], row["accepted"]) for row in plots.depth_rows([iteration, short])}
     assert rows == {1: (2, 1), 2: (1, 1), 3: (1, 0)}
 
 
-def test_rank_rows_look_at_decided_nodes_only(round_):
-    rows = {row["rank"]: (row["reached"], row["accepted"]) for row in plots.rank_rows(plots.node_rows([round_]))}
+def test_rank_rows_look_at_decided_nodes_only(iteration):
+    rows = {row["rank"]: (row["reached"], row["accepted"]) for row in plots.rank_rows(plots.node_rows([iteration]))}
     assert rows == {0: (3, 2), 1: (2, 0)}  # nodes 1, 3, 6 and 2, 4; node 5 hangs below a rejected node
 
 
 def test_wilson_interval():
-    low, high = plots.wilson(5, 10)
+    low, high = share(5, 10, "wilson").interval
     assert (round(low, 3), round(high, 3)) == (0.237, 0.763)
-    assert plots.wilson(0, 4)[0] == 0
-    assert plots.wilson(4, 4)[1] == 1
+    assert share(0, 4, "wilson").low == 0
+    assert share(4, 4, "wilson").high == 1
 
 
 def test_a_method_has_the_same_colour_in_every_figure():
     assert len(set(theme.METHOD_COLORS.values())) == len(theme.METHOD_COLORS) == 17
     color = theme.METHOD_COLORS["fixed-tree"]
     rows = [
-        {"method": m, "n": n, "speed": n, "rows": n, "milliseconds": n} for m in ("chain", "fixed-tree") for n in (1, 2)
+        {"method": m, "n": n, "speed": n, "nodes": n, "milliseconds": n}
+        for m in ("chain", "fixed-tree")
+        for n in (1, 2)
     ]
     assert plots.sweep_lines(rows, "n", "speed", "method").data[1].line.color == color
     assert plots.scatter(rows, "n", "speed", "method").data[1].marker.color == color
@@ -276,6 +280,14 @@ def test_rows_without_a_value_are_left_out():
     assert list(plots.sweep_lines(rows, "D", "speed", "B").data[0].x) == [3, 4]
     assert plots.heatmap(rows, "D", "B", "speed").data[0].z[0][-1] is None
     assert error_bars([None, 1.0], [None, [0.5, 2.0]])["array"] == [0.0, 1.0]
+
+
+def test_charts_take_data_frames():
+    rows = [*SWEEP, {"D": 9, "B": 2, "speed": None, "interval": None}]
+    for draw in (plots.heatmap, plots.sweep_lines):
+        columns = ("D", "B", "speed") if draw is plots.heatmap else ("D", "speed", "B")
+        assert draw(pd.DataFrame(rows), *columns).to_json() == draw(rows, *columns).to_json()
+    assert plots.bars_with_intervals(pd.DataFrame(BARS), "speed", "interval").data[0].x == (1.0, 1.8)
 
 
 def test_heatmap_orders_its_axes():
@@ -323,9 +335,9 @@ def test_growth_rows_agree_with_the_trees_that_were_drafted():
     assert all(row["path"] > 0.05 for row in rows if row["deep"])
 
 
-def test_growth_rows_need_an_adaptive_trees_round(round_, grown):
+def test_growth_rows_need_an_adaptive_trees_iteration(iteration, grown):
     with pytest.raises(ValueError, match="reports base_depth"):
-        growth_rows(round_, grown[1])
+        growth_rows(iteration, grown[1])
 
 
 def test_grown_tree_writes_each_nodes_own_numbers(grown):
@@ -344,12 +356,12 @@ def test_grown_tree_writes_each_nodes_own_numbers(grown):
     assert "D₀ = 2.40" in figure.layout.title.text
 
 
-def test_stacked_trees_keep_apart_and_share_a_legend(round_):
-    figure = plots.stacked_trees({"one": round_, "two": round_})
+def test_stacked_trees_keep_apart_and_share_a_legend(iteration):
+    figure = plots.stacked_trees({"one": iteration, "two": iteration})
     heads = [note for note in figure.layout.annotations if "committed by" in note.text]
     assert [note.text.partition(":")[0] for note in heads] == ["<b>one</b>", "<b>two</b>"]
     places = {(note.x, note.y) for note in figure.layout.annotations}
-    assert len(places) == len(figure.layout.annotations) == 2 * (len(round_.tree) + 2)
+    assert len(places) == len(figure.layout.annotations) == 2 * (len(iteration.tree) + 2)
     shown = [trace.name for trace in figure.data if trace.showlegend is not False]
     assert len(shown) == len(set(shown))
     low, high = sorted(figure.layout.yaxis.range)

@@ -1,4 +1,4 @@
-"""Whether drafting without a draft model is exact: the law of whole texts, and what the paper's listings would write.
+"""Whether drafting without a draft model is exact: the distribution of whole texts, and the paper's listings.
 
 `test_lossless.py` enumerates one iteration after a prompt, where these drafters have nothing to propose yet. Here whole
 texts are enumerated through the production loop, pools filled on the way or by an earlier text.
@@ -23,10 +23,11 @@ from dynatree_lib import (
 )
 from dynatree_lib.drafters import DRAFTERS, NoDraft, PromptLookup, SampledTree
 from dynatree_lib.drafters.base import Proposal
-from dynatree_lib.drafters.progressive_tree import Grown
-from dynatree_lib.experiments.dynatree.as_published import READINGS, ListedSampling
+from dynatree_lib.drafters.progressive_tree import DraftNode
 from dynatree_lib.experiments.ptd.listings import (
+    READINGS,
     LineTwenty,
+    ListedSampling,
     cover_rows,
     eligible,
     line_twenty_row,
@@ -43,7 +44,7 @@ LENGTH = 4
 
 
 def toy(size=3, seed=5, sharpness=1.0):
-    """A random table whose rows are computed once."""
+    """A random table whose distributions are computed once."""
     distribution = cache(ToyModel.random(size, seed=seed, sharpness=sharpness).distribution)
     return ToyModel(lambda context: distribution(context[-2:]), size)
 
@@ -59,7 +60,7 @@ MODEL_FREE = [
 
 
 def off(found):
-    """Deviation of a law of texts: no text is missing, no mass lost."""
+    """Deviation of a distribution of texts: no text is missing, no mass lost."""
     assert sum(found.distribution.values()) == pytest.approx(1, abs=TINY)
     return exact.distance(found.distribution, WANTED)
 
@@ -78,12 +79,12 @@ def starts(drafter):
 
 @pytest.mark.parametrize("rule", [TargetWalk(), TokenLevel()], ids=lambda rule: rule.name)
 @pytest.mark.parametrize("drafter", MODEL_FREE, ids=repr)
-def test_whole_texts_have_the_targets_law_whatever_was_drafted(drafter, rule):
+def test_whole_texts_have_the_targets_distribution_whatever_was_drafted(drafter, rule):
     found = [exact.texts(TARGET, drafter, rule, PROMPT, LENGTH, ONE, **start) for start in starts(drafter)]
     assert max(off(one) for one in found) < TINY
     if not isinstance(drafter, NoDraft):  # else this would prove nothing
         assert max(one.nodes for one in found) >= (2 if has_room(drafter) else 1)
-        assert max(one.kept for one in found) > 0.1
+        assert max(one.accepted for one in found) > 0.1
 
 
 def has_room(drafter):
@@ -110,7 +111,7 @@ def test_every_model_free_method_is_among_them():
 
 def test_texts_through_an_empty_drafter_are_plain_sampling():
     found = exact.texts(TARGET, NoDraft(), TargetWalk(), PROMPT, LENGTH, ONE)
-    assert (found.outcomes, found.nodes, found.siblings, found.kept) == (3**LENGTH, 0, 0, 0.0)
+    assert (found.outcomes, found.nodes, found.siblings, found.accepted) == (3**LENGTH, 0, 0, 0.0)
     assert off(found) < TINY
 
 
@@ -132,7 +133,7 @@ BY_HAND = {
 
 
 def first_token(rule, distribution, children=(0, 1)):
-    """Law of the first token where the root's children are these, by whether a child was taken."""
+    """Distribution of the first token where the root's children are these, by whether a child was taken."""
     target = ToyModel(lambda context: distribution, len(distribution))
     tree = TokenTree.build([0, *children], [-1, *[0] * len(children)])
     scores = exact.target_scores(target, [0], tree, ONE)
@@ -146,7 +147,7 @@ def first_token(rule, distribution, children=(0, 1)):
 
 
 @pytest.mark.parametrize("reading", READINGS)
-def test_the_readings_of_the_listing_give_the_laws_computed_by_hand(reading):
+def test_the_readings_of_the_listing_give_the_distributions_computed_by_hand(reading):
     rule = ListedSampling(reading=reading, unsafe=True)
     for distribution, expected in zip(((0.2, 0.3, 0.5), (0.3, 0.2, 0.5)), BY_HAND[reading], strict=True):
         assert sum(first_token(rule, distribution)) == pytest.approx(expected, abs=TINY)
@@ -185,10 +186,9 @@ def test_a_single_candidate_biases_only_the_reading_that_draws_from_before(readi
         ((0.5, 0.25, 0.25), ()),
     ],
 )
-def test_the_listing_ends_with_a_law_where_nothing_is_left(reading, distribution, children):
-    assert sum(sum(first_token(ListedSampling(reading=reading, unsafe=True), distribution, children))) == pytest.approx(
-        1
-    )
+def test_the_listing_ends_with_a_distribution_where_nothing_is_left(reading, distribution, children):
+    rule = ListedSampling(reading=reading, unsafe=True)
+    assert sum(sum(first_token(rule, distribution, children))) == pytest.approx(1)
 
 
 def test_the_listing_is_refused_unless_its_bias_is_wanted_and_is_harmless_when_greedy():
@@ -212,14 +212,14 @@ def test_line_13_is_off_by_what_the_candidates_do_not_cover():
         tokens = {(int(token),) for token in tree.tokens[tree.children(0)]}
         assert row["candidates"] == len(tokens) > 1
         assert row["covered"] == pytest.approx(sum(distribution[token] for token in tokens), abs=TINY)
-        kept = next_token(ListedSampling(unsafe=True), tree, exact.target_scores(TARGET, text, tree, ONE))
-        assert exact.distance(kept, distribution) == pytest.approx(1 - row["covered"], abs=TINY)
+        written_next = next_token(ListedSampling(unsafe=True), tree, exact.target_scores(TARGET, text, tree, ONE))
+        assert exact.distance(written_next, distribution) == pytest.approx(1 - row["covered"], abs=TINY)
 
 
-def next_token(rule, tree, rows):
-    """Law of the first token that is written after node 0."""
+def next_token(rule, tree, scores):
+    """Distribution of the first token that is written after node 0."""
     distribution = defaultdict(float)
-    for verdict, mass in exact.verdicts(rule, Proposal(tree), rows):
+    for verdict, mass in exact.verdicts(rule, Proposal(tree), scores):
         distribution[(int(tree.tokens[verdict.path[0]]) if verdict.path else verdict.next_token,)] += mass
     return distribution
 
@@ -228,7 +228,7 @@ def next_token(rule, tree, rows):
 
 
 def grown(token, *children):
-    node = Grown(token)
+    node = DraftNode(token)
     node.children = {child.token: child for child in children}
     return node
 
@@ -294,6 +294,7 @@ def test_the_gap_is_paired_by_prompt():
         for place in range(8)
         for method, shift in (("ar", 0.0), ("ptd", 2.0))
     ]
-    assert overlap_gap(rows, "ptd", "rouge_1") == (2.0, (2.0, 2.0))
+    gap = overlap_gap(rows, "ptd", "rouge_1")
+    assert (gap.value, gap.interval) == (2.0, (2.0, 2.0))
     with pytest.raises(ValueError, match="No prompt has texts of both 'lookahead' and 'ar'"):
         overlap_gap(rows, "lookahead", "rouge_1")

@@ -1,0 +1,19 @@
+"""`dynatree report DIR`: one page that shows the results of a run, opening without a network."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `dynatree report`."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a run, as `dynatree run` printed it")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Build the report and print where it is."""
+    from ..suite.report import build_report
+
+    print(f"Report: {build_report(args.folder)}")
+    return 0

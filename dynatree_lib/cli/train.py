@@ -1,0 +1,86 @@
+"""`dynatree train`: train a target and distil a draft for it, from a recipe and named texts.
+
+This is how the pair `tiny` was made, and how a user makes a pair of another shape. The command is the same on a CPU
+and on a GPU. It needs torch, transformers, safetensors, numpy and tokenizers alone, because it runs on bare machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..training.optimize import Runtime
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `dynatree train`."""
+    add, switch = parser.add_argument, argparse.BooleanOptionalAction
+    add("--recipe", default="tiny", help="name of a recipe in data/recipes, or a .json file (default: tiny)")
+    texts = "folder with wikitext-2-raw/, pg19/, gsm8k/, mbpp/; without it they come from the hub"
+    add("--data", type=Path, metavar="DIR", help=texts)
+    add("--out", type=Path, metavar="DIR", help="where the pair goes (default: data/RECIPE)")
+    add("--work", type=Path, metavar="DIR", help="checkpoints and caches (default: outputs/train/RECIPE)")
+    add("--resume", action="store_true", help="go on with an interrupted run")
+    add("--force", action="store_true", help="replace a finished pair and forget an unfinished run")
+    steps = "steps of the target instead of the recipe's; the draft's in proportion"
+    add("--steps", type=int, metavar="N", help=steps)
+    minutes = "take fewer steps than the recipe, as many as fit at the speed measured"
+    add("--max-minutes", type=float, metavar="M", help=minutes)
+    add("--device", help="cpu or cuda (default: cuda where there is one)")
+    compiling = "use torch.compile (default: where a compiler for the device is found)"
+    add("--compile", action=switch, default=None, help=compiling)
+    add("--autocast", action=switch, default=True, help="bfloat16 forwards (default: yes)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Train the pair; progress goes to standard error.
+
+    Raises:
+        ValueError, FileNotFoundError, FileExistsError: before any work, where the recipe, the texts, the options or the
+            folders do not fit.
+    """
+    import transformers
+
+    from ..training.pipeline import open_training, train_pair
+    from ..training.recipe import load_recipe
+
+    transformers.utils.logging.disable_progress_bar()
+    recipe = load_recipe(args.recipe)
+    for name, value in (("--steps", args.steps), ("--max-minutes", args.max_minutes)):
+        if value is not None and value <= 0:
+            raise ValueError(f"{name} is {value}; give a number above 0, or leave it out for the recipe's own steps.")
+    if args.steps is not None:
+        recipe = recipe.rescaled(args.steps / recipe.target.steps, args.steps / recipe.target.steps)
+    begun = time.monotonic()
+
+    def log(line: str) -> None:
+        sys.stderr.write(f"[{(time.monotonic() - begun) / 60:6.1f} min] {line}\n")
+        sys.stderr.flush()
+
+    work, out = args.work or Path("outputs/train") / recipe.name, args.out or Path("data") / recipe.name
+    training = open_training(recipe, args.data, work, out, _runtime(args), log, args.resume, args.force)
+    train_pair(training, args.max_minutes)
+    log(f"the pair is in {out}")
+    return 0
+
+
+def _runtime(args: argparse.Namespace) -> Runtime:
+    import torch
+
+    from ..training.optimize import Runtime, compiler_found
+
+    if not hasattr(torch.optim, "Muon"):
+        raise ImportError(
+            f"Training uses torch.optim.Muon, which torch {torch.__version__} lacks; install torch 2.9 or newer."
+        )
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda"):
+        if not torch.cuda.is_available():
+            raise ValueError(f"--device {device} was asked for, but torch sees no GPU; use --device cpu.")
+        torch.set_float32_matmul_precision("high")
+    compiling = compiler_found(device) if args.compile is None else args.compile
+    return Runtime(device=device, autocast=args.autocast, compile=compiling)

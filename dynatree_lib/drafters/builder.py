@@ -1,0 +1,230 @@
+"""`TreeBuilder`: a tree while it grows, and the draft's forward over a frontier of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+import torch
+
+from ..models.base import Session
+from ..sampling import GREEDY, DraftDistributions, RandomSource, Sampling, Scores, bad_logits, unchecked
+from ..tree import DISTINCT, IID, POINT, ROOT, TokenTree, renumbering
+
+Draw = Literal["top", "iid", "distinct", "hybrid"]
+"""How the children of a node are chosen: the most probable tokens; drawn with replacement, where copies stay; drawn
+without replacement; or all but the last the most probable and the last drawn from the rest."""
+
+
+@dataclass
+class DraftState:
+    """The state of a drafter with a draft model.
+
+    Attributes:
+        session: the draft's session; it has read, or has queued, every committed token but `root`.
+        root: the last committed token, node 0 of the next tree.
+        random: the drafting stream.
+        pending: (n,) number of each node of the current tree among the session's pending nodes, -1 where not read.
+    """
+
+    session: Session
+    root: int
+    random: RandomSource
+    pending: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+State = TypeVar("State", bound=DraftState)
+CAPACITY = 64
+"""Nodes for which a tree builder has space at first; it doubles."""
+COLUMNS = {
+    "tokens": np.int64, "parents": np.int64, "logprobs": np.float64, "cumulative": np.float64,
+    "pending": np.int64, "draws": np.uint8,
+}  # fmt: skip
+
+
+class TreeBuilder(Generic[State]):
+    """A tree while it grows: node arrays, and the draft's forward over a frontier of nodes.
+
+    Attributes:
+        state: the state of the text.
+        sampling: the target's.
+        highest: largest token id the draft knows.
+        distributions: what sampled children were drawn from; None before the first.
+        tokens, parents, logprobs, draws: (n,) as in `TokenTree`.
+        cumulative: (n,) float64 draft log-probability of the path to each node.
+        pending: (n,) int64, as in `DraftState`.
+    """
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    logprobs: np.ndarray
+    cumulative: np.ndarray
+    pending: np.ndarray
+    draws: np.ndarray
+
+    def __init__(self, state: State, highest: int, sampling: Sampling = GREEDY) -> None:
+        self.state = state
+        self.sampling = sampling
+        self.highest = highest
+        self.distributions: DraftDistributions | None = None
+        self._columns = {name: np.empty(CAPACITY, dtype) for name, dtype in COLUMNS.items()}
+        self._write(0, [state.root], [ROOT], [0.0], [0.0], [-1], [POINT])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def read(self, frontier: np.ndarray) -> Scores:
+        """Score the (f,) nodes of `frontier` in one draft forward; their parents were read before."""
+        above, session = self.parents[frontier], self.state.session
+        parents = np.where(above >= 0, self.pending[above], ROOT)
+        self.pending[frontier] = range(session.pending, session.pending + len(frontier))
+        return session.score(np.minimum(self.tokens[frontier], self.highest), parents, GREEDY)
+
+    def logits(self, frontier: np.ndarray) -> torch.Tensor:
+        """Read the frontier; return its (f, V) logits in float32 or float64."""
+        logits = self.read(frontier).logits
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def best(self, frontier: np.ndarray, breadth: int) -> tuple[np.ndarray, np.ndarray]:
+        """Read the frontier; return the `breadth` most probable next tokens of each node.
+
+        Returns:
+            tokens (f, breadth) int64 and their log-probabilities (f, breadth) float64, most probable first, equally
+            probable ones by token id.
+        """
+        tokens, logprobs, _ = self.most_probable(frontier, breadth)
+        return tokens, logprobs
+
+    def most_probable(
+        self, frontier: np.ndarray, breadth: int, sharpness: float = 1.0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Do the same, with a third array: log-probabilities under the distribution raised to `sharpness`.
+
+        Raises:
+            ValueError: for logits that describe no distribution; the message names the node and the draft.
+        """
+        tokens, logprobs, sharp = most_probable(self.logits(frontier), breadth, sharpness)
+        if np.isnan(logprobs[:, 0]).any():
+            raise ValueError(bad_logits(self.state.session.owner, int(frontier[np.isnan(logprobs[:, 0])][0])))
+        return tokens, logprobs, sharp
+
+    def sample(
+        self, frontier: np.ndarray, logits: torch.Tensor, counts: np.ndarray, draw: Draw, sampling: Sampling
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Draw children of each node of the frontier from the draft's distribution, and record that distribution.
+
+        Args:
+            frontier: (f,) nodes that were read.
+            logits: (f, V) of them.
+            counts: (f,) children wanted of each; fewer come where fewer tokens are possible.
+            draw: how. At temperature 0 all are the limit of falling temperatures: the most probable tokens.
+            sampling: defines the probabilities of the draft's logits.
+
+        Returns:
+            four (k,) arrays of the children, node after node, siblings in draw order: index into `frontier`, token,
+            log-probability under the draft at temperature 1, and how it was drawn (`POINT`, `IID`, `DISTINCT`).
+
+        Raises:
+            ValueError: for logits that describe no distribution; the message names the node and the draft.
+        """
+        given = unchecked(logits, Sampling(1.0) if sampling.greedy else sampling)
+        distributions, plain = torch.stack((given, logits.log_softmax(-1))).cpu()  # one transfer per level
+        bad = distributions.isnan().any(-1).nonzero()
+        if len(bad):
+            raise ValueError(bad_logits(self.state.session.owner, int(frontier[int(bad[0])])))
+        self.distributions = self.distributions or DraftDistributions(self.state.session.owner)
+        children: list[tuple[int, int, int]] = []
+        for index, (node, count) in enumerate(zip(frontier.tolist(), counts.tolist(), strict=True)):
+            self.distributions.record(node, distributions[index])
+            how = "top" if sampling.greedy else draw
+            children += [(index, *child) for child in _children(distributions[index], count, how, self.state.random)]
+        indices, tokens, draws = np.array(children, np.int64).reshape(-1, 3).T
+        logprobs = plain[torch.from_numpy(indices), torch.from_numpy(tokens)]
+        return indices, tokens, logprobs.double().numpy(), draws.astype(np.uint8)
+
+    def add(
+        self, parents: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, draws: np.ndarray | int = POINT
+    ) -> np.ndarray:
+        """Append (k,) children; return their nodes."""
+        first = len(self)
+        while first + len(tokens) > len(self._columns["tokens"]):
+            self._columns = {name: np.concatenate([old, np.empty_like(old)]) for name, old in self._columns.items()}
+        self._write(first, tokens, parents, logprobs, self.cumulative[parents] + logprobs, -1, draws)
+        return np.arange(first, len(self))
+
+    def add_path(self, tokens: Sequence[int], logprobs: np.ndarray) -> None:
+        """Append a path of deterministic nodes below node 0, the only node so far."""
+        self._write(1, tokens, np.arange(len(tokens)), logprobs, np.cumsum(logprobs), -1, POINT)
+
+    def _write(self, first: int, *columns: Any) -> None:
+        """Write values from node `first` on, in the order of `COLUMNS`, and forget the nodes after them."""
+        end = first + len(columns[0])
+        for (name, column), values in zip(self._columns.items(), columns, strict=True):
+            column[first:end] = values
+            setattr(self, name, column[:end])
+
+    def keep(self, nodes: np.ndarray) -> None:
+        """Forget all other nodes; `nodes` are ascending, node 0 and all parents included.
+
+        Raises:
+            RuntimeError: for a sampled tree, whose nodes must not be selected once they are drawn.
+        """
+        if self.draws.any():
+            raise RuntimeError("keep() would select nodes of a sampled tree after they were drawn, which biases it.")
+        parents = renumbering(len(self), nodes)[self.parents[nodes]]
+        others = (column[nodes] for column in (self.logprobs, self.cumulative, self.pending, self.draws))
+        self._write(0, self.tokens[nodes], parents, *others)
+
+    def tree(self) -> TokenTree:
+        """Return the finished tree."""
+        return TokenTree(self.tokens, self.parents, self.logprobs, self.draws)
+
+
+def _children(distribution: torch.Tensor, count: int, draw: Draw, random: RandomSource) -> list[tuple[int, int]]:
+    """Return up to `count` children in draw order: token, and how it was drawn."""
+    if draw == "iid":
+        return [(random.draw(distribution), IID) for _ in range(count)]
+    if draw == "distinct":
+        return [(token, DISTINCT) for token in random.draw_distinct(distribution, count)]
+    best = distribution.topk(min(count, len(distribution)))
+    top = [int(i) for i, p in zip(best.indices, best.values, strict=True) if p > 0]
+    if draw == "top" or len(top) < count:  # no more than `count` tokens are possible: nothing is left to draw
+        return [(token, POINT) for token in top]
+    rest = distribution.index_fill(0, torch.tensor(top[: count - 1], dtype=torch.int64, device=distribution.device), 0)
+    last = random.draw_distinct(rest, 1) if count else []
+    return [*((token, POINT) for token in top[: count - 1]), *((token, DISTINCT) for token in last)]
+
+
+def most_probable(
+    logits: torch.Tensor, breadth: int, sharpness: float = 1.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the `breadth` most probable tokens for (f, V) logits.
+
+    Returns:
+        tokens (f, breadth) int64, most probable first, equally probable ones by token id; their log-probabilities
+        (f, breadth) float64; and those under the distribution raised to `sharpness` and normalised again.
+    """
+    breadth = min(breadth, logits.shape[-1])
+    indices = logits.topk(min(breadth + 1, logits.shape[-1]), -1).indices  # one more, to see a tie at the edge
+    versions = [logits] if sharpness == 1 else [logits, sharpness * logits]
+    shares = [version.log_softmax(-1).gather(-1, indices) for version in versions]
+    if logits.device.type == "cpu":
+        tokens, logprobs = indices.numpy(), [share.numpy().astype(np.float64) for share in shares]
+    else:  # one transfer; ids are exact below 2^24
+        ids, *logprobs = torch.stack((indices.to(logits.dtype), *shares)).cpu().double().numpy()
+        tokens = ids.astype(np.int64)
+    tokens = _ties_by_id(tokens, logprobs[0], breadth, logits)
+    return tokens[:, :breadth], logprobs[0][:, :breadth], logprobs[-1][:, :breadth]
+
+
+def _ties_by_id(tokens: np.ndarray, logprobs: np.ndarray, breadth: int, logits: torch.Tensor) -> np.ndarray:
+    """Order tokens with equal values by id, which topk leaves open; 16-bit logits have many of them."""
+    equal = logprobs[:, 1:] == logprobs[:, :-1]
+    if not equal.any():
+        return tokens
+    tokens = np.take_along_axis(tokens, np.lexsort((tokens, -logprobs), axis=-1), -1)
+    for node in np.flatnonzero(equal[:, breadth - 1 :].any(-1)):  # the tie may go on among the tokens left out
+        tokens[node] = logits[node].sort(stable=True, descending=True).indices[: tokens.shape[1]].cpu().numpy()
+    return tokens

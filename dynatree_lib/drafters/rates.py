@@ -1,0 +1,39 @@
+"""Rates of success by rank, learnt from the text: which copies and which pooled candidates were right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class SuccessRates:
+    """How often the guess of each rank was right, learnt with forgetting.
+
+    Args:
+        prior: probability assumed of each rank to begin with; ranks beyond share the last.
+        memory: weight of the earlier outcomes at each new outcome.
+        weight: outcomes that the prior is worth.
+    """
+
+    def __init__(self, prior: Sequence[float], memory: float, weight: float = 5.0) -> None:
+        self.memory = memory
+        self.right = [weight * probability for probability in prior]
+        self.tried = [weight] * len(prior)
+
+    def __len__(self) -> int:
+        return len(self.right)
+
+    def __getitem__(self, rank: int) -> float:
+        rank = min(rank, len(self.right) - 1)
+        return self.right[rank] / self.tried[rank]
+
+    def learn(self, rank: int, right: bool) -> None:
+        """Take in whether the guess of this rank was right."""
+        rank = min(rank, len(self.right) - 1)
+        self.tried[rank] = self.memory * self.tried[rank] + 1
+        self.right[rank] = self.memory * self.right[rank] + right
+
+    def copy(self) -> SuccessRates:
+        """Return an independent copy."""
+        other = SuccessRates((), self.memory)
+        other.right, other.tried = [*self.right], [*self.tried]
+        return other

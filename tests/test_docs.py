@@ -1,0 +1,287 @@
+"""The README and the pages of docs/: they quote records, link files that exist, and their code runs."""
+
+import argparse
+import importlib.util
+import json
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from dynatree_lib.cli.main import COMMANDS
+from dynatree_lib.measure import methods
+from dynatree_lib.measure.protocol import read_results
+from dynatree_lib.measure.statistics import ratio
+from dynatree_lib.measure.tables import filled
+from dynatree_lib.models import engines
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = ROOT / "outputs" / "reference" / "cpu"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def page(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def record(name):
+    return json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def section(name, title):
+    """The text under a heading of the second level, on one line."""
+    (text,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", page(name), flags=re.S | re.M)
+    return " ".join(text.split())
+
+
+def code_blocks(name):
+    return re.findall(r"^```python\n(.*?)^```$", page(name), flags=re.S | re.M)
+
+
+# --------------------------------------------------------------------------------------------------- quoted records
+def test_every_quoted_table_is_its_records():
+    assert page("docs/results.md").count("<!-- table: ") == 4
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        assert filled(text, path.parent) == text, path.name
+
+
+def test_the_readmes_table_of_methods_is_the_records():
+    rows = re.findall(r"^\| `([^`]+)` \| [^|]+ \| ([\d. ,[\]]+) \| ([\d. ,[\]]+) \|$", page("README.md"), flags=re.M)
+    assert 3 <= len(rows) <= 8
+    measured = {method["label"]: method for method in record("bench")["methods"]}
+    for label, *told in rows:
+        for baseline, text in zip(("hf_generate", "ar_fast"), told, strict=True):
+            value, (low, high) = (measured[label][f"speedup_{baseline}{end}"] for end in ("", "_interval"))
+            assert text == f"{value:.2f} [{low:.2f}, {high:.2f}]", (label, baseline)
+
+
+def test_what_the_readme_says_of_repetition_and_of_temperature_1_is_in_the_records():
+    told = section("README.md", "Which method?")
+    bench, sampled = record("bench"), record("sampled")
+    assert len(bench["setup"]["prompts"]) == 20
+    assert bench["environment"]["threads"] == 2
+    repeated = next(method["repeated_4grams"] for method in bench["methods"] if method["label"] == "ar")
+    for text in (told, section("docs/results.md", "Greedy decoding")):
+        assert re.search(rf"\b{100 * repeated:.0f} %", text)
+    fastest = max(sampled["methods"], key=lambda method: method["tokens_per_second"])
+    assert fastest["label"] == "ar-fast"
+    assert "nothing measured is faster than `ar-fast`" in told
+    assert "`ar-fast` is the fastest method" in section("docs/results.md", "Temperature 1")
+    card = page("data/tiny/README.md")
+    assert 0.65 < float(re.search(r"repeated 4-grams: ([\d.]+)", card)[1]) < 0.7  # "two thirds"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_what_the_docs_say_of_the_audit_is_in_its_record(name):
+    from dynatree_lib.measure import unsound
+    from dynatree_lib.measure.audit import read_audit
+
+    audit = read_audit(ROOT / "outputs" / "reference" / "audit.json")
+    told = re.search(r"audit\.json\): ([\d,]+) instances, none off by more than ([\de-]+)", page(name))
+    assert int(told[1].replace(",", "")) == len(audit.checks)
+    assert audit.checks["deviation"].max() < float(told[2].rstrip("."))
+    assert len(unsound.UNSOUND) == 9
+    seen = {tree.split()[0] for tree in audit.controls.query("bias > 1e-3")["tree"]}
+    assert seen == {mistake.name for mistake in unsound.UNSOUND}
+
+
+def test_what_the_results_say_of_sampling_is_in_the_records():
+    from dynatree_lib.measure.judge import read_judged
+
+    rules, told = (
+        section("docs/results.md", "The verification rules alone"),
+        section("docs/results.md", "Temperature 1"),
+    )
+    judged, chain = read_judged(RECORDS / "judged.jsonl"), "sampled-tree:branching=1"
+    assert f"On {len(judged.setup['prompts'])} held-out prompts" in rules
+    for tree in (chain, "sampled-tree", "sampled-tree:shape=eagle"):
+        assert format(judged.where(tree=tree).gain("traversal", "token-level"), ".3f") in rules
+    frame = read_results(RECORDS / "sampled.jsonl").records.frame()
+    pairs = [(chain, "ar"), (chain, "ar-fast"), (chain, f"{chain},verifier=token-level"), (chain, "hf-assisted"),
+             ("fixed-tree", "ar")]  # fmt: skip
+    for label, over in pairs:
+        assert str(ratio(frame, label, over=over)) in told, (label, over)
+
+
+def test_what_the_results_say_of_methods_without_a_draft_model_is_in_the_records():
+    from dynatree_lib.experiments.ptd.analysis import counts_frame, over
+    from dynatree_lib.measure.tune import load_tuned
+
+    told = section("docs/results.md", "Without a draft model")
+    costs = load_tuned(RECORDS / "tuned.json").costs
+    by_cost = "ptd:start_tree=1,depth=3,max_draft=4,text_depth=10,prune_first=false,verify_cost="
+    said = {
+        "ptd": {
+            "DE": [("ptd", "lookahead"), ("ptd", "self-draft"), ("ptd:text_depth=6", "lookahead:text=true"),
+                   ("ptd:text_depth=6", "self-draft")],
+            "speed": [("ptd", "ar"), ("ptd", "self-draft"), (by_cost, "ar"), (by_cost, "prompt-lookup")],
+        },
+        "ptd-sampled": {"DE": [], "speed": [("ptd", "ar"), (by_cost, "ar")]},
+    }  # fmt: skip
+    for name, ratios in said.items():
+        results = read_results(RECORDS / f"{name}.jsonl")
+        labels = [method["label"] for method in results.records.header.setup["methods"]]
+        full = {re.sub(r"(?<=verify_cost=).*", "", label): label for label in labels}
+        counts, frame = counts_frame(results, costs), results.records.frame()
+        found = [str(over(counts, method, other, "DE")) for method, other in ratios["DE"]]
+        found += [str(ratio(frame, full[method], over=other)) for method, other in ratios["speed"]]
+        assert not [text for text in found if text not in told], name
+
+
+def test_what_the_results_say_of_speed_is_in_the_records():
+    told, time = (section("docs/results.md", title) for title in ("Greedy decoding", "Where the time goes"))
+    frame = read_results(RECORDS / "bench.jsonl").records.frame()
+    lookup, chain, fixed = "lookup-tree (tuned)", "chain (tuned)", "fixed-tree (tuned)"
+    peers = ["hf-generate", "hf-assisted:num_assistant_tokens=5,confidence=0.0", "hf-prompt-lookup", "ar-fast", chain,
+             "prompt-lookup (tuned)"]  # fmt: skip
+    said = [(lookup, other) for other in peers] + [
+        ("ar-fast", "hf-generate"), ("ar-fast", "ar"), ("cost-aware-tree (tuned)", "ar-fast"),
+        ("cost-aware-tree (tuned)", chain), (fixed, chain), ("adaptive-tree (tuned)", fixed),
+    ]  # fmt: skip
+    for label, over in said:
+        assert str(ratio(frame, label, over=over)) in told, (label, over)
+    bench = record("bench")
+    measured = {method["label"]: method for method in bench["methods"]}
+    assert f"bounds plain decoding at {bench['bandwidth']['tokens_per_second']:,.0f} tokens/s" in time
+    reached = [measured[label]["bound_ratio"] for label in ("ar-fast", lookup)]
+    assert "`ar-fast` reaches {:.2f} of it, the lookup tree {:.2f}".format(*reached) in time
+    host = {label: 100 * method["split"]["host"] for label, method in measured.items() if method["split"]}
+    assert f"takes {host['ar']:.0f} % of an iteration of `ar`, {host['chain:length=4']:.0f} % of a chain's" in time
+    trees = [
+        host[name] for name in ("fixed-tree", "adaptive-tree", "best-first-tree", "cost-aware-tree", "lookup-tree")
+    ]
+    assert f"{min(trees):.0f} to {max(trees):.0f} % of a tree's" in time
+
+
+def test_what_the_results_say_of_forwards_batches_and_rounding_is_in_the_records():
+    told = section("docs/results.md", "Where the time goes")
+    forward = {(row["model"], row["rows"]): row["milliseconds"] for row in record("engines")["target"]}
+    for rows in (1, 16):
+        assert all(f"{forward[engine, rows]:.1f}" in told for engine in ("eager", "lean", "packed"))
+    prefix, nodes = (record("growth")["flatness"][name] for name in ("prefix", "nodes"))
+    assert f"{prefix['overhead']:.2f} ms beyond the forward, {prefix['rise']:+.2f} ms from 128" in told
+    assert f"the forward itself grows by {prefix['forward_rise']:.1f} ms" in told
+    assert (
+        f"{nodes['rise']:+.2f} ms from 1 to 256 nodes, where the forward grows by {nodes['forward_rise']:.0f} ms"
+        in told
+    )
+
+    batches = {(row["method"], row["batch"]): row for row in record("throughput")["rows"]}
+    ours = [row for (method, _), row in batches.items() if method != "hf-generate"]
+    equal, total = (sum(row[key] for row in ours) for key in ("identical", "prompts"))
+    assert f"{equal} of {total} texts equal" in told
+    plain, tree = ([batches[name, size]["tokens_per_second"] for size in (1, 16)] for name in ("ar", "fixed-tree"))
+    assert "from {:.0f} tokens/s to {:,.0f}".format(*plain) in told
+    assert f"from {tree[0] / plain[0]:.2f} of `ar` to {tree[1] / plain[1]:.2f}" in told
+
+    (half,) = record("precision-bfloat16")["dtypes"]
+    rates = {row["label"]: row["rate"] for row in half["comparisons"]}
+    trees = [rates[name] for name in ("chain:length=4", "fixed-tree", "cost-aware-tree", "lookup-tree")]
+    alone = [row["rate"] for row in half["comparisons"] if row["group"] == "rows"]
+    assert f"{min(trees):.1f} to {max(trees):.1f} flips in 1,000 tokens of chains and trees, " in told
+    assert f"{min(alone):.1f} to {max(alone):.1f} of `ar` in forwards of 2 to 64 tokens" in told
+    first = next(row["first_rate"] for row in half["comparisons"] if row["label"] == "hf-generate")
+    assert f"{first:.1f} of `hf-generate`, counted until its first flip" in told
+    assert not any(row["flipped"] for part in record("precision")["dtypes"] for row in part["comparisons"])
+    assert not any(row["exceeds"] for row in half["against"])
+
+
+# ------------------------------------------------------------------------------------------------------------- pages
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_linked_files_and_headings_exist(path):
+    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        name, _, heading = link.partition("#")
+        target = path.parent / name if name else path
+        assert target.exists(), link
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), flags=re.M)
+            assert heading in {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in headings}
+
+
+def test_the_readme_is_short_and_names_every_notebook():
+    assert len(page("README.md").split()) <= 1200
+    named = re.findall(r"\]\(notebooks/(\w+)\.ipynb\)", page("README.md"))
+    assert named == sorted(notebook.stem for notebook in (ROOT / "notebooks").glob("*.ipynb"))
+    assert all(f"docs/{path.name}" in page("README.md") for path in PAGES if path.parent.name == "docs")
+
+
+def options(name):
+    parser = argparse.ArgumentParser()
+    import_module(COMMANDS[name][0]).configure(parser)
+    return {option for action in parser._actions for option in action.option_strings}
+
+
+def test_the_page_of_commands_has_every_command_and_only_options_that_exist():
+    assert re.findall(r"^\| \[`dynatree (\w+)`\]", page("docs/cli.md"), flags=re.M) == list(COMMANDS)
+    known = {name: options(name) for name in COMMANDS}
+    for name in COMMANDS:
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", section("docs/cli.md", name)))
+        assert named <= known[name], (name, named - known[name])
+    shared = set(re.findall(r"--[a-z][a-z-]*", section("docs/cli.md", "Options that most commands share")))
+    assert shared <= {*known["bench"], "--help"}
+
+
+def test_the_page_of_commands_has_every_environment_variable():
+    told = set(re.findall(r"^\| `(DYNATREE_\w+)`", page("docs/cli.md"), flags=re.M))
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "dynatree_lib").rglob("*.py")]
+    sources += [path.read_text(encoding="utf-8") for path in (ROOT / "notebooks").glob("*.ipynb")]
+    assert told == {name for source in sources for name in re.findall(r"\bDYNATREE_[A-Z]+\b", source)}
+
+
+# -------------------------------------------------------------------------------------------------------------- code
+def test_the_readmes_snippet_runs(monkeypatch, capsys):
+    from plotly.graph_objects import Figure
+
+    shown = []
+    monkeypatch.setattr(Figure, "show", lambda figure: shown.append(figure))
+    (snippet,) = code_blocks("README.md")
+    names = {}
+    exec(snippet, names)
+    assert "tokens per iteration" in capsys.readouterr().out
+    assert len(shown) == 1
+    assert len(names["out"].tokens) > 1
+
+
+def test_the_code_of_the_page_on_extending_runs(monkeypatch, tmp_path):
+    monkeypatch.setattr(methods, "METHODS", dict(methods.METHODS))  # the page adds a method and an engine
+    monkeypatch.setattr(engines, "ENGINES", dict(engines.ENGINES))
+    blocks = code_blocks("docs/extending.md")
+    assert len(blocks) == 6
+    place = tmp_path / "extending_page.py"
+    place.write_text("\n\n".join(blocks), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(place.stem, place)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, place.stem, module)  # an engine is found by the name of its module
+    spec.loader.exec_module(module)
+    assert [method.label for method in module.results.summaries()] == ["ar", "confident-chain:least=0.5"]
+    assert all(method.identical in (None, "1/1") for method in module.results.summaries())
+
+
+# ----------------------------------------------------------------------------------------------------------- picture
+def test_the_picture_shows_the_iteration_and_describes_it():
+    spec = importlib.util.spec_from_file_location("make_picture", ROOT / "tools" / "make_picture.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    drawn, _, pair = tool.iteration()
+    svg = ElementTree.parse(ROOT / "docs" / "images" / "tree.svg").getroot()
+    space = {"svg": "http://www.w3.org/2000/svg"}
+    assert svg.find("svg:title", space).text
+    assert svg.find("svg:desc", space).text
+    assert "prefers-color-scheme: dark" in svg.find("svg:style", space).text
+    told = {
+        role: [
+            group.findtext("svg:text[@class='token']", None, space)
+            for group in svg.findall(f"svg:g[@class='{role}']", space)
+        ]
+        for role in tool.ROLES
+    }
+    names = [tool.label(token, pair.tokenizer, 11) for token in drawn.tree.tokens]
+    accepted = [names[node] for node in drawn.verdict.path]
+    assert [text for text in told["accepted"] if text] == accepted
+    assert [text for text in told["bonus"] if text] == [tool.label(drawn.verdict.next_token, pair.tokenizer, 11)]
+    rejected = [name for node, name in enumerate(names) if node and node not in drawn.verdict.path]
+    assert sorted(text for text in told["rejected"] if text) == sorted(rejected)

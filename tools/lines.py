@@ -1,0 +1,41 @@
+"""Print the lines of code of each room of the library, without comments, docstrings and blank lines.
+
+python3 tools/lines.py [dynatree_lib]
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+QUIET = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def code_lines(source: str) -> int:
+    """Return the number of lines on which code begins."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return len({token.start[0] for token in tokens if token.type not in QUIET} - docstrings)
+
+
+def rooms(package: Path) -> Counter[str]:
+    """Return the lines of code by room: a folder of the package, or a module that stands alone."""
+    out: Counter[str] = Counter()
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).parts
+        out[parts[0].removesuffix(".py") + "/" * (len(parts) > 1)] += code_lines(path.read_text(encoding="utf-8"))
+    return out
+
+
+if __name__ == "__main__":
+    counted = rooms(Path(sys.argv[1] if len(sys.argv) > 1 else "dynatree_lib"))
+    for name, lines in [*counted.most_common(), ("all", counted.total())]:
+        sys.stdout.write(f"{lines:7,}  {name}\n")
