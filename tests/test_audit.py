@@ -102,7 +102,7 @@ def test_adaptive_gates_act():
     assert len(set.union(*shapes)) > 6
 
 
-def test_traversal_may_keep_fewer_tokens_on_a_tree_and_stays_lossless():
+def test_traversal_may_emit_fewer_tokens_on_a_tree_and_stays_lossless():
     """Verification notes, section 5: the one level below a child kept with probability 0.7."""
     below = ([0.4, 0.5, 0, 0.1], [0, 0.1, 0.8, 0.1])
     target = ToyModel(lambda context: [0.7, 0.3, 0, 0] if len(context) == 1 else below[0], 4)
@@ -282,7 +282,7 @@ class TestReference:
         assert all(row["biased"] and row["bias"] > 1e-3 for row in rows)
         assert {row["rule"] for row in rows if row["control"] == SharedNoise.name} == {"traversal"}
 
-    def test_traversal_never_keeps_fewer_on_chains(self, record):
+    def test_traversal_never_emits_fewer_on_chains(self, record):
         rows = {row["tree"]: row for row in record.comparison()}
         assert rows["chain of 3"]["more"] > 0
         assert rows["chain of 3"]["fewer"] == rows["top chain"]["fewer"] == 0

@@ -17,6 +17,7 @@ def tool():
     return module
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("group", ["run_tables", "length_tables", "ptd_tables", "judged_tables", "other_tables"])
 def test_every_table_is_unchanged(tool, group):
     stored = json.loads(tool.FILE.read_text(encoding="utf-8"))

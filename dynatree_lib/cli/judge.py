@@ -9,19 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import (
-    add_machine,
-    add_pair,
-    add_sampling,
-    add_workload,
-    check_new,
-    longest_prompt,
-    pair_of,
-    progress,
-    sampling_of,
-    text_lines,
-    workload_of,
-)
+from . import arguments
 
 if TYPE_CHECKING:
     from ..drafters.base import Drafter
@@ -37,17 +25,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `dynatree judge`."""
     what, how = parser.add_argument_group("what is judged"), parser.add_argument_group("how")
     default = "(default: %(default)s)"
-    add_pair(what)
+    arguments.add_pair(what)
     what.add_argument("--trees", default=TREES, metavar="LIST", help=f"drafters, as for `dynatree bench` {default}")
     what.add_argument(
         "--rules", default="token-level,traversal", metavar="LIST",
         help=f"rules among target-walk, token-level, block, traversal; each is compared with the first {default}",
     )  # fmt: skip
-    add_workload(what, limit=40)
+    arguments.add_workload(what, limit=40)
     how.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help=f"trees up to this place {default}")
     how.add_argument("--seeds", type=int, default=1, metavar="N", help=f"texts of each prompt, tree and rule {default}")
-    add_sampling(how, temperature=1.0)
-    add_machine(how)
+    arguments.add_sampling(how, temperature=1.0)
+    arguments.add_machine(how)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write one JSON line per tree")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing --out file")
 
@@ -57,7 +45,7 @@ def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -
     from ..measure.judge import judge
 
     # Everything that can be checked is checked before models are loaded.
-    sampling, rules, trees = sampling_of(args), _rules(args.rules), _trees(args.trees)
+    sampling, rules, trees = arguments.sampling_of(args), _rules(args.rules), _trees(args.trees)
     for name in ("seeds", "max_new_tokens"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}; give at least 1.")
@@ -67,13 +55,15 @@ def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -
         drafter = make(None)
         for rule in rules.values():
             rule.check(sampling, drafter.drawing, drafter.chain)
-    check_new(args.out, args.overwrite)
-    pair = pair_of(args)
-    workload = workload_of(args, longest_prompt(pair, args.max_new_tokens) - MARGIN, pair.tokenizer, args.limit)
+    arguments.check_new(args.out, args.overwrite)
+    pair = arguments.pair_of(args)
+    workload = arguments.workload_of(
+        args, arguments.longest_prompt(pair, args.max_new_tokens) - MARGIN, pair.tokenizer, args.limit
+    )
     judged = judge(
         pair, {label: make(pair.draft) for label, make in trees.items()}, rules, workload.prompts,
         max_new_tokens=args.max_new_tokens, sampling=sampling, seeds=range(args.seed, args.seed + args.seeds),
-        margin=MARGIN, source=workload.source, progress=progress,
+        margin=MARGIN, source=workload.source, progress=arguments.progress,
     )  # fmt: skip
     if args.out:
         judged.write(args.out)
@@ -130,7 +120,7 @@ def report(judged: Judged) -> str:
         f"{setup['seeds'][-1]}.",
         setup["workload"],
         "",
-        *text_lines(pd.DataFrame(rows, columns=columns)),
+        *arguments.text_lines(pd.DataFrame(rows, columns=columns)),
         "",
         f"{len(judged.rows)} trees, each judged by every rule; the expectation over the rule's own coins. Bonus token "
         "included; interval: bootstrap over prompts.",

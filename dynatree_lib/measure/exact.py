@@ -26,6 +26,7 @@ from ..verifiers.base import Drawing, Verdict, Verifier
 from .observe import ObservingVerifier
 
 Result = TypeVar("Result")
+Tokens = Sequence[int]
 Text = tuple[int, ...]
 TextDistribution = Mapping[Text, float]
 
@@ -94,7 +95,7 @@ def outcomes(
 
 
 def proposals(
-    drafter: Drafter, prompt: Sequence[int], sampling: Sampling, max_depth: int = 99
+    drafter: Drafter, prompt: Tokens, sampling: Sampling, max_depth: int = 99
 ) -> Iterator[tuple[Proposal, float]]:
     """Yield every tree the drafter may propose after `prompt`, with its probability.
 
@@ -115,19 +116,19 @@ def verdicts(verifier: Verifier, proposal: Proposal, scores: Scores) -> Iterator
     return outcomes(lambda random: verifier.verify(proposal.tree, scores, proposal.distributions, random))
 
 
-def target_scores(target: ToyModel, prompt: Sequence[int], tree: TokenTree, sampling: Sampling) -> Scores:
+def target_scores(target: ToyModel, prompt: Tokens, tree: TokenTree, sampling: Sampling) -> Scores:
     """Return the target's scores of a tree after `prompt`, whose last token is node 0."""
     session = target.session()
     session.start(prompt[:-1])
     return session.score(tree.tokens, tree.parents, sampling)
 
 
-def next_token(model: ToyModel, context: Sequence[int], sampling: Sampling) -> torch.Tensor:
+def next_token(model: ToyModel, context: Tokens, sampling: Sampling) -> torch.Tensor:
     """Return the (V,) float64 distribution of the token after `context`."""
     return probabilities(torch.tensor(model.distribution(tuple(context)), dtype=torch.float64).log(), sampling)
 
 
-def text_distribution(target: ToyModel, prompt: Sequence[int], length: int, sampling: Sampling) -> TextDistribution:
+def text_distribution(target: ToyModel, prompt: Tokens, length: int, sampling: Sampling) -> TextDistribution:
     """Return the probability of every continuation of `length` tokens, straight from the table."""
     distribution: dict[Text, float] = {(): 1.0}
     for _ in range(length):
@@ -159,7 +160,7 @@ class ExactIteration:
         """Expected tokens of the iteration, the bonus token included."""
         return sum(len(text) * mass for text, mass in self.emitted.items())
 
-    def completed(self, target: ToyModel, prompt: Sequence[int], length: int, sampling: Sampling) -> TextDistribution:
+    def completed(self, target: ToyModel, prompt: Tokens, length: int, sampling: Sampling) -> TextDistribution:
         """Return the distribution of the first `length` tokens, where the target itself goes on after the emitted."""
         distribution: dict[Text, float] = defaultdict(float)
         for text, mass in self.emitted.items():
@@ -170,12 +171,7 @@ class ExactIteration:
 
 
 def iteration(
-    target: ToyModel,
-    drafter: Drafter,
-    verifier: Verifier,
-    prompt: Sequence[int],
-    sampling: Sampling,
-    max_depth: int = 99,
+    target: ToyModel, drafter: Drafter, verifier: Verifier, prompt: Tokens, sampling: Sampling, max_depth: int = 99
 ) -> ExactIteration:
     """Enumerate an iteration after `prompt`: every tree, and every verdict on each."""
     emitted: dict[Text, float] = defaultdict(float)
@@ -195,12 +191,7 @@ def distance(first: TextDistribution, second: TextDistribution) -> float:
 
 
 def bias(
-    target: ToyModel,
-    drafter: Drafter,
-    verifier: Verifier,
-    prompt: Sequence[int],
-    sampling: Sampling,
-    max_depth: int = 99,
+    target: ToyModel, drafter: Drafter, verifier: Verifier, prompt: Tokens, sampling: Sampling, max_depth: int = 99
 ) -> tuple[float, ExactIteration]:
     """Return the total variation between the target's distribution and that of an iteration's completed output.
 
@@ -248,7 +239,7 @@ def texts(
     target: ToyModel,
     drafter: Drafter,
     verifier: Verifier,
-    prompt: Sequence[int],
+    prompt: Tokens,
     length: int,
     sampling: Sampling,
     *,

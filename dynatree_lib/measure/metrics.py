@@ -13,9 +13,7 @@ import numpy as np
 
 from ..summary import repeated_ngrams
 from .records import Divergence, Header, Records, Run, Split
-from .statistics import Estimate, estimate, quotient, ratio, sums
-from .statistics import Interval as Interval
-from .statistics import bootstrap as bootstrap
+from .statistics import Estimate, Interval, bootstrap, estimate, quotient, ratio, sums
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -347,43 +345,3 @@ def mean_split(splits: Sequence[Split]) -> dict[str, float] | None:
         return None
     shares = {part: sum(getattr(one, part) for one in splits) / seconds for part in ("draft", "verify", "host")}
     return {**shares, "seconds_per_iteration": seconds / sum(one.iterations for one in splits)}
-
-
-# ------------------------------------------------------------------- transition: what other modules still import
-def _transition() -> None:
-    """Nothing; the names below go once their last importer is ported to `statistics`."""
-
-
-from .statistics import sum_ratio as double_quotient  # noqa: E402, F401
-
-
-def by_prompt(runs: Sequence[Run]) -> dict[str, tuple[int, float]]:
-    """Transition; see `statistics`."""
-    out: dict[str, tuple[int, float]] = {}
-    for run in runs:
-        tokens, seconds = out.get(run.conversation, (0, 0.0))
-        out[run.conversation] = tokens + len(run.tokens), seconds + run.seconds
-    return out
-
-
-def speedup(runs: Sequence[Run], reference: Sequence[Run], seed: int = 0) -> tuple[float, Interval] | None:
-    """Transition; see `statistics`."""
-    import pandas as pd
-
-    shared = {run.prompt for run in runs} & {run.prompt for run in reference}
-    if not shared:
-        return None
-    rows = [run.row() | {"method": side} for side, each in (("a", runs), ("b", reference)) for run in each]
-    found = ratio(pd.DataFrame(rows), "a", over="b", seed=seed)
-    return found.value, found.interval
-
-
-def disturbed(runs: Iterable[Run], factor: float = 2.0) -> dict[str, int]:
-    """Transition; see `statistics`."""
-    import pandas as pd
-
-    from . import statistics
-
-    frame = pd.DataFrame([run.row() for run in runs])
-    flags = frame[statistics.disturbed(frame, factor)]
-    return {str(k): int(v) for k, v in flags.groupby("method").size().items()}

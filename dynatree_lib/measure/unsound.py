@@ -65,7 +65,6 @@ class TopAsDrawn(Meddled):
     recorded = DISTINCT
 
 
-@dataclass(frozen=True)
 class SortedSiblings(Meddled):
     """Drawn siblings, tried from the most to the least probable."""
 
@@ -76,7 +75,6 @@ class SortedSiblings(Meddled):
         return sorted(siblings, key=lambda node: -tree.logprobs[node])
 
 
-@dataclass(frozen=True)
 class ShuffledSiblings(Meddled):
     """Siblings drawn without replacement, tried in random order."""
 
@@ -87,7 +85,6 @@ class ShuffledSiblings(Meddled):
         return [siblings[i] for i in random.draw_distinct(torch.ones(len(siblings)), len(siblings))]
 
 
-@dataclass(frozen=True)
 class BaseDistributionRecorded(Meddled):
     """Siblings drawn without replacement, each recorded as a draw from the whole distribution of its parent."""
 
@@ -143,7 +140,6 @@ class Reranked(Meddled):
         return [node for node in siblings if node in best]
 
 
-@dataclass(frozen=True)
 class LosersCut(Meddled):
     """The subtrees of node 0's children compete: only the one with the most probable deepest path keeps its nodes."""
 

@@ -110,12 +110,12 @@ def grown_tree(iteration: Iteration, drafter: AdaptiveTree, tokenizer: object = 
     drawn = draft_tree(tree, tokenizer, title=title or values)
     drawn.data = [trace for trace in drawn.data if trace.mode == "lines"]
     drawn.update_layout(height=round((drawn.layout.height - 120) * STRETCH) + 130, margin_t=105)
-    for decision, meaning in _meanings(drafter, now).items():  # without a verdict, boxes are in the order of the nodes
-        places = [(box.x, box.y) for box, row in zip(drawn.layout.annotations, rows, strict=True)
-                  if row["decision"] == decision]  # fmt: skip
+    boxes = drawn.layout.annotations  # without a verdict, in the order of the nodes
+    for decision, meaning in _meanings(drafter, now).items():
+        places = [(box.x, box.y) for box, row in zip(boxes, rows, strict=True) if row["decision"] == decision]
         if places:
             _legend(drawn, *DECISIONS[decision][:2], places, meaning)
-    for box, row in zip(drawn.layout.annotations, rows, strict=True):
+    for box, row in zip(boxes, rows, strict=True):
         fill, line, ink = DECISIONS[row["decision"]]
         width, color = (3, theme.INK) if row["deep"] else (1.3, line)
         token = theme.escaped(token_label(int(tree.tokens[row["node"]]), tokenizer, LONGEST_LABEL))

@@ -76,8 +76,8 @@ def cut_run(run: Run, tokens: int) -> Run:
     last = int(np.searchsorted(ends, tokens))
     surplus, (seconds, count) = int(ends[last]) - tokens, run.emissions[last]
     accepted = None if run.accepted is None else [*run.accepted[:last], run.accepted[last] - surplus]
-    begun = {name: values and values[: last + 1] for name in ("nodes", "depths", "side_nodes")
-             for values in [getattr(run, name)]}  # fmt: skip
+    shapes = {name: getattr(run, name) for name in ("nodes", "depths", "side_nodes")}
+    begun = {name: values and values[: last + 1] for name, values in shapes.items()}
     short = replace(
         run, seconds=seconds, tokens=run.tokens[:tokens], emissions=[*run.emissions[:last], [seconds, count - surplus]],
         iterations=last + 1, finish_reason="length", accepted=accepted, **begun,
@@ -118,9 +118,9 @@ def stretches(results: Results, width: int, labels: Iterable[str] | None = None)
             frame = pd.DataFrame({**columns, "nodes": np.nan if run.nodes is None else run.nodes})
             begun = frame[starts > 0].groupby(starts[starts > 0] // width).sum(min_count=1)
             repeats, places = repeats_before(run.tokens), begun.index.to_numpy() * width
-            repeated = [float(repeats[place : place + width].mean()) for place in places]
-            parts.append(begun.assign(method=run.method, prompt=run.prompt, position=places + width / 2,
-                                      repeated=repeated))  # fmt: skip
+            shares = [float(repeats[place : place + width].mean()) for place in places]
+            key = {"method": run.method, "prompt": run.prompt, "position": places + width / 2}
+            parts.append(begun.assign(**key, repeated=shares))
     return pd.concat(parts, ignore_index=True)
 
 
