@@ -136,13 +136,6 @@ def check_new(path: Path | None, overwrite: bool) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- texts
-def with_interval(value: float | None, interval: Sequence[float] | None, digits: int) -> str:
-    """Return "1.05 [1.01, 1.09]", or "-" where there is none."""
-    if value is None or interval is None:
-        return "-"
-    return f"{value:.{digits}f} [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
-
-
 def text_lines(frame: pd.DataFrame) -> list[str]:
     """Return a frame of text as lines; see `table`."""
     return table([list(frame), *frame.itertuples(index=False, name=None)])

@@ -19,7 +19,6 @@ from .arguments import (
     progress,
     sampling_of,
     table,
-    with_interval,
     workload_of,
 )
 
@@ -115,6 +114,7 @@ def _prompts(args: argparse.Namespace, pair: Pair) -> tuple[list[Prompt], str]:
 # -------------------------------------------------------------------------------------------------------------- texts
 def report(tuned: Tuned, source: str, path: Path) -> str:
     """Return the measured costs, the predictions and the choice as text."""
+    from ..measure.tables import with_interval
     from ..measure.tune import brief
 
     costs, environment = tuned.costs, tuned.costs.measured.get("environment", {})
@@ -123,7 +123,7 @@ def report(tuned: Tuned, source: str, path: Path) -> str:
     where = environment["gpu"]["name"] if on_gpu else environment.get("cpu") or "an unknown CPU"
     headings = ("method", "x ar predicted", "x ar measured [95 %]", "tokens/iter", "nodes", "levels")
     predictions = [
-        (brief(one.spec), f"{one.speed:.2f}", with_interval(one.measured, one.interval, 2),
+        (brief(one.spec), f"{one.speed:.2f}", with_interval(one.measured, one.interval) or "-",
          *(f"{number:.2f}" for number in (one.tokens, one.nodes, one.levels)))
         for one in tuned.predictions
     ]  # fmt: skip
