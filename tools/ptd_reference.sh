@@ -35,10 +35,10 @@ found = {name: run_benchmark(load_pair("tiny"), methods, prompts, max_new_tokens
 Path(sys.argv[1], "ptd_choices.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 PYTHON
 dynatree bench "${common[@]}" --methods "hf-generate,ar,ar-fast,chain:length=4,$rest" \
-  --json "$out/ptd.json" --records "$out/ptd.jsonl" --overwrite | tee "$out/ptd.txt"
+  --json "$out/ptd.json" --records "$out/ptd.jsonl" --overwrite
 dynatree bench "${common[@]}" --temperature 0.5 \
   --methods "hf-generate,ar,ar-fast,sampled-tree:branching=1,depth=4,verifier=token-level,$rest" \
-  --json "$out/ptd-sampled.json" --records "$out/ptd-sampled.jsonl" --overwrite | tee "$out/ptd-sampled.txt"
+  --json "$out/ptd-sampled.json" --records "$out/ptd-sampled.jsonl" --overwrite
 python3 - "$out" "$aware" <<'PYTHON'
 import json, sys
 from pathlib import Path
