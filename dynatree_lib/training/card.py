@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from .corpus import HELD_OUT_PERCENT
-from .optimize import Runtime
+from .optimize import Run
 from .recipe import Recipe
 
 CARD = "card.json"
@@ -56,9 +56,7 @@ def make_card(
     corpus: Mapping[str, Any],
     tokens: Mapping[str, np.ndarray],
     figures: Mapping[str, Any],
-    minutes: Mapping[str, float],
-    runtime: Runtime,
-    models: Mapping[str, Any],
+    runs: Mapping[str, Run],
 ) -> dict[str, Any]:
     """Gather everything known of the pair in plain JSON values.
 
@@ -67,24 +65,23 @@ def make_card(
         corpus: weight, sizes and hashes of each part; sizes in tokens and epochs are added.
         tokens: training tokens of each part.
         figures: held-out losses and whatever else was measured; they go in as they are.
-        minutes: training time of each model, checkpoints left out.
-        runtime: how the steps ran.
-        models: "target" and "draft".
+        runs: the optimization of "target" and "draft".
     """
     made = {
         name: {
-            "parameters": sum(weight.numel() for weight in models[name].parameters()),
-            "steps": plan.steps,
-            "tokens_seen": plan.tokens,
-            "minutes": minutes[name],
+            "parameters": sum(weight.numel() for weight in run.model.parameters()),
+            "steps": run.recipe.steps,
+            "tokens_seen": run.recipe.tokens,
+            "minutes": round(run.seconds / 60, 1),  # checkpoints left out
         }
-        for name, plan in (("target", recipe.target), ("draft", recipe.draft))
+        for name, run in runs.items()
     }
     total = sum(recipe.parts.values())
     for name, text in tokens.items():
         corpus[name]["train"]["tokens"] = len(text)
         corpus[name]["epochs_target"] = round(recipe.target.tokens * recipe.parts[name] / total / len(text), 2)
     packages = (torch, transformers, tokenizers, np)
+    runtime = runs["target"].runtime
     return {
         "recipe": recipe.as_json(),
         "models": made,
