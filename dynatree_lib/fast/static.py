@@ -151,14 +151,38 @@ class StaticSession(HFSession):
             self.model.buffers.move(1 + self.length + nodes, 1 + self.length)
 
 
-class StaticCache(Cache):
+class AimedCache(Cache):
+    """A cache that is told before each forward where to write and how far to read.
+
+    Attributes:
+        places: (..., n) int64 columns that the next forward's KV entries are written to, on the device.
+        width: columns that the next forward reads.
+    """
+
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers=[DynamicLayer() for _ in range(layers)])  # what transformers reads layer types from
+
+    def aim(self, places: torch.Tensor, width: int) -> None:
+        """Say where the next forward writes and how far it reads."""
+        self.places, self.width = places, width
+
+    @override
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns before those of the next forward's tokens, as if these were the last columns that it reads."""
+        return self.width - self.places.shape[-1]
+
+    @override
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Width and offset of an attention mask."""
+        return self.width, 0
+
+
+class StaticCache(AimedCache):
     """Keys and values of all layers in one tensor that never moves.
 
     Attributes:
         states: (L, 2, 1, H, columns, D); zeros at the start of a text, because a hidden column still is multiplied by
             zero.
-        places: (n,) int64 columns that the next forward's KV entries are written to, on the device.
-        width: columns that the next forward reads.
 
     Args:
         like: (L, 2, 1, H, any, D) states of this model.
@@ -166,14 +190,9 @@ class StaticCache(Cache):
     """
 
     def __init__(self, like: torch.Tensor, columns: int) -> None:
-        super().__init__(layers=[DynamicLayer() for _ in like])  # what transformers reads layer types from
+        super().__init__(len(like))
         self.states = like.new_zeros((*like.shape[:4], columns, like.shape[5]))
         self._views = [tuple(layer.unbind(0)) for layer in self.states.unbind(0)]
-        self.places, self.width = torch.zeros(1, dtype=torch.int64, device=like.device), columns
-
-    def aim(self, places: torch.Tensor, width: int) -> None:
-        """Say where the next forward writes and how far it reads."""
-        self.places, self.width = places, width
 
     @override
     def update(
@@ -184,16 +203,6 @@ class StaticCache(Cache):
         keys.index_copy_(2, self.places, key_states)
         values.index_copy_(2, self.places, value_states)
         return keys[:, :, : self.width], values[:, :, : self.width]
-
-    @override
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns before those of the next forward's tokens, as if these were the last columns that it reads."""
-        return self.width - len(self.places)
-
-    @override
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Width and offset of an attention mask."""
-        return self.width, 0
 
 
 class Buffers:
