@@ -8,15 +8,14 @@ import json
 import platform
 import shutil
 from collections.abc import Mapping
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import numpy as np
-import tokenizers
 import torch
-import transformers
 
 from .corpus import HELD_OUT_PERCENT
 from .optimize import Run
@@ -80,7 +79,7 @@ def make_card(
     for name, text in tokens.items():
         corpus[name]["train"]["tokens"] = len(text)
         corpus[name]["epochs_target"] = round(recipe.target.tokens * recipe.parts[name] / total / len(text), 2)
-    packages = (torch, transformers, tokenizers, np)
+    packages = ("torch", "transformers", "tokenizers", "numpy")
     runtime = runs["target"].runtime
     return {
         "recipe": recipe.as_json(),
@@ -90,10 +89,7 @@ def make_card(
         "hardware": hardware(runtime.device),
         "autocast": "bfloat16" if runtime.autocast else "none",
         "compiled": runtime.compile,
-        "versions": {
-            "python": platform.python_version(),
-            **{package.__name__: str(package.__version__) for package in packages},
-        },
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
     }
 
 

@@ -26,16 +26,9 @@ HELD_OUT_PERCENT = 3  # of the standard library's files, by hash of the relative
 HELD_OUT_BOOK = "14263"
 HUB_BOOKS = 40  # novels taken from the hub's training split, in its order
 # Tables rather than programs, data that is broken on purpose, or somebody else's code.
-SKIPPED_FOLDERS = (
-    "site-packages",
-    "__pycache__",
-    "encodings",
-    "pydoc_data",
-    "config-",
-    "lib2to3/tests/data",
-    "test/cjkencodings",
-    "test/encoded_modules",
-    "test/tokenizedata",
+SKIPPED = re.compile(
+    "/(site-packages|__pycache__|encodings|pydoc_data|config-|lib2to3/tests/data"
+    "|test/cjkencodings|test/encoded_modules|test/tokenizedata)"
 )
 LARGEST_FILE = 260_000  # bytes; longer files are generated tables
 READ_AS = {"wikitext-2": "wikitext-2", "pg19": "pg-19", "gsm8k": "gsm8k", "mbpp": "mbpp"}
@@ -79,8 +72,8 @@ def _code(name: str, root: Path) -> Part:
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root).as_posix()
         is_test = not {"test", "tests", "idle_test"}.isdisjoint(relative.split("/"))
-        skipped = any(f"/{folder}" in f"/{relative}" for folder in SKIPPED_FOLDERS)
-        if is_test == (name == "code-tests") and not skipped and path.stat().st_size <= LARGEST_FILE:
+        wanted = is_test == (name == "code-tests") and not SKIPPED.search(f"/{relative}")
+        if wanted and path.stat().st_size <= LARGEST_FILE:
             with contextlib.suppress(UnicodeDecodeError):
                 texts[held_out_path(relative)].append(path.read_text(encoding="utf-8"))
     train, held_out = (tuple(filter(None, texts[held])) for held in (False, True))
