@@ -34,7 +34,6 @@ class PublishedTable:
     columns: list[str]
     cells: list[list[Any]] = field(repr=False)
     units: dict[str, str]
-    note: str
 
     @property
     def rows(self) -> list[Row]:
@@ -103,8 +102,8 @@ def _table(name: str, stored: Row) -> PublishedTable:
     while "rows_from" in data:  # the same data under another number, e.g. a bar chart of a table
         paper, kind, number = data["rows_from"].split("/")
         data = _load(paper)[kind][number]
-    told = {"units": data.get("units", {}), "note": data.get("note", "")}
-    return PublishedTable(name, stored["caption"], stored["source"], data["columns"], data["rows"], **told)
+    caption, source, units = stored["caption"], stored["source"], data.get("units", {})
+    return PublishedTable(name, caption, source, data["columns"], data["rows"], units)
 
 
 def _difference(stored: Row) -> Difference:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
+from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Literal
 
@@ -149,7 +150,7 @@ class _Batch:
     ) -> None:
         self.models, self.width, self.pool = models, width, ThreadPoolExecutor(max(width, 1))
         self.slots = [_Slot(number, job) for number, job in enumerate(jobs)]
-        self.queue, self.live = deque(self.slots), list[_Slot]()
+        self.waiting, self.live = iter(self.slots), list[_Slot]()
         self.turns: deque[tuple[_Slot, Answer]] = deque()
         self.running: _Slot | None = None
         self.done = SimpleQueue[None]()
@@ -188,8 +189,7 @@ class _Batch:
     # --------------------------------------------------------------------------------------- in the caller's thread
     def _admit(self) -> None:
         """Start as many sequences as may run at a time."""
-        while self.stop is None and self.queue and len(self.live) < self.width:
-            fresh = [self.queue.popleft() for _ in range(min(self.width - len(self.live), len(self.queue)))]
+        while self.stop is None and (fresh := list(islice(self.waiting, self.width - len(self.live)))):
             for slot in fresh:
                 slot.future = self.pool.submit(self._decode, slot)
             self.live += fresh

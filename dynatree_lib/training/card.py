@@ -32,9 +32,9 @@ def round_weights(model: Any) -> None:
     model.eval().requires_grad_(False)
 
 
-def byte_lengths(tokenizer: Any, vocab_size: int) -> list[int]:
-    """Return how many bytes each token stands for; special tokens and unused entries stand for none."""
-    lengths = [0] * vocab_size
+def byte_lengths(tokenizer: Any, vocab_size: int) -> np.ndarray:
+    """Return (vocab_size,) how many bytes each token stands for; special tokens and unused entries stand for none."""
+    lengths = np.zeros(vocab_size, np.int64)
     special = set(tokenizer.all_special_ids)
     for token, index in tokenizer.get_vocab().items():
         lengths[index] = 0 if index in special else len(token)  # a byte-level token has one character per byte

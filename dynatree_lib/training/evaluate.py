@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional
 
 from ..decoding import Generation, generate
-from ..drafters import Chain, Drafter, FixedTree
+from ..drafters import Chain, FixedTree
 from ..models.pairs import Pair, load_pair
 from ..sampling import Sampling
 from ..summary import repeated_ngrams, summarize
@@ -111,10 +111,15 @@ def measure_acceptance(pair: Pair, prompts: Sequence[Prompt], source: str) -> di
         source: sentence on where the prompts come from.
     """
     drafters = {"chain of 4": Chain(pair.draft, 4), "tree of depth 8": FixedTree(pair.draft, depth=8)}
+    ids = [pair.tokenizer(prompt.text).input_ids for prompt in prompts]
     out: dict[str, Any] = {"prompts": source, "new tokens each": NEW_TOKENS}
     for name, sampling in (("greedy", Sampling()), ("sampled, temperature 1", Sampling(1.0))):
-        texts = {kind: _decode(pair, drafter, prompts, sampling) for kind, drafter in drafters.items()}
-        out[name] = {f"tokens per iteration, {kind}": _rate(list(runs)) for kind, runs in texts.items()}
+        options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": NEW_TOKENS, "eos_token_ids": ()}
+        texts = {
+            kind: [generate(pair.target, text, drafter, seed=seed, **options) for seed, text in enumerate(ids)]
+            for kind, drafter in drafters.items()
+        }
+        out[name] = {f"tokens per iteration, {kind}": _rate(runs) for kind, runs in texts.items()}
         chain = texts["chain of 4"]
         repeated = np.array([repeated_ngrams(generation.tokens) or 0.0 for generation in chain])
         out[name]["repeated 4-grams"] = float(repeated.mean())
@@ -128,16 +133,6 @@ def measure_acceptance(pair: Pair, prompts: Sequence[Prompt], source: str) -> di
             **{f"tokens per iteration, {kind}": _rate([runs[i] for i in least]) for kind, runs in texts.items()},
         }
     return out
-
-
-def _decode(pair: Pair, drafter: Drafter, prompts: Sequence[Prompt], sampling: Sampling) -> list[Generation]:
-    return [
-        generate(
-            pair.target, pair.tokenizer(prompt.text).input_ids, drafter,
-            sampling=sampling, seed=number, max_new_tokens=NEW_TOKENS, eos_token_ids=(),
-        )
-        for number, prompt in enumerate(prompts)
-    ]  # fmt: skip
 
 
 def _rate(runs: list[Generation]) -> float:

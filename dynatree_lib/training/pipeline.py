@@ -136,7 +136,7 @@ def train_pair(training: Training, max_minutes: float | None = None) -> dict[str
     draft.train()
     cards.round_weights(draft.model)
     models = {"target": target.model, "draft": draft.model}
-    lengths = np.asarray(cards.byte_lengths(tokenizer, recipe.model_vocab_size))
+    lengths = cards.byte_lengths(tokenizer, recipe.model_vocab_size)
     figures = held_out_figures(models, held_out, lengths, max(phase.length for phase in recipe.target.phases))
     for name, losses in figures["held_out"].items():
         training.log(f"held out, {name}: " + ", ".join(f"{key} {loss:.3f}" for key, loss in losses.items()))
