@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch.nn import functional
@@ -123,13 +123,6 @@ def _pair(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return module.weight, module.bias  # the bias may be None, which the functional forms take as well
 
 
-class _Joined(NamedTuple):
-    norm_in: Norm
-    norm_mlp: Norm
-    into: tuple[Product, ...]
-    out: Product
-
-
 class PackedGPTNeoX(LeanGPTNeoX):
     """The forward of a GPT-NeoX model with parallel residuals on a CPU: an `Engine` with a copy of the weights.
 
@@ -175,7 +168,7 @@ class PackedGPTNeoX(LeanGPTNeoX):
         moved = weight @ shift if shift is not None else weight.new_zeros(len(weight))
         return (None, None), (weight * scale, moved if bias is None else bias + moved)
 
-    def _joined(self, layer: Any) -> _Joined:
+    def _joined(self, layer: Any) -> SimpleNamespace:
         by_kind = (  # rows of the fused matrix come head by head; here queries, keys, values
             None if part is None else part.unflatten(0, (self.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
             for part in layer.qkv
@@ -185,7 +178,8 @@ class PackedGPTNeoX(LeanGPTNeoX):
         pairs = [tuple(torch.cat(parts) for parts in zip(qkv, up, strict=True))] if self.folded else [qkv, up]
         biases = [part[1] for part in (layer.dense, layer.down) if part[1] is not None]
         out = torch.cat([layer.dense[0], layer.down[0]], 1), torch.stack(biases).sum(0) if biases else None
-        return _Joined(norm_in, norm_mlp, tuple(packed(*pair) for pair in pairs), packed(*out))
+        into = [packed(*pair) for pair in pairs]
+        return SimpleNamespace(norm_in=norm_in, norm_mlp=norm_mlp, into=into, out=packed(*out))
 
     def _layer(
         self, layer: Any, index: int, hidden: torch.Tensor, turn: Turn, mask: torch.Tensor | None, cache: Any
