@@ -300,7 +300,8 @@ def load_workload(
         prompts = [prompt for turn in turns for prompt in turn if prompt is not None][:limit]
     if not prompts:
         raise WorkloadError(
-            f"The workload {name!r} has no prompt left ({'; '.join(notes)}); loosen split, max_characters, max_tokens."
+            f"The workload {name!r} has no prompt left ({'; '.join(notes)}); loosen split, max_characters or "
+            "max_tokens."
         )
     sentence = f"{len(prompts)} prompts of {label}: {'; '.join(notes)}."
     return Workload(label, sentence, tuple(prompts), bundled=label.startswith("bundled"))
