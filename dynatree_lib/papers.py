@@ -12,7 +12,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from .paths import data_path
@@ -21,11 +20,8 @@ Row = dict[str, Any]
 PAPERS = ("dynatree-fixed", "dynatree-adaptive", "dynatree-adaptive-earlier", "ptd", "traversal")
 
 
-class PaperError(KeyError):
+class PaperError(LookupError):
     """A paper, table, figure or log that is not stored."""
-
-    def __str__(self) -> str:  # KeyError would show the sentence in quotes
-        return str(self.args[0])
 
 
 @dataclass(frozen=True)
@@ -35,10 +31,9 @@ class PublishedTable:
     name: str  # "Table 1", "Figure 3", "log sweep"
     caption: str
     source: str  # printed, the authors' log it comes from, or why there is no data
-    columns: tuple[str, ...]
-    units: Mapping[str, str]
-    cells: tuple[tuple[Any, ...], ...] = field(repr=False)
-    note: str = ""
+    columns: list[str]
+    cells: list[list[Any]] = field(repr=False)
+    units: dict[str, str]
 
     @property
     def rows(self) -> list[Row]:
@@ -50,7 +45,7 @@ class PublishedTable:
         unknown = set(values) - set(self.columns)
         if unknown:
             raise PaperError(f"{self.name} has no column {sorted(unknown)}; its columns are {', '.join(self.columns)}.")
-        return [row for row in self.rows if all(row[key] == value for key, value in values.items())]
+        return [row for row in self.rows if values.items() <= row.items()]
 
 
 @dataclass(frozen=True)
@@ -58,10 +53,10 @@ class Difference:
     """A point where a paper disagrees with itself, its code or its logs, or leaves a needed value out."""
 
     id: str
-    concerns: tuple[str, ...]  # "Table 1", "Figure 6", "Section 3.3"
+    concerns: list[str]  # "Table 1", "Figure 6", "Section 3.3"
     where: str
     what: str
-    evidence: tuple[str, ...]
+    evidence: list[str]
     kind: str
     weight: str  # "major" or "minor"
 
@@ -72,33 +67,26 @@ class Paper:
 
     key: str
     title: str
-    short_title: str
-    setup: Mapping[str, Row]
-    method_names: Mapping[str, str]  # this library's method name -> the paper's
-    symbols: Mapping[str, str]
-    authors_code: Mapping[str, str] | None
-    tables: Mapping[str, PublishedTable]
-    figures: Mapping[str, PublishedTable]
-    logs: Mapping[str, PublishedTable]
-    differences: tuple[Difference, ...]
+    setup: dict[str, Row]
+    tables: dict[str, PublishedTable]  # by name, figures and logs too
+    differences: list[Difference]
 
     def table(self, number: int) -> PublishedTable:
         """Return table `number` as printed; PaperError if it is not stored."""
-        return self._find(self.tables, str(number), "table")
+        return self._find(f"Table {number}")
 
     def figure(self, number: int) -> PublishedTable:
         """Return the series of figure `number`, without rows where `source` says there are none. Raises PaperError."""
-        return self._find(self.figures, str(number), "figure")
+        return self._find(f"Figure {number}")
 
     def log(self, name: str) -> PublishedTable:
         """Return a run from the authors' logs that no table prints, e.g. "sweep". Raises PaperError."""
-        return self._find(self.logs, name, "log")
+        return self._find(f"log {name}")
 
-    def _find(self, tables: Mapping[str, PublishedTable], name: str, kind: str) -> PublishedTable:
-        if name not in tables:
-            stored = ", ".join(tables) or "none"
-            raise PaperError(f"{self.short_title} ({self.key}) has no {kind} {name!r} here; stored: {stored}.")
-        return tables[name]
+    def _find(self, name: str) -> PublishedTable:
+        if name not in self.tables:
+            raise PaperError(f"{self.title} ({self.key}) has no {name!r} here; stored: {', '.join(self.tables)}.")
+        return self.tables[name]
 
 
 @functools.cache
@@ -114,14 +102,8 @@ def _table(name: str, stored: Row) -> PublishedTable:
     while "rows_from" in data:  # the same data under another number, e.g. a bar chart of a table
         paper, kind, number = data["rows_from"].split("/")
         data = _load(paper)[kind][number]
-    cells = tuple(tuple(row) for row in data["rows"])
-    units = MappingProxyType(data.get("units", {}))
-    columns, note = tuple(data["columns"]), data.get("note", "")
-    return PublishedTable(name, stored["caption"], stored["source"], columns, units, cells, note)
-
-
-def _tables(stored: Row, prefix: str) -> Mapping[str, PublishedTable]:
-    return MappingProxyType({number: _table(f"{prefix} {number}", entry) for number, entry in stored.items()})
+    caption, source, units = stored["caption"], stored["source"], data.get("units", {})
+    return PublishedTable(name, caption, source, data["columns"], data["rows"], units)
 
 
 def _difference(stored: Row) -> Difference:
@@ -129,27 +111,17 @@ def _difference(stored: Row) -> Difference:
     if "same_as" in stored:  # both drafts of one paper; the numbers of sections and figures differ
         paper = stored["same_as"].rpartition("-")[0]
         entry = next(other for other in _load(paper)["differences"] if other["id"] == stored["same_as"])
-    concerns, evidence = tuple(stored["concerns"]), tuple(entry["evidence"])
-    return Difference(entry["id"], concerns, entry["where"], entry["what"], evidence, entry["kind"], entry["weight"])
+    return Difference(**{**entry, "concerns": stored["concerns"]})
 
 
 @functools.cache
 def published(paper: str) -> Paper:
     """Return the published facts of one of `PAPERS`; PaperError for another name."""
-    data = _load(paper)
-    return Paper(
-        key=data["key"],
-        title=data["title"],
-        short_title=data["short_title"],
-        setup=MappingProxyType(data["setup"]),
-        method_names=MappingProxyType(data["method_names"]),
-        symbols=MappingProxyType(data["symbols"]),
-        authors_code=data["authors_code"],
-        tables=_tables(data["tables"], "Table"),
-        figures=_tables(data["figures"], "Figure"),
-        logs=_tables(data["logs"], "log"),
-        differences=tuple(_difference(entry) for entry in data["differences"]),
-    )
+    data, kinds = _load(paper), {"tables": "Table", "figures": "Figure", "logs": "log"}
+    names = {f"{kind} {number}": entry for place, kind in kinds.items() for number, entry in data[place].items()}
+    tables = {name: _table(name, entry) for name, entry in names.items()}
+    differences = [_difference(entry) for entry in data["differences"]]
+    return Paper(paper, data["title"], data["setup"], tables, differences)
 
 
 def known_differences(paper: str, where: str | None = None) -> list[Difference]:
@@ -162,9 +134,7 @@ def published_and_measured(
     measured_rows: Iterable[Mapping[str, Any]],
     on: str | Sequence[str] = "method",
     *,
-    columns: Sequence[str] | None = None,
-    published_setup: str = "",
-    measured_setup: str = "",
+    columns: Sequence[str],
 ) -> list[Row]:
     """Line up published and measured rows whose `on` columns agree.
 
@@ -172,40 +142,31 @@ def published_and_measured(
         published_rows: from `PublishedTable.rows` or `where`.
         measured_rows: the suite's own.
         on: columns that tell the rows of a side apart.
-        columns: to compare; by default those that both sides share.
-        published_setup: written into a column of its own, where given.
-        measured_setup: the same.
+        columns: to compare.
 
     Returns:
-        rows with the `on` columns, then `<column> (paper)` and `<column> (measured)` for each of `columns`, then the
-        setups; None where a side has no number. Published order first, then rows that were only measured.
+        rows with the `on` columns, then `<column> (paper)` and `<column> (measured)` for each of `columns`; None where
+        a side has no number. Published order first, then rows that were only measured.
 
     Raises:
         ValueError: where `on` does not tell a side's rows apart.
     """
     keys = [on] if isinstance(on, str) else list(on)
-    left, right = _by_key(published_rows, keys, "published"), _by_key(measured_rows, keys, "measured")
-    if columns is None:
-        shared = {column for row in right.values() for column in row} - set(keys)
-        columns = list(dict.fromkeys(column for row in left.values() for column in row if column in shared))
-    setups = {"setup (paper)": published_setup, "setup (measured)": measured_setup}
-    result = []
-    for key in {**left, **right}:
-        paper, measured = left.get(key, {}), right.get(key, {})
-        joined = {name: (paper or measured)[name] for name in keys}
-        for column in columns:
-            joined |= {f"{column} (paper)": paper.get(column), f"{column} (measured)": measured.get(column)}
-        result.append(joined | {name: text for name, text in setups.items() if text})
-    return result
+    sides = {"paper": _by_key(published_rows, keys, "published"), "measured": _by_key(measured_rows, keys, "measured")}
+    return [
+        dict(zip(keys, key, strict=True))
+        | {f"{column} ({side})": rows.get(key, {}).get(column) for column in columns for side, rows in sides.items()}
+        for key in sides["paper"] | sides["measured"]
+    ]
 
 
-def _by_key(rows: Iterable[Mapping[str, Any]], keys: list[str], side: str) -> dict[str, Mapping[str, Any]]:
-    result: dict[str, Mapping[str, Any]] = {}
+def _by_key(rows: Iterable[Mapping[str, Any]], keys: list[str], side: str) -> dict[tuple[Any, ...], Mapping[str, Any]]:
+    result: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for row in rows:
         missing = [key for key in keys if key not in row]
         if missing:
             raise ValueError(f"A {side} row has no column {missing[0]!r} to join on; it has {', '.join(row)}.")
-        key = json.dumps([row[name] for name in keys], sort_keys=True, default=str)  # a config is a dict: not hashable
+        key = tuple(row[name] for name in keys)
         if key in result:
             raise ValueError(f"Two {side} rows share {', '.join(keys)} = {key}; select rows or add columns to `on`.")
         result[key] = row

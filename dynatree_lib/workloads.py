@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, islice, zip_longest
+from itertools import compress, groupby, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ FOLDER_VARIABLE = "DYNATREE_DATA"
 BUNDLED_TASKS = ("code", "encyclopedia", "novel", "math", "chat", "translation", "summarization", "qa", "rag")
 SPEC_BENCH_TASKS = ("multi_turn", "translation", "summarization", "qa", "math_reasoning", "rag")
 TINY_PAIR_TRAINING_BOOKS = ("16215",)  # the PG-19 book the tiny pair was trained on; 14263 is held out
+PASSAGES_PER_BOOK = 20
 
 Row = dict[str, Any]
 
@@ -79,8 +80,6 @@ class Workload:
 class _Options:
     split: str
     max_characters: int
-    books: tuple[str, ...] | None
-    passages_per_book: int
 
 
 def _wikitext(rows: Iterator[Row], options: _Options) -> Iterator[Prompt]:
@@ -97,16 +96,16 @@ def _wikitext(rows: Iterator[Row], options: _Options) -> Iterator[Prompt]:
 
 
 def _pg19(rows: Iterator[Row], options: _Options) -> Iterator[Prompt]:
-    """Passages spread over each book, the first of every book before the second of any."""
-    wanted = options.books
-    by_book = []
-    for row in rows:
-        book = book_number(row)
-        if book in wanted if wanted is not None else book not in TINY_PAIR_TRAINING_BOOKS:
-            passages = _passages(row["text"], options)
-            by_book.append([Prompt(f"{book}@{start}", "novel", (text,)) for start, text in passages])
-    for number in range(max(map(len, by_book), default=0)):
-        yield from (passages[number] for passages in by_book if number < len(passages))
+    """Passages spread over each book but the training book, the first of every book before the second of any."""
+    by_book = {
+        book: _passages(row["text"], options)
+        for row in rows
+        if (book := book_number(row)) not in TINY_PAIR_TRAINING_BOOKS
+    }
+    for number in range(PASSAGES_PER_BOOK):
+        for book, passages in by_book.items():
+            for start, text in passages[number : number + 1]:
+                yield Prompt(f"{book}@{start}", "novel", (text,))
 
 
 def book_number(row: Row) -> str:
@@ -115,7 +114,7 @@ def book_number(row: Row) -> str:
 
 
 def _passages(book: str, options: _Options) -> list[tuple[int, str]]:
-    """(offset, text) of up to passages_per_book passages that begin at a paragraph of 200 characters or more."""
+    """(offset, text) of up to PASSAGES_PER_BOOK passages that begin at a paragraph of 200 characters or more."""
     book = book.replace("\r\n", "\n")
     begin = re.search(r"\*\*\* ?START OF.*\n", book)
     end = re.search(r"\*\*\* ?END OF", book)
@@ -123,7 +122,7 @@ def _passages(book: str, options: _Options) -> list[tuple[int, str]]:
     paragraphs = re.finditer(r"(?<=\n\n)(?=[^\s\[*])(?:(?!\n\n).){200}", body, re.DOTALL)
     starts = [match.start() for match in paragraphs if "   " not in match.group()]  # columns are a table of contents
     starts = [start for start in starts if start + options.max_characters <= len(body)]
-    count = min(options.passages_per_book, len(starts))
+    count = min(PASSAGES_PER_BOOK, len(starts))
     chosen = [starts[position * len(starts) // count] for position in range(count)]
     return [(start, body[start : start + options.max_characters].rstrip()) for start in chosen]
 
@@ -235,31 +234,25 @@ def load_workload(
     name: str,
     *,
     limit: int | None = None,
-    sample: int | None = None,
     seed: int = 0,
     source: str | os.PathLike[str] = "auto",
     split: str = "test",
     max_characters: int | None = None,
     max_tokens: int | None = None,
     tokenizer: Any = None,
-    books: Sequence[str | int] | None = None,
-    passages_per_book: int = 20,
 ) -> Workload:
     """Load one of `WORKLOADS`.
 
     Args:
         name: of the workload.
         limit: at most this many prompts, the first of each task in turn.
-        sample: size of a random subset.
-        seed: of the random subset.
+        seed: of the random subsets.
         source: "bundled" (this project's prompts of the same kind), or as for `read_rows`.
         split: of the data set.
         max_characters: where WikiText-2 and PG-19 passages are cut (default 800 and 1,000); elsewhere longer prompts
             are left out.
         max_tokens: prompts with a turn of more tokens under `tokenizer` are left out.
         tokenizer: needed for max_tokens.
-        books: Gutenberg numbers for PG-19; by default all but the book that the tiny pair was trained on.
-        passages_per_book: at most, for PG-19.
 
     Raises:
         WorkloadError: where the source is missing or leaves no prompt.
@@ -267,34 +260,33 @@ def load_workload(
     """
     if name not in WORKLOADS:
         raise ValueError(f"There is no workload {name!r}; the workloads are {', '.join(WORKLOADS)}.")
-    counts = {"limit": limit, "sample": sample, "max_characters": max_characters, "max_tokens": max_tokens}
-    for argument, value in {**counts, "passages_per_book": passages_per_book}.items():
+    counts = {"limit": limit, "max_characters": max_characters, "max_tokens": max_tokens}
+    for argument, value in counts.items():
         if value is not None and value < 1:
             raise ValueError(f"{argument} is {value}; it must be at least 1, or None for no restriction.")
     if max_tokens is not None and tokenizer is None:
         raise ValueError(f"max_tokens={max_tokens} needs tokenizer=: a prompt has tokens only under a tokenizer.")
-    base, subset = SUBSETS.get(name, (name, None))
+    base, size = SUBSETS.get(name, (name, None))
     if name.startswith("bundled") or source == "bundled":
         label, origin, prompts = _bundled(base)
     else:
         data_set, label = DATA_SETS[base], name
         if split not in data_set.splits:
             raise ValueError(f"The workload {name!r} has no split {split!r}; it has {', '.join(data_set.splits)}.")
-        chosen_books = None if books is None else tuple(map(str, books))
-        options = _Options(split, max_characters or data_set.max_characters, chosen_books, passages_per_book)
         rows, origin = read_rows(base, split, source)
-        prompts = list(data_set.prompts(rows, options))
+        cut = max_characters or data_set.max_characters
+        prompts = list(data_set.prompts(rows, _Options(split, cut)))
         if data_set.max_characters:
-            origin += f", passages cut at {options.max_characters} characters"
+            origin += f", passages cut at {cut} characters"
             max_characters = None  # the passages are cut already
         if base == "pg-19":
             origin += f", books {', '.join(dict.fromkeys(prompt.id.partition('@')[0] for prompt in prompts))}"
-    notes, total, size = [origin], len(prompts), sample or subset
+    notes, total = [origin], len(prompts)
     if max_characters is not None:
         prompts = [prompt for prompt in prompts if max(map(len, prompt.turns)) <= max_characters]
     if max_tokens is not None:
-        lengths = [max(len(tokenizer(turn)["input_ids"]) for turn in prompt.turns) for prompt in prompts]
-        prompts = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_tokens]
+        fits = [all(len(tokenizer(turn)["input_ids"]) <= max_tokens for turn in prompt.turns) for prompt in prompts]
+        prompts = list(compress(prompts, fits))
     if len(prompts) < total:
         notes.append(f"{total - len(prompts)} longer prompts left out")
     if size is not None:
@@ -308,7 +300,7 @@ def load_workload(
         prompts = [prompt for turn in turns for prompt in turn if prompt is not None][:limit]
     if not prompts:
         raise WorkloadError(
-            f"The workload {name!r} has no prompt left ({'; '.join(notes)}); loosen split, books, max_characters or "
+            f"The workload {name!r} has no prompt left ({'; '.join(notes)}); loosen split, max_characters or "
             "max_tokens."
         )
     sentence = f"{len(prompts)} prompts of {label}: {'; '.join(notes)}."

@@ -15,7 +15,7 @@ from dynatree_lib.drafters import DRAFTERS, Chain
 from dynatree_lib.experiments.speed import throughput as measuring
 from dynatree_lib.experiments.speed.throughput import throughput
 from dynatree_lib.fast import batched
-from dynatree_lib.fast.batched import BatchedModel, Envelope, SlotCache, cheapest_groups
+from dynatree_lib.fast.batched import BatchedModel, SlotCache, cheapest_groups, envelope, mask_of
 from dynatree_lib.fast.batching import generate_batch
 from dynatree_lib.masks import ancestor_matrix
 from dynatree_lib.measure.prompts import BenchPrompt
@@ -261,8 +261,8 @@ def test_the_mask_is_its_definition(pair):
     slots = [_request(model, 12), None, _request(model, 3)]
     slots[0].session.entries = 0
     length = max(len(one.tokens) for one in slots if one)
-    envelope = Envelope.of(slots, [0, 9, 0], length)
-    mask = envelope.mask(torch.float64, torch.device("cpu"))
+    inputs, bases, tails = envelope(slots, [0, 9, 0], length)
+    mask = mask_of(bases, tails, torch.float64, torch.device("cpu"))
     assert mask.shape[-1] % 8 == 0
     barred = torch.finfo(torch.float64).min
     for slot, row, column in itertools.product(range(3), range(length), range(mask.shape[-1])):
@@ -275,7 +275,7 @@ def test_the_mask_is_its_definition(pair):
             tail = request.tail[row - padding]
             sees = column < base or (column - base < len(tail) and tail[column - base])
         assert mask[slot, 0, row, column] == (0 if sees else barred)
-    own = [sorted(slots.tolist()) for slots in envelope.inputs[2]]
+    own = [sorted(slots.tolist()) for slots in inputs[2]]
     assert own == [list(range(start, start + length)) for start in (0, 9, 0)]
 
 

@@ -6,7 +6,7 @@ from dynatree_lib.measure import grids
 from dynatree_lib.measure.prompts import BenchPrompt
 from dynatree_lib.measure.protocol import read_results, run_benchmark
 from dynatree_lib.models.pairs import Pair
-from dynatree_lib.training.acceptance import measure_acceptance
+from dynatree_lib.training.evaluate import measure_acceptance
 from dynatree_lib.workloads import Prompt
 
 TARGET = random_model("gpt_neox")

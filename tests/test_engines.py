@@ -8,7 +8,7 @@ import torch
 from models import CONTEXT, noisy_copy, prompt, random_model, raw_model
 
 from dynatree_lib import Chain, FixedTree, Sampling, autoregressive, generate, load_pair
-from dynatree_lib.fast.packed import PackedGPTNeoX, packed
+from dynatree_lib.fast.gpt_neox import PackedGPTNeoX, packed
 from dynatree_lib.masks import additive, ancestor_matrix, below_chain
 from dynatree_lib.models import engines
 from dynatree_lib.models.cache import TreeCache

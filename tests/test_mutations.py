@@ -10,7 +10,7 @@ from dynatree_lib import Chain, FixedTree, ToyModel, autoregressive, generate
 from dynatree_lib.drafters.base import ModelDrafter
 from dynatree_lib.drafters.builder import TreeBuilder
 from dynatree_lib.drafters.fixed_tree import FixedTree as FixedTreeClass
-from dynatree_lib.fast import lean
+from dynatree_lib.fast import gpt_neox
 from dynatree_lib.models import base, cache, huggingface
 from dynatree_lib.stopping import Stopping
 from dynatree_lib.verifiers import greedy
@@ -133,11 +133,11 @@ def test_every_fault_is_noticed(fault, monkeypatch):
 def test_a_wrong_lean_forward_is_refused_at_loading(monkeypatch):
     from models import raw_model
 
-    attend = lean.LeanGPTNeoX._attend
+    attend = gpt_neox.LeanGPTNeoX._attend
 
     def unturned(self, qkv, index, turn, mask, cache_):
         return attend(self, qkv, index, (turn[0].abs(), turn[1]), mask, cache_)
 
-    monkeypatch.setattr(lean.LeanGPTNeoX, "_attend", unturned)
+    monkeypatch.setattr(gpt_neox.LeanGPTNeoX, "_attend", unturned)
     with pytest.raises(ValueError, match="does not score a token tree"):
         huggingface.HFModel(raw_model("gpt_neox"))

@@ -45,7 +45,7 @@ def test_equal_texts_share_everything_and_order_counts():
 
 
 def test_its_names_are_the_columns_of_the_published_table():
-    assert set(overlap([TEXT], [TEXT])) <= set(published("ptd").tables["2"].columns)
+    assert set(overlap([TEXT], [TEXT])) <= set(published("ptd").table(2).columns)
 
 
 def test_bad_input_is_one_sentence():

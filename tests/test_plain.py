@@ -136,8 +136,8 @@ class Made:
     def __init__(self, model, capacity):
         self.context, self.warmed = capacity, None
 
-    def warm(self, sizes):
-        self.warmed = sizes
+    def warm(self, trees):
+        self.warmed = trees
 
 
 def test_on_a_gpu_buffers_are_made_once_for_models_that_can_have_them(monkeypatch):
@@ -148,6 +148,6 @@ def test_on_a_gpu_buffers_are_made_once_for_models_that_can_have_them(monkeypatc
     model.__dict__["device"] = windowed.__dict__["device"] = torch.device("cuda")
     assert _static(windowed, 10) is None
     first = _static(model, 10)
-    assert (first.context, first.warmed) == (50, ())  # plain decoding's graphs alone
+    assert (first.context, first.warmed) == (50, False)  # plain decoding's graphs alone
     assert _static(model, 50) is first
     assert _static(model, 60).context == 60

@@ -162,7 +162,7 @@ def test_the_mask_made_on_the_device_is_the_definition(base, earlier, new):
 
 
 def test_padding_is_finite_and_touches_no_row():
-    static = StaticModel(random_model("gpt_neox"), 60, sizes=(8,), widths=(), check=False)
+    static = StaticModel(random_model("gpt_neox"), 60, sizes=(8,), check=False)
     session = static.session()
     session.start([1, 2, 3])
     session.score([4], [-1], Sampling())
@@ -301,8 +301,8 @@ class FakeCuda:
 
     @contextlib.contextmanager
     def graph(self, graph, pool, stream):
-        buffers, greedy = self.static.buffers, self.static.greedy
-        lasting = [buffers.cache.states, buffers.integers, greedy.state, greedy.chosen]
+        buffers = self.static.buffers
+        lasting = [buffers.cache.states, buffers.integers, buffers.state, buffers.chosen]
         before, recorder = [each.clone() for each in lasting], Recorder()
         with recorder:
             yield
@@ -323,8 +323,9 @@ class FakeCuda:
 def captured(monkeypatch):
     """A function that makes a StaticModel whose steps are captured and replayed."""
 
-    def make(model, **options):
-        static = StaticModel(model, 200, sizes=(1, 4, 16, 64), widths=(64, 128), check=False, **options)
+    def make(model):
+        monkeypatch.setattr("dynatree_lib.fast.static.NARROWEST", 64)
+        static = StaticModel(model, 200, sizes=(1, 4, 16, 64), check=False)
         cuda = FakeCuda(static)
         for name in (
             "CUDAGraph", "current_stream", "Stream", "synchronize", "empty_cache", "graph_pool_handle",
@@ -349,7 +350,7 @@ def test_graphs_replay_every_forward(captured, kind):
         assert autoregressive_fast(static, prompt(size), max_new_tokens=budget).tokens == expected
     graphs = static.buffers._graphs
     assert {key[0] for key in graphs} >= {1, 4, 16, 64, "greedy"}
-    assert {key[-1] for key in graphs} == {64, 128, 320}
+    assert {key[-1] for key in graphs} == {64, 128, 256}
 
 
 def test_rows_outlive_the_next_replay(captured):
@@ -374,13 +375,13 @@ def test_a_draft_grows_its_levels_from_graphs(captured):
 def test_warming_captures_all_of_them_once(captured):
     static = captured(random_model("gpt_neox"))
     assert static.warm() is static
-    assert len(static.buffers._graphs) == (4 + 1) * 3
+    assert len(static.buffers._graphs) == (4 + 1) * 4
     captures = dict(static.buffers._graphs)
     assert autoregressive(static, prompt(20), max_new_tokens=30).tokens == hf_greedy(static, prompt(20), 30)
     assert static.buffers._graphs == captures
-    other = captured(random_model("gpt_neox")).warm(sizes=(3,), widths=(100,))
-    assert other.buffers.graph_bytes == 2 * 1000
-    assert set(other.buffers._graphs) == {(4, 128), ("greedy", other.vocab_size, 128)}
+    other = captured(random_model("gpt_neox")).warm(trees=False)
+    assert other.buffers.graph_bytes == 4 * 1000
+    assert set(other.buffers._graphs) == {("greedy", other.vocab_size, width) for width in other.buffers.widths}
 
 
 def test_copies_of_a_model_share_one_step_of_plain_decoding(captured):

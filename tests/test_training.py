@@ -11,8 +11,8 @@ import torch
 from dynatree_lib.cli import train as command
 from dynatree_lib.training import card as cards
 from dynatree_lib.training import corpus, distil, optimize, pipeline
+from dynatree_lib.training.corpus import Windows, encode, train_tokenizer
 from dynatree_lib.training.recipe import Phase, from_json, load_recipe
-from dynatree_lib.training.tokens import Windows, encode, train_tokenizer
 
 SHAPE = {
     "hidden_size": 16,
@@ -161,26 +161,25 @@ def test_held_out_texts_are_disjoint_and_rules_hold(parts):
     assert all("testf" in text for text in parts["code-tests"].train)
 
 
-def test_resumed_run_equals_uninterrupted(pair, texts, tmp_path, monkeypatch):
-    whole = {name: torch.load(pair[0] / "work" / f"{name}.pt", weights_only=True) for name in ("target", "draft")}
-    real = optimize.Run.train
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_resumed_run_equals_uninterrupted(pair, texts, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(optimize, "CHECKPOINT_SECONDS", -1.0)  # after every step
+    real = optimize.Run._step
     for stop in (1, 5):  # inside each phase
-        with monkeypatch.context() as patch:
-            patch.setattr(optimize.Run, "train", interrupted(real, stop))
-            with pytest.raises(KeyboardInterrupt):
-                train(texts, tmp_path, resume=stop > 1)
+
+        def interrupted(run, *arguments, stop=stop):
+            if run.checkpoint.stem == name and run.step == stop:
+                raise KeyboardInterrupt
+            return real(run, *arguments)
+
+        monkeypatch.setattr(optimize.Run, "_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(texts, tmp_path, resume=stop > 1)
+    monkeypatch.setattr(optimize.Run, "_step", real)
     train(texts, tmp_path, resume=True)
-    for name, state in whole.items():
-        again = torch.load(tmp_path / "work" / f"{name}.pt", weights_only=True)
-        assert all(torch.equal(state["model"][key], again["model"][key]) for key in state["model"])
-
-
-def interrupted(real, stop):
-    def stopping(self, batches, loss):
-        real(self, batches, loss, stop_after=stop)
-        raise KeyboardInterrupt
-
-    return stopping
+    for role in ("target", "draft"):
+        whole, again = (torch.load(root / "work" / f"{role}.pt", weights_only=True) for root in (pair[0], tmp_path))
+        assert all(torch.equal(whole["model"][key], again["model"][key]) for key in whole["model"])
 
 
 def test_refuses_what_would_overwrite_or_mix(pair, texts, tmp_path):
@@ -204,7 +203,7 @@ def test_missing_part_is_named_before_any_work(texts, tmp_path):
         )  # fmt: skip
     assert not (tmp_path / "w").exists()
     with pytest.raises(ValueError, match="no text part 'poems'"):
-        corpus.load_part("poems", data)
+        corpus.load_corpus(["poems"], data)
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def memory(shapes: Shapes) -> Row:
 
     Each has the graphs that it needs, all of them captured.
     """
-    ids, tokens = any_text(shapes.target.warm(sizes=()), shapes.plan.prefixes[0]), shapes.plan.tokens
+    ids, tokens = any_text(shapes.target.warm(trees=False), shapes.plan.prefixes[0]), shapes.plan.tokens
     peaks = _peak(shapes.device, lambda: autoregressive_fast(shapes.target, ids, max_new_tokens=tokens))
     weights = weight_bytes(shapes.draft.warm())
     shapes.target.warm()

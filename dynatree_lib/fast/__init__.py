@@ -2,5 +2,5 @@
 
 from ..models.engines import register
 
-register("lean", f"{__name__}.lean:LeanGPTNeoX")
-register("packed", f"{__name__}.packed:PackedGPTNeoX")
+register("lean", f"{__name__}.gpt_neox:LeanGPTNeoX")
+register("packed", f"{__name__}.gpt_neox:PackedGPTNeoX")

@@ -3,7 +3,7 @@
 A forward is as long as the longest sequence's tokens; the other sequences are padded on the left, so that the tokens
 whose logits are wanted come last everywhere. Each sequence has a slot of one cache: its KV entries are written behind
 those already in the slot, and a mask made on the device says which of the slot's columns a token sees. Which sequences
-wait for which is left to `batching`: without it, requests are served one by one.
+wait for which is left to `batching`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers.cache_utils import Cache, DynamicLayer
 from typing_extensions import override
 
 from ..masks import ancestor_matrix, below_chain, depth_positions
 from ..models.base import LanguageModel, Session
 from ..models.huggingface import LONGEST_JOINT_PREFILL, HFModel, HFSession
+from .static import AimedCache
 
 WORTH = {"cpu": 24}
 """Tokens that cost as much as one more forward, by device type (CPU: 1.4 ms against 0.06 on the bundled target)."""
@@ -68,7 +68,7 @@ class BatchedModel(LanguageModel):
     Attributes:
         sessions: the sessions that have a slot, by slot.
         cache: keys and values of all slots. It grows when needed; its memory is freed with this object.
-        ask: serves a request and returns its logits; at first it is served at once and alone.
+        ask: serves a request and returns its logits; given by whoever lets several sequences ask.
         on_forward: is called with every forward.
 
     Args:
@@ -80,9 +80,21 @@ class BatchedModel(LanguageModel):
         ValueError: for a model with sliding windows, or whose sessions are not the plain ones.
     """
 
+    ask: Callable[[Request], torch.Tensor]
+
     def __init__(self, base: LanguageModel, role: str = "target") -> None:
-        _check(base)
-        assert isinstance(base, HFModel)
+        if not isinstance(base, HFModel):
+            raise TypeError(
+                f"Batches need an HFModel and got a {type(base).__name__}, whose sessions cannot share a forward; "
+                "decode its texts one by one with generate()."
+            )
+        if base.session_class is not HFSession or base.window is not None:
+            own = f"sessions of its own ({base.session_class.__name__})"
+            what = own if base.window is None else f"sliding-window layers (window {base.window})"
+            raise ValueError(
+                f"'{base.name}' has {what}, which batches do not support; give a plain HFModel without either, or "
+                "decode its texts one by one with generate()."
+            )
         self.base, self.role = base, role
         self.name, self.vocab_size, self.context = base.name, base.vocab_size, base.context
         self.eos_token_ids, self.vocabulary, self.tokenizer = base.eos_token_ids, base.vocabulary, base.tokenizer
@@ -90,7 +102,6 @@ class BatchedModel(LanguageModel):
         self.worth = WORTH.get(base.device.type, WORTH_ELSEWHERE)
         self.cache = SlotCache(base.layers)
         self.sessions: list[SlotSession] = []
-        self.ask: Callable[[Request], torch.Tensor] = self._alone
         self.on_forward: Callable[[SharedForward], None] | None = None
 
     def session(self) -> SlotSession:
@@ -123,11 +134,6 @@ class BatchedModel(LanguageModel):
             self.sessions[session.slot], last.slot = last, session.slot
         session.slot = None
 
-    def _alone(self, request: Request) -> torch.Tensor:
-        self.serve([request])
-        assert request.logits is not None
-        return request.logits
-
     def _settle(self) -> None:
         """Move the KV entries that sessions have committed since the last forward, all at once."""
         moves = [(session.slot, *move) for session in self.sessions for move in session.moves]
@@ -146,12 +152,13 @@ class BatchedModel(LanguageModel):
         sessions = [self.sessions[slot] for slot in slots]
         by_session = {request.session: request for request in group}
         requests = [by_session.get(session) for session in sessions]
-        envelope = Envelope.of(requests, [session.entries for session in sessions], length)
+        starts = [session.entries for session in sessions]
+        inputs, bases, tails = envelope(requests, starts, length)
         keep = max(max(request.keep for request in group), 1)
-        ids, positions, places = torch.from_numpy(envelope.inputs).to(self.device)
-        mask = envelope.mask(self.dtype, self.device)
-        capacity = max(mask.shape[-1], int(envelope.starts.max()) + length)
-        self.cache.aim(slots, places, mask.shape[-1], (len(self.sessions), capacity))
+        ids, positions, places = torch.from_numpy(inputs).to(self.device)
+        mask = mask_of(bases, tails, self.dtype, self.device)
+        width = mask.shape[-1]
+        self.cache.aim_at(slots, places, width, (len(self.sessions), max(width, max(starts) + length)))
         logits = self.base.engine(ids, positions, mask, self.cache, keep)[..., : self.vocab_size]
         for number, request in enumerate(requests):
             if request is not None:
@@ -207,55 +214,50 @@ class SlotSession(Session):
         self.moves += [move for move in zip(range(self.length, self.entries), old, strict=True) if move[0] != move[1]]
 
 
-@dataclass
-class Envelope:
-    """The tokens of several slots, padded on the left to `n`, as arrays. A slot without a request is padding only.
+def envelope(
+    requests: Sequence[Request | None], starts: Sequence[int], n: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the tokens of B slots, padded on the left to `n`. A slot without a request is padding only.
 
     A padding token is written behind its slot's own entries, where the next forward will overwrite it. It sees the
     columns that the other tokens see and the slot's first new column, so that its numbers are finite.
 
-    Attributes:
+    Args:
+        requests: of each slot.
+        starts: KV entries of each slot in use before.
+        n: tokens of the longest request.
+
+    Returns:
         inputs: (3, B, n) int64: token, position, and place in the slot that the KV entry is written to.
-        starts: (B,) int64 KV entries in use before.
         bases: (B,) int64 columns that all tokens of the slot see.
         tails: (B, n, t) bool, which of the t columns after them each token sees.
     """
-
-    inputs: np.ndarray
-    starts: np.ndarray
-    bases: np.ndarray
-    tails: np.ndarray
-
-    @classmethod
-    def of(cls, requests: Sequence[Request | None], starts: Sequence[int], n: int) -> Envelope:
-        """Return the envelope of a request, or None, per slot."""
-        count, widest = len(requests), max(request.tail.shape[1] for request in requests if request is not None)
-        inputs, tails = np.zeros((3, count, n), np.int64), np.zeros((count, n, widest), bool)
-        bases = np.zeros(count, np.int64)
-        for slot, request in enumerate(requests):
-            padding = n - (0 if request is None else len(request.tokens))
-            inputs[2, slot] = starts[slot] + (np.arange(n) - padding) % n
-            tails[slot, :padding, 0] = True
-            if request is not None:
-                inputs[:2, slot, padding:] = request.tokens, request.positions
-                bases[slot] = request.base
-                tails[slot, padding:, : request.tail.shape[1]] = request.tail
-        return cls(inputs, np.asarray(starts, np.int64), bases, tails)
-
-    def mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return a (B, 1, n, m) additive mask: 0 for what a token sees, the dtype's most negative number elsewhere."""
-        bases = torch.from_numpy(self.bases).to(device)[:, None, None]
-        tails = torch.from_numpy(self.tails).to(device)
-        columns = int(self.bases.max()) + tails.shape[2]
-        columns += -columns % ALIGNED
-        seen = (torch.arange(columns, device=device) < bases).expand(*tails.shape[:2], -1).contiguous()
-        places = bases + torch.arange(tails.shape[2], device=device)
-        seen.scatter_(2, places.expand_as(tails), tails)
-        mask = torch.zeros(seen.shape, dtype=dtype, device=device)
-        return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+    count, widest = len(requests), max(request.tail.shape[1] for request in requests if request is not None)
+    inputs, tails = np.zeros((3, count, n), np.int64), np.zeros((count, n, widest), bool)
+    bases = np.zeros(count, np.int64)
+    for slot, request in enumerate(requests):
+        padding = n - (0 if request is None else len(request.tokens))
+        inputs[2, slot] = starts[slot] + (np.arange(n) - padding) % n
+        tails[slot, :padding, 0] = True
+        if request is not None:
+            inputs[:2, slot, padding:] = request.tokens, request.positions
+            bases[slot] = request.base
+            tails[slot, padding:, : request.tail.shape[1]] = request.tail
+    return inputs, bases, tails
 
 
-class SlotCache(Cache):
+def mask_of(bases: np.ndarray, tails: np.ndarray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return the (B, 1, n, m) additive mask: 0 for what a token sees, the dtype's most negative number elsewhere."""
+    width = int(bases.max()) + tails.shape[2]
+    columns = torch.arange(width + -width % ALIGNED, device=device)
+    before, named = torch.from_numpy(bases).to(device)[:, None, None], torch.from_numpy(tails).to(device)
+    seen = (columns < before).expand(*named.shape[:2], -1).contiguous()
+    seen.scatter_(2, (before + columns[: named.shape[2]]).expand_as(named), named)
+    mask = torch.zeros(seen.shape, dtype=dtype, device=device)
+    return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+
+
+class SlotCache(AimedCache):
     """Keys and values of several sequences, each in its own slot.
 
     Attributes:
@@ -267,23 +269,23 @@ class SlotCache(Cache):
     """
 
     def __init__(self, layers: int) -> None:
-        super().__init__(layers=[DynamicLayer() for _ in range(layers)])  # what transformers reads layer types from
+        super().__init__(layers)
         self.depth = layers
         self.states: torch.Tensor | None = None
 
-    def aim(self, slots: list[int], places: torch.Tensor, columns: int, needed: tuple[int, int]) -> None:
+    def aim_at(self, slots: list[int], places: torch.Tensor, width: int, needed: tuple[int, int]) -> None:
         """Say where the next forward reads and writes.
 
         Args:
             slots: (B,) ascending, of the batch's sequences.
             places: (B, n) int64, place in its slot of each token's KV entry.
-            columns: m, columns that the forward sees.
+            width: m, columns that the forward sees.
             needed: slots, and entries of each, that the cache must have.
         """
-        self._index, self._places = torch.tensor(slots, device=places.device)[:, None], places
+        self.aim(places, width)
+        self._index, self._needed = torch.tensor(slots, device=places.device)[:, None], needed
         together = slots[-1] - slots[0] + 1 == len(slots)
         self._slots = slice(slots[0], slots[-1] + 1) if together else self._index[:, 0]
-        self._columns, self._needed = columns, needed
 
     @override
     def update(
@@ -294,9 +296,9 @@ class SlotCache(Cache):
             self._reserve(key_states)
         assert self.states is not None
         keys, values = self.states[layer_idx].unbind(0)
-        keys[self._index, :, self._places] = key_states.transpose(1, 2)
-        values[self._index, :, self._places] = value_states.transpose(1, 2)
-        return keys[self._slots, :, : self._columns], values[self._slots, :, : self._columns]
+        keys[self._index, :, self.places] = key_states.transpose(1, 2)
+        values[self._index, :, self.places] = value_states.transpose(1, 2)
+        return keys[self._slots, :, : self.width], values[self._slots, :, : self.width]
 
     def _reserve(self, like: torch.Tensor) -> None:
         """Have as many slots and entries as the next forward needs; what there is doubles."""
@@ -322,16 +324,6 @@ class SlotCache(Cache):
         if self.states is not None:
             self.states[:, :, target, :, :entries] = self.states[:, :, source, :, :entries]
 
-    @override
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns before the tokens of a forward, where transformers asks; the mask and the positions say the rest."""
-        return self._columns - self._places.shape[1]
-
-    @override
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Width and offset of an attention mask."""
-        return self._columns, 0
-
 
 def cheapest_groups(sizes: Sequence[int], worth: int) -> list[int]:
     """Return how many of the sequences go into each forward, the longest first, so that the whole costs least.
@@ -348,21 +340,3 @@ def cheapest_groups(sizes: Sequence[int], worth: int) -> list[int]:
         cost, start = min(ways)
         best.append((cost, [*best[start][1], end - start]))
     return best[-1][1]
-
-
-def _check(base: LanguageModel) -> None:
-    if not isinstance(base, HFModel):
-        raise TypeError(
-            f"Batches need an HFModel and got a {type(base).__name__}, whose sessions cannot share a forward; decode "
-            "its texts one by one with generate()."
-        )
-    if base.session_class is not HFSession:
-        raise ValueError(
-            f"'{base.name}' opens sessions of its own ({base.session_class.__name__}), which batches would not use; "
-            "give the plain HFModel, or decode its texts one by one with generate()."
-        )
-    if base.window is not None:
-        raise ValueError(
-            f"'{base.name}' has sliding-window layers (window {base.window}), which batches do not support; decode its "
-            "texts one by one with generate()."
-        )

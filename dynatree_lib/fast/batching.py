@@ -12,8 +12,10 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
+from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Literal
 
@@ -85,7 +87,9 @@ def generate_batch(
     shared = BatchedModel(target)
     drafter = _on_shared(drafter, target, shared)
     drafts = [drafter.model] if isinstance(drafter.model, BatchedModel) and drafter.model is not shared else []
-    if seeds is not None and len(seeds) != len(prompts):
+    seed = options.pop("seed", 0)
+    seeds = [seed] * len(prompts) if seeds is None else seeds
+    if len(seeds) != len(prompts):
         raise ValueError(f"There are {len(seeds)} seeds for {len(prompts)} prompts; give one each.")
     if max_batch is not None and max_batch < 1:
         raise ValueError(f"max_batch is {max_batch}; decode at least 1 text at a time.")
@@ -95,15 +99,11 @@ def generate_batch(
             f"Batches do not support {refused[0]}=, because slots of a shared cache do not outlive the call; use "
             "generate() for texts that go on or begin where another one ended."
         )
+    one = partial(generate, shared, drafter=drafter, **{**options, "keep_state": False, "interrupt": "return"})
     jobs = []
-    for number, prompt in enumerate(prompts):
+    for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
         checked_prompt(shared, prompt, None, options.get("max_new_tokens", 1))
-        own: dict[str, Any] = {**options, "keep_state": False, "interrupt": "return"}
-        if seeds is not None:
-            own["seed"] = seeds[number]
-        if on_tokens is not None:
-            own["on_tokens"] = partial(on_tokens, number)
-        jobs.append(partial(generate, shared, prompt, drafter, **own))
+        jobs.append(partial(one, prompt, seed=seed, on_tokens=on_tokens and partial(on_tokens, number)))
     generations = _Batch([*drafts, shared], jobs, max_batch or len(jobs), on_forward).run()
     if interrupt == "raise" and any(generation.finish_reason == "interrupted" for generation in generations):
         raise BatchInterrupted(generations)
@@ -120,16 +120,14 @@ class _Stop(BaseException):
 
 @dataclass(eq=False)
 class _Slot:
-    """One sequence: the request it waits for, and its result or error."""
+    """One sequence: its thread's result, the request it waits for, and what it goes on with."""
 
     number: int
     job: Callable[[], Generation]
-    thread: threading.Thread | None = None
+    future: Future[Generation] | None = None
     inbox: SimpleQueue[Answer] = field(default_factory=SimpleQueue)
     request: Request | None = None
     sessions: set[SlotSession] = field(default_factory=set)
-    result: Generation | None = None
-    error: BaseException | None = None
 
 
 class _Batch:
@@ -150,12 +148,12 @@ class _Batch:
         width: int,
         on_forward: Callable[[SharedForward], None] | None,
     ) -> None:
-        self.models, self.width = models, width
+        self.models, self.width, self.pool = models, width, ThreadPoolExecutor(max(width, 1))
         self.slots = [_Slot(number, job) for number, job in enumerate(jobs)]
-        self.queue, self.live = deque(self.slots), list[_Slot]()
+        self.waiting, self.live = iter(self.slots), list[_Slot]()
         self.turns: deque[tuple[_Slot, Answer]] = deque()
-        self.over, self.done = False, SimpleQueue[None]()
         self.running: _Slot | None = None
+        self.done = SimpleQueue[None]()
         self.stop: type[BaseException] | None = None
         self.error: BaseException | None = None
         for model in models:
@@ -176,12 +174,14 @@ class _Batch:
                 self.stop = self.stop or _Stop
                 while self.live:
                     self._step()
+                self.pool.shutdown()
                 for model in self.models:  # memory is given back now, not when the garbage is collected
                     model.cache.states = None
                 torch.set_num_threads(threads)  # setting it in one thread sets what later threads begin with
         if self.error is not None:
             raise self.error
-        return [slot.result or Generation([], [], "interrupted", None) for slot in self.slots]
+        empty = Generation([], [], "interrupted", None)
+        return [slot.future.result() if slot.future else empty for slot in self.slots]
 
     def _interrupt(self, *_: Any) -> None:
         self.stop = self.stop or KeyboardInterrupt
@@ -189,11 +189,9 @@ class _Batch:
     # --------------------------------------------------------------------------------------- in the caller's thread
     def _admit(self) -> None:
         """Start as many sequences as may run at a time."""
-        while self.stop is None and self.queue and len(self.live) < self.width:
-            fresh = [self.queue.popleft() for _ in range(min(self.width - len(self.live), len(self.queue)))]
+        while self.stop is None and (fresh := list(islice(self.waiting, self.width - len(self.live)))):
             for slot in fresh:
-                slot.thread = threading.Thread(target=self._decode, args=(slot,), daemon=True)
-                slot.thread.start()
+                slot.future = self.pool.submit(self._decode, slot)
             self.live += fresh
             self._take_turns([(slot, None) for slot in fresh])
 
@@ -212,9 +210,8 @@ class _Batch:
     def _take_turns(self, turns: Sequence[tuple[_Slot, Answer]]) -> None:
         """Let sequences run one after another, each until it waits again or has ended."""
         self.turns.extend(turns)
-        self.over = False
         self._pass_on()
-        while not self.over:
+        while self.running is not None:
             try:
                 self.done.get()
             except KeyboardInterrupt:  # from a handler of the caller's own, before or after the queue was read
@@ -225,26 +222,24 @@ class _Batch:
 
     def _finish(self, slot: _Slot) -> None:
         """Take the result or error of a sequence that has ended, and free its slots."""
-        assert slot.thread is not None
-        slot.thread.join()
+        assert slot.future is not None
+        error = slot.future.exception()
         self.live.remove(slot)
         for session in slot.sessions:
             session.model.close(session)
-        if slot.error is not None and not isinstance(slot.error, _Stop):
-            slot.error.add_note(f"It was raised while decoding prompts[{slot.number}].")
-            self.error, self.stop = self.error or slot.error, self.stop or _Stop
-        elif slot.result is not None and slot.result.finish_reason == "interrupted":
+        if error is None and slot.future.result().finish_reason == "interrupted":
             self._interrupt()
+        elif error is not None and not isinstance(error, _Stop):
+            error.add_note(f"It was raised while decoding prompts[{slot.number}].")
+            self.error, self.stop = self.error or error, self.stop or _Stop
 
     # ------------------------------------------------------------------------------------------ in a sequence's thread
-    def _decode(self, slot: _Slot) -> None:
+    def _decode(self, slot: _Slot) -> Generation:
         # There is little work between forwards; a pool of workers for each sequence would only be in the way.
         torch.set_num_threads(1)
         try:
             self._wait(slot)
-            slot.result = slot.job()
-        except BaseException as error:
-            slot.error = error
+            return slot.job()
         finally:
             self._pass_on()
 
@@ -268,7 +263,7 @@ class _Batch:
     def _pass_on(self) -> None:
         """Let the next sequence run, or the caller's thread after the last turn; the calling thread must then wait."""
         if not self.turns:
-            self.over = True
+            self.running = None
             self.done.put(None)
             return
         self.running, answer = self.turns.popleft()
@@ -299,12 +294,11 @@ def _on_shared(drafter: Drafter, target: LanguageModel, shared: BatchedModel) ->
     if draft is None:
         return drafter
     names: list[str] = [field.name for field in fields(drafter)] if is_dataclass(drafter) else []
-    places = [name for name in names if getattr(drafter, name) is draft]
-    if not places:
+    batched = shared if draft is target else BatchedModel(draft, "draft")
+    changed: dict[str, Any] = {name: batched for name in names if getattr(drafter, name) is draft}
+    if not changed:
         raise TypeError(
             f"'{drafter.name}' does not hold its draft model in a dataclass field, so that no batched model can take "
             "its place; make the drafter a dataclass with a field `draft`."
         )
-    batched = shared if draft is target else BatchedModel(draft, "draft")
-    changed: Any = replace(drafter, **dict.fromkeys(places, batched))  # type: ignore[type-var]
-    return changed
+    return replace(drafter, **changed)  # type: ignore[type-var]

@@ -75,9 +75,16 @@ def autoregressive_fast(
     budget = min(max_new_tokens, target.context - len(ids))
     eos = target.eos_token_ids if eos_token_ids is None else as_tuple(eos_token_ids)
     stopping, tokens = Stopping(max_new_tokens, eos), list[int]()
+    static, sampling, random = _static(target, len(ids) + budget), sampling or Sampling(), RandomSource(seed, "verify")
+    if static is None:
+        bursts = _one_by_one(target, ids, budget, sampling, random)
+    elif sampling.greedy:
+        bursts = _fed_back(static, ids, budget, every)
+    else:
+        bursts = _scored(static, ids, budget, sampling, random)
     reason: str | None = None
     try:
-        for fresh in _bursts(target, ids, budget, sampling or Sampling(), seed, every):
+        for fresh in bursts:
             count, reason = stopping.cut(tokens, fresh)
             tokens += fresh[:count]
             if on_tokens:
@@ -91,17 +98,6 @@ def autoregressive_fast(
     return Generation(tokens, [], reason or "context", None)
 
 
-def _bursts(
-    target: HFModel, ids: list[int], budget: int, sampling: Sampling, seed: int, every: int
-) -> Iterator[list[int]]:
-    static, random = _static(target, len(ids) + budget), RandomSource(seed, "verify")
-    if static is None:
-        return _one_by_one(target, ids, budget, sampling, random)
-    if sampling.greedy:
-        return _fed_back(static, ids, budget, every)
-    return _scored(static, ids, budget, sampling, random)
-
-
 def _static(target: HFModel, capacity: int) -> StaticModel | None:
     """The target on static buffers of this capacity; None where the plain cache serves it."""
     if isinstance(target, StaticModel):
@@ -111,7 +107,7 @@ def _static(target: HFModel, capacity: int) -> StaticModel | None:
     known = _STATIC.get(target)
     if known is None or known.context < capacity:
         known = StaticModel(target, min(target.context, max(capacity, CAPACITY)))
-        known.warm(sizes=())  # now, and not in the middle of a text that is being timed
+        known.warm(trees=False)  # now, and not in the middle of a text that is being timed
         _STATIC[target] = known
     return known
 
@@ -142,10 +138,10 @@ def _one_by_one(
 @torch.inference_mode()
 def _fed_back(static: StaticModel, ids: list[int], budget: int, every: int) -> Iterator[list[int]]:
     """Tokens in bursts, the first alone; each burst is computed while the host handles the burst before."""
-    session, buffers, greedy = StaticSession(static), static.buffers, static.greedy
+    session, buffers = StaticSession(static), static.buffers
     session.start(ids[:-1])
     session.flush()
-    greedy.begin(ids[-1], len(ids) - 1)
+    buffers.begin(ids[-1], len(ids) - 1)
     waiting: Callable[[], list[int]] | None = None
     for first in [0, *range(1, budget, every)]:
         last = min(first + every, budget) if first else 1
@@ -155,8 +151,9 @@ def _fed_back(static: StaticModel, ids: list[int], budget: int, every: int) -> I
                 "them one after another, or with a StaticModel each."
             )
         for count in range(first, last):
-            greedy.run(1, buffers.width(1 + len(ids) + count))  # padding's column, and the text up to this token
-        ready = _fetched(greedy.chosen[first:last], static.name)
+            # padding's column, and the text up to this token
+            buffers.choose(buffers.width(1 + len(ids) + count), static.vocab_size)
+        ready = _fetched(buffers.chosen[first:last], static.name)
         if waiting:
             yield waiting()
         waiting = ready
@@ -179,12 +176,9 @@ def _scored(
 
 def _fetched(tokens: torch.Tensor, owner: str) -> Callable[[], list[int]]:
     """(k,) tokens on their way to the host; the call waits for them and for nothing launched later."""
-    if tokens.device.type != "cuda":
-        host, arrived = tokens.clone(), None
-    else:
-        host, arrived = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True), torch.cuda.Event()
-        host.copy_(tokens, non_blocking=True)
-        arrived.record(torch.cuda.current_stream(tokens.device))
+    cuda = tokens.device.type == "cuda"
+    host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=cuda).copy_(tokens, non_blocking=True)
+    arrived = torch.cuda.current_stream(tokens.device).record_event() if cuda else None
 
     def wait() -> list[int]:
         if arrived is not None:

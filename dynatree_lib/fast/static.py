@@ -31,7 +31,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CAPACITY = 4096
 """Longest text in tokens by default, where the model reads as many."""
 NARROWEST = 256
-"""Columns of the narrowest forward by default; each further width is twice the width before."""
+"""Columns of the narrowest forward; each further width is twice the width before."""
 CHUNK = 512
 """Tokens of a long prompt that are read in one forward."""
 WORD = 64
@@ -54,8 +54,6 @@ class StaticModel(HFModel):
         model: to be run; it stays usable by itself.
         capacity: longest text in tokens; by default the model's context, at most `CAPACITY`.
         sizes: numbers of tokens that forwards are padded to; a tree may have at most as many nodes as the largest.
-        widths: columns of the cache that forwards are padded to; the cache's own width is added as the last. By default
-            powers of two from `NARROWEST`.
         graphs: capture on a CUDA device; False runs the same steps without, to compare.
         check: score a small tree over the buffers and by the model's own forward, and refuse if they differ.
 
@@ -69,7 +67,6 @@ class StaticModel(HFModel):
         model: HFModel,
         capacity: int | None = None,
         sizes: Sequence[int] = SIZES,
-        widths: Sequence[int] | None = None,
         *,
         graphs: bool = True,
         check: bool = True,
@@ -84,7 +81,7 @@ class StaticModel(HFModel):
                 f"capacity is {capacity} and sizes {tuple(sizes)}; give at least 2 and ascending positive numbers."
             )
         self.session_class = StaticSession
-        self.buffers = Buffers(model, self.context, tuple(sizes), widths, graphs)
+        self.buffers = Buffers(model, self.context, tuple(sizes), graphs)
         if check:
             check_tree_attention(self)
 
@@ -99,27 +96,17 @@ class StaticModel(HFModel):
         # A copy, because the next forward writes its logits to the same place.
         return logits[end - keep : end, : self.vocab_size].clone()
 
-    @property
-    def greedy(self) -> GreedyStep:
-        """Plain greedy decoding on the device; all models that share buffers and vocabulary share it."""
-        return self.buffers.greedy(self.vocab_size)
-
     @torch.inference_mode()
-    def warm(self, sizes: Sequence[int] | None = None, widths: Sequence[int] | None = None) -> StaticModel:
-        """Capture graphs now and not when first needed.
-
-        Args:
-            sizes: of the forwards; by default all.
-            widths: of the forwards, and of plain decoding; by default all.
-        """
+    def warm(self, trees: bool = True) -> StaticModel:
+        """Capture the graphs of plain decoding, and those of `trees`, now and not when first needed."""
         buffers = self.buffers
         buffers.lend(None)
-        for width in buffers.widths if widths is None else [buffers.width(wanted) for wanted in widths]:
-            for size in buffers.sizes if sizes is None else {buffers.size(wanted) for wanted in sizes}:
+        for width in buffers.widths:
+            for size in buffers.sizes if trees else ():
                 buffers.integers.zero_()  # padding alone
                 buffers.forward(size, width)
-            self.greedy.begin(0, 0)
-            self.greedy.run(1, width)
+            buffers.begin(0, 0)
+            buffers.choose(width, self.vocab_size)
         return self
 
 
@@ -128,7 +115,6 @@ class StaticSession(HFSession):
 
     Attributes:
         aside: (L, 2, 1, H, n, D) cache of this sequence while another session has the buffers.
-        fresh: whether nothing of the sequence was read yet.
     """
 
     model: StaticModel
@@ -136,7 +122,6 @@ class StaticSession(HFSession):
     @override
     def _reset(self) -> None:
         self.aside: torch.Tensor | None = None
-        self.fresh = True
 
     @override
     @in_inference_mode
@@ -166,14 +151,38 @@ class StaticSession(HFSession):
             self.model.buffers.move(1 + self.length + nodes, 1 + self.length)
 
 
-class StaticCache(Cache):
+class AimedCache(Cache):
+    """A cache that is told before each forward where to write and how far to read.
+
+    Attributes:
+        places: (..., n) int64 columns that the next forward's KV entries are written to, on the device.
+        width: columns that the next forward reads.
+    """
+
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers=[DynamicLayer() for _ in range(layers)])  # what transformers reads layer types from
+
+    def aim(self, places: torch.Tensor, width: int) -> None:
+        """Say where the next forward writes and how far it reads."""
+        self.places, self.width = places, width
+
+    @override
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns before those of the next forward's tokens, as if these were the last columns that it reads."""
+        return self.width - self.places.shape[-1]
+
+    @override
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Width and offset of an attention mask."""
+        return self.width, 0
+
+
+class StaticCache(AimedCache):
     """Keys and values of all layers in one tensor that never moves.
 
     Attributes:
         states: (L, 2, 1, H, columns, D); zeros at the start of a text, because a hidden column still is multiplied by
             zero.
-        places: (n,) int64 columns that the next forward's KV entries are written to, on the device.
-        width: columns that the next forward reads.
 
     Args:
         like: (L, 2, 1, H, any, D) states of this model.
@@ -181,14 +190,9 @@ class StaticCache(Cache):
     """
 
     def __init__(self, like: torch.Tensor, columns: int) -> None:
-        super().__init__(layers=[DynamicLayer() for _ in like])  # what transformers reads layer types from
+        super().__init__(len(like))
         self.states = like.new_zeros((*like.shape[:4], columns, like.shape[5]))
         self._views = [tuple(layer.unbind(0)) for layer in self.states.unbind(0)]
-        self.places, self.width = torch.zeros(1, dtype=torch.int64, device=like.device), columns
-
-    def aim(self, places: torch.Tensor, width: int) -> None:
-        """Say where the next forward writes and how far it reads."""
-        self.places, self.width = places, width
 
     @override
     def update(
@@ -200,16 +204,6 @@ class StaticCache(Cache):
         values.index_copy_(2, self.places, value_states)
         return keys[:, :, : self.width], values[:, :, : self.width]
 
-    @override
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns before those of the next forward's tokens, as if these were the last columns that it reads."""
-        return self.width - len(self.places)
-
-    @override
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Width and offset of an attention mask."""
-        return self.width, 0
-
 
 class Buffers:
     """The buffers that a `StaticModel`'s forwards run over, and the graphs of the forwards.
@@ -220,38 +214,38 @@ class Buffers:
         cache: keys and values.
         integers: description of a forward, on the device: the number of committed entries, then for each of its tokens
             an id, a position, a column, and bits that say which of the columns after the committed ones it sees.
+        logits: (largest size, V) of the last forward.
+        state: (3,) int64 of plain greedy decoding: the last token, its position, the tokens chosen since `begin`.
+        chosen: (capacity + 1,) int64: the tokens chosen, -1 where the logits describe no distribution.
         graph_bytes: memory reserved while graphs were captured, and so kept by them; 0 without CUDA.
         dirty: columns that may hold anything; those behind them are zeros.
     """
 
-    def __init__(
-        self, model: HFModel, capacity: int, sizes: tuple[int, ...], widths: Sequence[int] | None, graphs: bool
-    ) -> None:
+    def __init__(self, model: HFModel, capacity: int, sizes: tuple[int, ...], graphs: bool) -> None:
         self.engine, self.device, self.dtype, self.sizes = model.engine, model.device, model.dtype, sizes
         self.capacity, self.words = capacity, -(-sizes[-1] // WORD)
         columns = -(-(1 + capacity + sizes[-1]) // WORD) * WORD
-        given = [NARROWEST << power for power in range(columns.bit_length())] if widths is None else widths
-        whole = {-(-int(width) // 8) * 8 for width in given}  # attention kernels want masks aligned
-        self.widths = (*sorted(width for width in whole if 0 < width < columns), columns)
-        self.cache = StaticCache(_states_of_one_token(model), columns)
+        doubled = (NARROWEST << power for power in range(columns.bit_length()))
+        self.widths = (*(width for width in doubled if width < columns), columns)
+        states, logits = _states_and_logits(model)
+        self.cache = StaticCache(states, columns)
+        self.logits = logits.new_zeros((sizes[-1], logits.shape[-1]))
         self.columns = torch.arange(columns, device=self.device)
-        numbers, cuda = 1 + sizes[-1] * (3 + self.words), self.device.type == "cuda"
-        self.captures = graphs and cuda
-        self._host = torch.zeros(numbers, dtype=torch.int64, pin_memory=cuda)
-        self.integers = torch.zeros(numbers, dtype=torch.int64, device=self.device)
+        cuda = self.device.type == "cuda"
+        self._host = torch.zeros(1 + sizes[-1] * (3 + self.words), dtype=torch.int64, pin_memory=cuda)
+        self.integers = torch.zeros_like(self._host, device=self.device)
+        self.state, self.chosen = (self.integers.new_zeros(length) for length in (3, capacity + 1))
         self._sent = torch.cuda.Event() if cuda else None
+        self.captures = graphs and cuda
         self._graphs: dict[Any, tuple[Any, Any]] = {}
         self._pool: Any = None
         self._holder: Callable[[], StaticSession | None] = _nobody
         self.graph_bytes, self.dirty = 0, 0
-        self._logits: torch.Tensor | None = None
-        self._greedy: dict[int, GreedyStep] = {}
 
     @property
     def buffer_bytes(self) -> int:
         """Bytes of the cache, of the descriptions of forwards and of their logits, on the device."""
-        parts = (self.cache.states, self.columns, self.integers, *([] if self._logits is None else [self._logits]))
-        return sum(part.nbytes for part in parts)
+        return sum(part.nbytes for part in (self.cache.states, self.columns, self.integers, self.logits))
 
     def size(self, tokens: int) -> int:
         """Return the size that a forward of so many tokens is padded to; ValueError for more than the largest."""
@@ -261,12 +255,6 @@ class Buffers:
         """Return the width that a forward over so many columns is padded to; ValueError for more than there are."""
         return _at_least(self.widths, columns, "columns", "a larger capacity")
 
-    def greedy(self, vocab_size: int) -> GreedyStep:
-        """Return the step of plain decoding for a vocabulary; graphs hold its tensors, so it is made once."""
-        if vocab_size not in self._greedy:
-            self._greedy[vocab_size] = GreedyStep(self, vocab_size)
-        return self._greedy[vocab_size]
-
     # ----------------------------------------------------------------------------------------------- whose text is in
     def lend(self, session: StaticSession | None) -> None:
         """Give the cache to this session, or to none; the text of another session is copied aside first."""
@@ -275,9 +263,9 @@ class Buffers:
             holder.aside = self.cache.states[..., : 1 + holder.length + holder.pending, :].clone()
         if holder is not session:
             self._holder = _nobody if session is None else weakref.ref(session)
-        if session is not None and session.fresh:  # a weight of 0 does not hide a NaN that an earlier text left
-            self.cache.states[..., : self.dirty, :] = 0
-            self.dirty, session.fresh = 0, False
+        if session is not None and not session.length + session.pending:
+            self.cache.states[..., : self.dirty, :] = 0  # a weight of 0 does not hide a NaN that an earlier text left
+            self.dirty = 0
         if session is not None and session.aside is not None:
             self.cache.states[..., : session.aside.shape[4], :] = session.aside
             session.aside = None
@@ -362,9 +350,7 @@ class Buffers:
         self.cache.aim(places, width)
         seen = self._seen(self.integers[0], places, table[3:], width)
         logits = self.engine(table[0][None], table[1][None], self.mask(seen), self.cache, size)[0]
-        if self._logits is None:
-            self._logits = logits.new_empty((self.sizes[-1], logits.shape[-1]))
-        return self._logits[:size].copy_(logits)  # one place for all graphs, which would each keep their own
+        return self.logits[:size].copy_(logits)  # one place for all graphs, which would each keep their own
 
     def _seen(self, base: torch.Tensor, places: torch.Tensor, bits: torch.Tensor, width: int) -> torch.Tensor:
         """(n, width) bool: the committed columns, and those that the bits name; of padding tokens column 0."""
@@ -380,14 +366,36 @@ class Buffers:
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
         return mask.masked_fill_(~seen, torch.finfo(self.dtype).min)[None, None]
 
+    # ------------------------------------------------------------------------------------------- plain greedy decoding
+    def begin(self, token: int, position: int) -> None:
+        """Go on after this token, whose position is also the number of entries in the cache."""
+        self.state.copy_(torch.tensor([token, position, 0]))
+
+    def choose(self, width: int, vocab_size: int) -> None:
+        """Choose one more token of the vocabulary by a forward of `width` columns and feed it back, on the device."""
+        self.dirty = max(self.dirty, width)
+        self.replay(("greedy", vocab_size, width), lambda: self._choose(width, vocab_size))
+
+    def _choose(self, width: int, vocab_size: int) -> torch.Tensor:
+        token, position, count = self.state.split(1)
+        place, columns = position + 1, self.columns[:width]
+        self.cache.aim(place, width)
+        mask = self.mask(((columns > 0) & (columns <= place))[None])
+        best = self.engine(token[None], position[None], mask, self.cache, 1)[0, :, :vocab_size].max(-1)
+        chosen = torch.where(best.values.isfinite(), best.indices, -1)
+        self.chosen.index_copy_(0, count, chosen)
+        self.state.add_(1)
+        self.state[:1].copy_(best.indices)
+        return chosen
+
     # --------------------------------------------------------------------------------------------------------- graphs
-    def replay(self, key: Any, step: Callable[[], Any], state: Sequence[torch.Tensor] = ()) -> Any:
+    def replay(self, key: Any, step: Callable[[], Any]) -> Any:
         """Run a step over static tensors: captured the first time on a CUDA device, replayed from then on.
 
         Args:
             key: names the step.
-            step: only launches kernels, and returns tensors of fixed size.
-            state: tensors that the step changes; the runs before the capture leave them as they were.
+            step: only launches kernels, and returns tensors of fixed size. The runs before the capture leave `state`
+                as it was.
 
         Raises:
             RuntimeError: if the step cannot be captured; the sentence names a way out.
@@ -396,7 +404,7 @@ class Buffers:
             return step()
         if key not in self._graphs:
             try:
-                self._graphs[key] = self._captured(step, state)
+                self._graphs[key] = self._captured(step)
             except RuntimeError as error:
                 raise RuntimeError(
                     f"Forward {key} of engine '{self.engine.name}' could not be captured as a CUDA graph ({error}); "
@@ -406,16 +414,15 @@ class Buffers:
         graph.replay()
         return output
 
-    def _captured(self, step: Callable[[], Any], state: Sequence[torch.Tensor]) -> tuple[Any, Any]:
-        before = [tensor.clone() for tensor in state]
+    def _captured(self, step: Callable[[], Any]) -> tuple[Any, Any]:
+        state = self.state.clone()
         with torch.cuda.device(self.device):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UPS):
                     step()
-                    for tensor, value in zip(state, before, strict=True):
-                        tensor.copy_(value)
+                    self.state.copy_(state)
             torch.cuda.current_stream().wait_stream(stream)
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
@@ -425,43 +432,6 @@ class Buffers:
                 output = step()
             self.graph_bytes += max(0, torch.cuda.memory_reserved() - reserved)
         return graph, output
-
-
-class GreedyStep:
-    """Plain greedy decoding over the buffers: the argmax is fed back on the device, the host reads at any time.
-
-    Attributes:
-        state: (3,) int64 on the device: the last token, its position, the tokens chosen since `begin`.
-        chosen: (capacity + 1,) int64 on the device: the tokens chosen, -1 where the logits describe no distribution.
-    """
-
-    def __init__(self, buffers: Buffers, vocab_size: int) -> None:
-        self.buffers, self.vocab_size = buffers, vocab_size
-        self.state = torch.zeros(3, dtype=torch.int64, device=buffers.device)
-        self.chosen = torch.zeros(buffers.capacity + 1, dtype=torch.int64, device=buffers.device)
-
-    def begin(self, token: int, position: int) -> None:
-        """Go on after this token, whose position is also the number of entries in the cache."""
-        self.state.copy_(torch.tensor([token, position, 0]))
-
-    def run(self, steps: int, width: int) -> None:
-        """Choose so many tokens, each by a forward of `width` columns; the host does not wait."""
-        self.buffers.dirty = max(self.buffers.dirty, width)
-        for _ in range(steps):
-            self.buffers.replay(("greedy", self.vocab_size, width), lambda: self._step(width), (self.state,))
-
-    def _step(self, width: int) -> torch.Tensor:
-        buffers, (token, position, count) = self.buffers, self.state.split(1)
-        place, columns = position + 1, buffers.columns[:width]
-        buffers.cache.aim(place, width)
-        mask = buffers.mask(((columns > 0) & (columns <= place))[None])
-        logits = buffers.engine(token[None], position[None], mask, buffers.cache, 1)[0, :, : self.vocab_size]
-        best = logits.max(-1)
-        chosen = torch.where(best.values.isfinite(), best.indices, -1)
-        self.chosen.index_copy_(0, count, chosen)
-        self.state.add_(1)
-        self.state[:1].copy_(best.indices)
-        return chosen
 
 
 def static_pair(pair: Pair, capacity: int | None = None, *, warm: bool = False, **options: Any) -> Pair:
@@ -490,11 +460,11 @@ def why_not_static(model: HFModel) -> str | None:
 
 
 @torch.inference_mode()
-def _states_of_one_token(model: HFModel) -> torch.Tensor:
-    """(L, 2, 1, H, any, D) states of a cache with one entry, to read their shape from."""
-    cache = TreeCache(model.layers, 1)
-    model.forward(np.zeros(1, np.int64), np.zeros(1, np.int64), None, cache, 1)
-    return cache.states
+def _states_and_logits(model: HFModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """(L, 2, 1, H, any, D) states and (1, 1, V) logits of a forward of one token, to read their shapes from."""
+    cache, zero = TreeCache(model.layers, 1), torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    logits = model.engine(zero, zero, None, cache, 1)
+    return cache.states, logits
 
 
 def _at_least(sizes: Sequence[int], wanted: int, what: str, way_out: str) -> int:

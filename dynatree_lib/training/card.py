@@ -8,18 +8,17 @@ import json
 import platform
 import shutil
 from collections.abc import Mapping
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import numpy as np
-import tokenizers
 import torch
-import transformers
 
 from .corpus import HELD_OUT_PERCENT
-from .optimize import Runtime
+from .optimize import Run
 from .recipe import Recipe
 
 CARD = "card.json"
@@ -33,9 +32,9 @@ def round_weights(model: Any) -> None:
     model.eval().requires_grad_(False)
 
 
-def byte_lengths(tokenizer: Any, vocab_size: int) -> list[int]:
-    """Return how many bytes each token stands for; special tokens and unused entries stand for none."""
-    lengths = [0] * vocab_size
+def byte_lengths(tokenizer: Any, vocab_size: int) -> np.ndarray:
+    """Return (vocab_size,) how many bytes each token stands for; special tokens and unused entries stand for none."""
+    lengths = np.zeros(vocab_size, np.int64)
     special = set(tokenizer.all_special_ids)
     for token, index in tokenizer.get_vocab().items():
         lengths[index] = 0 if index in special else len(token)  # a byte-level token has one character per byte
@@ -56,9 +55,7 @@ def make_card(
     corpus: Mapping[str, Any],
     tokens: Mapping[str, np.ndarray],
     figures: Mapping[str, Any],
-    minutes: Mapping[str, float],
-    runtime: Runtime,
-    models: Mapping[str, Any],
+    runs: Mapping[str, Run],
 ) -> dict[str, Any]:
     """Gather everything known of the pair in plain JSON values.
 
@@ -67,24 +64,23 @@ def make_card(
         corpus: weight, sizes and hashes of each part; sizes in tokens and epochs are added.
         tokens: training tokens of each part.
         figures: held-out losses and whatever else was measured; they go in as they are.
-        minutes: training time of each model, checkpoints left out.
-        runtime: how the steps ran.
-        models: "target" and "draft".
+        runs: the optimization of "target" and "draft".
     """
     made = {
         name: {
-            "parameters": sum(weight.numel() for weight in models[name].parameters()),
-            "steps": plan.steps,
-            "tokens_seen": plan.tokens,
-            "minutes": minutes[name],
+            "parameters": sum(weight.numel() for weight in run.model.parameters()),
+            "steps": run.recipe.steps,
+            "tokens_seen": run.recipe.tokens,
+            "minutes": round(run.seconds / 60, 1),  # checkpoints left out
         }
-        for name, plan in (("target", recipe.target), ("draft", recipe.draft))
+        for name, run in runs.items()
     }
     total = sum(recipe.parts.values())
     for name, text in tokens.items():
         corpus[name]["train"]["tokens"] = len(text)
         corpus[name]["epochs_target"] = round(recipe.target.tokens * recipe.parts[name] / total / len(text), 2)
-    packages = (torch, transformers, tokenizers, np)
+    packages = ("torch", "transformers", "tokenizers", "numpy")
+    runtime = runs["target"].runtime
     return {
         "recipe": recipe.as_json(),
         "models": made,
@@ -93,10 +89,7 @@ def make_card(
         "hardware": hardware(runtime.device),
         "autocast": "bfloat16" if runtime.autocast else "none",
         "compiled": runtime.compile,
-        "versions": {
-            "python": platform.python_version(),
-            **{package.__name__: str(package.__version__) for package in packages},
-        },
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
     }
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .optimize import Log, Loss, OpenBatches, Runtime
+from .corpus import Windows
+from .optimize import Log, Loss, OpenWindows, Runtime
 from .recipe import ModelRecipe, Recipe
-from .tokens import Windows
 
 ON_POLICY = "on-policy"
 
@@ -56,12 +56,17 @@ def inherit_embeddings(draft: Any, target: Any) -> None:
         own[:, :width].copy_(projected * (own.std() / projected.std()))
 
 
+def _logits(model: Any, ids: Tensor) -> Tensor:
+    logits: Tensor = model.lm_head(model.gpt_neox(input_ids=ids, use_cache=False).last_hidden_state)
+    return logits
+
+
 def target_loss(model: Any, runtime: Runtime) -> Loss:
     """Return the mean cross-entropy in nats of ids[:, 1:] given the tokens before; ids int64 (batch, length + 1)."""
 
     def loss(ids: Tensor) -> Tensor:
         with runtime.precision():
-            logits = model.lm_head(model.gpt_neox(input_ids=ids[:, :-1], use_cache=False).last_hidden_state)
+            logits = _logits(model, ids[:, :-1])
         return functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
 
     return loss
@@ -73,22 +78,22 @@ def draft_loss(draft: Any, target: Any, runtime: Runtime) -> Loss:
     def loss(ids: Tensor) -> Tensor:
         with runtime.precision():
             with torch.no_grad():
-                wanted = target.lm_head(target.gpt_neox(input_ids=ids, use_cache=False).last_hidden_state)
-            given = draft.lm_head(draft.gpt_neox(input_ids=ids, use_cache=False).last_hidden_state)
+                wanted = _logits(target, ids)
+            given = _logits(draft, ids)
         wanted, given = wanted.float().log_softmax(-1), given.float().log_softmax(-1)
         return (wanted.exp() * (wanted - given)).sum(-1).mean()
 
     return loss
 
 
-def target_batches(tokens: Mapping[str, np.ndarray], recipe: Recipe) -> OpenBatches:
+def target_windows(tokens: Mapping[str, np.ndarray], recipe: Recipe) -> OpenWindows:
     """Return the target's text by phase; a window has one token more than the phase's length, the last label."""
     return lambda index, phase: Windows(tokens, recipe.parts, phase.length + 1, (recipe.seed, 0, index))
 
 
-def draft_batches(tokens: Mapping[str, np.ndarray], own: np.ndarray, recipe: Recipe) -> OpenBatches:
+def draft_windows(tokens: Mapping[str, np.ndarray], own: np.ndarray, recipe: Recipe) -> OpenWindows:
     """Return the draft's text by phase: the mixture, and the recipe's share of the target's own text (rows, width)."""
-    share, parts, weights = recipe.on_policy.share, dict(tokens), {name: recipe.parts[name] for name in tokens}
+    share, parts, weights = recipe.on_policy.share, dict(tokens), dict(recipe.parts)
     if share > 0:
         weights[ON_POLICY] = share / (1 - share) * sum(weights.values())
         parts[ON_POLICY] = own.reshape(-1)

@@ -1,26 +1,24 @@
 """Gradient descent for both models: Muon and AdamW, warm-up-stable-decay, checkpoints, exact resumption.
 
-Texts and distillation belong to other modules: a caller hands in batches and a loss.
+Distillation belongs to another module: a caller hands in windows and a loss.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..paths import whole_file
+from .corpus import Windows
 from .recipe import ModelRecipe, Phase
 
 Log = Callable[[str], None]
@@ -29,19 +27,8 @@ LOG_SECONDS = 15.0
 MEASURED_STEPS = 3
 FUSED_ATTENTION_FROM = 1024  # positions; below, plain attention under the compiler is faster on a CPU
 
-
-class Batches(Protocol):
-    """Source of token batches for one phase."""
-
-    def skip(self, batches: int, count: int) -> None:
-        """Forget the next `batches` batches of `count` sequences."""
-
-    def batch(self, count: int) -> np.ndarray:
-        """Return the next batch, int64 (count, length)."""
-
-
-OpenBatches = Callable[[int, Phase], Batches]
-"""Opens the batches of a phase, which is given with its index."""
+OpenWindows = Callable[[int, Phase], Windows]
+"""Opens the windows of a phase, which is given with its index."""
 Loss = Callable[[Tensor], Tensor]
 """Mean loss over the tokens of a batch."""
 
@@ -53,11 +40,10 @@ class Runtime:
     device: str = "cpu"
     autocast: bool = True
     compile: bool = False
-    checkpoint_seconds: float = CHECKPOINT_SECONDS
 
-    def precision(self) -> AbstractContextManager[Any]:
+    def precision(self) -> torch.autocast:
         """Return the autocast context of a forward."""
-        return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16) if self.autocast else nullcontext()
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.autocast)
 
     def place(self, batch: np.ndarray) -> Tensor:
         """Copy a batch to the device, through pinned memory when that is a GPU."""
@@ -94,43 +80,48 @@ def optimizers(model: nn.Module, recipe: ModelRecipe) -> list[torch.optim.Optimi
     return [muon, adam]
 
 
-def fingerprint(*values: Any) -> str:
-    """Return the sha256 of the JSON of everything a checkpoint depends on."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
-
-
 @dataclass
-class Progress:
-    """Steps taken, and seconds of training over all resumptions."""
+class Run:
+    """The optimization of a model, with checkpoints; an interrupted and resumed run ends with the same weights.
 
+    Attributes:
+        model, recipe: what is trained, and how.
+        windows: opens the text of a phase.
+        loss: of a batch.
+        runtime: how the steps run.
+        log: takes a line of progress.
+        checkpoint: file of the checkpoint.
+        mark: of everything that the checkpoint depends on.
+        step, seconds: steps taken, and seconds of training, over all resumptions.
+    """
+
+    model: Any
+    recipe: ModelRecipe
+    windows: OpenWindows
+    loss: Loss
+    runtime: Runtime
+    log: Log
+    checkpoint: Path
+    mark: str
     step: int = 0
     seconds: float = 0.0
 
-
-class Run:
-    """The optimization of a model, with checkpoints; an interrupted and resumed run ends with the same weights."""
-
-    def __init__(self, model: nn.Module, recipe: ModelRecipe, checkpoint: Path, mark: str, runtime: Runtime, log: Log):
-        self.model, self.recipe, self.checkpoint, self.mark = model, recipe, checkpoint, mark
-        self.runtime, self.log = runtime, log
-        self.optimizers = optimizers(model, recipe)
-        self.progress = Progress()
+    def __post_init__(self) -> None:
+        self.optimizers = optimizers(self.model, self.recipe)
 
     def save(self) -> None:
         """Write the checkpoint."""
         state = {
             "mark": self.mark,
-            "progress": asdict(self.progress),
+            "progress": {"step": self.step, "seconds": self.seconds},
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
         with whole_file(self.checkpoint) as file:
             torch.save(state, file)
 
-    def resume(self) -> bool:
-        """Read the checkpoint, if there is one; ValueError when it belongs to another recipe or corpus."""
-        if not self.checkpoint.is_file():
-            return False
+    def resume(self) -> None:
+        """Read the checkpoint; ValueError when it belongs to another recipe or corpus."""
         state = torch.load(self.checkpoint, map_location=self.runtime.device, weights_only=True)
         if state["mark"] != self.mark:
             raise ValueError(
@@ -140,80 +131,72 @@ class Run:
         self.model.load_state_dict(state["model"])
         for optimizer, stored in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(stored)
-        self.progress = Progress(**state["progress"])
-        return True
+        self.step, self.seconds = state["progress"]["step"], state["progress"]["seconds"]
 
-    def train(self, batches: OpenBatches, loss: Loss, stop_after: int | None = None) -> None:
-        """Run every remaining step.
-
-        Args:
-            batches: opens the text of a phase.
-            loss: mean over tokens.
-            stop_after: ends the run (with a checkpoint) at that step, as an interruption would.
-        """
+    def train(self) -> None:
+        """Take every step that the checkpoint, if there is one, does not have."""
+        if self.checkpoint.is_file():
+            self.resume()
         self.model.train()
         first = 0
         for index, phase in enumerate(self.recipe.phases):
             last = first + phase.steps
-            if self.progress.step < last:
-                source = batches(index, phase)
-                source.skip(self.progress.step - first, phase.batch)
-                self._phase(phase, source, self._prepared(phase, loss), min(last, stop_after or last))
+            if self.step < last:
+                windows = self.windows(index, phase)
+                windows.skip(self.step - first, phase.batch)
+                self._phase(phase, windows, last)
             first = last
-            if stop_after is not None and self.progress.step >= stop_after:
-                break
         self.save()
 
-    def predicted_seconds(self, batches: OpenBatches, loss: Loss) -> float:
+    def predicted_seconds(self) -> float:
         """Predict the seconds of all steps from a few steps of every phase; this spoils the model's weights."""
         self.model.train()
         predicted = 0.0
         for index, phase in enumerate(self.recipe.phases):
-            source, prepared = batches(index, phase), self._prepared(phase, loss)
-            self._step(phase, source, prepared).item()  # compiling and first touches are not steady speed
+            windows, loss = self.windows(index, phase), self._prepared(phase)
+            self._step(phase, windows, loss).item()  # compiling and first touches are not steady speed
             begun = time.monotonic()
             for _ in range(MEASURED_STEPS):
-                self._step(phase, source, prepared).item()
+                self._step(phase, windows, loss).item()
             predicted += (time.monotonic() - begun) / MEASURED_STEPS * phase.steps
         return predicted
 
-    def _prepared(self, phase: Phase, loss: Loss) -> Loss:
+    def _prepared(self, phase: Phase) -> Loss:
         plain = self.runtime.device == "cpu" and self.runtime.compile and phase.length < FUSED_ATTENTION_FROM
-        self.model.set_attn_implementation("eager" if plain else "sdpa")  # type: ignore[operator]
+        self.model.set_attn_implementation("eager" if plain else "sdpa")
         torch._dynamo.reset()  # another length: do not let the compiler generalise to slower dynamic shapes
         # The fused kernel leaves the compiler little to gain, and long shapes take it minutes on a CPU.
         compiling = self.runtime.compile and (plain or self.runtime.device != "cpu")
-        return torch.compile(loss) if compiling else loss
+        return torch.compile(self.loss) if compiling else self.loss
 
-    def _phase(self, phase: Phase, source: Batches, loss: Loss, until: int) -> None:
-        saved = noted = time.monotonic()
-        noted_step, total = self.progress.step, torch.zeros((), device=self.runtime.device)
-        while self.progress.step < until:
+    def _phase(self, phase: Phase, windows: Windows, last: int) -> None:
+        loss, saved = self._prepared(phase), time.monotonic()
+        noted, noted_step, total = saved, self.step, torch.zeros((), device=self.runtime.device)
+        while self.step < last:
             begun = time.monotonic()
-            total += self._step(phase, source, loss)
+            total += self._step(phase, windows, loss)
             now = time.monotonic()
-            self.progress.seconds += now - begun
-            self.progress.step += 1
-            if now - noted > LOG_SECONDS or self.progress.step == until:
-                count = self.progress.step - noted_step
-                speed = count * phase.batch * phase.length / (now - noted)
+            self.seconds += now - begun
+            self.step += 1
+            if now - noted > LOG_SECONDS or self.step == last:
+                count = self.step - noted_step
                 self.log(
-                    f"step {self.progress.step}/{self.recipe.steps}  loss {total.item() / count:.4f}  "
-                    f"{speed:,.0f} tokens/s  length {phase.length}"
+                    f"step {self.step}/{self.recipe.steps}  loss {total.item() / count:.4f}  "
+                    f"{count * phase.batch * phase.length / (now - noted):,.0f} tokens/s  length {phase.length}"
                 )
-                noted, noted_step, total = now, self.progress.step, torch.zeros_like(total)
-            if now - saved > self.runtime.checkpoint_seconds:
+                noted, noted_step, total = now, self.step, torch.zeros_like(total)
+            if now - saved > CHECKPOINT_SECONDS:
                 self.save()
                 saved = now
 
-    def _step(self, phase: Phase, source: Batches, loss: Loss) -> Tensor:
-        factor = learning_rate_factor(self.progress.step, self.recipe)
+    def _step(self, phase: Phase, windows: Windows, loss: Loss) -> Tensor:
+        factor = learning_rate_factor(self.step, self.recipe)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base"] * factor
             optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.runtime.device)
-        micro = self.runtime.place(source.batch(phase.batch)).split(phase.micro_batch)
+        micro = self.runtime.place(windows.batch(phase.batch)).split(phase.micro_batch)
         for ids in micro:
             value = loss(ids) / len(micro)
             value.backward()

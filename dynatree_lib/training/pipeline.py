@@ -5,6 +5,7 @@ corpus -> tokenizer -> target -> the target's own text -> draft -> held-out loss
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from dataclasses import asdict, dataclass, replace
@@ -15,25 +16,20 @@ import numpy as np
 
 from ..paths import whole_file
 from . import card as cards
-from .corpus import Part, load_corpus
+from .corpus import Part, encode_parts, load_corpus, train_tokenizer
 from .distil import (
     build_model,
-    draft_batches,
     draft_loss,
+    draft_windows,
     inherit_embeddings,
-    target_batches,
     target_loss,
+    target_windows,
     write_on_policy,
 )
-from .evaluate import held_out_losses, nats_by_position
-from .optimize import Log, Loss, OpenBatches, Run, Runtime, fingerprint
-from .recipe import ModelRecipe, Recipe, from_json
-from .tokens import encode_parts, train_tokenizer
+from .evaluate import held_out_figures
+from .optimize import Log, Run, Runtime
+from .recipe import Recipe, from_json
 
-EVALUATION_LENGTH = 512
-EVALUATION_WINDOWS = 64
-POSITION_WINDOWS = 16
-LONG_TEXT = "pg19"  # one document much longer than the context
 TARGET_SHARE = 0.6  # of --max-minutes; the rest is the draft's, its on-policy text included
 
 Tokens = dict[str, np.ndarray]
@@ -56,15 +52,25 @@ class Training:
 
     def mark(self, *recipes: Any) -> str:
         """Return what a checkpoint of these recipes on this corpus is recognised by."""
-        return fingerprint(self.corpus_record(), self.recipe.seed, [asdict(recipe) for recipe in recipes])
+        values = self.corpus_record(), self.recipe.seed, [asdict(recipe) for recipe in recipes]
+        return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
-    def model(self, recipe: ModelRecipe, seed: int, end: int) -> Any:
-        """Make a fresh model on the device."""
-        return build_model(recipe, self.recipe.model_vocab_size, seed, end).to(self.runtime.device)
+    def target_run(self, tokens: Tokens, end: int) -> Run:
+        """Return the optimization of a fresh target; `end` is the id of the end-of-text token."""
+        recipe, runtime = self.recipe, self.runtime
+        model = build_model(recipe.target, recipe.model_vocab_size, recipe.seed, end).to(runtime.device)
+        windows, loss = target_windows(tokens, recipe), target_loss(model, runtime)
+        mark = self.mark(recipe.target)
+        return Run(model, recipe.target, windows, loss, runtime, self.log, self.work / "target.pt", mark)
 
-    def run(self, model: Any, name: str, mark: str = "") -> Run:
-        """Return the optimization of the model `name`, "target" or "draft"."""
-        return Run(model, getattr(self.recipe, name), self.work / f"{name}.pt", mark, self.runtime, self.log)
+    def draft_run(self, target: Any, tokens: Tokens, own: np.ndarray, end: int) -> Run:
+        """Return the optimization of a fresh draft on the corpus and on the target's own text (rows, width)."""
+        recipe, runtime = self.recipe, self.runtime
+        model = build_model(recipe.draft, recipe.model_vocab_size, recipe.seed + 1, end).to(runtime.device)
+        inherit_embeddings(model, target)
+        windows, loss = draft_windows(tokens, own, recipe), draft_loss(model, target, runtime)
+        mark = self.mark(recipe.target, recipe.draft, recipe.on_policy)
+        return Run(model, recipe.draft, windows, loss, runtime, self.log, self.work / "draft.pt", mark)
 
 
 def open_training(
@@ -122,43 +128,21 @@ def train_pair(training: Training, max_minutes: float | None = None) -> dict[str
     end = tokenizer.eos_token_id
     if max_minutes is not None:
         training = _shortened(training, tokens, end, max_minutes)
-    recipe, runtime, minutes = training.recipe, training.runtime, {}
-    target = training.model(recipe.target, recipe.seed, end)
-    batches, mark = target_batches(tokens, recipe), training.mark(recipe.target)
-    minutes["target"] = _optimize(training.run(target, "target", mark), batches, target_loss(target, runtime))
-    own = _own_text(training, tokens, target)
-    draft = training.model(recipe.draft, recipe.seed + 1, end)
-    inherit_embeddings(draft, target)
-    batches, mark = draft_batches(tokens, own, recipe), training.mark(recipe.target, recipe.draft, recipe.on_policy)
-    minutes["draft"] = _optimize(training.run(draft, "draft", mark), batches, draft_loss(draft, target, runtime))
-    models = {"target": target, "draft": draft}
-    figures = _figures(training, models, np.asarray(cards.byte_lengths(tokenizer, recipe.model_vocab_size)), held_out)
-    card = cards.make_card(recipe, training.corpus_record(), tokens, figures, minutes, runtime, models)
+    recipe = training.recipe
+    target = training.target_run(tokens, end)
+    target.train()
+    cards.round_weights(target.model)  # the draft learns from the target as it will be stored
+    draft = training.draft_run(target.model, tokens, _own_text(training, tokens, target.model), end)
+    draft.train()
+    cards.round_weights(draft.model)
+    models = {"target": target.model, "draft": draft.model}
+    lengths = cards.byte_lengths(tokenizer, recipe.model_vocab_size)
+    figures = held_out_figures(models, held_out, lengths, max(phase.length for phase in recipe.target.phases))
+    for name, losses in figures["held_out"].items():
+        training.log(f"held out, {name}: " + ", ".join(f"{key} {loss:.3f}" for key, loss in losses.items()))
+    training.log(f"nats per token by position: {figures['nats_per_token_by_position']}")
+    card = cards.make_card(recipe, training.corpus_record(), tokens, figures, {"target": target, "draft": draft})
     return cards.write_pair(training.out, models, tokenizer, card)
-
-
-def _optimize(run: Run, batches: OpenBatches, loss: Loss) -> float:
-    """Train a model to the end and round it as it will be stored; minutes of training."""
-    run.resume()
-    run.train(batches, loss)
-    cards.round_weights(run.model)
-    return round(run.progress.seconds / 60, 1)
-
-
-def _figures(training: Training, models: dict[str, Any], bytes_each: np.ndarray, held_out: Tokens) -> dict[str, Any]:
-    """Losses per part, and per position on the longest held-out text for the whole context that was trained."""
-    device = training.runtime.device
-    losses, windows = {}, (EVALUATION_LENGTH, EVALUATION_WINDOWS)
-    for name, text in held_out.items():
-        losses[name] = held_out_losses(models["target"], models["draft"], text, bytes_each, *windows, device)
-        training.log(f"held out, {name}: " + ", ".join(f"{key} {loss:.3f}" for key, loss in losses[name].items()))
-    name = LONG_TEXT if LONG_TEXT in held_out else max(held_out, key=lambda part: len(held_out[part]))
-    length = max(phase.length for phase in training.recipe.target.phases)
-    spans = {
-        key: nats_by_position(model, held_out[name], length, POSITION_WINDOWS, device) for key, model in models.items()
-    }
-    training.log(f"nats per token by position on {name}: {spans}")
-    return {"held_out": losses, "nats_per_token_by_position": {"text": name, **spans}}
 
 
 def _tokenizer(training: Training) -> Any:
@@ -189,23 +173,17 @@ def _shortened(training: Training, tokens: Tokens, end: int, max_minutes: float)
     if (training.work / "target.pt").is_file():
         training.log("--max-minutes is not applied again: the steps were fixed when this run began")
         return training
-    recipe, runtime = training.recipe, training.runtime
-    target = training.model(recipe.target, recipe.seed, end)
-    draft = training.model(recipe.draft, recipe.seed + 1, end)
-    own = np.stack([next(iter(tokens.values()))[: sum(recipe.on_policy.prefix)]])
-    seconds = (
-        training.run(target, "target").predicted_seconds(target_batches(tokens, recipe), target_loss(target, runtime)),
-        training.run(draft, "draft").predicted_seconds(
-            draft_batches(tokens, own, recipe), draft_loss(draft, target, runtime)
-        ),
-    )
-    budgets = (60 * max_minutes * TARGET_SHARE, 60 * max_minutes * (1 - TARGET_SHARE))
-    factors = [min(1.0, budget / predicted) for budget, predicted in zip(budgets, seconds, strict=True)]
+    own = np.stack([next(iter(tokens.values()))[: sum(training.recipe.on_policy.prefix)]])
+    target = training.target_run(tokens, end)
+    draft = training.draft_run(target.model, tokens, own, end)
+    minutes = [run.predicted_seconds() / 60 for run in (target, draft)]
+    shares = (TARGET_SHARE, 1 - TARGET_SHARE)
+    factors = [min(1.0, max_minutes * share / whole) for share, whole in zip(shares, minutes, strict=True)]
     training.log(
-        f"predicted minutes: target {seconds[0] / 60:.1f}, draft {seconds[1] / 60:.1f}; "
+        f"predicted minutes: target {minutes[0]:.1f}, draft {minutes[1]:.1f}; "
         f"steps multiplied by {factors[0]:.3f} and {factors[1]:.3f} for --max-minutes {max_minutes:g}"
     )
-    planned = recipe.rescaled(*factors)
+    planned = training.recipe.rescaled(*factors)
     begun = training.work / "begun.json"
     _write_json(begun, {**json.loads(begun.read_text(encoding="utf-8")), "recipe": planned.as_json()})
     return replace(training, recipe=planned)

@@ -8,7 +8,7 @@ kernel) is left to the command line.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,57 +111,50 @@ class Recipe:
         return json.loads(json.dumps(asdict(self)))
 
 
+def _require(holds: object, sentence: str) -> None:
+    if not holds:
+        raise ValueError(sentence)
+
+
 def _build(kind: type[T], values: dict[str, Any], where: str) -> T:
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     unknown, missing = sorted(set(values) - names), sorted(names - set(values))
-    if unknown or missing:
-        raise ValueError(
-            f"The recipe's {where} has unknown keys {unknown} and lacks {missing}; it takes exactly {sorted(names)}."
-        )
+    _require(
+        not unknown and not missing,
+        f"The recipe's {where} has unknown keys {unknown} and lacks {missing}; it takes exactly {sorted(names)}.",
+    )
     return kind(**values)
 
 
 def _model(values: dict[str, Any], where: str) -> ModelRecipe:
     phases = tuple(_build(Phase, phase, f"{where}.phases") for phase in values.get("phases", ()))
-    model = _build(ModelRecipe, {**values, "phases": phases}, where)
+    model, about = _build(ModelRecipe, {**values, "phases": phases}, where), f"The recipe's {where}"
     missing = [key for key in SHAPE_KEYS if key not in model.shape]
-    if missing or not phases:
-        raise ValueError(
-            f"The recipe's {where} lacks the shape entries {missing} or has no phases; give all of {SHAPE_KEYS}."
-        )
-    if any(min(phase.steps, phase.length, phase.batch, phase.micro_batch) < 1 for phase in phases):
-        raise ValueError(f"The recipe's {where} has a phase with a number below 1: {phases}.")
-    longest = max(phase.length for phase in phases)
-    if longest > model.shape["max_position_embeddings"]:
-        raise ValueError(
-            f"The recipe's {where} trains on {longest} positions but its shape has only "
-            f"{model.shape['max_position_embeddings']}: raise max_position_embeddings."
-        )
-    if any(phase.batch % phase.micro_batch for phase in phases):
-        raise ValueError(f"The recipe's {where} has a batch that is no multiple of its micro_batch.")
+    _require(not missing, f"{about} lacks the shape entries {missing}; give all of {SHAPE_KEYS}.")
+    _require(phases, f"{about} has no phases; give at least one.")
+    _require(min(map(min, map(astuple, phases))) > 0, f"{about} has a phase with a number below 1: {phases}.")
+    longest, positions = max(phase.length for phase in phases), model.shape["max_position_embeddings"]
+    _require(
+        longest <= positions,
+        f"{about} trains on {longest} positions but its shape has only {positions}: raise max_position_embeddings.",
+    )
+    whole = all(phase.batch % phase.micro_batch == 0 for phase in phases)
+    _require(whole, f"{about} has a batch that is no multiple of its micro_batch.")
     return model
 
 
 def from_json(values: dict[str, Any]) -> Recipe:
     """Check and build a recipe; ValueError names an entry that is unknown, missing or out of range."""
     policy = dict(values.get("on_policy", {}))
-    for key in ("prefix", "temperatures"):
-        policy[key] = tuple(policy.get(key, ()))
-    built = {
-        "target": _model(values.get("target", {}), "target"),
-        "draft": _model(values.get("draft", {}), "draft"),
-        "on_policy": _build(OnPolicy, policy, "on_policy"),
-    }
-    recipe = _build(Recipe, {**values, **built}, "top level")
-    if not recipe.parts or min(recipe.parts.values()) <= 0:
-        raise ValueError(f"The recipe's parts are {recipe.parts}; every part needs a weight above 0.")
-    if recipe.model_vocab_size < recipe.vocab_size:
-        raise ValueError(
-            f"model_vocab_size {recipe.model_vocab_size} is below the tokenizer's vocab_size "
-            f"{recipe.vocab_size}: raise it."
-        )
-    if not 0 <= recipe.on_policy.share < 1:
-        raise ValueError(f"on_policy.share is {recipe.on_policy.share}; it is a fraction of each batch within [0, 1).")
+    policy |= {key: tuple(policy.get(key, ())) for key in ("prefix", "temperatures")}
+    models = {name: _model(values.get(name, {}), name) for name in ("target", "draft")}
+    on_policy = _build(OnPolicy, policy, "on_policy")
+    recipe = _build(Recipe, {**values, **models, "on_policy": on_policy}, "top level")
+    parts, share = recipe.parts, on_policy.share
+    entries, size = recipe.vocab_size, recipe.model_vocab_size
+    _require(parts and min(parts.values()) > 0, f"The recipe's parts are {parts}; every part needs a weight above 0.")
+    _require(size >= entries, f"model_vocab_size {size} is below the tokenizer's vocab_size {entries}: raise it.")
+    _require(0 <= share < 1, f"on_policy.share is {share}; it is a fraction of each batch within [0, 1).")
     return recipe
 
 
@@ -173,9 +166,6 @@ def load_recipe(name: str) -> Recipe:
     """
     folder = data_path("recipes")
     path = Path(name) if name.endswith(".json") else folder / f"{name}.json"
-    if not path.is_file():
-        known = sorted(entry.stem for entry in folder.glob("*.json"))
-        raise ValueError(
-            f"There is no recipe '{name}'. Known recipes: {', '.join(known)}; or give the path of a .json file."
-        )
+    known = ", ".join(sorted(entry.stem for entry in folder.glob("*.json")))
+    _require(path.is_file(), f"There is no recipe '{name}'. Known recipes: {known}; or give the path of a .json file.")
     return from_json(json.loads(path.read_text(encoding="utf-8")))
