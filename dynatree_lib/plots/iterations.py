@@ -6,13 +6,14 @@ intervals are Wilson's for a share.
 
 from __future__ import annotations
 
-import html
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from jinja2 import Environment
 from plotly import graph_objects as go
 
 from ..decoding import Generation, Iteration
@@ -115,34 +116,15 @@ def text_iterations(generation: Generation, tokenizer: Any = None, *, prompt: st
         tokenizer: decodes the tokens; without a tokenizer their numbers are shown.
         prompt: shown in grey before the text.
     """
-    texts = iter(pieces(generation.tokens, tokenizer))
-    parts = [f'<span style="color:#767676">{html.escape(prompt)}</span>'] if prompt else []
+    texts, tokens = iter(pieces(generation.tokens, tokenizer)), []
     for number, iteration in enumerate(generation.iterations):
-        path = iteration.verdict.path
-        for place in range(iteration.committed):
-            note, look = "bonus token", f"background:{theme.BONUS[0]};box-shadow:inset 0 0 0 1px {theme.BONUS[1]}"
-            if place < len(path):
-                note, look = (
-                    f"accepted, node {path[place]} of {len(iteration.tree) - 1}",
-                    f"background:{SHADES[number % 2]}",
-                )
-            text = html.escape(next(texts)).replace("\n", '<span style="color:#666">⏎</span>\n')
-            parts.append(f'<span title="iteration {number}: {note}" style="{look}">{text}</span>')
-    swatch = "display:inline-block;width:14px;height:14px;vertical-align:-2px"
-    shades = [(SHADES[0], "#bbbbbb"), (SHADES[1], "#bbbbbb"), theme.BONUS[:2]]
-    marks = [f'<span style="{swatch};background:{fill};border:1px solid {line}"></span>' for fill, line in shades]
-    legend = (
-        f"{marks[0]} {marks[1]} drafted and accepted, one shade per iteration &nbsp; "
-        f"{marks[2]} bonus token, the target's own &nbsp; "
-        f"{len(generation.tokens)} tokens in {len(generation.iterations)} target forwards"
-    )
-    box = f"color:{theme.INK};background:#fff;padding:12px;max-width:1000px"
-    # <pre>, because exporters that re-parse HTML shorten white space anywhere else
-    look = "font:14px/1.75 monospace;white-space:pre-wrap;overflow-wrap:anywhere;margin:0;padding:0;border:0"
-    return Html(
-        f'<div style="{box}"><div style="font:13px {theme.FONT};margin-bottom:10px">{legend}</div>'
-        f'<pre style="{look};background:none;color:inherit">{"".join(parts)}</pre></div>'
-    )
+        notes = [f"accepted, node {node} of {len(iteration.tree) - 1}" for node in iteration.verdict.path]
+        for note in [*notes, "bonus token"][: iteration.committed]:
+            tokens.append({"iteration": number, "note": note, "accepted": note in notes, "text": next(texts)})
+    template = Path(__file__).with_name("text.html.j2").read_text(encoding="utf-8")
+    count = f"{len(tokens)} tokens in {len(generation.iterations)}"
+    page = Environment(autoescape=True).from_string(template)
+    return Html(page.render(theme=theme, shades=SHADES, prompt=prompt, tokens=tokens, count=count))
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
