@@ -117,7 +117,7 @@ def test_it_prints_a_table_and_writes_the_json(folders, tmp_path, capsys):
 def test_all_is_every_method(folders, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(
-        "dynatree_lib.measure.protocol.run_benchmark", lambda pair, methods, *rest, **more: asked.append(methods)
+        "dynatree_lib.cli.bench.run_benchmark", lambda pair, methods, *rest, **more: asked.append(methods)
     )
     monkeypatch.setattr("dynatree_lib.cli.bench.report", lambda results: "")
     with pytest.raises(AttributeError):  # there are no results

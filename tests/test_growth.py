@@ -174,7 +174,7 @@ def test_a_model_without_a_forward_of_its_own_is_named():
 def test_the_record_and_its_table(tmp_path, monkeypatch, capsys):
     for name, value in (("PREFIXES", (100, 256, 2000)), ("NODES", (1, 16)), ("WIDTHS", (1, 4))):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr("dynatree_lib.cli.growth.pair_of", lambda args: PAIR)
+    monkeypatch.setattr("dynatree_lib.cli.arguments.pair_of", lambda args: PAIR)
     file = tmp_path / "growth.json"
     assert main(argparse.Namespace(file=file, turns=1)) == 0
     found = json.loads(file.read_text())

@@ -51,7 +51,7 @@ def test_it_prints_a_table_and_writes_a_line_per_tree(tmp_path, capsys):
     ],
 )
 def test_bad_input_is_one_sentence_before_models_are_loaded(options, sentence, capsys, monkeypatch):
-    monkeypatch.setattr("dynatree_lib.models.pairs.load_pair", lambda *args, **kwargs: pytest.fail("loaded"))
+    monkeypatch.setattr("dynatree_lib.cli.arguments.load_pair", lambda *args, **kwargs: pytest.fail("loaded"))
     assert main([*SMALL, *options]) == 2
     shown = capsys.readouterr().err
     assert sentence in shown

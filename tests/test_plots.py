@@ -59,7 +59,6 @@ def grown():
 SWEEP = [{"D": d, "B": b, "speed": 1 + d / b, "interval": [d / b, 2 + d / b]} for d in (3, 4) for b in (2, 3)]
 BARS = [{"method": m, "speed": s, "interval": [s - 0.1, s + 0.2]} for m, s in (("ar", 1.0), ("fixed-tree", 1.8))]
 PANELS = [{**row, "dataset": dataset} for dataset in ("pg-19", "wikitext-2") for row in BARS]
-COST = [{"model": m, "nodes": n, "milliseconds": a + n} for m, a in (("target", 9), ("draft", 2)) for n in (1, 4)]
 
 
 def every_figure(iteration, generation, grown):
@@ -71,16 +70,14 @@ def every_figure(iteration, generation, grown):
         "tree_mask": plots.tree_mask(iteration.tree, 3, Letters()),
         "positions": plots.positions(iteration.tree, 3, Letters()),
         "timeline": plots.timeline(generation.iterations),
-        "acceptance_by_depth": plots.acceptance_by_depth(generation.iterations),
+        "acceptance_by_depth": plots.acceptance_by_depth(plots.depth_rows(generation.iterations)),
         "calibration": plots.calibration(plots.calibration_rows(nodes)),
         "bars": plots.bars_with_intervals(BARS, "speed", "interval", published={"fixed-tree": 1.62}),
         "bars_by_panel": plots.bars_by_panel(PANELS, "speed", "interval", title="Two data sets", reference=1),
         "sweep": plots.sweep_lines(SWEEP, "D", "speed", "B", SWEEP, interval="interval", reference=1),
         "heatmap": plots.heatmap(SWEEP, "D", "B", "speed", SWEEP),
         "scatter": plots.scatter(SWEEP, "D", "speed", "B"),
-        "distribution": plots.distribution(SWEEP, "D", "speed", SWEEP),
         "stacked": plots.stacked_bars([{"method": "chain", "draft": 1, "verify": 2}], ["draft", "verify"]),
-        "cost": plots.cost_curve(COST),
     }
 
 
@@ -239,7 +236,6 @@ def test_a_method_has_the_same_colour_in_every_figure():
     ]
     assert plots.sweep_lines(rows, "n", "speed", "method").data[1].line.color == color
     assert plots.scatter(rows, "n", "speed", "method").data[1].marker.color == color
-    assert plots.cost_curve(rows, series="method").data[1].line.color == color
     assert plots.bars_with_intervals(BARS, "speed").data[0].marker.color[1] == color
     assert plots.bars_with_intervals(BARS[::-1], "speed").data[0].marker.color[0] == color
 

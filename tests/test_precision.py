@@ -346,7 +346,7 @@ class TestCommand:
         ],
     )
     def test_bad_input_is_one_sentence_before_models_are_loaded(self, options, sentence, capsys, monkeypatch):
-        monkeypatch.setattr("dynatree_lib.models.pairs.load_pair", lambda *args, **kwargs: pytest.fail("loaded"))
+        monkeypatch.setattr("dynatree_lib.cli.arguments.load_pair", lambda *args, **kwargs: pytest.fail("loaded"))
         assert main([*self.SMALL, *options]) == 2
         shown = capsys.readouterr().err
         assert sentence in shown

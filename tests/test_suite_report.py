@@ -8,11 +8,11 @@ import subprocess
 import pytest
 from suite_notebooks import write_notebook
 
+pytest.importorskip("nbconvert")
+
 from dynatree_lib.cli.main import main
 from dynatree_lib.suite.pages import draw_formulas, figure_html
 from dynatree_lib.suite.report import build_report, number
-
-pytest.importorskip("nbconvert")
 
 FIGURE = json.dumps({"data": [{"type": "scatter", "y": [1, 3, 2], "name": "</script>chain"}], "layout": {}})
 SUMMARY = {

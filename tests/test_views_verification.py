@@ -14,7 +14,8 @@ import dynatree_lib as dt
 from dynatree_lib import plots
 from dynatree_lib.drafters.base import Proposal
 from dynatree_lib.measure import exact
-from dynatree_lib.plots.verification import _places, fraction
+from dynatree_lib.plots.trees import leaf_places
+from dynatree_lib.plots.verification import fraction
 from dynatree_lib.sampling import DraftDistributions, Sampling
 from dynatree_lib.tree import DISTINCT, POINT
 from dynatree_lib.verifiers.residual import Recorded, Residual
@@ -133,9 +134,9 @@ def test_panels_of_steps_do_not_overlap(example, steps):
 
 
 def test_places_keep_leaves_apart_and_parents_in_the_middle(example):
-    assert _places(example[0]).tolist() == [1.25, 0.5, 2, 0, 1, 2]
+    assert leaf_places(example[0].parents).tolist() == [1.25, 0.5, 2, 0, 1, 2]
     late = dt.TokenTree.build([0] * 5, [-1, 0, 0, 2, 1])  # breadth first, the second child expanded first
-    assert _places(late).tolist() == [0.5, 0, 1, 1, 0]
+    assert leaf_places(late.parents).tolist() == [0.5, 0, 1, 1, 0]
 
 
 def test_law_panels_head_each_panel_with_the_distance():

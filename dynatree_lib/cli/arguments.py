@@ -1,22 +1,26 @@
-"""What the commands of `bench` share: options that name a pair, prompts, a sampling and a machine, and what they mean.
+"""What commands share: options that name a pair, prompts, a sampling and a machine, and what they mean.
 
-Also how a number with its interval and a table are written as text.
+Also how a table, a machine and a record are written.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
+import torch
 
-    from ..models.pairs import Pair
-    from ..sampling import Sampling
-    from ..workloads import Workload
+from ..fast.static import static_pair
+from ..measure.records import check_writable, write_atomically
+from ..measure.threads import choose_threads
+from ..models.pairs import Pair, load_pair
+from ..sampling import Sampling
+from ..workloads import Workload, join_workloads, load_workload
 
 Options = argparse.ArgumentParser | argparse._ArgumentGroup  # what an option may be added to
 
@@ -63,19 +67,12 @@ def add_machine(to: Options, dtypes: str | None = None) -> None:
 
 def sampling_of(args: argparse.Namespace) -> Sampling:
     """The sampling; ValueError as for `Sampling`."""
-    from ..sampling import Sampling
-
     return Sampling(args.temperature, args.top_k, args.top_p)
 
 
 def pair_of(args: argparse.Namespace) -> Pair:
     """Load the pair, with the number of threads set before; ValueError for fewer than one."""
-    import torch
-
-    from ..models.pairs import load_pair
-
-    trying = args.threads == "auto"
-    if args.threads is not None and not trying:
+    if args.threads not in (None, "auto"):
         if not (args.threads.isdecimal() and int(args.threads) >= 1):
             raise ValueError(f"--threads is {args.threads}; give a whole number of at least 1, or auto.")
         torch.set_num_threads(int(args.threads))
@@ -85,51 +82,52 @@ def pair_of(args: argparse.Namespace) -> Pair:
         args.pair, target=args.target, draft=args.draft, device_map=args.device, dtype=args.dtype, engine=args.engine
     )
     if args.static:
-        from ..fast.static import static_pair
-
         pair = static_pair(pair, warm=True)
-    if trying:
-        from ..measure.threads import choose_threads
-
+    if args.threads == "auto":
         found = choose_threads(pair)
         times = ", ".join(f"{count}: {1000 * seconds:.2f} ms" for count, seconds in found.items())
         progress(f"{torch.get_num_threads()} threads are fastest (an iteration's forwards by threads: {times}).")
     return pair
 
 
-def workload_of(args: argparse.Namespace, longest: int, tokenizer: Any, limit: int | None = None) -> Workload:
-    """Return the prompts, none with more than `longest` tokens; of several workloads up to `limit` each."""
-    from ..workloads import join_workloads, load_workload
+def workload_of(args: argparse.Namespace, pair: Pair, beside: int, limit: int | None = None) -> Workload:
+    """Return the prompts with which the target's context holds `beside` further tokens; ValueError if no prompt can be.
 
-    given = [name.strip() for name in args.workload.split(",")]
-    names = [f"{name}/{args.task}" if args.task else name for name in given]
-    several = [
-        load_workload(
-            name, limit=limit, seed=args.seed, source=args.data or "auto", max_tokens=longest, tokenizer=tokenizer
-        )
-        for name in names
-    ]
-    return several[0] if len(several) == 1 else join_workloads(several)
-
-
-def longest_prompt(pair: Pair, max_new_tokens: int) -> int:
-    """Return how many tokens a prompt may have; ValueError if the budget fills the context."""
-    if max_new_tokens < 1:
-        raise ValueError(f"--max-new-tokens is {max_new_tokens}; ask for at least 1 token.")
-    longest = pair.target.context - max_new_tokens
+    Of several workloads up to `limit` prompts each.
+    """
+    check_least(args, max_new_tokens=1)
+    longest = pair.target.context - beside
     if longest < 1:
         raise ValueError(
-            f"--max-new-tokens is {max_new_tokens} and the context of '{pair.name}' is {pair.target.context}; "
+            f"--max-new-tokens is {args.max_new_tokens} and the context of '{pair.name}' is {pair.target.context}; "
             "ask for fewer tokens."
         )
-    return longest
+    names = [name.strip() + (f"/{args.task}" if args.task else "") for name in args.workload.split(",")]
+    options = {"seed": args.seed, "source": args.data or "auto", "max_tokens": longest, "tokenizer": pair.tokenizer}
+    return join_workloads([load_workload(name, limit=limit, **options) for name in names])
+
+
+def names_in(text: str, known: Collection[str], what: str, use: str) -> list[str]:
+    """Return the names of a list with commas; ValueError for a name that is not known, and for no name at all."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"There is no {what} '{name}' {use}; choose from {', '.join(known)}.")
+    if not names:
+        raise ValueError(f"No {what} was given; choose from {', '.join(known)}.")
+    return names
+
+
+def check_least(args: argparse.Namespace, **least: int) -> None:
+    """Raise ValueError for an option with a value below its least."""
+    for name, count in least.items():
+        if getattr(args, name) < count:
+            raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}; give at least {count}.")
 
 
 def check_new(path: Path | None, overwrite: bool) -> None:
     """Raise ValueError if a file to be written exists and may not be replaced, or cannot be written."""
     if path is not None:
-        from ..measure.records import check_writable
-
         if path.exists() and not overwrite:
             raise ValueError(f"{path} exists; replace it with --overwrite, or give another file.")
         check_writable(path)
@@ -137,19 +135,25 @@ def check_new(path: Path | None, overwrite: bool) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- texts
 def text_lines(frame: pd.DataFrame) -> list[str]:
-    """Return a frame of text as lines; see `table`."""
-    return table([list(frame), *frame.itertuples(index=False, name=None)])
+    """Return a frame of text as lines of aligned columns, the first to the left, a rule below the headings."""
+    first, *others = ([name, *frame[name]] for name in frame)
+    columns = [[cell.ljust(max(map(len, first))) for cell in first]]
+    columns += [[cell.rjust(max(map(len, other))) for cell in other] for other in others]
+    heading, *lines = map("  ".join, zip(*columns, strict=True))
+    return [heading, "-" * len(heading), *lines]
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines of aligned columns, the first to the left, a rule below the headings."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
-                  for column, (cell, width) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]  # fmt: skip
-    return [lines[0], "-" * len(lines[0]), *lines[1:]]
+def machine(environment: Mapping[str, Any], device: str | None) -> str:
+    """Return what a record was made on: the GPU or the CPU, and the number of threads."""
+    gpu = environment.get("gpu")
+    name = gpu["name"] if gpu and device == "cuda" else environment.get("cpu") or "an unknown CPU"
+    return f"{name}, {environment.get('threads')} threads"
+
+
+def write_record(path: Path | None, record: Mapping[str, Any]) -> None:
+    """Write a record as JSON, where a file was given."""
+    if path is not None:
+        write_atomically(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
 def progress(line: str) -> None:

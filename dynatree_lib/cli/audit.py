@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .arguments import check_new, progress, text_lines
+import pandas as pd
 
-if TYPE_CHECKING:
-    from ..measure.audit import Audit
+from ..measure.audit import Audit, run_audit
+from ..measure.records import write_atomically
+from . import arguments
+
+TITLES = {
+    "kinds": "tree kinds",
+    "tree": "Traversal over TokenLevel",
+    "deviation": "largest deviation",
+    "bias": "largest bias",
+}
+FORMATS = {"deviation": "{:.1e}", "bias": "{:.3f}", "least": "{:.4f}", "most": "{:.4f}"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,41 +33,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an existing --out file")
 
 
-def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -> int:
-    """Audit, save, and write the result to `out` (standard output); 1 if anything failed."""
-    from ..measure.audit import run_audit
-    from ..measure.records import write_atomically
-
-    for name, least in (("instances", 1), ("seed", 0)):
-        if getattr(args, name) < least:
-            raise ValueError(f"--{name} is {getattr(args, name)}; give at least {least}.")
-    check_new(args.out, args.overwrite)
-    audit = run_audit(args.instances, args.seed, progress)
+def main(args: argparse.Namespace) -> int:
+    """Audit, save, and print the result; 1 if anything failed."""
+    arguments.check_least(args, instances=1, seed=0)
+    arguments.check_new(args.out, args.overwrite)
+    audit = run_audit(args.instances, args.seed, arguments.progress)
     if args.out:
         write_atomically(args.out, audit.to_json())
-    lines = [*report(audit), *([f"Saved in {args.out}."] if args.out else [])]
-    (out or sys.stdout.write)("\n".join(lines) + "\n")
+    print("\n".join([*report(audit), *([f"Saved in {args.out}."] if args.out else [])]))
     return 1 if audit.failures() or audit.missing() else 0
 
 
 def report(audit: Audit) -> Iterator[str]:
     """Yield lines: deviations by rule, identities, what the controls showed, which rule emits more, and failures."""
-    import pandas as pd
-
     rules = pd.DataFrame(audit.summary()).groupby("rule", as_index=False)
     rows = rules.agg(kinds=("tree", "size"), instances=("instances", "sum"), deviation=("deviation", "max"))
-    counted, deviation = {"instances": "instances"}, {"deviation": "largest deviation"}
-    yield from _lines(rows.to_dict("records"), {"rule": "rule", "kinds": "tree kinds", **counted, **deviation})
+    yield from _lines(rows, "rule", "kinds", "instances", "deviation")
     yield f"Deviation: total variation from the target's distribution; limit {audit.setup['limit']}."
     yield ""
-    yield from _lines(audit.identity_summary(), {"identity": "identity", **counted, **deviation})
+    yield from _lines(audit.identity_summary(), "identity", "instances", "deviation")
     yield ""
-    titles = {"control": "control", "rule": "rule", **counted, "biased": "biased", "refused": "refused"}
-    yield from _lines(audit.control_summary(), {**titles, "bias": "largest bias"})
+    yield from _lines(audit.control_summary(), "control", "rule", "instances", "biased", "refused", "bias")
     yield f"Biased: by more than {audit.setup['seen']}; refused: a token its recorded distribution cannot have drawn."
     yield ""
-    titles = {"tree": "Traversal over TokenLevel", "more": "more", "equal": "equal", "fewer": "fewer"}
-    yield from _lines(audit.comparison(), {**titles, "least": "least", "most": "most"})
+    yield from _lines(audit.comparison(), "tree", "more", "equal", "fewer", "least", "most")
     yield "Instances in which it emits more, as many or fewer tokens, and the ends of the difference per iteration."
     yield ""
     ways = audit.checks["outcomes"].sum()
@@ -69,12 +66,9 @@ def report(audit: Audit) -> Iterator[str]:
     yield from [*audit.failures(), *audit.missing()] or [success]
 
 
-_FORMATS = {"deviation": ".1e", "bias": ".3f", "least": ".4f", "most": ".4f"}
-
-
-def _lines(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> list[str]:
+def _lines(rows: Any, *names: str) -> list[str]:
     """Return a table with these columns under their titles; "-" stands for None."""
-    import pandas as pd
-
-    cells = [["-" if row[n] is None else format(row[n], _FORMATS.get(n, "")) for n in titles] for row in rows]
-    return text_lines(pd.DataFrame(cells, columns=list(titles.values())))
+    frame = pd.DataFrame(rows, columns=names)
+    for name in frame.columns.intersection(FORMATS):
+        frame[name] = frame[name].map(FORMATS[name].format, na_action="ignore")
+    return arguments.text_lines(frame.rename(columns=TITLES).fillna("-").astype(str))

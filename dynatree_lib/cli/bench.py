@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .arguments import (
-    add_machine,
-    add_pair,
-    add_sampling,
-    add_workload,
-    longest_prompt,
-    pair_of,
-    progress,
-    sampling_of,
-    text_lines,
-    workload_of,
-)
+import pandas as pd
 
-if TYPE_CHECKING:
-    from ..measure.methods import Variant
-    from ..measure.metrics import MethodSummary
-    from ..measure.protocol import Results
+from ..measure.grids import text
+from ..measure.methods import METHODS, variant, variants
+from ..measure.metrics import MethodSummary, drafting_metrics
+from ..measure.protocol import Results, run_benchmark
+from ..measure.records import check_writable
+from ..measure.tables import bound_sentence, method_table
+from ..measure.tune import load_tuned
+from . import arguments
 
 DEFAULT_METHODS = "hf-generate,hf-assisted,ar,ar-fast,chain,fixed-tree"
 
@@ -34,7 +25,7 @@ DEFAULT_METHODS = "hf-generate,hf-assisted,ar,ar-fast,chain,fixed-tree"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `dynatree bench`."""
     what = parser.add_argument_group("what is measured")
-    add_pair(what)
+    arguments.add_pair(what)
     what.add_argument(
         "--methods", default=DEFAULT_METHODS, metavar="LIST",
         help="methods with options, e.g. hf-generate,chain:length=6,fixed-tree:depth=6,branching=3,tau=0.03 "
@@ -44,14 +35,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--tuned", type=Path, metavar="FILE",
         help="add the best configuration of each method that `dynatree tune` saved, as 'chain (tuned)' and so on",
     )  # fmt: skip
-    add_workload(what)
+    arguments.add_workload(what)
     what.add_argument(
         "--turns", choices=("first", "all"), default="first",
         help="all: each further turn of a prompt too, as a prompt of its own after the target's own greedy replies",
     )  # fmt: skip
     how = parser.add_argument_group("how")
     how.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
-    add_sampling(how)
+    arguments.add_sampling(how)
     how.add_argument("--repeats", type=int, default=1, help="timed runs per method and prompt")
     how.add_argument("--warmup", type=int, default=1, help="untimed runs per method")
     how.add_argument("--stop-at-eos", action="store_true", help="end texts at EOS; by default all run to the budget")
@@ -59,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--trace", type=int, nargs="?", const=3, default=0, metavar="PROMPTS",
         help="split the time into draft, verify and host, in extra runs on the first prompts (3)",
     )  # fmt: skip
-    add_machine(how)
+    arguments.add_machine(how)
     out = parser.add_argument_group("where it goes")
     out.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
     out.add_argument("--records", type=Path, metavar="FILE", help="write one JSON line per run as it is done")
@@ -67,86 +58,57 @@ def configure(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--overwrite", action="store_true", help="replace an existing --records file")
 
 
-def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -> int:
-    """Run the benchmark and write the table to `out` (standard output); 1 if a method failed on some prompt."""
-    out = out or sys.stdout.write
+def main(args: argparse.Namespace) -> int:
+    """Run the benchmark and print the table; 1 if a method failed on some prompt."""
     if args.methods == "help":
-        out(method_list())
+        print(method_list(), end="")
         return 0
     results = _measured(args)
-    if args.json:
-        from ..measure.records import write_atomically
-
-        write_atomically(args.json, json.dumps(results.to_json(), indent=1, ensure_ascii=False) + "\n")
-    out(report(results))
+    arguments.write_record(args.json, results.to_json())
+    print(report(results), end="")
     return 1 if results.records.failures else 0
 
 
 def _measured(args: argparse.Namespace) -> Results:
-    from ..measure.methods import METHODS, variants
-    from ..measure.protocol import run_benchmark
-    from ..measure.records import check_writable
-
     # Everything that can be checked is checked before models are loaded.
-    given = list(METHODS) if args.methods == "all" else args.methods
-    methods = variants([*variants(given), *(_tuned(args.tuned) if args.tuned else [])])
-    sampling = sampling_of(args)
+    best = load_tuned(args.tuned).predictions if args.tuned else ()
+    tuned = [variant(one.spec, f"{one.method} (tuned)") for one in best if one.method != "ar"]
+    methods = variants([*variants(list(METHODS) if args.methods == "all" else args.methods), *tuned])
+    sampling = arguments.sampling_of(args)
     for path in filter(None, (args.json, args.records)):
         check_writable(path)
     if args.resume and not args.records:
         raise ValueError("--resume needs --records FILE, the file to go on with.")
-    pair = pair_of(args)
-    workload = workload_of(args, longest_prompt(pair, args.max_new_tokens), pair.tokenizer, args.limit)
+    pair = arguments.pair_of(args)
+    workload = arguments.workload_of(args, pair, args.max_new_tokens, args.limit)
     return run_benchmark(
         pair, methods, workload.prompts,
         max_new_tokens=args.max_new_tokens, sampling=sampling, seed=args.seed, warmup=args.warmup, repeats=args.repeats,
         ignore_eos=not args.stop_at_eos, trace=args.trace, bandwidth=True, records=args.records,
         existing="resume" if args.resume else "replace" if args.overwrite else "refuse",
-        progress=progress, source=workload.source, turns=args.turns,
+        progress=arguments.progress, source=workload.source, turns=args.turns,
     )  # fmt: skip
-
-
-def _tuned(path: Path) -> list[Variant]:
-    from ..measure.methods import variant
-    from ..measure.tune import load_tuned
-
-    best = [one for one in load_tuned(path).predictions if one.method != "ar"]
-    return [variant(one.spec, f"{one.method} (tuned)") for one in best]
 
 
 # -------------------------------------------------------------------------------------------------------------- texts
 def method_list() -> str:
     """Every method with its options and their defaults."""
-    from ..measure.methods import METHODS
-
     lines = []
     for name, method in METHODS.items():
-        options = ", ".join(f"{key}={_option(value)}" for key, value in method.defaults.items())
-        lossy = "" if method.lossless else "  [lossy]"
-        lines.append(f"{name:18} {options or 'no options'}{lossy}")
-    return "\n".join(lines) + "\n"
-
-
-def _option(value: object) -> str:
-    if isinstance(value, tuple):
-        return "/".join(map(str, value))
-    return "none" if value is None else str(value)
+        options = ", ".join(f"{key}={text(value)}" for key, value in method.defaults.items())
+        lines.append(f"{name:18} {options or 'no options'}{'' if method.lossless else '  [lossy]'}\n")
+    return "".join(lines)
 
 
 def report(results: Results) -> str:
     """Return the table with what it rests on."""
-    from ..measure.tables import method_table
-
-    setup, environment = results.records.header.setup, results.records.header.environment
-    summaries = results.summaries()
-    gpu = environment["gpu"]
-    where = gpu["name"] if gpu and setup["target"]["device"] == "cuda" else environment["cpu"] or "unknown CPU"
+    setup, summaries = results.records.header.setup, results.summaries()
+    where = arguments.machine(results.records.header.environment, setup["target"]["device"])
     lines = [
-        f"{setup['pair']} in {setup['dtype']} on {where}, {environment['threads']} threads; "
-        f"{setup['max_new_tokens']} new tokens, {setup['eos_rule']}.",
+        f"{setup['pair']} in {setup['dtype']} on {where}; {setup['max_new_tokens']} new tokens, {setup['eos_rule']}.",
         setup["workload"] + ("" if setup["turns"].startswith("the first") else f" Turns: {setup['turns']}."),
         "",
-        *text_lines(method_table(map(asdict, summaries))),
+        *arguments.text_lines(method_table(map(asdict, summaries))),
         "",
         *_drafting(results, summaries),
         *_remarks(results, summaries),
@@ -156,10 +118,6 @@ def report(results: Results) -> str:
 
 def _drafting(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
     """Return Progressive Tree Drafting's terms with intervals, if a method drafts in a side tree."""
-    import pandas as pd
-
-    from ..measure.metrics import drafting_metrics
-
     if not any(one.side_nodes_per_iteration for one in summaries):
         return []
     frame, terms = results.records.frame(), {"decoding_efficiency": "DE", "hit_rate": "HR", "accept_length": "AL"}
@@ -168,7 +126,7 @@ def _drafting(results: Results, summaries: Sequence[MethodSummary]) -> list[str]
         found = drafting_metrics(frame[frame["method"] == summary.label])
         rows.append({"method": summary.label, **{short: str(found.get(name, "")) for name, short in terms.items()}})
     return [
-        *text_lines(pd.DataFrame(rows)),
+        *arguments.text_lines(pd.DataFrame(rows)),
         "",
         "DE: tokens per iteration; HR: share of iterations that accept a drafted token; AL: their tokens.",
         "Dft/Ver: nodes of the side tree and drafted nodes of the tree, per iteration (PTD, section 4.1).",
@@ -177,12 +135,16 @@ def _drafting(results: Results, summaries: Sequence[MethodSummary]) -> list[str]
 
 
 def _remarks(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
-    setup = results.records.header.setup
+    setup, bandwidth = results.records.header.setup, results.bandwidth
     lines = [
         "tokens/s: all tokens over all seconds; intervals: bootstrap over prompts.",
         "Iteration cost: seconds per iteration in units of one greedy step of hf-generate.",
-        *_bound(results),
     ]
+    if bandwidth is not None:
+        lines += [
+            bound_sentence(bandwidth),
+            f"Memory, the faster of reading and copying: {_speeds(bandwidth['measured'])}.",
+        ]
     if any(one.split for one in summaries):
         lines.append("Draft, verify: time in the models' forwards; host: all the rest (traced runs, apart from these).")
     if setup["reference"] and any(one.identical for one in summaries):
@@ -198,19 +160,10 @@ def _remarks(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
     return [*lines, *results.records.notes]
 
 
-def _bound(results: Results) -> list[str]:
-    """Return what plain decoding could reach at the bandwidth of the memory, and what was measured for it."""
-    from ..measure.tables import bound_sentence
-
-    found = results.bandwidth
-    if found is None:
-        return []
-    sizes = dict.fromkeys(one["size"] for one in found["measured"])
-    speeds = "; ".join(f"{size / 2**20:.0f} MiB at {_speeds(found['measured'], size)}" for size in sizes)
-    return [bound_sentence(found), f"Memory, the faster of reading and copying: {speeds}."]
-
-
-def _speeds(measured: Sequence[dict[str, Any]], size: int) -> str:
-    """GB/s before and after the runs."""
-    mine = [one for one in measured if one["size"] == size]
-    return ", ".join(f"{max(one['read'], one['copy']) / 1e9:.1f} GB/s {one['when']} the runs" for one in mine)
+def _speeds(measured: Sequence[dict[str, Any]]) -> str:
+    """Return the GB/s of each size of buffer, before and after the runs."""
+    sizes: dict[int, list[str]] = {}
+    for one in measured:
+        speed = f"{max(one['read'], one['copy']) / 1e9:.1f} GB/s {one['when']} the runs"
+        sizes.setdefault(one["size"], []).append(speed)
+    return "; ".join(f"{size / 2**20:.0f} MiB at {', '.join(speeds)}" for size, speeds in sizes.items())

@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import torch
+
+from ..experiments.gpu import FULL, TINY, measure_all
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `dynatree gpu`."""
@@ -20,10 +24,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the parts asked for; 1 if a measurement failed."""
-    import torch
-
-    from ..experiments.gpu import FULL, TINY, measure_all
-
     plan, dtype = TINY if args.tiny else FULL, getattr(torch, args.dtype)
     parts = args.parts.split(",")
     return measure_all(args.out, parts, args.pair, torch.device(args.device), dtype, plan, args.again)

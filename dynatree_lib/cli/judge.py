@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+
+from ..drafters.base import Drafter
+from ..measure.judge import Judged, judge
+from ..measure.methods import variants
+from ..measure.tables import sampling_text
+from ..verifiers import VERIFIERS, Greedy
 from . import arguments
-
-if TYPE_CHECKING:
-    from ..drafters.base import Drafter
-    from ..measure.judge import Judged
-    from ..verifiers import Verifier
 
 TREES = "sampled-tree:branching=1,sampled-tree,sampled-tree:shape=eagle"
 MARGIN = 24
@@ -40,15 +41,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an existing --out file")
 
 
-def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -> int:
-    """Judge, save, and write a table to `out` (standard output)."""
-    from ..measure.judge import judge
-
+def main(args: argparse.Namespace) -> int:
+    """Judge, save, and print a table."""
     # Everything that can be checked is checked before models are loaded.
-    sampling, rules, trees = arguments.sampling_of(args), _rules(args.rules), _trees(args.trees)
-    for name in ("seeds", "max_new_tokens"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}; give at least 1.")
+    sampling, trees = arguments.sampling_of(args), _trees(args.trees)
+    known = {rule.name: rule for rule in VERIFIERS if rule is not Greedy}
+    rules = {name: known[name]() for name in arguments.names_in(args.rules, known, "rule", "at temperature > 0")}
+    arguments.check_least(args, seeds=1, max_new_tokens=1)
     if sampling.greedy:
         raise ValueError("At temperature 0 every rule accepts the same path; give a --temperature above 0.")
     for make in trees.values():
@@ -57,9 +56,7 @@ def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -
             rule.check(sampling, drafter.drawing, drafter.chain)
     arguments.check_new(args.out, args.overwrite)
     pair = arguments.pair_of(args)
-    workload = arguments.workload_of(
-        args, arguments.longest_prompt(pair, args.max_new_tokens) - MARGIN, pair.tokenizer, args.limit
-    )
+    workload = arguments.workload_of(args, pair, args.max_new_tokens + MARGIN, args.limit)
     judged = judge(
         pair, {label: make(pair.draft) for label, make in trees.items()}, rules, workload.prompts,
         max_new_tokens=args.max_new_tokens, sampling=sampling, seeds=range(args.seed, args.seed + args.seeds),
@@ -67,27 +64,12 @@ def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -
     )  # fmt: skip
     if args.out:
         judged.write(args.out)
-    (out or sys.stdout.write)(report(judged))
+    print(report(judged), end="")
     return 0
-
-
-def _rules(text: str) -> dict[str, Verifier]:
-    from ..verifiers import VERIFIERS, Greedy
-
-    known = {rule.name: rule for rule in VERIFIERS if rule is not Greedy}
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in known:
-            raise ValueError(f"There is no rule '{name}' at temperature > 0; choose from {', '.join(known)}.")
-    if not names:
-        raise ValueError(f"No rule was given; choose from {', '.join(known)}.")
-    return {name: known[name]() for name in names}
 
 
 def _trees(text: str) -> dict[str, Callable[[Any], Drafter]]:
     """Return label -> draft model -> drafter."""
-    from ..measure.methods import variants
-
     out: dict[str, Callable[[Any], Drafter]] = {}
     for variant in variants(text):
         method, label = variant.method, variant.label
@@ -103,21 +85,17 @@ def _trees(text: str) -> dict[str, Callable[[Any], Drafter]]:
 
 def report(judged: Judged) -> str:
     """Return what each rule emits of each tree, and how much more than the first rule, as a text."""
-    import pandas as pd
-
     setup, rows = judged.setup, []
     for tree, rules in setup["rules"].items():
         part = judged.where(tree=tree)
         for rule in rules:
             gain = part.gain(rule, rules[0])
-            text = format(gain, ".3f") if len(setup["prompts"]) > 1 else f"{gain.value:.3f}"
+            text = f"{gain:.3f}" if len(setup["prompts"]) > 1 else f"{gain.value:.3f}"
             rows.append([tree, rule, f"{part.mean(rule):.3f}", text if rule != rules[0] else ""])
     columns = ["trees", "rule", "tokens per iteration", "over the first rule [95 %]"]
-    sampling = {name.replace("_", "-"): value for name, value in setup["sampling"].items() if value is not None}
     lines = [
-        f"{setup['pair']} in {setup['dtype']}, {', '.join(f'{name} {value:g}' for name, value in sampling.items())}; "
-        f"{len(setup['prompts'])} prompts, trees up to place {setup['max_new_tokens']}, seeds {setup['seeds'][0]} to "
-        f"{setup['seeds'][-1]}.",
+        f"{setup['pair']} in {setup['dtype']}, {sampling_text(setup['sampling'])}; {len(setup['prompts'])} prompts, "
+        f"trees up to place {setup['max_new_tokens']}, seeds {setup['seeds'][0]} to {setup['seeds'][-1]}.",
         setup["workload"],
         "",
         *arguments.text_lines(pd.DataFrame(rows, columns=columns)),

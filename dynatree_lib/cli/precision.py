@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from .arguments import add_machine, add_pair, add_workload, longest_prompt, pair_of, progress, text_lines, workload_of
+import pandas as pd
+
+from ..experiments.speed.precision import OLD_COLUMNS, SPARE, audit_precision
+from ..measure.environment import describe_environment, describe_model, public_pair_name
+from ..measure.methods import variants
+from ..measure.prompts import prepare_prompts
+from ..measure.records import check_writable
+from ..measure.tables import number, with_interval
+from . import arguments
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 METHODS = "hf-generate,ar,chain:length=4,fixed-tree,cost-aware-tree,lookup-tree"
@@ -22,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `dynatree precision`."""
     default = "(default: %(default)s)"
     compared, how = parser.add_argument_group("what is compared"), parser.add_argument_group("how")
-    add_pair(compared)
+    arguments.add_pair(compared)
     compared.add_argument(
         "--methods", default=METHODS, metavar="LIST", help=f"as for `dynatree bench`, lossless ones {default}"
     )
@@ -30,34 +36,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--rows", default="2,4,8,16,32,64", metavar="LIST",
         help=f"nodes of the forwards in which plain decoding is compared with itself {default}",
     )  # fmt: skip
-    add_workload(compared, limit=12)
+    arguments.add_workload(compared, limit=12)
     how.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help=f"of every text {default}")
     how.add_argument("--seed", type=int, default=0, help=f"of the choice of prompts and the bootstraps {default}")
-    add_machine(how, dtypes="float32,bfloat16,float16")
+    arguments.add_machine(how, dtypes="float32,bfloat16,float16")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record as JSON")
 
 
-def main(args: argparse.Namespace, out: Callable[[str], object] | None = None) -> int:
-    """Audit each dtype, save, and write the report to `out` (standard output)."""
-    from ..measure.records import check_writable, write_atomically
-
+def main(args: argparse.Namespace) -> int:
+    """Audit each dtype, save, and print the report."""
     if args.json:
         check_writable(args.json)
     record = _measured(args)
-    if args.json:
-        write_atomically(args.json, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    (out or sys.stdout.write)("\n".join(report(record)) + "\n")
+    arguments.write_record(args.json, record)
+    print("\n".join(report(record)))
     return 0
-
-
-def _dtypes(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in DTYPES:
-            raise ValueError(f"There is no dtype '{name}' to audit; choose from {', '.join(DTYPES)}.")
-    if not names:
-        raise ValueError(f"No dtype was given; choose from {', '.join(DTYPES)}.")
-    return list(dict.fromkeys(names))
 
 
 def _node_counts(text: str) -> list[int]:
@@ -71,21 +64,17 @@ def _node_counts(text: str) -> list[int]:
 
 
 def _measured(args: argparse.Namespace) -> Row:
-    from ..experiments.speed.precision import SPARE, audit_precision
-    from ..measure.environment import describe_environment, describe_model, public_pair_name
-    from ..measure.methods import variants
-    from ..measure.prompts import prepare_prompts
-
     # Everything that can be checked is checked before models are loaded.
-    methods, dtypes, counts = variants(args.methods), _dtypes(args.dtypes), _node_counts(args.rows)
+    methods, counts = variants(args.methods), _node_counts(args.rows)
+    dtypes = arguments.names_in(args.dtypes, DTYPES, "dtype", "to audit")
     audits = []
     for dtype in dtypes:
-        pair = pair_of(argparse.Namespace(**vars(args), dtype=dtype, static=False))
-        workload = workload_of(args, longest_prompt(pair, args.max_new_tokens + SPARE), pair.tokenizer, args.limit)
+        pair = arguments.pair_of(argparse.Namespace(**vars(args), dtype=dtype, static=False))
+        workload = arguments.workload_of(args, pair, args.max_new_tokens + SPARE, args.limit)
         prompts = prepare_prompts(pair, workload.prompts, args.max_new_tokens)
         audit = audit_precision(
             pair, methods, prompts, max_new_tokens=args.max_new_tokens, node_counts=counts, seed=args.seed,
-            progress=progress,
+            progress=arguments.progress,
         )  # fmt: skip
         audits.append({**audit, "target": describe_model(pair.target), "draft": describe_model(pair.draft)})
     setup = {
@@ -104,13 +93,11 @@ def _measured(args: argparse.Namespace) -> Row:
 # -------------------------------------------------------------------------------------------------------------- texts
 def report(record: Row) -> Iterator[str]:
     """Yield lines: a table per dtype with what it rests on."""
-    setup, environment = record["setup"], record["environment"]
-    gpu = environment["gpu"]
-    on_gpu = gpu and any(audit["target"]["device"] == "cuda" for audit in record["dtypes"])
-    where = gpu["name"] if on_gpu else environment["cpu"] or "unknown CPU"
+    setup, devices = record["setup"], [audit["target"]["device"] for audit in record["dtypes"]]
+    where = arguments.machine(record["environment"], "cuda" if "cuda" in devices else None)
     yield (
-        f"{setup['pair']} on {where}, {environment['threads']} threads; {len(setup['prompts'])} prompts, "
-        f"{setup['max_new_tokens']} new tokens, {setup['eos_rule']}."
+        f"{setup['pair']} on {where}; {len(setup['prompts'])} prompts, {setup['max_new_tokens']} new tokens, "
+        f"{setup['eos_rule']}."
     )
     yield setup["workload"]
     for audit in record["dtypes"]:
@@ -130,8 +117,6 @@ _TERMS = (
 
 
 def _of_dtype(audit: Row) -> Iterator[str]:
-    import pandas as pd
-
     margins = pd.Series(audit["margins_ulps"])
     yield ""
     yield (
@@ -141,7 +126,7 @@ def _of_dtype(audit: Row) -> Iterator[str]:
         f"at {audit['inexact']} places."
     )
     yield ""
-    yield from text_lines(pd.DataFrame([_line(row) for row in audit["comparisons"]]))
+    yield from arguments.text_lines(pd.DataFrame([_line(row) for row in audit["comparisons"]]))
     flips = pd.DataFrame([flip for row in audit["comparisons"] for flip in row["flips"]])
     if len(flips):
         yield (
@@ -153,8 +138,6 @@ def _of_dtype(audit: Row) -> Iterator[str]:
 
 
 def _line(row: Row) -> dict[str, str]:
-    from ..measure.tables import number, with_interval
-
     margins = [flip["margin_ulps"] for flip in row["flips"]]
     return {
         "comparison": row["label"],
@@ -169,9 +152,6 @@ def _line(row: Row) -> dict[str, str]:
 
 
 def _sentence(row: Row) -> str:
-    from ..experiments.speed.precision import OLD_COLUMNS
-    from ..measure.tables import with_interval
-
     row = {OLD_COLUMNS.get(name, name): value for name, value in row.items()}
     ends = [math.inf if end is None else end for end in row["noise_interval"] or ()]
     noise = with_interval(row["noise_ratio"], ends or None) or "-"

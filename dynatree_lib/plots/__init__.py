@@ -15,8 +15,6 @@ except ImportError as error:
 from .charts import (
     bars_by_panel,
     bars_with_intervals,
-    cost_curve,
-    distribution,
     heatmap,
     interval_dots,
     line_panels,
@@ -41,7 +39,7 @@ from .verification import distribution_panels, step_row, verification_steps
 
 __all__ = [
     "METHOD_COLORS", "TEMPLATE", "acceptance_by_depth", "bars_by_panel", "bars_with_intervals", "calibration",
-    "calibration_rows", "cost_curve", "depth_rows", "distribution", "distribution_panels", "draft_tree", "heatmap",
+    "calibration_rows", "depth_rows", "distribution_panels", "draft_tree", "heatmap",
     "interval_dots", "iteration_rows", "line_panels", "node_rows", "positions", "rank_rows", "scatter",
     "stacked_bars", "stacked_trees", "step_row", "sweep_lines", "text_iterations", "timeline", "tree_mask",
     "verification_steps",

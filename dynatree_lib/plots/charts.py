@@ -1,4 +1,4 @@
-"""Charts of records: bars with intervals, sweeps, heat maps, spreads, cost curves; measured and published values.
+"""Charts of records: bars with intervals, sweeps, dots, heat maps; measured and published values.
 
 Every function takes a table (a data frame, or the rows of a record) and the names of the columns to draw. A row without
 a value in a drawn column is left out. Published values are always drawn hollow or dashed, in the colour of the measured
@@ -56,17 +56,31 @@ def _bars_of(rows: Sequence[Row], value: str, interval: str | None) -> dict[str,
     return error_bars([row.get(value) for row in rows], [row.get(interval) if interval else None for row in rows])
 
 
-def _lines_of(rows: Sequence[Row], x: str, y: str, series: str | None) -> dict[Any, list[Row]]:
-    """Return the complete rows of each line, by the value of `series`; without `series` one line named ""."""
-    lines: dict[Any, list[Row]] = {name: [] for name in (span(rows, series) if series else [""])}
-    for row in rows:
-        if row.get(x) is not None and row.get(y) is not None:
-            lines[row[series] if series else ""].append(row)
-    return lines
+def _add_lines(
+    drawn: go.Figure, rows: Sequence[Row], x: str, y: str, series: str | None, lines: Sequence[Any], *,
+    interval: str | None = None, text: str | None = None, name: str = "{}", hollow: str = "", **look: Any,
+) -> None:  # fmt: skip
+    """Add a line of the complete rows, ascending in `x`, for each of the values `lines` of the column `series`.
 
-
-def _line_name(series: str | None, name: Any) -> str:
-    return theme.escaped(name if isinstance(name, str) else f"{series} = {name:g}")
+    Further arguments: columns with [low, high] of `y` and with the text shown on hovering, the name of a line with its
+    value for {}, "-open" for hollow markers, and attributes of every line.
+    """
+    colors, symbols = theme.series_colors(lines), theme.series_symbols(lines)
+    for one in lines:
+        line = [row for row in rows if (not series or row[series] == one) and None not in (row.get(x), row.get(y))]
+        line.sort(key=lambda row: row[x])
+        if not line:
+            continue
+        drawn.add_scatter(
+            x=[row[x] for row in line],
+            y=[row[y] for row in line],
+            text=[str(row[text]) for row in line] if text else None,
+            error_y=_bars_of(line, y, interval),
+            name=name.format(theme.escaped(one if isinstance(one, str) else f"{series} = {one:g}")),
+            line_color=colors[one],
+            marker={"size": 9, "color": colors[one], "symbol": symbols[one] + hollow},
+            **look,
+        )
 
 
 def _numbers(values: Iterable[float | None]) -> list[str]:
@@ -100,34 +114,28 @@ def bars_with_intervals(
         names: names of the two kinds of bars.
     """
     rows = as_rows(rows)
-    labels, measured = [str(row[label]) for row in rows], [row.get(value) for row in rows]
+    labels = [str(row[label]) for row in rows]
     paper: list[float | None] = [None] * len(rows)
     if published is not None:
         paper = [row.get(published) if isinstance(published, str) else published.get(row[label]) for row in rows]
     both = any(number is not None for number in paper)
     drawn = theme.figure(title, x=unit or value, height=150 + (54 if both else 38) * len(rows), barmode="group")
     colors = [theme.bar_color(name) for name in labels]
-    bars = {"y": labels, "orientation": "h"}
-    drawn.add_bar(x=measured, **bars, name=names[0], marker_color=colors, error_x=_bars_of(rows, value, interval))
     ends = [row[interval][1] if interval and row.get(interval) else row.get(value) for row in rows]
-    _write_numbers(drawn, labels, measured, ends, 10 if both else 0)
+    bars: list[tuple] = [
+        (names[0], [row.get(value) for row in rows], ends, {"color": colors}, _bars_of(rows, value, interval))
+    ]
     if both:
-        style = {"color": "#ffffff", "line": {"color": colors, "width": 2}}
-        drawn.add_bar(x=paper, **bars, name=names[1], marker=style)
-        _write_numbers(drawn, labels, paper, paper, -10)
+        bars.append((names[1], paper, paper, {"color": "#ffffff", "line": {"color": colors, "width": 2}}, None))
+    for (name, values, ends, marker, error), shift in zip(bars, (10, -10) if both else (0,), strict=True):
+        drawn.add_bar(x=values, y=labels, orientation="h", name=name, marker=marker, error_x=error)
+        for place, text, end in zip(labels, _numbers(values), ends, strict=True):
+            if end is not None:  # the number stands to the right of the bar and its interval
+                drawn.add_annotation(x=end, y=place, text=text, showarrow=False, xanchor="left", xshift=5, yshift=shift)
     if reference is not None:
         drawn.add_vline(x=reference, line=theme.REFERENCE)
     drawn.update_yaxes(autorange="reversed", showgrid=False, ticksuffix="  ", type="category")
     return theme.finish(drawn, both).update_layout(margin_r=70)
-
-
-def _write_numbers(
-    drawn: go.Figure, labels: Sequence[str], values: Sequence[float | None], ends: Sequence[float | None], shift: int
-) -> None:
-    """Write numbers to the right of the bars and their intervals, `shift` px above the middle of the row."""
-    for label, text, end in zip(labels, _numbers(values), ends, strict=True):
-        if end is not None:
-            drawn.add_annotation(x=end, y=label, text=text, showarrow=False, xanchor="left", xshift=5, yshift=shift)
 
 
 def bars_by_panel(
@@ -155,25 +163,15 @@ def bars_by_panel(
     """
     rows = as_rows(rows)
     names = span(rows, panel)
-    drawn = make_subplots(
-        cols=len(names), shared_yaxes=True, horizontal_spacing=0.05, subplot_titles=[str(name) for name in names]
-    )
-    for column, name in enumerate(names, start=1):
-        part_rows, paper = [row for row in rows if row[panel] == name], (published or {}).get(name)
-        part = bars_with_intervals(part_rows, value, interval, published=paper, reference=reference)
-        axis = "" if column == 1 else str(column)
-        for trace in part.data:
-            drawn.add_trace(trace.update(xaxis=f"x{axis}", yaxis=f"y{axis}"))
-        for note in part.layout.annotations:
-            drawn.add_annotation(note.update(xref=f"x{axis}", yref=f"y{axis}"))
-        for shape in part.layout.shapes:
-            drawn.add_shape(shape.update(xref=f"x{axis}", yref=f"y{axis} domain"))
+    sides = [([row for row in rows if row[panel] == name], (published or {}).get(name)) for name in names]
+    parts = [bars_with_intervals(side, value, interval, published=paper, reference=reference) for side, paper in sides]
+    drawn = theme.panels(names, parts, len(parts), title, shared_yaxes=True, horizontal_spacing=0.05)
+    for column, part in enumerate(parts, start=1):
         widest = 1.22 * max((note.x for note in part.layout.annotations), default=1.0)  # the numbers stand behind bars
-        drawn.update_xaxes(title_text=theme.escaped(unit or value), range=[0, widest], col=column)
-        drawn.update_layout(height=part.layout.height + 30)
+        drawn.update_xaxes(range=[0, widest], col=column).update_layout(height=part.layout.height + 30)
+    drawn.update_xaxes(title_text=theme.escaped(unit or value))
     drawn.update_yaxes(autorange="reversed", showgrid=False, type="category").update_yaxes(ticksuffix="  ", col=1)
-    drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), barmode="group")
-    return theme.share_legend(drawn).update_layout(margin_t=120, legend_y=1.06)
+    return drawn.update_layout(barmode="group", margin_t=120, legend_y=1.06)
 
 
 def stacked_bars(
@@ -199,6 +197,7 @@ def sweep_lines(
     published: Table | None = None,
     *,
     interval: str | None = None,
+    text: str | None = None,
     title: str = "",
     x_title: str = "",
     y_title: str = "",
@@ -215,6 +214,7 @@ def sweep_lines(
         series: column that tells the lines apart; None for one line.
         published: rows with the same columns.
         interval: column with [low, high] of `y`, or None.
+        text: column shown on hovering, or None.
         title: above the figure.
         x_title: of the horizontal axis; by default the column's name.
         y_title: of the vertical axis; by default the column's name.
@@ -223,26 +223,16 @@ def sweep_lines(
         names: names of the solid and the dashed lines.
     """
     drawn = theme.figure(title, x=x_title or x, y=y_title or y)
-    measured, paper = _lines_of(as_rows(rows), x, y, series), _lines_of(as_rows(published), x, y, series)
-    colors, symbols = theme.series_colors([*measured, *paper]), theme.series_symbols([*measured, *paper])
-    sides = [(measured, names[0], "solid", "")]
-    if published is not None:
-        sides.append((paper, names[1], "dash", "-open"))
-    for lines, kind, dash, hollow in sides:
-        for name, line in lines.items():
-            line.sort(key=lambda row: row[x])
-            drawn.add_scatter(
-                x=[row[x] for row in line],
-                y=[row[y] for row in line],
-                error_y=_bars_of(line, y, interval),
-                mode="lines+markers",
-                name=kind if series is None else _line_name(series, name) + (f" ({kind})" if hollow else ""),
-                line={"color": colors[name], "dash": dash},
-                marker={"size": 9, "symbol": symbols[name] + hollow},
-            )
+    sides = [as_rows(side) for side in (rows, published) if side is not None]
+    everything = [row for side in sides for row in side]
+    lines = span(everything, series) if series else [""]
+    look: Row = {"interval": interval, "text": text, "mode": "lines+markers"}
+    for side, kind, dash, hollow in zip(sides, names, ("solid", "dash"), ("", "-open"), strict=False):
+        name = kind if series is None else "{}" + (f" ({kind})" if hollow else "")
+        _add_lines(drawn, side, x, y, series, lines, name=name, hollow=hollow, line_dash=dash, **look)
     if reference is not None:
         drawn.add_hline(y=reference, line=theme.REFERENCE)
-    places = sorted({row[x] for row in [*as_rows(rows), *as_rows(published)] if row.get(x) is not None})
+    places = sorted({row[x] for row in everything if row.get(x) is not None})
     if len(places) <= 12 and (log_x or all(isinstance(place, int) for place in places)):
         drawn.update_xaxes(tickvals=places, ticktext=[f"{place:g}" for place in places])
     drawn.update_xaxes(type="log" if log_x else None)
@@ -276,30 +266,24 @@ def line_panels(
         references: column -> a value to mark with a horizontal line.
         columns: panels side by side.
     """
+    parts = [
+        sweep_lines(
+            rows, x, column, series, published,
+            interval=f"{column}_interval", log_x=log_x, reference=(references or {}).get(column),
+        )
+        for column in panels
+    ]  # fmt: skip
     lines = math.ceil(len(panels) / columns)
-    titles = [theme.escaped(name) for name in panels.values()]
     spacing = {"vertical_spacing": 0.34 / (lines + 1), "horizontal_spacing": 0.09}
-    drawn = make_subplots(rows=lines, cols=columns, subplot_titles=titles, **spacing)
-    for number, column in enumerate(panels):
-        interval, reference = f"{column}_interval", (references or {}).get(column)
-        part = sweep_lines(rows, x, column, series, published, interval=interval, log_x=log_x, reference=reference)
-        place = {"row": number // columns + 1, "col": number % columns + 1}
-        for trace in part.data:
-            if trace.x:
-                if trace.error_y.array:
-                    trace.error_y.update(color=trace.line.color, thickness=1.2)
-                drawn.add_trace(trace, **place)
-        for shape in part.layout.shapes:
-            drawn.add_hline(y=shape.y0, line=shape.line, **place)
-        axis = part.layout.xaxis.update(title_text=None, anchor=None, domain=None)
-        if log_x:
-            axis.update(_log_ticks(sorted({value for trace in part.data for value in trace.x or ()})))
-        drawn.update_xaxes(axis, **place)
+    drawn = theme.panels(panels.values(), parts, columns, title, **spacing)
+    drawn.for_each_trace(lambda trace: trace.error_y.update(color=trace.line.color, thickness=1.2))
+    for axis, part in zip(drawn.select_xaxes(), parts, strict=False):
+        ticks = _log_ticks(sorted({value for trace in part.data for value in trace.x})) if log_x else {}
+        axis.update({**part.layout.xaxis.to_plotly_json(), "title": None, **ticks})
     drawn.update_xaxes(title_text=theme.escaped(x_title or x), row=lines).update_annotations(font_size=14)
-    entries = sum(trace.showlegend is True for trace in theme.share_legend(drawn).data)
-    layout = {"template": theme.TEMPLATE, "title_text": theme.escaped(title), "height": 150 + 290 * lines}
+    entries = sum(trace.showlegend is True for trace in drawn.data)
     margin = 105 + 22 * (math.ceil(entries / 6) - 1)
-    return drawn.update_layout(**layout, margin_t=margin, legend_y=1 + 24 / (290 * lines))
+    return drawn.update_layout(height=150 + 290 * lines, margin_t=margin, legend_y=1 + 24 / (290 * lines))
 
 
 def _log_ticks(values: Sequence[float]) -> Row:
@@ -310,36 +294,6 @@ def _log_ticks(values: Sequence[float]) -> Row:
         even = [factor * 10**power for power in range(-3, 7) for factor in (1, 2, 5)]
         values = [number for number in even if values[0] <= number <= values[-1]]
     return {"tickvals": values, "ticktext": [f"{number:g}" for number in values]}
-
-
-def cost_curve(
-    rows: Table,
-    x: str = "nodes",
-    y: str = "milliseconds",
-    series: str = "model",
-    interval: str | None = None,
-    *,
-    title: str = "Cost of a scored node",
-    x_title: str = "nodes scored in one forward",
-) -> go.Figure:
-    """Draw the time of one forward over the nodes it scores, and the time of a forward for each node (dotted).
-
-    Args:
-        rows: measured, with the columns `x`, `y`, `series` and, where known, `interval` ([low, high] of `y`).
-        x: column with the number of nodes.
-        y: column with the time; the axis carries its name.
-        series: column that tells the curves apart.
-        interval: column with [low, high], or None.
-        title: above the figure.
-        x_title: of the horizontal axis.
-    """
-    drawn = sweep_lines(rows, x, y, series, interval=interval, title=title, x_title=x_title, y_title=y)
-    top = max((time for curve in drawn.data for time in curve.y), default=1.0)
-    for curve in drawn.data:
-        alone = [curve.y[0] / curve.x[0] * size for size in curve.x]
-        style = {"line": {"color": curve.line.color, "dash": "dot", "width": 1.5}, "hoverinfo": "skip"}
-        drawn.add_scatter(x=curve.x, y=alone, mode="lines", name=f"{curve.name}, one forward per node", **style)
-    return drawn.update_yaxes(range=[0, 1.6 * top])
 
 
 # ---------------------------------------------------------------------------------------------------------------- dots
@@ -362,17 +316,8 @@ def scatter(
     """
     rows = as_rows(rows)
     drawn = theme.figure(title, x=x_title or x, y=y_title or y, height=430)
-    lines = _lines_of(rows, x, y, series)
-    colors, symbols = theme.series_colors(lines), theme.series_symbols(lines)
-    for name, line in lines.items():
-        drawn.add_scatter(
-            x=[row[x] for row in line],
-            y=[row[y] for row in line],
-            text=[str(row[text]) if text else "" for row in line],
-            mode="markers",
-            name=_line_name(series, name),
-            marker={"size": 9, "opacity": 0.8, "color": colors[name], "symbol": symbols[name]},
-        )
+    lines = span(rows, series) if series else [""]
+    _add_lines(drawn, rows, x, y, series, lines, text=text, mode="markers", marker_opacity=0.8)
     if diagonal:
         ends = [0, max((row[x] for row in rows), default=1)]
         drawn.add_scatter(x=ends, y=ends, mode="lines", line=theme.IDEAL, name="equal", hoverinfo="skip")
@@ -392,7 +337,6 @@ def interval_dots(
     band: tuple[float, float] | None = None,
     title: str = "",
     unit: str = "",
-    name: str = "measured",
 ) -> go.Figure:
     """Draw a line per row: its value as a dot with its interval, other columns as hollow marks.
 
@@ -406,11 +350,10 @@ def interval_dots(
         band: a range to shade, for example values that cannot be told from 1.
         title: above the figure.
         unit: title of the value axis.
-        name: name of the dots.
     """
     rows = as_rows(rows)
     drawn = theme.figure(title, x=unit or value, height=170 + 26 * len(rows))
-    kinds = {name: (value, interval), **(also or {})}
+    kinds = {"measured": (value, interval), **(also or {})}
     if band is not None:
         drawn.add_vrect(x0=band[0], x1=band[1], fillcolor=theme.GRID, opacity=0.7, line_width=0, layer="below")
     styles = zip(kinds.items(), theme.SERIES_COLORS, ("circle", "diamond-open", "square-open"), strict=False)
@@ -432,7 +375,7 @@ def interval_dots(
     return theme.finish(drawn.update_yaxes(range=[-0.7, len(rows) - 0.3]), len(kinds) > 1)
 
 
-# ---------------------------------------------------------------------------------------------------- tables, spreads
+# ------------------------------------------------------------------------------------------------------------- tables
 def heatmap(
     rows: Table, x: str, y: str, value: str, published: Table | None = None, *, title: str = "", unit: str = ""
 ) -> go.Figure:
@@ -447,21 +390,21 @@ def heatmap(
         title: above the figure.
         unit: title of the colour bar.
     """
-    panels = {"measured": as_rows(rows)} | ({} if published is None else {"published": as_rows(published)})
-    titles = list(panels) if len(panels) > 1 else None
-    drawn = make_subplots(cols=len(panels), shared_yaxes=True, horizontal_spacing=0.06, subplot_titles=titles)
-    across, down = (_ordered(span([row for side in panels.values() for row in side], key)) for key in (x, y))
+    sides = {"measured": rows} | ({} if published is None else {"published": published})
+    frames = {name: pd.DataFrame(side)[[x, y, value]] for name, side in sides.items()}
+    everything = pd.concat(frames.values())
+    across, down = (_ordered(list(everything[key].unique())) for key in (x, y))
+    titles = list(frames) if len(frames) > 1 else None
+    drawn = make_subplots(cols=len(frames), shared_yaxes=True, horizontal_spacing=0.06, subplot_titles=titles)
     look = {"coloraxis": "coloraxis", "xgap": 2, "ygap": 2, "texttemplate": "%{text}", "textfont": {"size": 14}}
     look |= {"x": [str(place) for place in across], "y": [str(place) for place in down]}
-    for column, (name, side) in enumerate(panels.items(), start=1):
-        cells = {(row[x], row[y]): row.get(value) for row in side}
-        z = [[cells.get((a, b)) for a in across] for b in down]
+    for column, (name, frame) in enumerate(frames.items(), start=1):
+        cells = frame.pivot(index=y, columns=x, values=value).reindex(index=down, columns=across).astype(object)
+        z = cells.where(cells.notna(), None).values.tolist()
         hover = f"{x} %{{x}}, {y} %{{y}}: %{{z:.3g}}<extra>{name}</extra>"
-        text = [_numbers(line) for line in z]
-        drawn.add_heatmap(z=z, **look, name=name, text=text, hovertemplate=hover, row=1, col=column)
-    colors = {"colorscale": "Cividis", "colorbar": {"title": {"text": unit or value}}}
+        drawn.add_heatmap(z=z, **look, name=name, text=[*map(_numbers, z)], hovertemplate=hover, row=1, col=column)
     drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=190 + 46 * len(down))
-    drawn.update_layout(coloraxis=colors)
+    drawn.update_layout(coloraxis={"colorscale": "Cividis", "colorbar": {"title": {"text": unit or value}}})
     drawn.update_xaxes(title_text=theme.escaped(x), type="category", showgrid=False)
     drawn.update_yaxes(type="category", showgrid=False, ticks="", ticksuffix=" ")
     if isinstance(down[0], str):  # names read from the top, numbers grow upwards
@@ -472,26 +415,3 @@ def heatmap(
 def _ordered(values: list[Any]) -> list[Any]:
     """Return numbers in ascending order, names as they came."""
     return values if any(isinstance(value, str) for value in values) else sorted(values)
-
-
-def distribution(
-    rows: Table,
-    x: str,
-    y: str,
-    published: Table | None = None,
-    *,
-    title: str = "",
-    x_title: str = "",
-    y_title: str = "",
-) -> go.Figure:
-    """Draw the spread of `y` for each value of `x`: a box with every row as a dot; published rows as hollow boxes."""
-    drawn = theme.figure(title, x=x_title or x, y=y_title or y, boxmode="group")
-    sides = zip(MEASURED_AND_PUBLISHED, (rows, published), theme.SERIES_COLORS, ("#dcebf8", "#ffffff"), strict=False)
-    for name, side, color, fill in sides:
-        if side is not None:
-            (line,) = _lines_of(as_rows(side), x, y, None).values()
-            line.sort(key=lambda row: row[x])
-            style = {"fillcolor": fill, "line_color": color, "marker": {"size": 5, "opacity": 0.6}}
-            places, values = [str(row[x]) for row in line], [row[y] for row in line]
-            drawn.add_box(x=places, y=values, name=name, boxpoints="all", jitter=0.35, pointpos=0, **style)
-    return theme.finish(drawn.update_xaxes(type="category"), published is not None)

@@ -6,19 +6,20 @@ intervals are Wilson's for a share.
 
 from __future__ import annotations
 
-import html
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from jinja2 import Environment
 from plotly import graph_objects as go
 
 from ..decoding import Generation, Iteration
 from ..measure.statistics import Table, share
 from . import theme
-from .charts import Row, as_rows, error_bars, span
+from .charts import Row, as_rows, sweep_lines
 from .trees import pieces
 
 SHADES = ("#cfe8f7", "#d8f0df")
@@ -115,34 +116,15 @@ def text_iterations(generation: Generation, tokenizer: Any = None, *, prompt: st
         tokenizer: decodes the tokens; without a tokenizer their numbers are shown.
         prompt: shown in grey before the text.
     """
-    texts = iter(pieces(generation.tokens, tokenizer))
-    parts = [f'<span style="color:#767676">{html.escape(prompt)}</span>'] if prompt else []
+    texts, tokens = iter(pieces(generation.tokens, tokenizer)), []
     for number, iteration in enumerate(generation.iterations):
-        path = iteration.verdict.path
-        for place in range(iteration.committed):
-            note, look = "bonus token", f"background:{theme.BONUS[0]};box-shadow:inset 0 0 0 1px {theme.BONUS[1]}"
-            if place < len(path):
-                note, look = (
-                    f"accepted, node {path[place]} of {len(iteration.tree) - 1}",
-                    f"background:{SHADES[number % 2]}",
-                )
-            text = html.escape(next(texts)).replace("\n", '<span style="color:#666">⏎</span>\n')
-            parts.append(f'<span title="iteration {number}: {note}" style="{look}">{text}</span>')
-    swatch = "display:inline-block;width:14px;height:14px;vertical-align:-2px"
-    shades = [(SHADES[0], "#bbbbbb"), (SHADES[1], "#bbbbbb"), theme.BONUS[:2]]
-    marks = [f'<span style="{swatch};background:{fill};border:1px solid {line}"></span>' for fill, line in shades]
-    legend = (
-        f"{marks[0]} {marks[1]} drafted and accepted, one shade per iteration &nbsp; "
-        f"{marks[2]} bonus token, the target's own &nbsp; "
-        f"{len(generation.tokens)} tokens in {len(generation.iterations)} target forwards"
-    )
-    box = f"color:{theme.INK};background:#fff;padding:12px;max-width:1000px"
-    # <pre>, because exporters that re-parse HTML shorten white space anywhere else
-    look = "font:14px/1.75 monospace;white-space:pre-wrap;overflow-wrap:anywhere;margin:0;padding:0;border:0"
-    return Html(
-        f'<div style="{box}"><div style="font:13px {theme.FONT};margin-bottom:10px">{legend}</div>'
-        f'<pre style="{look};background:none;color:inherit">{"".join(parts)}</pre></div>'
-    )
+        notes = [f"accepted, node {node} of {len(iteration.tree) - 1}" for node in iteration.verdict.path]
+        for note in [*notes, "bonus token"][: iteration.committed]:
+            tokens.append({"iteration": number, "note": note, "accepted": note in notes, "text": next(texts)})
+    template = Path(__file__).with_name("text.html.j2").read_text(encoding="utf-8")
+    count = f"{len(tokens)} tokens in {len(generation.iterations)}"
+    page = Environment(autoescape=True).from_string(template)
+    return Html(page.render(theme=theme, shades=SHADES, prompt=prompt, tokens=tokens, count=count))
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
@@ -158,31 +140,18 @@ def timeline(iterations: Sequence[Iteration], *, title: str = "") -> go.Figure:
     return drawn.update_yaxes(dtick=1 if max(accepted, default=0) < 10 else None)
 
 
-def acceptance_by_depth(
-    rows: Table | Iterable[Iteration], *, series: str = "method", title: str = "Acceptance at each depth of the tree"
-) -> go.Figure:
+def acceptance_by_depth(rows: Table, *, title: str = "Acceptance at each depth of the tree") -> go.Figure:
     """Draw how often the accepted path goes on at each depth, given that it came so far.
 
     Args:
-        rows: `depth_rows(iterations)` (keys `depth`, `acceptance`, `interval`, `reached`), with a column `series` where
-            there are several lines; or the iterations themselves.
-        series: the column that tells lines apart.
+        rows: `depth_rows(iterations)`: keys `depth`, `acceptance`, `interval`, `accepted`, `reached`.
         title: above the figure.
     """
-    given: list[Any] = as_rows(rows)
-    table = depth_rows(given) if given and isinstance(given[0], Iteration) else given
-    table = [{series: "", **row} for row in table]
-    drawn = theme.figure(title, x="depth (levels below node 0)", y="share of iterations that go on", height=400)
-    names = span(table, series)
-    colors, symbols = theme.series_colors(names), theme.series_symbols(names)
-    for name in names:
-        line = [row for row in table if row[series] == name]
-        style = {"line": {"color": colors[name]}, "marker": {"size": 9, "symbol": symbols[name]}}
-        text = [f"{row['accepted']} of {row['reached']} iterations" for row in line]
-        style["hovertemplate"] = "depth %{x}: %{y:.3f} (%{text})<extra></extra>"
-        _add_acceptance(drawn, line, "depth", text=text, name=str(name) or "measured", **style)
-    drawn.update_yaxes(range=[0, 1.05]).update_xaxes(dtick=1)
-    return theme.finish(drawn, len(names) > 1)
+    rows = [{**row, "counts": f"{row['accepted']} of {row['reached']} iterations"} for row in as_rows(rows)]
+    words: Row = {"x_title": "depth (levels below node 0)", "y_title": "share of iterations that go on"}
+    drawn = sweep_lines(rows, "depth", "acceptance", interval="interval", text="counts", title=title, **words)
+    drawn.update_traces(hovertemplate="depth %{x}: %{y:.3f} (%{text})<extra></extra>").update_layout(height=400)
+    return drawn.update_yaxes(range=[0, 1.05]).update_xaxes(dtick=1)
 
 
 def calibration(
@@ -191,25 +160,23 @@ def calibration(
     """Draw the share of accepted nodes over their draft probability, with the diagonal of a calibrated draft.
 
     Args:
-        rows: `calibration_rows(...)`: keys `mean`, `acceptance`, `interval`, `nodes`.
+        rows: `calibration_rows(...)`: keys `mean`, `acceptance`, `interval`, `accepted`, `nodes`.
         title: above the figure.
     """
-    drawn = theme.figure(title, x="mean draft probability of the nodes in a bin", y="share accepted", height=440)
-    drawn.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=theme.IDEAL, name="perfectly calibrated", hoverinfo="skip")
-    rows = as_rows(rows)
+    rows = [{**row, "counts": f"{row['accepted']} of {row['nodes']} nodes"} for row in as_rows(rows)]
     most = max((row["nodes"] for row in rows), default=1)
-    style = {"line": {"color": theme.METHOD_COLORS["fixed-tree"], "width": 1.5}}
-    style["marker"] = {"size": [6 + 20 * (row["nodes"] / most) ** 0.5 for row in rows], "opacity": 0.85}
-    text = [f"{row['accepted']} of {row['nodes']} nodes" for row in rows]
-    name, hover = (
-        "measured (area of a dot: number of nodes)",
-        "draft %{x:.3f}, accepted %{y:.3f}: %{text}<extra></extra>",
+    words: Row = {
+        "x_title": "mean draft probability of the nodes in a bin",
+        "y_title": "share accepted",
+        "title": title,
+    }
+    names = ("measured (area of a dot: number of nodes)", "")
+    drawn = sweep_lines(rows, "mean", "acceptance", interval="interval", text="counts", names=names, **words)
+    drawn.update_traces(
+        line={"color": theme.METHOD_COLORS["fixed-tree"], "width": 1.5},
+        marker={"size": [6 + 20 * (row["nodes"] / most) ** 0.5 for row in rows], "opacity": 0.85, "color": None},
+        hovertemplate="draft %{x:.3f}, accepted %{y:.3f}: %{text}<extra></extra>",
     )
-    _add_acceptance(drawn, rows, "mean", text=text, name=name, hovertemplate=hover, **style)
-    return drawn.update_xaxes(range=[-0.03, 1.03]).update_yaxes(range=[-0.03, 1.06])
-
-
-def _add_acceptance(drawn: go.Figure, rows: Sequence[Row], x: str, **style: Any) -> None:
-    values = [row["acceptance"] for row in rows]
-    bars = error_bars(values, [row["interval"] for row in rows])
-    drawn.add_scatter(x=[row[x] for row in rows], y=values, error_y=bars, mode="lines+markers", **style)
+    drawn.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=theme.IDEAL, name="perfectly calibrated", hoverinfo="skip")
+    drawn.update_xaxes(range=[-0.03, 1.03]).update_yaxes(range=[-0.03, 1.06])
+    return drawn.update_layout(height=440, showlegend=True, margin_t=90)

@@ -7,11 +7,13 @@ also differ in marker symbol, so that no figure rests on colour alone.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import Any
 
 from plotly import graph_objects as go
+from plotly.subplots import make_subplots
 
 FONT = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
 INK, GRID, MUTED = "#222222", "#e4e4e4", "#666666"
@@ -85,6 +87,21 @@ def finish(drawn: go.Figure, legend: bool) -> go.Figure:
     """Show the legend, or leave it out together with the space above the plot that it would have taken."""
     drawn.update_layout(showlegend=legend)
     return drawn if legend else drawn.update_layout(margin_t=56)
+
+
+def panels(names: Iterable[Any], parts: Sequence[go.Figure], columns: int, title: str, **spacing: Any) -> go.Figure:
+    """Return figures side by side, `columns` in a line, each below its name, with one legend; their axes are new."""
+    titles = [escaped(str(name)) for name in names]
+    drawn = make_subplots(rows=math.ceil(len(parts) / columns), cols=columns, subplot_titles=titles, **spacing)
+    for number, part in enumerate(parts):
+        place = {"row": number // columns + 1, "col": number % columns + 1}
+        for trace in part.data:
+            drawn.add_trace(trace, **place)
+        for shape in part.layout.shapes:
+            drawn.add_shape(shape, **place)
+        for note in part.layout.annotations:
+            drawn.add_annotation(note, **place)
+    return share_legend(drawn.update_layout(template=TEMPLATE, title_text=escaped(title)))
 
 
 def share_legend(drawn: go.Figure) -> go.Figure:

@@ -66,35 +66,29 @@ def pieces(tokens: Sequence[int], tokenizer: Any = None) -> list[str]:
 
 # --------------------------------------------------------------------------------------------------------------- trees
 def draft_tree(
-    tree: Iteration | TokenTree,
-    tokenizer: Any = None,
-    verdict: Verdict | None = None,
-    *,
-    tau: float | None = None,
-    title: str = "",
+    tree: Iteration | TokenTree, tokenizer: Any = None, *, tau: float | None = None, title: str = ""
 ) -> go.Figure:
     """Draw a drafted tree from left to right, each node with its text and draft probability.
 
     Args:
-        tree: an `Iteration` (its verdict is drawn), or a `TokenTree`.
+        tree: an `Iteration`, whose accepted path and bonus token are drawn, or a `TokenTree`.
         tokenizer: shows token text instead of numbers.
-        verdict: for a `TokenTree`: its accepted path and bonus token; without a verdict no node is accepted or
-            rejected.
         tau: nodes whose path probability is below it are drawn pale, because pruning is about them.
         title: above the figure; by default the counts.
     """
+    verdict = None
     if isinstance(tree, Iteration):
         verdict, tree = tree.verdict, tree.tree
-    if not title and verdict is None:
-        title = f"A tree of {len(tree) - 1} drafted nodes, {tree.depth} levels deep"
-    elif not title and verdict is not None:
-        accepted, emitted = len(verdict.path), len(verdict.path) + 1
-        title = f"{len(tree) - 1} nodes drafted, {accepted} accepted, {emitted} tokens committed by one target forward"
+    counts = f"A tree of {len(tree) - 1} drafted nodes, {tree.depth} levels deep"
+    if verdict is not None:
+        accepted = len(verdict.path)
+        counts = f"{len(tree) - 1} nodes drafted, {accepted} accepted, {accepted + 1} tokens committed by one target "
+        counts += "forward"
     boxes = _boxes(tree, verdict, tau)
     boxes["text"] = [theme.escaped(label(token, tokenizer, LONGEST_LABEL)) for token in boxes["token"]]
     boxes["full_text"] = [theme.escaped(label(token, tokenizer, 60)) for token in boxes["token"]]
     bottom, levels = boxes["y"].max(), int(boxes["level"].max()) + 1
-    drawn = theme.figure(title, height=round(ROW_HEIGHT * (bottom + 1)) + 120)
+    drawn = theme.figure(title or counts, height=round(ROW_HEIGHT * (bottom + 1)) + 120)
     drawn.update_layout(margin={"l": 10, "r": 10, "t": 85, "b": 10}, hovermode="closest", legend_itemsizing="constant")
     if levels > 7:
         drawn.update_layout(width=LEVEL_WIDTH * levels + 40)
@@ -123,25 +117,26 @@ def _boxes(tree: TokenTree, verdict: Verdict | None, tau: float | None) -> pd.Da
         if not last.any():
             boxes.loc[len(boxes)] = [verdict.next_token, end, len(verdict.path) + 1, np.nan, np.nan, "bonus"]
     boxes.loc[0, ["role", "probability", "cumulative"]] = ["node 0", np.nan, np.nan]
-    boxes["y"] = _heights(boxes["parent"].tolist())
+    boxes["y"] = leaf_places(boxes["parent"].to_numpy())
     return boxes
 
 
-def _heights(parents: Sequence[int]) -> np.ndarray:
-    """Return the (n,) height of each box: leaves a row apart in draw order, a parent amid its children."""
-    paths: list[tuple[int, ...]] = []
-    children: list[list[int]] = [[] for _ in parents]
-    for box, parent in enumerate(parents):
-        paths.append((*paths[parent], box) if box else (0,))
-        if box:
-            children[parent].append(box)
-    leaves = sorted((box for box in range(len(parents)) if not children[box]), key=paths.__getitem__)
-    heights = np.zeros(len(parents))
-    heights[leaves] = np.arange(len(leaves))
-    for box in reversed(range(len(parents))):
-        if children[box]:
-            heights[box] = (heights[children[box][0]] + heights[children[box][-1]]) / 2
-    return heights
+def leaf_places(parents: np.ndarray) -> np.ndarray:
+    """Return the (n,) place of each node beside the others: leaves one apart in draw order, a parent amid its children.
+
+    `parents` is (n,) as in a `TokenTree`.
+    """
+    paths = [(0,)]
+    for node, parent in enumerate(parents[1:], start=1):
+        paths.append((*paths[parent], node))
+    inner = sorted({*parents.tolist()} - {-1}, reverse=True)
+    leaves = sorted({*range(len(parents))} - {*inner}, key=paths.__getitem__)
+    places = np.zeros(len(parents))
+    places[leaves] = np.arange(len(leaves))
+    for node in inner:
+        children = np.flatnonzero(parents == node)
+        places[node] = (places[children[0]] + places[children[-1]]) / 2
+    return places
 
 
 def _draw_edges(drawn: go.Figure, boxes: pd.DataFrame) -> None:
@@ -236,7 +231,7 @@ def tree_mask(
         prefix_tokens: (t,) the prefix, for column labels.
         title: above the figure.
     """
-    nodes = [theme.escaped(f"{node}: {label(token, tokenizer)}") for node, token in enumerate(tree.tokens)]
+    nodes = _names(tree, tokenizer)
     shown = min(prefix, SHOWN_PREFIX)
     columns = [f"x{prefix - shown + place + 1}" for place in range(shown)]
     if prefix_tokens:
@@ -274,5 +269,8 @@ def positions(tree: TokenTree, prefix: int, tokenizer: Any = None, *, title: str
         ("by order: assumed by a model without position_ids", [prefix + node for node in nodes], "x"),
     ):
         drawn.add_scatter(x=nodes, y=places, mode="markers", name=name, marker={"size": 11, "symbol": symbol})
-    names = [f"{node}: {theme.escaped(label(token, tokenizer))}" for node, token in enumerate(tree.tokens)]
-    return drawn.update_xaxes(tickvals=nodes, ticktext=names, tickangle=-60)
+    return drawn.update_xaxes(tickvals=nodes, ticktext=_names(tree, tokenizer), tickangle=-60)
+
+
+def _names(tree: TokenTree, tokenizer: Any) -> list[str]:
+    return [theme.escaped(f"{node}: {label(token, tokenizer)}") for node, token in enumerate(tree.tokens)]

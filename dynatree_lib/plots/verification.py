@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
+import pandas as pd
 from plotly import graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -15,7 +15,8 @@ from ..measure.statistics import Table
 from ..tree import TokenTree
 from ..verifiers.residual import Recorded, Residual
 from . import theme
-from .charts import Row, as_rows, span
+from .charts import Row
+from .trees import leaf_places
 
 STATES = {
     "tested": (*theme.BONUS, "looked at now"),
@@ -24,7 +25,7 @@ STATES = {
     "gone": (*theme.REJECTED, "rejected and deleted"),
 }
 """State of a node at a step: fill, line and text colour, and the legend."""
-GAP = 64  # px between two lines of panels
+GAP, PANEL_HEIGHT = 64, 200  # px between two lines of panels, and of a panel
 LINE_HEIGHT = 384  # px of one line of steps
 SHADES = ("#c6dbef", "#6baed6", "#2171b5", "#08306b", "#000000")
 OUTLINE = {"color": "rgba(0,0,0,0)", "line": {"color": theme.INK, "width": 1.6}}
@@ -88,7 +89,7 @@ def verification_steps(
 
 
 def _draw_nodes(drawn: go.Figure, tree: TokenTree, step: Row, letters: Sequence[str], place: dict[str, int]) -> None:
-    across, down = _places(tree), -tree.depths
+    across, down = leaf_places(tree.parents), -tree.depths
     path = [0, *tree.path(step["node"])]
     states = [
         "gone" if n in step["gone"] else "tested" if n == step["node"] else "entered" if n in path else "waiting"
@@ -112,18 +113,6 @@ def _draw_nodes(drawn: go.Figure, tree: TokenTree, step: Row, letters: Sequence[
     drawn.update_yaxes(range=[-tree.depth - 0.45, 0.95], **place)
     heading = f"<b>{theme.escaped(step['text'])}</b>: {fraction(step['acceptance'])}"
     drawn.add_annotation(x=float(across.mean()), y=0.85, text=heading, showarrow=False, font_size=14, **place)
-
-
-def _places(tree: TokenTree) -> np.ndarray:
-    """Return the (n,) horizontal places: leaves one apart in draw order, parents in the middle of their children."""
-    children = [tree.children(node) for node in range(len(tree))]
-    leaves = sorted((node for node in range(len(tree)) if not len(children[node])), key=tree.path)
-    across = np.zeros(len(tree))
-    across[leaves] = np.arange(len(leaves))
-    for node in reversed(range(len(tree))):
-        if len(children[node]):
-            across[node] = (across[children[node][0]] + across[children[node][-1]]) / 2
-    return across
 
 
 def _draw_weights(drawn: go.Figure, tree: TokenTree, step: Row, letters: Sequence[str], place: dict[str, int]) -> None:
@@ -157,57 +146,44 @@ def fraction(value: float, largest: int = 1000) -> str:
 
 
 def distribution_panels(
-    rows: Table,
-    parts: Sequence[str],
-    target: str = "target",
-    label: str = "text",
-    panel: str = "panel",
-    *,
-    columns: int = 3,
-    title: str = "",
-    unit: str = "probability",
-    panel_height: int = 200,
+    rows: Table, parts: Sequence[str], panel: str = "panel", *, columns: int = 3, title: str = ""
 ) -> go.Figure:
     """Draw distributions beside the target's: a bar per outcome, outlined where the target's probability ends.
 
     The heading of a panel has the total variation between the two distributions.
 
     Args:
-        rows: one per outcome and panel.
+        rows: one per outcome and panel: `text` names the outcome, `target` is its probability under the target.
         parts: columns that add up to the probability of the outcome; stacked.
-        target: column with the target's probability of the outcome.
-        label: column that names the outcome.
         panel: column that tells the panels apart.
         columns: panels side by side.
         title: above the figure.
-        unit: title of the value axes.
-        panel_height: px of one panel.
     """
-    rows = as_rows(rows)
-    groups = {name: [row for row in rows if row[panel] == name] for name in span(rows, panel)}
-    apart = {name: sum(abs(sum(r[p] for p in parts) - r[target]) for r in group) / 2 for name, group in groups.items()}
-    far = {name: "equal" if value < ROUNDING else f"TV {value:.4g}" for name, value in apart.items()}
-    lines = math.ceil(len(groups) / columns)
-    height = lines * panel_height + (lines - 1) * GAP
+    frame = pd.DataFrame(rows)
+    frame["whole"] = frame[list(parts)].sum(axis=1)
+    apart = (frame["whole"] - frame["target"]).abs().groupby(frame[panel], sort=False).sum() / 2
+    far = ["equal" if value < ROUNDING else f"TV {value:.4g}" for value in apart]
+    titles = [f"{theme.escaped(str(name))}: {text}" for name, text in zip(apart.index, far, strict=True)]
+    lines = math.ceil(len(apart) / columns)
+    height = lines * PANEL_HEIGHT + (lines - 1) * GAP
     spacing = {"vertical_spacing": GAP / height, "horizontal_spacing": 0.08 / columns}
-    titles = [f"{theme.escaped(str(name))}: {text}" for name, text in far.items()]
     drawn = make_subplots(rows=lines, cols=columns, subplot_titles=titles, **spacing)
     drawn.update_xaxes(visible=False).update_yaxes(visible=False)  # of places without a panel
     shades = [theme.SERIES_COLORS[1]] if len(parts) == 1 else SHADES
-    for number, group in enumerate(groups.values()):
+    looks: list[tuple[str, Row]] = [
+        (part, {"width": 0.62, "marker_color": color}) for part, color in zip(parts, shades, strict=False)
+    ]
+    for number, (_, group) in enumerate(frame.groupby(panel, sort=False)):
         place = {"row": number // columns + 1, "col": number % columns + 1}
-        names, base = [theme.escaped(str(row[label])) for row in group], np.zeros(len(group))
-        looks = [(part, {"width": 0.62, "marker_color": color}) for part, color in zip(parts, shades, strict=False)]
-        for part, look in [*looks, (target, {"width": 0.86, "marker": OUTLINE})]:
-            name, values = theme.escaped(part), np.array([row[part] for row in group])
-            hover = f"%{{x}}: %{{y:.4f}}<extra>{name}</extra>"
-            foot = {} if part == target else {"base": base.copy()}
-            drawn.add_bar(x=names, y=values, name=name, hovertemplate=hover, **foot, **look, **place)
-            base += values
+        bases = group[list(parts)].cumsum(axis=1).shift(axis=1, fill_value=0)
+        for part, look in [*looks, ("target", {"width": 0.86, "marker": OUTLINE})]:
+            name, foot = theme.escaped(part), {} if part == "target" else {"base": bases[part]}
+            look = {**look, **foot, "hovertemplate": f"%{{x}}: %{{y:.4f}}<extra>{name}</extra>"}
+            drawn.add_bar(x=group["text"].astype(str).map(theme.escaped), y=group[part], name=name, **look, **place)
         drawn.update_xaxes(type="category", ticks="", visible=True, **place).update_yaxes(visible=True, **place)
     drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=height + 165)
     drawn.update_layout(barmode="overlay", margin={"l": 60, "r": 15, "t": 120, "b": 45})
     theme.share_legend(drawn).update_layout(legend={"y": 1 + 32 / height, "traceorder": "normal"})
-    top = max(max(row[target], sum(row[part] for part in parts)) for row in rows)
+    top = frame[["whole", "target"]].max(axis=None)
     drawn.update_annotations(font_size=14).update_yaxes(range=[0, 1.05 * top], showticklabels=False)
-    return drawn.update_yaxes(title_text=theme.escaped(unit), showticklabels=True, col=1)
+    return drawn.update_yaxes(title_text="probability", showticklabels=True, col=1)

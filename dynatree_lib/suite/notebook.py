@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,9 +17,10 @@ import pandas as pd
 
 from ..measure.statistics import Table
 from .plan import PROFILES, project_root
-from .receipts import Files, read_json, write_json
+from .receipts import Files, write_json
 
 T = TypeVar("T")
+Row = dict[str, Any]
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 # Values for `None` in a parameters cell: pair, device, dtype.
@@ -43,6 +43,7 @@ class Notebook:
     seed: int
     root: Path  # the checkout
     out: Path  # the run's folder
+    noted: dict[str, dict[str, Row]]  # kind (claims, tables, figures) -> name -> what the report gets
 
     def __repr__(self) -> str:
         """Return a line for the notebook's first output, without this machine's folders."""
@@ -88,11 +89,11 @@ class Notebook:
             value = float(value)  # a scalar of numpy or torch
         holds = None if holds is None else bool(holds)
         entry = {"claim": claim, "value": value, "unit": unit, "holds": holds, "record": self._inside(record)}
-        self._note("claims", "claim", entry)
+        self._note("claims", claim, entry)
 
     def table(self, caption: str, html: str) -> None:
         """Hand a finished HTML table to the report, for example of published and measured numbers."""
-        self._note("tables", "caption", {"caption": caption, "html": html})
+        self._note("tables", caption, {"caption": caption, "html": html})
 
     def save_figure(self, name: str, figure: Any, caption: str = "", *, headline: bool = False) -> Path:
         """Save a figure in the run's folder; a headline figure is also shown in the report.
@@ -104,7 +105,7 @@ class Notebook:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(figure if is_html else figure.to_json(), encoding="utf-8")
         entry = {"figure": name, "caption": caption, "headline": headline, "path": self._inside(path)}
-        self._note("figures", "figure", entry)
+        self._note("figures", name, entry)
         return path
 
     def _inside(self, path: Path | None) -> str | None:
@@ -115,13 +116,15 @@ class Notebook:
             raise ValueError(f"{path} lies outside the run's folder {self.out}; get its path from records(name).")
         return Path(path).relative_to(self.out).as_posix()
 
-    def _note(self, kind: str, key: str, entry: Mapping[str, Any]) -> None:
+    def _note(self, kind: str, name: str, entry: Row) -> None:
         """Put an entry into the summary; a cell run twice replaces its earlier entry, in its place."""
-        summary = read_json(self._files.summary)
-        entries = summary.setdefault(kind, [])
-        place = next((i for i, old in enumerate(entries) if old[key] == entry[key]), len(entries))
-        entries[place : place + 1] = [entry]
-        write_json(self._files.summary, summary)
+        self.noted[kind][name] = entry
+        self.write_summary()
+
+    def write_summary(self) -> None:
+        """Write everything noted so far for the report."""
+        noted = {kind: list(entries.values()) for kind, entries in self.noted.items()}
+        write_json(self._files.summary, {"notebook": self.name, "profile": self.profile, **noted})
 
 
 def begin(
@@ -148,13 +151,17 @@ def begin(
         profile=profile,
         pair=pair or default_pair,
         device=checked_device(device or default_device),
-        dtype=checked_dtype(dtype or default_dtype),
-        seed=checked_seed(seed),
+        dtype=str(dtype or default_dtype).removeprefix("torch."),
+        seed=seed,
         root=root.resolve(),
         out=out,
+        noted={"claims": {}, "tables": {}, "figures": {}},
     )
-    empty: dict[str, list] = {"claims": [], "tables": [], "figures": []}
-    write_json(notebook._files.summary, {"notebook": name, "profile": profile, **empty})
+    if notebook.dtype not in DTYPES:
+        raise ValueError(f"dtype='{dtype}' is not one of {', '.join(DTYPES)}.")
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"seed={seed!r} must be an integer of at least 0.")
+    notebook.write_summary()
     return notebook
 
 
@@ -163,21 +170,6 @@ def checked_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
         raise ValueError(f"The name '{name}' must be letters, digits, '_', '-' or '.', to serve as a file name.")
     return name
-
-
-def checked_seed(seed: int) -> int:
-    """Return a seed of at least 0; ValueError otherwise."""
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"seed={seed!r} must be an integer of at least 0.")
-    return seed
-
-
-def checked_dtype(dtype: str) -> str:
-    """Return a dtype of the suite, without the `torch.` prefix; ValueError otherwise."""
-    short = str(dtype).removeprefix("torch.")
-    if short not in DTYPES:
-        raise ValueError(f"dtype='{dtype}' is not one of {', '.join(DTYPES)}.")
-    return short
 
 
 def checked_device(device: str) -> str:

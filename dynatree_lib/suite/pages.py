@@ -12,6 +12,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+try:
+    import nbformat
+    from jinja2 import DictLoader
+    from latex2mathml.converter import convert
+    from nbconvert import HTMLExporter
+    from plotly.offline import get_plotlyjs
+except ImportError as error:
+    raise ImportError("The report needs nbconvert: pip install 'dynatree-lib[notebooks]'.") from error
+
 FIGURE_TYPE = "application/vnd.plotly.v1+json"
 SCRIPT = "plotly.min.js"
 
@@ -45,28 +54,17 @@ def figure_html(figure_json: str) -> str:
 
 def copy_plotly(out: Path) -> None:
     """Write plotly's script beside the pages, once for all of them."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:  # the pages then say that plotly.min.js is missing
-        return
     (out / SCRIPT).write_text(get_plotlyjs(), encoding="utf-8")
 
 
 def make_exporter() -> Any:
     """Return an nbconvert exporter for pages without external references."""
-    try:
-        from jinja2 import DictLoader
-        from nbconvert import HTMLExporter
-    except ImportError as error:
-        raise RuntimeError("The report needs nbconvert: pip install 'dynatree-lib[notebooks]'.") from error
     template = TEMPLATE % ("{% raw %}" + figure_scripts() + "{% endraw %}")
     return HTMLExporter(extra_loaders=[DictLoader({"dynatree.html.j2": template})], template_file="dynatree.html.j2")
 
 
 def export_page(exporter: Any, notebook: Path, page: Path) -> None:
     """Write an executed notebook as a page."""
-    import nbformat
-
     content = nbformat.read(notebook, as_version=4)
     content.metadata.pop("widgets", None)  # widgets are not drawn here; each has a static figure beside it
     for cell in content.cells:
@@ -82,10 +80,6 @@ def export_page(exporter: Any, notebook: Path, page: Path) -> None:
 
 def draw_formulas(markdown: str) -> str:
     """Return a text with LaTeX formulas as MathML, which browsers draw; a formula that cannot be converted stays."""
-    try:
-        from latex2mathml.converter import convert
-    except ImportError:
-        return markdown
 
     def drawn(match: re.Match[str]) -> str:
         formula = match["block"] or match["inline"]

@@ -11,20 +11,18 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..measure.environment import describe_environment, git_commit, package_version, sha256_of
+from ..measure.environment import git_commit, sha256_of
 from ..paths import data_path
 from .plan import Job
 
 SCHEMA = 1
 RUN_FILE = "run.json"
-PACKAGES = ("datasets", "papermill", "plotly")  # besides those that decoding needs
 
 
 class Files:
@@ -72,32 +70,25 @@ class Files:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class Fingerprint:
-    """Everything that a result depends on. Two runs with equal fingerprints would do the same work."""
-
-    source_sha256: str
-    library_sha256: str
-    data_sha256: str
-    parameters: dict[str, Any]
-    profile: str
-
-    def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """Return in words the parts that differ from a stored fingerprint."""
-        words = {
-            "source_sha256": "the notebook",
-            "library_sha256": "the library",
-            "data_sha256": "the data",
-            "parameters": "its parameters",
-            "profile": "the profile",
-        }
-        current = json.loads(json.dumps(asdict(self), default=str))
-        return [word for key, word in words.items() if current[key] != other.get(key)]
+PARTS = {
+    "source_sha256": "the notebook",
+    "library_sha256": "the library",
+    "data_sha256": "the data",
+    "parameters": "its parameters",
+    "profile": "the profile",
+}
+"""Everything that a result depends on, as a fingerprint has it -> in words."""
 
 
-def fingerprint(job: Job) -> Fingerprint:
-    """Return the present fingerprint of a job."""
-    return Fingerprint(job.source.sha256, library_sha256(), data_sha256(), dict(job.parameters), job.profile)
+def fingerprint(job: Job) -> dict[str, Any]:
+    """Return the present fingerprint of a job, as a receipt stores it; with equal ones two jobs do the same work."""
+    values = (job.source.sha256, library_sha256(), data_sha256(), dict(job.parameters), job.profile)
+    return dict(json.loads(json.dumps(dict(zip(PARTS, values, strict=True)), default=str)))
+
+
+def differences(basis: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
+    """Return in words the parts in which a stored fingerprint differs."""
+    return [word for part, word in PARTS.items() if basis[part] != stored.get(part)]
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -149,14 +140,14 @@ def data_sha256() -> str:
     return sha256_files(folder, (path for path in folder.rglob("*") if path.is_file()))
 
 
-def write_receipt(files: Files, job: Job, basis: Fingerprint, cost: Mapping[str, Any]) -> None:
+def write_receipt(files: Files, job: Job, basis: Mapping[str, Any], cost: Mapping[str, Any]) -> None:
     """Write the receipt of a finished notebook: its fingerprint, the hashes of its files, its cost."""
     content = {
         "schema": SCHEMA,
         "notebook": job.name,
         "title": job.source.title,
         "headline": job.source.headline,
-        **asdict(basis),
+        **basis,
         "library_version": __version__,
         "commit": git_commit(),
         **cost,
@@ -166,7 +157,7 @@ def write_receipt(files: Files, job: Job, basis: Fingerprint, cost: Mapping[str,
     write_json(files.receipt, content)
 
 
-def why_rerun(files: Files, basis: Fingerprint) -> str | None:
+def why_rerun(files: Files, basis: Mapping[str, Any]) -> str | None:
     """Return why a notebook has to run (again), as the end of a sentence; None when its receipt is valid."""
     if not files.receipt.is_file():
         return "it has not finished before"
@@ -176,7 +167,7 @@ def why_rerun(files: Files, basis: Fingerprint) -> str | None:
         return f"its receipt cannot be read: {error}"
     if receipt.get("schema") != SCHEMA or not isinstance(receipt.get("written"), dict):
         return "its receipt is incomplete or of another version of the suite"
-    if changed := basis.differences(receipt):
+    if changed := differences(basis, receipt):
         return f"{' and '.join(changed)} changed since"
     return damage(files, receipt)
 
@@ -191,11 +182,6 @@ def damage(files: Files, receipt: Mapping[str, Any]) -> str | None:
         if sha256_of(path) != sha256:
             return f"{relative} is truncated or was altered since"
     return None
-
-
-def environment() -> dict[str, Any]:
-    """Describe the machine, and the versions of the code that a run rests on."""
-    return describe_environment() | {name: package_version(name) for name in PACKAGES}
 
 
 def now() -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment
+
 from .pages import asset, copy_plotly, export_page, figure_html, figure_scripts, make_exporter
 from .plan import Cost
 from .receipts import RUN_FILE, Files, damage, read_or_empty
@@ -25,8 +27,6 @@ def build_report(out: Path) -> Path:
             f"Run notebooks into it first: dynatree run --out {out}."
         )
     exporter = make_exporter()
-    from jinja2 import Environment  # nbconvert needs it too
-
     run = read_or_empty(out / RUN_FILE)
     entries = [read_entry(Files(out, name), exporter) for name in sorted(names | set(run.get("notebooks", [])))]
     copy_plotly(out)

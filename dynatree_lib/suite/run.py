@@ -10,20 +10,20 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
-from ..measure.environment import git_commit
+from ..measure.environment import describe_environment, git_commit, package_version
 from .plan import Cost, Job, cell_source
 from .receipts import (
     RUN_FILE,
     Files,
-    Fingerprint,
-    environment,
+    differences,
     fingerprint,
     now,
     read_or_empty,
@@ -33,6 +33,7 @@ from .receipts import (
 )
 
 INTERRUPTED = 130  # a shell's exit code for Ctrl-C
+PACKAGES = ("datasets", "papermill", "plotly")  # of the notebooks, besides those that decoding needs
 Say = Callable[[str], None]
 
 
@@ -77,7 +78,7 @@ def run_jobs(jobs: Sequence[Job], out: Path, root: Path, *, resume: bool, say: S
             again = f" again, because {reason}" if reason and files.receipt.is_file() else ""
             expected = f" (about {job.estimate.time})" if job.estimate.seconds is not None else ""
             say(f"{head} running{again}{expected}")
-            unfinished = not basis.differences(read_or_empty(files.failure).get("fingerprint", {}))
+            unfinished = not differences(basis, read_or_empty(files.failure).get("fingerprint", {}))
             files.clear(keep_records=resume and unfinished)  # the notebook then goes on from its records
             outcome, cost = execute(job, files, basis, root, progress)
             result = f"{outcome.status} after {cost}{': ' + outcome.problem if outcome.problem else ''}"
@@ -90,18 +91,18 @@ def run_jobs(jobs: Sequence[Job], out: Path, root: Path, *, resume: bool, say: S
     return INTERRUPTED if "interrupted" in statuses else int("failed" in statuses)
 
 
-def execute(job: Job, files: Files, basis: Fingerprint, root: Path, progress: bool) -> tuple[Outcome, Cost]:
+def execute(job: Job, files: Files, basis: Mapping[str, Any], root: Path, progress: bool) -> tuple[Outcome, Cost]:
     """Execute a notebook and settle its files; return the outcome and the cost."""
     started, clock = now(), time.perf_counter()
     outcome = Outcome(job.name, "finished")
-    with PeakMemory() as memory, kernel_environment(job, files.out, root):
+    with children_memory() as readings, kernel_environment(job, files.out, root):
         try:
             run_papermill(job, files.partial, root, progress)
         except KeyboardInterrupt:
             outcome = Outcome(job.name, "interrupted", "stopped by Ctrl-C")
         except Exception as error:  # a dead kernel, a time-out or a broken notebook must not stop the others
             outcome = Outcome(job.name, "failed", describe_failure(error, files.partial))
-    cost = Cost(round(time.perf_counter() - clock, 2), memory.peak_mb)
+    cost = Cost(round(time.perf_counter() - clock, 2), max(readings, default=None))
     facts = {"started": started, "finished": now(), **asdict(cost)}
     if outcome.status == "finished":
         files.partial.replace(files.executed)
@@ -110,7 +111,7 @@ def execute(job: Job, files: Files, basis: Fingerprint, root: Path, progress: bo
         if files.partial.is_file():
             files.partial.replace(files.stopped(outcome.status))
         about = {"notebook": job.name, "title": job.source.title, "status": outcome.status, "problem": outcome.problem}
-        write_json(files.failure, {**about, "fingerprint": asdict(basis), **facts})
+        write_json(files.failure, {**about, "fingerprint": basis, **facts})
     return outcome, cost
 
 
@@ -163,34 +164,30 @@ def kernel_environment(job: Job, out: Path, root: Path) -> Iterator[None]:
         os.environ.update(before)
 
 
-class PeakMemory:
-    """Largest resident memory, in MB, of this process's children while the block runs, read four times a second."""
+@contextmanager
+def children_memory() -> Iterator[list[float]]:
+    """Yield the resident memory, in MB, of this process's children while the block runs, read four times a second."""
+    import psutil
 
-    def __init__(self) -> None:
-        self.peak_mb: float | None = None
-        self._done = Event()
-        self._thread = Thread(target=self._watch, daemon=True)
+    readings: list[float] = []
+    done = Event()
 
-    def __enter__(self) -> PeakMemory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        import psutil
-
+    def watch() -> None:
         process = psutil.Process()
-        while not self._done.wait(0.25):
+        while not done.wait(0.25):
             used = 0
             for child in process.children(recursive=True):
-                try:
+                with suppress(psutil.Error):  # gone since it was listed
                     used += child.memory_info().rss
-                except psutil.Error:  # gone since it was listed
-                    continue
-            self.peak_mb = max(self.peak_mb or 0.0, round(used / 2**20, 1))
+            readings.append(round(used / 2**20, 1))
+
+    thread = Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield readings
+    finally:
+        done.set()
+        thread.join()
 
 
 def write_run_file(out: Path, jobs: Sequence[Job]) -> None:
@@ -200,7 +197,7 @@ def write_run_file(out: Path, jobs: Sequence[Job]) -> None:
         "profile": jobs[0].profile,
         "started": now(),
         "commit": git_commit(),
-        "environment": environment(),
+        "environment": describe_environment() | {name: package_version(name) for name in PACKAGES},
         "notebooks": sorted({*known, *(job.name for job in jobs)}),
     }
     write_json(out / RUN_FILE, content)
