@@ -23,6 +23,7 @@ from ...plots import theme
 from ...plots.charts import line_panels
 from ...plots.trees import LONGEST_LABEL, draft_tree
 from ...plots.trees import label as token_label
+from ..ptd.figures import legend_square
 
 Row = dict[str, Any]
 
@@ -62,13 +63,12 @@ def growth_rows(iteration: Iteration, drafter: AdaptiveTree) -> list[Row]:
     rows = []
     for node in range(len(tree)):
         children, level, path = tree.children(node), int(tree.depths[node]), float(tree.cumulative[node])
-        best = float(tree.logprobs[children[0]]) if len(children) else None
         row: Row = {"node": node, "level": level, "path": math.exp(path), "children": len(children)}
-        if best is None:
-            row |= {"confidence": None, "decision": _stopped(path, level, drafter, now), "deep": False}
+        if len(children):
+            best, deep = float(tree.logprobs[children[0]]), level >= int(now["base_depth"])
+            row |= {"confidence": math.exp(best), "decision": _breadth(best, level, drafter, now), "deep": deep}
         else:
-            decision, deep = _breadth(best, level, drafter, now), level >= int(now["base_depth"])
-            row |= {"confidence": math.exp(best), "decision": decision, "deep": deep}
+            row |= {"confidence": None, "decision": _stopped(path, level, drafter, now), "deep": False}
         rows.append(row)
     return rows
 
@@ -112,31 +112,26 @@ def grown_tree(iteration: Iteration, drafter: AdaptiveTree, tokenizer: object = 
     drawn = draft_tree(tree, tokenizer, title=title or values)
     drawn.data = [trace for trace in drawn.data if trace.mode == "lines"]
     drawn.update_layout(height=round((drawn.layout.height - 120) * STRETCH) + 130, margin_t=105)
-    boxes = drawn.layout.annotations  # without a verdict, in the order of the nodes
-    for decision, meaning in _meanings(drafter, now).items():
-        places = [(box.x, box.y) for box, row in zip(boxes, rows, strict=True) if row["decision"] == decision]
-        if places:
-            _legend(drawn, *DECISIONS[decision][:2], places, meaning)
-    for box, row in zip(boxes, rows, strict=True):
+    decided = {row["decision"] for row in rows}
+    entries = [(text, *DECISIONS[name][:2]) for name, text in _meanings(drafter, now).items() if name in decided]
+    if any(row["deep"] for row in rows):
+        text = f"thick: expanded at D₀ = {int(now['base_depth'])} or deeper, p(u) > ρ_deep"
+        entries.append((text, "#ffffff", theme.INK))
+    for entry in entries:
+        legend_square(drawn, *entry)
+    for box, row in zip(drawn.layout.annotations, rows, strict=True):  # without a verdict, in the order of the nodes
         fill, line, ink = DECISIONS[row["decision"]]
         width, color = (3, theme.INK) if row["deep"] else (1.3, line)
         token = theme.escaped(token_label(int(tree.tokens[row["node"]]), tokenizer, LONGEST_LABEL))
-        numbers, hover = f"p {_short(row['path'])}", f"node {row['node']}, level {row['level']}, p(u) {row['path']:.4f}"
+        numbers, hover = f"p {row['path']:.2f}", f"node {row['node']}, level {row['level']}, p(u) {row['path']:.4f}"
         if row["confidence"] is not None:
-            numbers += f" · c {_short(row['confidence'])}"
+            numbers += f" · c {row['confidence']:.2f}"
             hover += f"<br>c(u) {row['confidence']:.4f}, {row['children']} children"
-        box.update(text=f"<b>{token}</b><br>{numbers}", bgcolor=fill, bordercolor=color, borderwidth=width)
+        box.update(
+            text=f"<b>{token}</b><br>{numbers.replace(' 0.', ' .')}", bgcolor=fill, bordercolor=color, borderwidth=width
+        )
         box.update(font={"color": ink, "size": 12}, align="left", hovertext=f"<b>{token}</b><br>{hover}")
-    if any(row["deep"] for row in rows):
-        text = f"thick: expanded at D₀ = {int(now['base_depth'])} or deeper, p(u) > ρ_deep"
-        _legend(drawn, "#ffffff", theme.INK, [(None, None)], text)
     return drawn
-
-
-def _legend(drawn: go.Figure, fill: str, line: str, places: Sequence[tuple[Any, Any]], text: str) -> None:
-    marker = {"symbol": "square", "size": 12, "color": fill, "line": {"color": line, "width": 2}}
-    x, y = zip(*places, strict=True)
-    drawn.add_scatter(x=x, y=y, mode="markers", marker=marker, name=text, hoverinfo="skip")
 
 
 def _meanings(drafter: AdaptiveTree, now: Mapping[str, float]) -> dict[str, str]:
@@ -155,10 +150,6 @@ def _meanings(drafter: AdaptiveTree, now: Mapping[str, float]) -> dict[str, str]
         "tau": f"leaf: p(u) < τ = {drafter.tau}",
         "no room": budget + (", or no child above τ" if drafter.prune == "remove" else ""),
     }
-
-
-def _short(value: float) -> str:
-    return f"{value:.2f}".removeprefix("0")
 
 
 # ----------------------------------------------------------------------------------------------------------- ablation
@@ -200,8 +191,7 @@ def progression(sides: Mapping[str, Table], panels: Sequence[Panel], *, title: s
             _draw_panel(drawn, pd.DataFrame(table), panel, {"row": row, "col": column})
     drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=120 + 330 * len(sides))
     drawn.update_layout(margin_t=120, legend={"y": 1 + 0.16 / len(sides)}, bargap=0.35)
-    drawn.update_annotations(font_size=14)
-    return drawn
+    return drawn.update_annotations(font_size=14)
 
 
 def _draw_panel(drawn: go.Figure, frame: pd.DataFrame, panel: Panel, place: dict[str, int]) -> None:
@@ -220,12 +210,11 @@ def _draw_panel(drawn: go.Figure, frame: pd.DataFrame, panel: Panel, place: dict
         line["showlegend"] = place["row"] == 1 and len(panel.lines) > 1
         drawn.add_scatter(x=names, y=values, marker={"size": 9, "symbol": symbol}, secondary_y=True, **line, **place)
     top = max((value for column in panel.lines for value in points(column)[1]), default=1)
-    drawn.update_yaxes(title_text=panel.bar_title, secondary_y=False, **place)
-    drawn.update_yaxes(title_text=panel.line_title, secondary_y=True, range=[0, 1.15 * top], **place)
-    drawn.update_yaxes(showgrid=False, tickmode="auto", nticks=5, secondary_y=True, **place)
-    drawn.update_xaxes(tickangle=0, **place)
+    drawn.update_yaxes(title_text=panel.bar_title, secondary_y=False, **place).update_xaxes(tickangle=0, **place)
+    look: Row = {"title_text": panel.line_title, "range": [0, 1.15 * top], "showgrid": False, "nticks": 5}
     if len(panel.lines) == 1:
-        drawn.update_yaxes(title_font_color=LINES[0], tickfont_color=LINES[0], secondary_y=True, **place)
+        look |= {"title_font_color": LINES[0], "tickfont_color": LINES[0]}
+    drawn.update_yaxes(secondary_y=True, tickmode="auto", **look, **place)
 
 
 # ------------------------------------------------------------------------------------------------------------ history

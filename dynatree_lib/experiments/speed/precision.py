@@ -248,7 +248,7 @@ def _method(pair: Pair, variant: Variant) -> Comparison:
 def _reading_by(target: HFModel, size: int | None) -> HFModel:
     """Return the model with sessions that read the prompt when they start, in forwards of at most `size` tokens."""
 
-    class Reading(target.session_class):  # type: ignore[name-defined, misc]
+    class Reading(target.session_class):  # type: ignore[name-defined]
         def start(self, prompt: Sequence[int]) -> None:
             super().start(())
             step = size or max(1, len(prompt))

@@ -83,8 +83,10 @@ def gain_plane(rows: Table, published: Table = (), *, title: str = "") -> go.Fig
         title: above the figure.
     """
     measured, cells = pd.DataFrame(rows), pd.DataFrame(published, columns=["token_level", "gain", "text", "series"])
-    words = {"x_title": "tokens per iteration of token-level verification", "y_title": "gain of traversal, %"}
-    drawn = sweep_lines(rows, "token_level", "gain", "series", interval="gain_interval", title=title, **words)
+    drawn = sweep_lines(
+        rows, "token_level", "gain", "series", interval="gain_interval", title=title,
+        x_title="tokens per iteration of token-level verification", y_title="gain of traversal, %",
+    )  # fmt: skip
     drawn.for_each_trace(lambda trace: trace.error_y.update(color=trace.line.color))
     ringed = measured[measured["own"].astype(bool)]
     if len(ringed):
