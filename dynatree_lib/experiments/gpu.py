@@ -442,7 +442,8 @@ GOALS: tuple[tuple[str, str, Callable[[Any], float | None], Row], ...] = (
     ("peak memory with trees over plain decoding and the draft's weights", "memory",
      lambda rows: rows["trees_over_both"].get("reserved"), {"at most": 1.05}),
     ("best drafted method over ar-fast, trained pair", "methods", partial(_best_over, "ar-fast"), {"at least": 1.8}),
-    ("best drafted method over hf-generate, trained pair", "methods", partial(_best_over, "hf-generate"), {"at least": 6.0}),
+    ("best drafted method over hf-generate, trained pair", "methods", partial(_best_over, "hf-generate"),
+     {"at least": 6.0}),
 )  # fmt: skip
 """Goal, measurement, its number, and the most or least that the number should be."""
 

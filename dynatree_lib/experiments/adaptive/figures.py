@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 from plotly import express as px
@@ -20,12 +19,10 @@ from ...decoding import Iteration
 from ...drafters import AdaptiveTree
 from ...measure.statistics import Table
 from ...plots import theme
-from ...plots.charts import line_panels
+from ...plots.charts import Row, line_panels
 from ...plots.trees import LONGEST_LABEL, draft_tree
 from ...plots.trees import label as token_label
 from ..ptd.figures import legend_square
-
-Row = dict[str, Any]
 
 # ------------------------------------------------------------------------------------------------- growth of one tree
 STRETCH = 1.45  # two lines in a box instead of one
@@ -127,10 +124,9 @@ def grown_tree(iteration: Iteration, drafter: AdaptiveTree, tokenizer: object = 
         if row["confidence"] is not None:
             numbers += f" · c {row['confidence']:.2f}"
             hover += f"<br>c(u) {row['confidence']:.4f}, {row['children']} children"
-        box.update(
-            text=f"<b>{token}</b><br>{numbers.replace(' 0.', ' .')}", bgcolor=fill, bordercolor=color, borderwidth=width
-        )
-        box.update(font={"color": ink, "size": 12}, align="left", hovertext=f"<b>{token}</b><br>{hover}")
+        text, look = f"<b>{token}</b><br>{numbers.replace(' 0.', ' .')}", {"font": {"color": ink, "size": 12}}
+        box.update(text=text, bgcolor=fill, bordercolor=color, borderwidth=width, align="left", **look)
+        box.hovertext = f"<b>{token}</b><br>{hover}"
     return drawn
 
 

@@ -321,7 +321,7 @@ def _draw_part(
 ) -> float:
     """Draw edges and boxes of one tree; return the place of its lowest box below its first."""
     boxes = draft_tree(part.tree).layout.annotations  # in the order of the nodes
-    edges = defaultdict(list)  # one trace for all that look alike
+    edges: dict[Any, list[Any]] = defaultdict(list)  # one trace for all that look alike
     for node, (box, role, token) in enumerate(zip(boxes, part.roles, part.tree.tokens.tolist(), strict=True)):
         meaning, (fill, edge, ink) = styles[role]
         ringed, note = node in part.ringed, part.notes[node] if part.notes else ""
@@ -332,11 +332,11 @@ def _draw_part(
         figure.add_annotation(box)
         if node:
             x, y, above = box.x, box.y, boxes[part.tree.parents[node]].y
-            width, dash = 3.5 if role in ("accepted", "bonus") else 1.4, ringed or role in ("added", "bonus")
-            points = [(x - 0.9, above), (x - 0.13, above), (x - 0.05, y), (x + 0.05, y), (None, None)]
-            edges[edge, width, "dot" if dash else "solid"] += points
-    for (color, width, dash), points in edges.items():
-        look = {"line": {"color": color, "width": width, "dash": dash}, "hoverinfo": "skip", "showlegend": False}
+            kind = edge, 3.5 if role in ("accepted", "bonus") else 1.4, ringed or role in ("added", "bonus")
+            edges[kind] += [(x - 0.9, above), (x - 0.13, above), (x - 0.05, y), (x + 0.05, y), (None, None)]
+    for (color, width, dotted), points in edges.items():
+        line = {"color": color, "width": width, "dash": "dot" if dotted else "solid"}
+        look = {"line": line, "hoverinfo": "skip", "showlegend": False}
         along, across = zip(*points, strict=True)
         figure.add_scatter(x=along, y=across, mode="lines", name="edges", **look)
     return max(box.y for box in boxes) - top

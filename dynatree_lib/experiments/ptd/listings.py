@@ -239,7 +239,7 @@ def overlap_gap(rows: Iterable[Row], method: str, number: str, seed: int = 0) ->
     Raises:
         ValueError: where no prompt has both.
     """
-    numbers = pd.DataFrame(rows).pivot(index=["benchmark", "prompt"], columns="method", values=number)
+    numbers = pd.DataFrame(rows).pivot_table(number, ["benchmark", "prompt"], "method", sort=False)
     paired = numbers.reindex(columns=[method, "ar"]).dropna()
     if paired.empty:
         raise ValueError(f"No prompt has texts of both '{method}' and 'ar'; give rows of both.")

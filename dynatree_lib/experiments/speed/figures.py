@@ -16,9 +16,8 @@ from plotly import express as px
 from plotly import graph_objects as go
 
 from ...plots import theme
-from ...plots.charts import error_bars, line_panels, stacked_bars, sweep_lines
+from ...plots.charts import Row, error_bars, line_panels, stacked_bars, sweep_lines
 
-Row = dict[str, Any]
 PARTS = {"draft": "#0072b2", "verify": "#d55e00", "host": "#b5b5b5"}
 """Colours of an iteration's parts: forwards of the draft, of the target, and everything else."""
 EDGES = {"draft": 0.6, "verify": 0.6, "host": 0}
@@ -281,8 +280,11 @@ def margin_histograms(audits: Sequence[Row]) -> go.Figure:
     Args:
         audits: results of `precision.audit_precision`, one per dtype.
     """
-    spacings, kinds = [_spacing(audit) for audit in audits], []
+    spacings, kinds = [], []
     for audit in audits:
+        logits, ulps = np.array(audit["margins"]), np.array(audit["margins_ulps"])
+        some = ulps > 0  # the dtype's spacing at the best logit of the median place
+        spacings.append(float(np.median(logits[some] / ulps[some])) if some.any() else audit["epsilon"])
         flips = [flip["exact_margin"] for row in audit["comparisons"] for flip in row["flips"]]
         panel = f"{audit['dtype']}: {audit['tokens']:,} places, {audit['ties']} exact ties, {len(flips)} flips of all"
         for kind, margins in {"all places": audit["exact_margins"], "flips": flips}.items():
@@ -311,9 +313,3 @@ def margin_histograms(audits: Sequence[Row]) -> go.Figure:
         drawn.add_vline(x=spacing, line={"color": theme.INK, "dash": "dot", "width": 1.3}, row=row, col=1)
     drawn.update_xaxes(dtick=1, exponentformat="power").update_yaxes(tickformat=".0%", rangemode="tozero", matches=None)
     return _panel_titles(drawn).update_layout(bargap=0.05, legend_y=1 + 30 / (180 * len(audits)))
-
-
-def _spacing(audit: Row) -> float:
-    """Return the dtype's spacing at the best logit of the median place."""
-    logits, ulps = np.array(audit["margins"]), np.array(audit["margins_ulps"])
-    return float(np.median(logits[ulps > 0] / ulps[ulps > 0])) if (ulps > 0).any() else audit["epsilon"]

@@ -212,9 +212,8 @@ def comparisons(pair: Pair, methods: Sequence[Variant], node_counts: Sequence[in
         ValueError: for a node count below 2, or a method that is not lossless or carries what it learns between texts.
     """
     target = pair.target
-    for count in node_counts:
-        if count < 2:
-            raise ValueError(f"A node count is {count}; one node is the reference itself, so give at least 2.")
+    if (least := min(node_counts, default=2)) < 2:
+        raise ValueError(f"A node count is {least}; one node is the reference itself, so give at least 2.")
 
     def masked(run: Callable[..., torch.Tensor], tokens: Any, places: Any, mask: Any, *more: Any) -> torch.Tensor:
         """Give a forward of one token a mask that hides nothing, where there would be none."""

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...measure.judge import Judged
+from ...measure.judge import Judged, Row
 from ...measure.protocol import Results
 from ...measure.statistics import Estimate, estimate, quotient, ratio, sum_quotient, sums
 from ...papers import Paper
 from ...tree import ROOT, depths_of
 
-Row = dict[str, Any]
 TREES = {"chain": "chain of 5", "binary_tree": "binary tree of depth 5", "eagle_sparse_tree": "EAGLE sparse tree"}
 """The paper's trees, by the names in its stored tables."""
 _TASKS = {"chat": "multi_turn", "math": "math_reasoning"}
