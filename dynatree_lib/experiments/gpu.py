@@ -263,12 +263,8 @@ def bandwidth(shapes: Shapes) -> Row:
     the weights, or the largest.
     """
     buffers = measure_bandwidth(shapes.device, forward_bytes(shapes.target))
-    flops = matmul_flops(shapes.device, shapes.dtype)
-    return {
-        "buffers": [asdict(line) for line in buffers],
-        "memory": max(buffers[0].read, buffers[0].copy),
-        "flops": flops,
-    }
+    speeds: Row = {"buffers": [asdict(line) for line in buffers], "memory": max(buffers[0].read, buffers[0].copy)}
+    return {**speeds, "flops": matmul_flops(shapes.device, shapes.dtype)}
 
 
 def agreement(shapes: Shapes) -> Row:
@@ -299,16 +295,16 @@ def plain(shapes: Shapes, bytes_per_second: float) -> list[Row]:
 
 def _per_token(shapes: Shapes, decode: Callable[..., object], ids: list[int], tokens: int, repeats: int = 3) -> float:
     """Return seconds per token after the first: whole texts less texts of one token, medians without the first run."""
-    times: dict[int, list[float]] = {1: [], tokens: []}
-    for _ in range(1 + repeats):
-        for count in times:
-            with quiet_machine(shapes.device):
-                start = time.perf_counter()
-                decode(shapes.target, ids, max_new_tokens=count, eos_token_ids=())
-                synchronize(shapes.device)
-                times[count].append(time.perf_counter() - start)
-    short, whole = (float(np.median(seconds[1:])) for seconds in times.values())
-    return (whole - short) / (tokens - 1)
+
+    def seconds(count: int) -> float:
+        with quiet_machine(shapes.device):
+            start = time.perf_counter()
+            decode(shapes.target, ids, max_new_tokens=count, eos_token_ids=())
+            synchronize(shapes.device)
+            return time.perf_counter() - start
+
+    short, whole = np.median([(seconds(1), seconds(tokens)) for _ in range(1 + repeats)][1:], axis=0)
+    return float((whole - short) / (tokens - 1))
 
 
 def iterations(shapes: Shapes, steps: Sequence[Row]) -> list[Row]:
