@@ -7,13 +7,7 @@ import pytest
 from models import hf_greedy, noisy_copy, prompt, random_model
 
 from dynatree_lib import FixedTree, generate
-from dynatree_lib.experiments.dynatree.as_published import (
-    PUBLISHED,
-    Switches,
-    corrections,
-    generate_with,
-    single_faults,
-)
+from dynatree_lib.experiments.dynatree.as_published import PUBLISHED, Switches, arrange, corrections, single_faults
 
 TARGET = random_model("gpt_neox")
 TREE = FixedTree(noisy_copy(TARGET), depth=3, branching=2, tau=0.01, max_nodes=32)
@@ -21,8 +15,13 @@ PROMPTS = [prompt(n) for n in (5, 40)]
 NAMES = [field.name for field in fields(Switches)]
 
 
+def generate_with(ids, switches):
+    target, drafter, commit = arrange(TARGET, TREE, switches)
+    return generate(target, ids, drafter, commit=commit, max_new_tokens=40)
+
+
 def texts(switches):
-    return [generate_with(TARGET, ids, TREE, switches, max_new_tokens=40).tokens for ids in PROMPTS]
+    return [generate_with(ids, switches).tokens for ids in PROMPTS]
 
 
 EXPECTED = [hf_greedy(TARGET, ids, 40) for ids in PROMPTS]
@@ -50,7 +49,7 @@ def test_as_published_is_not_exact_and_corrected_is():
 
 
 def iterations(switches):
-    return [len(generate_with(TARGET, ids, TREE, switches, max_new_tokens=40).iterations) for ids in PROMPTS]
+    return [len(generate_with(ids, switches).iterations) for ids in PROMPTS]
 
 
 def test_rereading_the_draft_changes_no_tree():
@@ -58,7 +57,7 @@ def test_rereading_the_draft_changes_no_tree():
 
 
 def test_root_switch_alone_equals_the_core():
-    out = generate_with(TARGET, PROMPTS[0], TREE, Switches(root="draft"), max_new_tokens=40)
+    out = generate_with(PROMPTS[0], Switches(root="draft"))
     core = generate(TARGET, PROMPTS[0], replace(TREE, root="draft", depth=4), max_new_tokens=40)
     assert [one.tree.tokens.tolist() for one in out.iterations] == [one.tree.tokens.tolist() for one in core.iterations]
     assert all((one.tree.depths == 1).sum() <= 1 for one in out.iterations)
@@ -68,7 +67,7 @@ def test_shared_draft_cache_misleads_the_draft():
     """A node that also sees its siblings gets other continuations, so some tree differs."""
 
     def trees(switches):
-        out = generate_with(TARGET, PROMPTS[1], TREE, switches, max_new_tokens=40)
+        out = generate_with(PROMPTS[1], switches)
         return [one.tree.tokens.tolist() for one in out.iterations]
 
     assert trees(replace(Switches(), batching="node")) != trees(Switches())

@@ -3,6 +3,7 @@
 import itertools
 import signal
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -439,16 +440,17 @@ def test_throughput_counts_what_batches_did(pair):
     """Three methods at two sizes: every text its own, forwards shared, times from the clock that is given."""
     ticks, told = itertools.count(), []
     prompts = [BenchPrompt.from_ids(f"p{number}", ids.tolist()) for number, ids in enumerate(PROMPTS[:4])]
-    rows = throughput(
+    found = throughput(
         Pair("made", *pair, None), "hf-generate,ar,fixed-tree", prompts, (1, 3),
         max_new_tokens=10, repeats=2, clock=lambda: float(next(ticks)), progress=told.append,
     )  # fmt: skip
+    rows = [SimpleNamespace(**row) for row in found]
     assert [(one.batch, one.method) for one in rows] == [
         *itertools.product((1, 3), ("hf-generate", "ar", "fixed-tree"))
     ]
     assert len(told) == 2 * 3 * (4 + 2)
     for one in rows:
-        assert (one.tokens, one.identical, one.prompts, one.divergences) == (40, 4, 4, ())
+        assert (one.tokens, one.identical, one.prompts, one.divergences) == (40, 4, 4, [])
         assert one.seconds == {1: 4, 3: 2}[one.batch]  # a tick for each group
         assert one.tokens_per_second == one.tokens / one.seconds
         assert (one.interval is None) == (one.batch == 3)
@@ -470,9 +472,10 @@ def test_throughput_tells_a_wrong_text_and_where(pair, monkeypatch):
     monkeypatch.setattr(measuring, "generate_batch", wrong)
     prompts = [BenchPrompt.from_ids(f"p{number}", ids.tolist()) for number, ids in enumerate(PROMPTS[:2])]
     (row,) = throughput(Pair("made", *pair, None), "ar", prompts, (2,), max_new_tokens=8, repeats=1)
-    assert (row.identical, row.prompts, row.near_ties) == (1, 2, 0)
-    assert (row.divergences[0].prompt, row.divergences[0].index) == ("p1", 4)
-    assert row.divergences[0].margin > 0
+    assert (row["identical"], row["prompts"], row["near_ties"]) == (1, 2, 0)
+    (divergence,) = row["divergences"]
+    assert (divergence["prompt"], divergence["index"]) == ("p1", 4)
+    assert divergence["margin"] > 0
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_draft_steps_tell_random_tokens_births_and_what_is_dropped(steps):
     assert (births[0] == 0).all()
     assert all(born[1:].max() == step for step, born in enumerate(births) if step)
     assert not (births[-1][1:] == 0).any()  # the random tokens are gone
-    figure = draft_steps(trees[:5], drafter.depth, columns=2)
+    figure = draft_steps(trees[:5], drafter.depth)
     boxes = [note for note in figure.layout.annotations if note.bgcolor]
     assert len(boxes) == sum(map(len, trees[:5]))
     assert len({(note.x, note.y) for note in boxes}) == len(boxes)

@@ -13,7 +13,6 @@ dynatree() { python3 -m dynatree_lib "$@"; }
 dynatree growth "$out/growth.json"
 python3 - "$out" <<'PYTHON'
 import json, sys
-from dataclasses import asdict
 from pathlib import Path
 from dynatree_lib import load_pair
 from dynatree_lib.measure.environment import describe_environment
@@ -30,7 +29,7 @@ write("engines.json", **{role: forward_times({name: getattr(pair, role) for name
                                              (1, 2, 4, 8, 16, 32, 64), 256) for role in ("target", "draft")})
 methods = "hf-generate,ar,chain:length=4,fixed-tree,lookup-tree"
 found = throughput(pairs["packed"], methods, load_workload("bundled").prompts[:16], (1, 2, 4, 8, 16), max_new_tokens=64)
-write("throughput.json", source="bundled prompts 1 to 16", rows=[asdict(row) for row in found])
+write("throughput.json", source="bundled prompts 1 to 16", rows=found)
 PYTHON
 dynatree precision --pair tiny --dtypes float32,float16 --rows 2,8,32 --limit 8 --max-new-tokens 48 \
   --json "$out/precision.json" | tee "$out/precision.txt"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
+from plotly import express as px
 from plotly import graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -19,10 +19,10 @@ from ...decoding import Iteration
 from ...drafters import AdaptiveTree
 from ...measure.statistics import Table
 from ...plots import theme
+from ...plots.charts import Row, line_panels
 from ...plots.trees import LONGEST_LABEL, draft_tree
 from ...plots.trees import label as token_label
-
-Row = dict[str, Any]
+from ..ptd.figures import legend_square
 
 # ------------------------------------------------------------------------------------------------- growth of one tree
 STRETCH = 1.45  # two lines in a box instead of one
@@ -60,13 +60,12 @@ def growth_rows(iteration: Iteration, drafter: AdaptiveTree) -> list[Row]:
     rows = []
     for node in range(len(tree)):
         children, level, path = tree.children(node), int(tree.depths[node]), float(tree.cumulative[node])
-        best = float(tree.logprobs[children[0]]) if len(children) else None
         row: Row = {"node": node, "level": level, "path": math.exp(path), "children": len(children)}
-        if best is None:
-            row |= {"confidence": None, "decision": _stopped(path, level, drafter, now), "deep": False}
+        if len(children):
+            best, deep = float(tree.logprobs[children[0]]), level >= int(now["base_depth"])
+            row |= {"confidence": math.exp(best), "decision": _breadth(best, level, drafter, now), "deep": deep}
         else:
-            decision, deep = _breadth(best, level, drafter, now), level >= int(now["base_depth"])
-            row |= {"confidence": math.exp(best), "decision": decision, "deep": deep}
+            row |= {"confidence": None, "decision": _stopped(path, level, drafter, now), "deep": False}
         rows.append(row)
     return rows
 
@@ -110,31 +109,25 @@ def grown_tree(iteration: Iteration, drafter: AdaptiveTree, tokenizer: object = 
     drawn = draft_tree(tree, tokenizer, title=title or values)
     drawn.data = [trace for trace in drawn.data if trace.mode == "lines"]
     drawn.update_layout(height=round((drawn.layout.height - 120) * STRETCH) + 130, margin_t=105)
-    boxes = drawn.layout.annotations  # without a verdict, in the order of the nodes
-    for decision, meaning in _meanings(drafter, now).items():
-        places = [(box.x, box.y) for box, row in zip(boxes, rows, strict=True) if row["decision"] == decision]
-        if places:
-            _legend(drawn, *DECISIONS[decision][:2], places, meaning)
-    for box, row in zip(boxes, rows, strict=True):
+    decided = {row["decision"] for row in rows}
+    entries = [(text, *DECISIONS[name][:2]) for name, text in _meanings(drafter, now).items() if name in decided]
+    if any(row["deep"] for row in rows):
+        text = f"thick: expanded at D₀ = {int(now['base_depth'])} or deeper, p(u) > ρ_deep"
+        entries.append((text, "#ffffff", theme.INK))
+    for entry in entries:
+        legend_square(drawn, *entry)
+    for box, row in zip(drawn.layout.annotations, rows, strict=True):  # without a verdict, in the order of the nodes
         fill, line, ink = DECISIONS[row["decision"]]
         width, color = (3, theme.INK) if row["deep"] else (1.3, line)
         token = theme.escaped(token_label(int(tree.tokens[row["node"]]), tokenizer, LONGEST_LABEL))
-        numbers, hover = f"p {_short(row['path'])}", f"node {row['node']}, level {row['level']}, p(u) {row['path']:.4f}"
+        numbers, hover = f"p {row['path']:.2f}", f"node {row['node']}, level {row['level']}, p(u) {row['path']:.4f}"
         if row["confidence"] is not None:
-            numbers += f" · c {_short(row['confidence'])}"
+            numbers += f" · c {row['confidence']:.2f}"
             hover += f"<br>c(u) {row['confidence']:.4f}, {row['children']} children"
-        box.update(text=f"<b>{token}</b><br>{numbers}", bgcolor=fill, bordercolor=color, borderwidth=width)
-        box.update(font={"color": ink, "size": 12}, align="left", hovertext=f"<b>{token}</b><br>{hover}")
-    if any(row["deep"] for row in rows):
-        text = f"thick: expanded at D₀ = {int(now['base_depth'])} or deeper, p(u) > ρ_deep"
-        _legend(drawn, "#ffffff", theme.INK, [(None, None)], text)
+        text, look = f"<b>{token}</b><br>{numbers.replace(' 0.', ' .')}", {"font": {"color": ink, "size": 12}}
+        box.update(text=text, bgcolor=fill, bordercolor=color, borderwidth=width, align="left", **look)
+        box.hovertext = f"<b>{token}</b><br>{hover}"
     return drawn
-
-
-def _legend(drawn: go.Figure, fill: str, line: str, places: Sequence[tuple[Any, Any]], text: str) -> None:
-    marker = {"symbol": "square", "size": 12, "color": fill, "line": {"color": line, "width": 2}}
-    x, y = zip(*places, strict=True)
-    drawn.add_scatter(x=x, y=y, mode="markers", marker=marker, name=text, hoverinfo="skip")
 
 
 def _meanings(drafter: AdaptiveTree, now: Mapping[str, float]) -> dict[str, str]:
@@ -153,10 +146,6 @@ def _meanings(drafter: AdaptiveTree, now: Mapping[str, float]) -> dict[str, str]
         "tau": f"leaf: p(u) < τ = {drafter.tau}",
         "no room": budget + (", or no child above τ" if drafter.prune == "remove" else ""),
     }
-
-
-def _short(value: float) -> str:
-    return f"{value:.2f}".removeprefix("0")
 
 
 # ----------------------------------------------------------------------------------------------------------- ablation
@@ -181,15 +170,12 @@ BARS = "#b9cde0"
 LINES = ("#d55e00", "#009e73", "#332288")
 
 
-def progression(
-    sides: Mapping[str, Table], panels: Sequence[Panel], label: str = "variant", *, title: str = ""
-) -> go.Figure:
+def progression(sides: Mapping[str, Table], panels: Sequence[Panel], *, title: str = "") -> go.Figure:
     """Draw variants from left to right, one row of panels per side (measured, published), two quantities in each.
 
     Args:
-        sides: name -> table; a row without a value in a drawn column is left out there.
+        sides: name -> table with a column `variant`; a row without a value in a drawn column is left out there.
         panels: what to draw, from left to right.
-        label: column that names the variants.
         title: above the figure.
     """
     titles = [f"{side}: {panel.bar_title} and {panel.line_title}" for side in sides for panel in panels]
@@ -198,36 +184,33 @@ def progression(
     drawn = make_subplots(len(sides), len(panels), specs=specs, subplot_titles=titles, **space)
     for row, table in enumerate(sides.values(), start=1):
         for column, panel in enumerate(panels, start=1):
-            _draw_panel(drawn, pd.DataFrame(table), panel, label, {"row": row, "col": column})
+            _draw_panel(drawn, pd.DataFrame(table), panel, {"row": row, "col": column})
     drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=120 + 330 * len(sides))
     drawn.update_layout(margin_t=120, legend={"y": 1 + 0.16 / len(sides)}, bargap=0.35)
-    drawn.update_annotations(font_size=14)
-    return drawn
+    return drawn.update_annotations(font_size=14)
 
 
-def _draw_panel(drawn: go.Figure, frame: pd.DataFrame, panel: Panel, label: str, place: dict[str, int]) -> None:
+def _draw_panel(drawn: go.Figure, frame: pd.DataFrame, panel: Panel, place: dict[str, int]) -> None:
     def points(column: str) -> tuple[list[str], list[float]]:
         """Names, a line for each of their parts so that they stay upright below narrow bars, and values."""
-        known = frame.reindex(columns=[label, column]).dropna()
-        names = ["<br>&amp; ".join(map(theme.escaped, str(name).split(" & "))) for name in known[label]]
-        return names, known[column].tolist()
+        known = frame.reindex(columns=["variant", column]).dropna()
+        return [theme.escaped(name).replace(" &amp; ", "<br>&amp; ") for name in known["variant"]], list(known[column])
 
     names, values = points(panel.bar)
-    inside = {"textposition": "inside", "insidetextanchor": "start", "textangle": 0}
-    bar = {"name": panel.bar_title, "marker_color": BARS, "text": [f"{value:.3g}" for value in values], **inside}
-    drawn.add_bar(x=names, y=values, showlegend=False, **bar, **place)
+    inside = {"text": [f"{value:.3g}" for value in values], "textposition": "inside", "insidetextanchor": "start"}
+    bar = {"name": panel.bar_title, "marker_color": BARS, "textangle": 0, "showlegend": False, **inside}
+    drawn.add_bar(x=names, y=values, **bar, **place)
     for (column, name), color, symbol in zip(panel.lines.items(), LINES, theme.SYMBOLS, strict=False):
         names, values = points(column)
         line: Row = {"name": name, "legendgroup": name, "mode": "lines+markers", "line_color": color}
         line["showlegend"] = place["row"] == 1 and len(panel.lines) > 1
         drawn.add_scatter(x=names, y=values, marker={"size": 9, "symbol": symbol}, secondary_y=True, **line, **place)
     top = max((value for column in panel.lines for value in points(column)[1]), default=1)
-    drawn.update_yaxes(title_text=panel.bar_title, secondary_y=False, **place)
-    drawn.update_yaxes(title_text=panel.line_title, secondary_y=True, range=[0, 1.15 * top], **place)
-    drawn.update_yaxes(showgrid=False, tickmode="auto", nticks=5, secondary_y=True, **place)
-    drawn.update_xaxes(tickangle=0, **place)
+    drawn.update_yaxes(title_text=panel.bar_title, secondary_y=False, **place).update_xaxes(tickangle=0, **place)
+    look: Row = {"title_text": panel.line_title, "range": [0, 1.15 * top], "showgrid": False, "nticks": 5}
     if len(panel.lines) == 1:
-        drawn.update_yaxes(title_font_color=LINES[0], tickfont_color=LINES[0], secondary_y=True, **place)
+        look |= {"title_font_color": LINES[0], "tickfont_color": LINES[0]}
+    drawn.update_yaxes(secondary_y=True, tickmode="auto", **look, **place)
 
 
 # ------------------------------------------------------------------------------------------------------------ history
@@ -237,8 +220,6 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 def adaptation(
     table: Table,
     panels: Mapping[str, str],
-    x: str = "tokens",
-    series: str = "series",
     *,
     references: Mapping[str, float] | None = None,
     marks: Iterable[float] = (),
@@ -248,33 +229,24 @@ def adaptation(
     """Draw a drafter's state as texts grow: one panel per quantity, one step line per series.
 
     Args:
-        table: one row per iteration and series, for example `ablation.adaptation_frame`.
+        table: one row per iteration and series with `tokens` and `series`, for example `ablation.adaptation_frame`.
         panels: column -> title of the panel's axis, from top to bottom.
-        x: column of the common horizontal axis.
-        series: column that tells the lines apart.
         references: column -> a value to mark with a horizontal line (a target, a bound).
         marks: places on the horizontal axis to mark with vertical lines (where texts begin).
         title: above the figure.
-        x_title: of the horizontal axis; by default the column's name.
+        x_title: of the horizontal axis.
     """
-    drawn = make_subplots(len(panels), 1, shared_xaxes=True, vertical_spacing=0.06)
-    parts = dict(iter(pd.DataFrame(table).groupby(series, sort=False)))
-    colors = theme.series_colors(parts)
-    for row, (column, text) in enumerate(panels.items(), start=1):
-        for number, (name, part) in enumerate(parts.items()):
-            line = {"color": colors[name], "shape": "hv", "width": 2.2, "dash": DASHES[number % len(DASHES)]}
-            names = {"name": str(name), "legendgroup": str(name), "showlegend": row == 1}
-            drawn.add_scatter(x=part[x], y=part.get(column), mode="lines", line=line, **names, row=row, col=1)
-        drawn.update_yaxes(title_text=text, row=row, col=1)
-        if column in (references or {}):
-            style = {"color": theme.INK, "dash": "dot", "width": 1.3}
-            drawn.add_hline(y=(references or {})[column], line=style, row=row, col=1)
+    words: Row = {"title": title, "x_title": x_title, "references": references, "columns": 1}
+    drawn = line_panels(table, "tokens", dict.fromkeys(panels, ""), "series", **words).update_xaxes(matches="x")
+    names = list(dict.fromkeys(trace.name for trace in drawn.data))
+    for trace in drawn.data:
+        dash = DASHES[names.index(trace.name) % len(DASHES)]
+        trace.update(mode="lines", line={"shape": "hv", "width": 2.2, "dash": dash})
+    for row, text in enumerate(panels.values(), start=1):
+        drawn.update_yaxes(title_text=text, row=row)
     for mark in marks:
         drawn.add_vline(x=mark, line={"color": "#cccccc", "width": 1}, layer="below")
-    height = 130 + 190 * len(panels)
-    drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=height)
-    drawn.update_xaxes(title_text=theme.escaped(x_title or x), row=len(panels), col=1)
-    return drawn
+    return drawn.update_layout(height=130 + 190 * len(panels))
 
 
 # ----------------------------------------------------------------------------------------------------------- settings
@@ -301,24 +273,20 @@ def setting_scatter(
         title: above the figure.
         unit: title of the colour bar.
     """
-    panels = {"measured": pd.DataFrame(table)}
-    if published is not None:
-        panels["published"] = pd.DataFrame(published)
-    values = pd.concat([side[value] for side in panels.values()])
-    middle = (values.min() + values.max()) / 2  # white numbers on the dark half of the scale, dark ones on the light
-    names = list(panels) if len(panels) > 1 else None
-    drawn = make_subplots(cols=len(panels), shared_yaxes=True, horizontal_spacing=0.05, subplot_titles=names)
-    for column, (name, side) in enumerate(panels.items(), start=1):
-        place = {"row": 1, "col": column}
-        text: Row = {"text": [f"{number:.2f}" for number in side[value]]}
-        text["textfont"] = {"size": 12, "color": ["#ffffff" if n < middle else theme.INK for n in side[value]]}
-        text["hovertemplate"] = f"{x} %{{x}}, {y} %{{y}}: %{{text}}<extra>{name}</extra>"
-        marker = {"size": 40, "color": side[value], "coloraxis": "coloraxis"}
-        drawn.add_scatter(x=side[x], y=side[y], mode="markers+text", name=name, marker=marker, **text, **place)
+    sides = {"measured": table} if published is None else {"measured": table, "published": published}
+    dots = pd.concat({side: pd.DataFrame(rows) for side, rows in sides.items()}, names=["side"]).reset_index("side")
+    drawn = px.scatter(
+        dots, x, y, color=value, text=dots[value].map("{:.2f}".format), facet_col="side", facet_col_spacing=0.05,
+        color_continuous_scale="Cividis", labels={value: unit or value}, height=440, title=theme.escaped(title),
+        template=theme.TEMPLATE,
+    )  # fmt: skip
+    middle = (dots[value].min() + dots[value].max()) / 2  # white numbers on the dark half of the scale, dark elsewhere
+    for number, (side, trace) in enumerate(zip(sides, drawn.data, strict=True), start=1):
+        ink = ["#ffffff" if color < middle else theme.INK for color in trace.marker.color]
+        trace.update(marker_size=40, textfont={"size": 12, "color": ink})
+        trace.hovertemplate = f"{x} %{{x}}, {y} %{{y}}: %{{text}}<extra>{side}</extra>"
         if mark is not None:
             ring = {"size": 48, "symbol": "circle-open", "color": theme.INK, "line": {"width": 2}}
-            drawn.add_scatter(x=mark[:1], y=mark[1:], mode="markers", marker=ring, hoverinfo="skip", **place)
-    drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=440, showlegend=False)
-    drawn.update_layout(coloraxis={"colorscale": "Cividis", "colorbar": {"title": {"text": unit or value}}})
-    drawn.update_xaxes(title_text=theme.escaped(x)).update_yaxes(title_text=theme.escaped(y), col=1)
-    return drawn
+            look = {"marker": ring, "hoverinfo": "skip", "showlegend": False}
+            drawn.add_scatter(x=mark[:1], y=mark[1:], mode="markers", **look, row=1, col=number)
+    return drawn.for_each_annotation(lambda note: note.update(text=note.text.removeprefix("side=") * (len(sides) > 1)))

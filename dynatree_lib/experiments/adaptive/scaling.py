@@ -5,7 +5,7 @@ Pure functions of records; nothing is decoded or timed here. Memory belongs to `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -96,7 +96,7 @@ def _share(name: str, run: Run, short: Run) -> int:
 
 
 # ------------------------------------------------------------------------------------------------- position in a text
-def stretches(results: Results, width: int, labels: Iterable[str] | None = None) -> pd.DataFrame:
+def stretches(results: Results, width: int, labels: Collection[str] | None = None) -> pd.DataFrame:
     """Return every run in stretches of `width` tokens, a row for each stretch in which an iteration begins.
 
     Columns: `method`, `prompt`, `position` (token in the middle), `iterations` that begin there, and of these `tokens`,
@@ -108,10 +108,9 @@ def stretches(results: Results, width: int, labels: Iterable[str] | None = None)
     """
     if width < 1:
         raise ValueError(f"The width of a stretch is {width}; give at least 1 token.")
-    chosen = None if labels is None else set(labels)
     parts = []
     for run in results.records.runs.values():
-        if chosen is None or run.method in chosen:
+        if labels is None or run.method in labels:
             times, counts = np.array(run.emissions, float).T
             starts = np.cumsum(counts).astype(int) - counts.astype(int)
             columns = {"iterations": 1, "tokens": counts.astype(int), "seconds": np.diff(times, prepend=0.0)}
@@ -135,7 +134,7 @@ def repeats_before(tokens: Sequence[int], n: int = 4) -> np.ndarray:
     return repeats
 
 
-def pooled(table: Table, by: Sequence[str] = ("position",), reference: str | None = None, seed: int = 0) -> list[Row]:
+def pooled(table: Table, by: Sequence[str] = ("position",), reference: str | None = None) -> list[Row]:
     """Take stretches together over prompts: one row per method and value of the columns `by`, in order of appearance.
 
     Keys: `method`, the columns `by`, `texts`, `iterations`, `repeated`, `nodes_per_iteration`, `seconds_per_iteration`,
@@ -146,7 +145,7 @@ def pooled(table: Table, by: Sequence[str] = ("position",), reference: str | Non
     rows = []
     for (method, *place), part in groups.items():
         iterations, nodes = int(part["iterations"].sum()), part["nodes"]
-        tokens = quotient(part, "tokens", "iterations", by="prompt", seed=seed)
+        tokens = quotient(part, "tokens", "iterations", by="prompt")
         row = {
             "method": method,
             **dict(zip(by, place, strict=True)),
@@ -161,7 +160,7 @@ def pooled(table: Table, by: Sequence[str] = ("position",), reference: str | Non
         base = groups.get((reference, *place))
         if reference and base is not None and set(base["prompt"]) & set(part["prompt"]):
             both = pd.concat([part, base])
-            cost = ratio(both, method, over=reference, of="seconds", per="iterations", by="prompt", seed=seed)
+            cost = ratio(both, method, over=reference, of="seconds", per="iterations", by="prompt")
             row |= {"iteration_cost": cost.value, "iteration_cost_interval": cost.interval}
         rows.append(row)
     return rows
@@ -183,7 +182,7 @@ def by_repetition(table: Table, edges: Sequence[float], late: int) -> list[Row]:
     return pooled(frame.assign(repetition=names[level], part=parts).iloc[order], by=("repetition", "part"))
 
 
-def late_over_early(table: Table, label: str, late: int, without: str | None = None, seed: int = 0) -> Estimate:
+def late_over_early(table: Table, label: str, late: int, without: str | None = None) -> Estimate:
     """Return tokens per iteration after `late` tokens over those before, with its bootstrap interval over prompts.
 
     With another label in `without`, that ratio over the other's: how a gain changes along the text.
@@ -206,4 +205,4 @@ def late_over_early(table: Table, label: str, late: int, without: str | None = N
         grown = sum_ratio(drawn[..., :4])
         return grown if without is None else grown / sum_ratio(drawn[..., 4:])
 
-    return estimate(counts, change, seed)
+    return estimate(counts, change)

@@ -66,11 +66,10 @@ def neighbours(rows: Sequence[Row], best: Mapping[str, Any], axes: Sequence[str]
     places = {axis: sorted({row[axis] for row in rows}) for axis in axes}
     near = [{**best, "step": "the best"}]
     for row in rows:
-        moved = [axis for axis in axes if row[axis] != best[axis]]
-        if len(moved) == 1:
-            axis = moved[0]
-            if abs(places[axis].index(row[axis]) - places[axis].index(best[axis])) == 1:
-                near.append({**row, "step": f"{axis} {best[axis]} → {row[axis]}"})
+        moved = {axis: abs(values.index(row[axis]) - values.index(best[axis])) for axis, values in places.items()}
+        if sum(moved.values()) == 1:
+            axis = max(moved, key=moved.__getitem__)
+            near.append({**row, "step": f"{axis} {best[axis]} → {row[axis]}"})
     return near
 
 

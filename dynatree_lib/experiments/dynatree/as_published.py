@@ -9,15 +9,15 @@ cny123222/DynaTree, spec_decode/core/tree_speculative_generator.py at commit 94f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from typing_extensions import override
 
-from ...decoding import Generation, generate
 from ...drafters import FixedTree
 from ...measure.methods import Variant, custom
 from ...measure.runner import DrafterRunner, Instrument, Runner
@@ -64,24 +64,12 @@ def arrange(
     draft = tree.draft
     if not isinstance(draft, HFModel):
         raise TypeError("The published implementation's faults need transformers models; this tree's draft is not one.")
-    kinds: list[type[HFSession]] = []
-    if switches.batching == "node":
-        kinds.append(NodeByNodeSession)
-    if switches.draft_cache == "reread":
-        kinds.append(RereadingSession)
-    if kinds:
+    faults = {NodeByNodeSession: switches.batching == "node", RereadingSession: switches.draft_cache == "reread"}
+    if kinds := [kind for kind, wanted in faults.items() if wanted]:
         draft = draft.with_sessions(type("PublishedDraftSession", tuple(kinds), {}))
     if switches.positions == "flat":
         target = target.with_sessions(FlatPositionSession)
     return target, replace(tree, draft=draft, root=switches.root, depth=tree.depth + 1), switches.commit
-
-
-def generate_with(
-    target: HFModel, prompt: Sequence[int], tree: FixedTree, switches: Switches, **options: Any
-) -> Generation:
-    """Call `generate` with some of the differences; see `arrange`."""
-    target, drafter, commit = arrange(target, tree, switches)
-    return generate(target, prompt, drafter, commit=commit, **options)
 
 
 def corrections() -> list[tuple[str, Switches]]:
@@ -95,9 +83,9 @@ def corrections() -> list[tuple[str, Switches]]:
 
 def single_faults() -> list[tuple[str, Switches]]:
     """List this library's way, and with one of the published differences put back at a time."""
-    names = [field.name for field in fields(Switches)]
-    back = [(f"only {name.replace('_', ' ')}", {name: getattr(PUBLISHED, name)}) for name in names]
-    return [("corrected", Switches()), *((label, replace(Switches(), **change)) for label, change in back)]
+    faults = {field.name: getattr(PUBLISHED, field.name) for field in fields(Switches)}
+    single = [(f"only {name.replace('_', ' ')}", Switches(**{name: fault})) for name, fault in faults.items()]
+    return [("corrected", Switches()), *single]
 
 
 class FlatPositionSession(HFSession):
@@ -161,12 +149,15 @@ class RereadingSession(_ReadsAgain):
 
 def switched(steps: Iterable[tuple[str, Switches]], **options: Any) -> list[Variant]:
     """Return variants of the fixed tree under the published code's differences, with these options of `FixedTree`."""
-    return [_variant(label, switches, options) for label, switches in steps]
 
-
-def _variant(label: str, switches: Switches, options: Mapping[str, Any]) -> Variant:
-    def make(pair: Pair, instrument: Instrument) -> Runner:
+    def make(pair: Pair, _: Instrument, switches: Switches) -> Runner:
         target, drafter, commit = arrange(pair.target, FixedTree(pair.draft, **options), switches)
         return DrafterRunner(target, drafter, {"commit": commit})
 
-    return custom(label, make, name="fixed-tree", lossless=switches.positions == "depth", traced=False)
+    return [
+        custom(
+            label, partial(make, switches=switches), name="fixed-tree", lossless=switches.positions == "depth",
+            traced=False,
+        )
+        for label, switches in steps
+    ]  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from typing import Any, Literal
 
@@ -78,25 +78,22 @@ def quantity_row(frame: pd.DataFrame, method: str, seed: int = 0) -> Row:
     return row
 
 
-def over(frame: pd.DataFrame, method: str, other: str, name: str, seed: int = 0) -> Estimate:
+def over(frame: pd.DataFrame, method: str, other: str, name: str) -> Estimate:
     """Return one of `QUANTITIES` of a method over that of another, with its paired interval over prompts."""
     of, per = QUANTITIES[name]
-    return statistics.ratio(frame, method, over=other, of=of, per=per, by="prompt", seed=seed)
+    return statistics.ratio(frame, method, over=other, of=of, per=per, by="prompt")
 
 
 def compared(name: str, ratio: Estimate) -> Row:
     """Return a ratio as a row: `method`, `ratio`, `interval`, `holds` (`Estimate.above`), `text`."""
-    row: Row = {"method": name, "ratio": ratio.value, "interval": ratio.interval}
-    return {**row, "holds": ratio.above(), "text": str(ratio)}
+    numbers = {"ratio": ratio.value, "interval": ratio.interval}
+    return {"method": name, **numbers, "holds": ratio.above(), "text": str(ratio)}
 
 
 def front(frame: pd.DataFrame, methods: Iterable[str]) -> list[str]:
     """Return the methods that no other one beats with fewer tokens scored and more DE, by rising tokens scored."""
     sums = statistics.sums(frame, ["scored", "tokens", "iterations"], by="method").loc[list(methods)]
-    points = pd.DataFrame({"scored": sums.scored / sums.iterations, "DE": sums.tokens / sums.iterations})
-    points = points.sort_values(["scored", "DE"], ascending=[True, False], kind="stable")
-    best = points["DE"].cummax()
-    return list(points.index[best > best.shift(fill_value=-np.inf)])
+    return list(sums.index[_corners(sums["scored"] / sums["iterations"], sums["tokens"] / sums["iterations"])])
 
 
 def at_equal(
@@ -115,7 +112,7 @@ def at_equal(
     so both sides are flattered, the side with more settings more.
     """
     parts = ["scored", "tokens", "iterations"]
-    labels, count = [*methods, *others], len(methods)
+    labels, count, axes = [*methods, *others], len(methods), [("scored", "DE").index(axis) for axis in (at, of)]
     sums = {label: statistics.sums(frame[frame["method"] == label], parts, by="prompt") for label in labels}
     prompts = sums[labels[0]].index
     table = np.hstack([sums[label].loc[prompts, parts].to_numpy(float) for label in labels])
@@ -124,27 +121,27 @@ def at_equal(
         scored, tokens, iterations = np.moveaxis(drawn.sum(-2).reshape(len(drawn), len(labels), 3), -1, 0)
         with np.errstate(divide="ignore"):  # a setting that scores nothing stands at minus infinity
             points = np.log([scored / iterations, tokens / iterations])  # (2, m, labels)
-        fronts = ((_corners(*points[:, i, :count]), _corners(*points[:, i, count:])) for i in range(len(drawn)))
-        return np.exp([_difference(first, second, at, of) for first, second in fronts])
+        sides = ((points[:, i, :count], points[:, i, count:]) for i in range(len(drawn)))
+        fronts = ([side[:, _corners(*side)][axes] for side in both] for both in sides)
+        return np.exp([_difference(*both) for both in fronts])
 
     return statistics.estimate(table, ratio, seed)
 
 
-def _corners(scored: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the front of some settings: both coordinates rise."""
-    order = np.lexsort((-values, scored))
-    best = np.maximum.accumulate(values[order])
-    corner = np.append(True, best[1:] > best[:-1])
-    return {"scored": scored[order][corner], "DE": best[corner]}
+def _corners(scored: Any, values: Any) -> np.ndarray:
+    """Return the places of the settings on the front, so that both coordinates rise."""
+    order = np.lexsort((-np.asarray(values), scored))
+    best = np.maximum.accumulate(np.asarray(values)[order])
+    return np.asarray(order[np.append(True, best[1:] > best[:-1])])
 
 
-def _difference(first: dict[str, np.ndarray], second: dict[str, np.ndarray], at: str, of: str) -> float:
-    """Return the mean difference of two fronts over the range of `at` that both cover; NaN where they share none."""
-    low, high = max(first[at][0], second[at][0]), min(first[at][-1], second[at][-1])
+def _difference(first: np.ndarray, second: np.ndarray) -> float:
+    """Return the mean difference of (2, n) fronts over the common range of their first rows, NaN without any."""
+    low, high = max(first[0, 0], second[0, 0]), min(first[0, -1], second[0, -1])
     if low > high:
         return float("nan")
     places = np.linspace(low, high, PLACES)
-    return float(np.mean(np.interp(places, first[at], first[of]) - np.interp(places, second[at], second[of])))
+    return float(np.mean(np.interp(places, *first) - np.interp(places, *second)))
 
 
 # ------------------------------------------------------------------------------------------------------------ branches
@@ -247,21 +244,18 @@ STAGES = ("forward", "retrieval", "update", "other")
 def timed(drafter: Drafter, trace: Trace) -> Drafter:
     """Return the same drafter, whose `propose` and `observe` report to a trace as "retrieval" and "update"."""
 
-    def propose(*given: Any, **options: Any) -> Proposal:
-        start = trace.now()
-        proposal = drafter.propose(*given, **options)
-        count = len(proposal.nodes[0])  # the arrays that the forward reads are made here
-        trace.events.append(["retrieval", start, trace.now(), count])
-        return proposal
+    def reporting(role: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **options: Any) -> Any:
+            start = trace.now()
+            result = method(*given, **options)
+            nodes = len(result.nodes[0]) if isinstance(result, Proposal) else 0  # the forward's arrays are made here
+            trace.events.append([role, start, trace.now(), nodes])
+            return result
 
-    def observe(state: Any, proposal: Proposal, *given: Any, **options: Any) -> Any:
-        start = trace.now()
-        state = drafter.observe(state, proposal, *given, **options)
-        trace.events.append(["update", start, trace.now(), len(proposal.nodes[0])])
-        return state
+        return run
 
-    other = copy.copy(drafter)
-    vars(other).update(propose=propose, observe=observe)  # a drafter is frozen, so its methods cannot be assigned
+    other = copy.copy(drafter)  # a drafter is frozen, so its methods cannot be assigned
+    vars(other).update(propose=reporting("retrieval", drafter.propose), observe=reporting("update", drafter.observe))
     return other
 
 
@@ -316,7 +310,7 @@ def _stages(trace: Trace) -> Row:
     return {**whole, **parts, "other": seconds - sum(parts.values())}
 
 
-def stage_shares(rows: Iterable[Row], seed: int = 0) -> list[Row]:
+def stage_shares(rows: Iterable[Row]) -> list[Row]:
     """Return methods of `stage_rows` over all prompts.
 
     Keys: `method`, milliseconds per iteration of each stage and of `total`, and `own`, the share of retrieval and
@@ -327,7 +321,7 @@ def stage_shares(rows: Iterable[Row], seed: int = 0) -> list[Row]:
     shares = []
     for method, part in frame.groupby("method", sort=False):
         stages = 1000 * part[list(STAGES)].sum() / part["iterations"].sum()
-        own = statistics.quotient(part, "own", "seconds", by="prompt", seed=seed)
+        own = statistics.quotient(part, "own", "seconds", by="prompt")
         total = {"total": float(stages.sum()), "own": own.value, "own_interval": own.interval}
         shares.append({"method": method, **stages.to_dict(), **total})
     return shares

@@ -6,6 +6,8 @@ the pool. The draft tree of the paper is the side tree of this library.
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -65,7 +67,6 @@ def forward_trees(
     random: Collection[int] = (),
     predicted: Sequence[int] | None = None,
     children: int | None = None,
-    title: str = "",
 ) -> go.Figure:
     """Draw an iteration with a side tree: candidate tree and draft tree below the same last token.
 
@@ -76,7 +77,6 @@ def forward_trees(
         predicted: (m - 1,) the target's next token of each node of the side tree after node 0; those that will be added
             are drawn.
         children: most children of a node of the draft tree, for the predictions that join; None for no limit.
-        title: above the figure; by default the counts.
     """
     path, side_tree = [0, *iteration.verdict.path], iteration.side_tree
     tree = TokenTree.build([*iteration.tree.tokens, iteration.verdict.next_token], [*iteration.tree.parents, path[-1]])
@@ -90,7 +90,7 @@ def forward_trees(
             tokens.append(token)
             roles.append("added")
     committed = f"{iteration.committed} token{'s' * (iteration.committed > 1)} committed"
-    text = title or f"One forward: last token, {len(tree) - 2} candidates, {drafted} draft nodes; {committed}"
+    text = f"One forward: last token, {len(tree) - 2} candidates, {drafted} draft nodes; {committed}"
     return _draw([_Part("", TokenTree.build(tokens, parents), roles)], FORWARD, tokenizer, title=text)
 
 
@@ -125,9 +125,7 @@ CELLS = ("not seen", "not seen: the other tree", "prefix", *GROUPS)
 CELL_COLORS = ("#f6f6f6", "#f3cdb8", "#c4d9ea", *GROUP_COLORS)
 
 
-def forward_mask(
-    drafted: Iteration | Proposal, tokenizer: Any = None, *, prefix: int = 3, title: str = ""
-) -> go.Figure:
+def forward_mask(drafted: Iteration | Proposal, tokenizer: Any = None, prefix: int = 3) -> go.Figure:
     """Draw the attention mask of the whole forward in its three groups, relative positions above (Figure 3).
 
     Rows and columns stand as the paper has them: last token, draft tree, candidate tree. The order in the cache, where
@@ -137,7 +135,6 @@ def forward_mask(
         drafted: an iteration, or a drafter's proposal.
         tokenizer: labels nodes with token text.
         prefix: columns drawn of the prefix, which every node sees.
-        title: above the figure.
     """
     side_tree = drafted.side_tree or TokenTree.root_only(int(drafted.tree.tokens[0]))
     tokens, parents = Proposal(side_tree, side_tree=drafted.tree).nodes
@@ -148,7 +145,7 @@ def forward_mask(
     cells = np.hstack([np.full((len(cells), prefix), 2), cells])
     names = [theme.escaped(label(token, tokenizer)) for token in tokens]
     columns = ["prefix"] * prefix + names
-    figure = theme.figure(title or f"Who sees whom: {len(tokens)} nodes of one forward, relative positions above")
+    figure = theme.figure(f"Who sees whom: {len(tokens)} nodes of one forward, relative positions above")
     figure.update_layout(height=23 * len(tokens) + 210, margin={"l": 110, "r": 60, "t": 135, "b": 50}, legend_y=1.09)
     count = len(CELLS)
     steps = [(place, color) for i, color in enumerate(CELL_COLORS) for place in (i / count, (i + 1) / count)]
@@ -159,16 +156,12 @@ def forward_mask(
     look = {"colorscale": steps, "showscale": False, "xgap": 1, "ygap": 1, "hovertemplate": "%{text}<extra></extra>"}
     figure.add_heatmap(z=cells, zmin=-0.5, zmax=count - 0.5, text=hovers, name="mask", **look)
     for name, color in zip(CELLS, CELL_COLORS, strict=True):
-        _legend(figure, f"seen: {name}" if name in GROUPS else name, color, "#999999", size=13, width=1)
+        legend_square(figure, f"seen: {name}" if name in GROUPS else name, color, "#999999", size=13, width=1)
     places = ["≤ −1" if prefix == 1 else "…" if i == 0 else str(i - prefix) for i in range(prefix)]
-    figure.update_xaxes(
-        side="top", tickvals=list(range(len(columns))), ticktext=[*places, *map(str, depths)], tickangle=0, ticks="",
-        tickfont_size=12, showgrid=False, range=[-0.5, len(columns) - 0.5],
-    )  # fmt: skip
-    figure.update_yaxes(
-        tickvals=list(range(len(names))), ticktext=names, ticks="", tickfont_size=12, showgrid=False,
-        range=[len(names) - 0.5, -0.5],
-    )  # fmt: skip
+    for axis, texts in ((figure.layout.xaxis, [*places, *map(str, depths)]), (figure.layout.yaxis, names)):
+        axis.update(tickvals=list(range(len(texts))), ticktext=texts, ticks="", tickfont_size=12, showgrid=False)
+    figure.update_xaxes(side="top", tickangle=0, range=[-0.5, len(columns) - 0.5])
+    figure.update_yaxes(range=[len(names) - 0.5, -0.5])
     _bracket(figure, group, prefix)
     return figure
 
@@ -191,17 +184,13 @@ def _bracket(figure: go.Figure, group: np.ndarray, prefix: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------- the draft tree over time
-def draft_steps(
-    trees: Sequence[TokenTree], depth: int, tokenizer: Any = None, *, columns: int = 2, title: str = ""
-) -> go.Figure:
+def draft_steps(trees: Sequence[TokenTree], depth: int, tokenizer: Any = None) -> go.Figure:
     """Draw the draft tree over several iterations: when nodes were added, and what the next step drops (Figure 3).
 
     Args:
         trees: `Iteration.side_tree` of consecutive iterations of a `ProgressiveTree`, from its initial tree on.
         depth: the drafter's d_max.
         tokenizer: shows token text instead of numbers.
-        columns: trees in a line.
-        title: above the figure.
     """
     births = draft_births(trees, depth)
     styles: dict[str, Style] = {"last": FORWARD["last"], "0": ("random token", RANDOM)}
@@ -218,7 +207,7 @@ def draft_steps(
         heading = f"iteration {number + 1}: {len(tree) - 1} draft nodes{dropped}"
         roles = ["last", *map(str, born[1:])]
         parts.append(_Part(heading, tree, roles, ringed=gone))
-    return _draw(parts, styles, tokenizer, columns=columns, title=title or f"The draft tree in {len(trees)} iterations")
+    return _draw(parts, styles, tokenizer, columns=2, title=f"The draft tree in {len(trees)} iterations")
 
 
 def draft_births(trees: Sequence[TokenTree], depth: int) -> list[np.ndarray]:
@@ -257,13 +246,7 @@ def survivors(before: TokenTree, tree: TokenTree, depth: int) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------------------------------ the pool
 def pool_trees(
-    roots: Iterable[PoolNode],
-    tokenizer: Any = None,
-    *,
-    levels: int = 3,
-    widest: int = 4,
-    columns: int = 1,
-    title: str = "",
+    roots: Iterable[PoolNode], tokenizer: Any = None, *, levels: int = 3, widest: int = 4, columns: int = 1
 ) -> go.Figure:
     """Draw cached candidate trees: what the pool has after some tokens, the latest merged first.
 
@@ -273,35 +256,26 @@ def pool_trees(
         levels: most levels drawn of a tree.
         widest: most children drawn of a node.
         columns: trees in a line.
-        title: above the figure.
     """
-    pools = [_below(root) for root in roots]
-    now = max((node.stamp for nodes in pools for node in nodes), default=0)
+    roots = list(roots)
+    now = max((root.stamp for root in roots), default=0)  # a tree's root is the latest of its nodes
     styles: dict[str, Style] = {
         "root": ("token that the tree follows", theme.NODE0),
         "new": ("merged in the latest iteration", DRAFT),
         "old": ("merged earlier", (PURPLE[0], "#a89bc4", "#4b3f6b")),
     }
     parts = []
-    for nodes in pools:
-        tree, shown = _clipped(nodes[0], levels, widest)
+    for root in roots:
+        (tree, shown), (_, nodes) = _clipped(root, levels, widest), _clipped(root)
         roles = ["root", *("new" if node.stamp == now else "old" for node in shown[1:])]
         heading = f"{len(nodes) - 1} nodes" + (f", {len(tree) - 1} shown" if len(tree) < len(nodes) else "")
         parts.append(_Part(heading, tree, roles, ["", *(f"×{node.count}" for node in shown[1:])]))
-    title = title or "The pool: what followed a token, and how often"
+    title = "The pool: what followed a token, and how often"
     return _draw(parts, styles, tokenizer, columns=columns, title=title)
 
 
-def _below(root: PoolNode) -> list[PoolNode]:
-    """Return the node and all nodes below it."""
-    nodes = [root]
-    for node in nodes:  # grows while it is read
-        nodes += node.children.values()
-    return nodes
-
-
-def _clipped(root: PoolNode, levels: int, widest: int) -> tuple[TokenTree, list[PoolNode]]:
-    """Return the first children of the first levels as a token tree, and the nodes it holds."""
+def _clipped(root: PoolNode, levels: float = math.inf, widest: int | None = None) -> tuple[TokenTree, list[PoolNode]]:
+    """Return the first children of the first levels as a token tree, and the nodes it holds; by default all."""
     nodes, parents, depths = [root], [ROOT], [0]
     for index, node in enumerate(nodes):  # grows while it is read
         if depths[index] < levels:
@@ -330,9 +304,9 @@ def _draw(
         top = lowest + 1.5
     drawn = {role for part in parts for role in part.roles}
     for text, (fill, line, _) in dict(styles[role] for role in styles if role in drawn).items():
-        _legend(figure, text, fill, line)
+        legend_square(figure, text, fill, line)
     if any(part.ringed for part in parts):
-        _legend(figure, "dropped by the step that follows", "#ffffff", DROPPED)
+        legend_square(figure, "dropped by the step that follows", "#ffffff", DROPPED)
     across = max(wide * min(columns, max(len(parts), 1)) - GAP, 4.0)
     figure.update_xaxes(visible=False, range=[-0.08, across + 0.1])
     figure.update_yaxes(visible=False, range=[top - 0.7, -0.8])
@@ -346,34 +320,29 @@ def _draw_part(
     figure: go.Figure, part: _Part, styles: Mapping[str, Style], tokenizer: Any, left: float, top: float
 ) -> float:
     """Draw edges and boxes of one tree; return the place of its lowest box below its first."""
-    tree = part.tree
-    places = [(left + box.x, top + box.y) for box in draft_tree(tree).layout.annotations]  # in the order of the nodes
-    edges: dict[
-        tuple[str, float, str], list[tuple[float | None, float | None]]
-    ] = {}  # one trace for all that look alike
-    for node in range(1, len(tree)):
-        (x, y), (_, above), role = places[node], places[tree.parents[node]], part.roles[node]
-        dash = "dot" if role in ("added", "bonus") or node in part.ringed else "solid"
-        kind = (styles[role][1][1], 3.5 if role in ("accepted", "bonus") else 1.4, dash)
-        points = [(x - 0.9, above), (x - 0.13, above), (x - 0.05, y), (x + 0.05, y), (None, None)]
-        edges.setdefault(kind, []).extend(points)
-    for (color, width, dash), points in edges.items():
-        look = {"line": {"color": color, "width": width, "dash": dash}, "hoverinfo": "skip", "showlegend": False}
-        along, across = zip(*points, strict=True)
-        figure.add_scatter(x=along, y=across, mode="lines", name="edges", **look)
-    for node, (x, y) in enumerate(places):
-        meaning, (fill, edge, ink) = styles[part.roles[node]]
-        edge, thick = (DROPPED, 2.5) if node in part.ringed else (edge, 1.3)
-        token, note = int(tree.tokens[node]), part.notes[node] if part.notes else ""
+    boxes = draft_tree(part.tree).layout.annotations  # in the order of the nodes
+    edges: dict[Any, list[Any]] = defaultdict(list)  # one trace for all that look alike
+    for node, (box, role, token) in enumerate(zip(boxes, part.roles, part.tree.tokens.tolist(), strict=True)):
+        meaning, (fill, edge, ink) = styles[role]
+        ringed, note = node in part.ringed, part.notes[node] if part.notes else ""
         text = f"<b>{theme.escaped(label(token, tokenizer, LONGEST))}</b> {note}".strip()
         hover = f"<b>{theme.escaped(label(token, tokenizer, 60))}</b> (token {token})<br>{meaning}"
-        figure.add_annotation(
-            x=x, y=y, text=text, hovertext=hover, showarrow=False, xanchor="left", bgcolor=fill, borderpad=3,
-            bordercolor=edge, borderwidth=thick, font={"color": ink, "size": 13},
-        )  # fmt: skip
-    return max(y for _, y in places) - top
+        border = {"bordercolor": DROPPED, "borderwidth": 2.5} if ringed else {"bordercolor": edge}
+        box.update(x=left + box.x, y=top + box.y, text=text, hovertext=hover, bgcolor=fill, font_color=ink, **border)
+        figure.add_annotation(box)
+        if node:
+            x, y, above = box.x, box.y, boxes[part.tree.parents[node]].y
+            kind = edge, 3.5 if role in ("accepted", "bonus") else 1.4, ringed or role in ("added", "bonus")
+            edges[kind] += [(x - 0.9, above), (x - 0.13, above), (x - 0.05, y), (x + 0.05, y), (None, None)]
+    for (color, width, dotted), points in edges.items():
+        line = {"color": color, "width": width, "dash": "dot" if dotted else "solid"}
+        look = {"line": line, "hoverinfo": "skip", "showlegend": False}
+        along, across = zip(*points, strict=True)
+        figure.add_scatter(x=along, y=across, mode="lines", name="edges", **look)
+    return max(box.y for box in boxes) - top
 
 
-def _legend(figure: go.Figure, text: str, fill: str, line: str, size: int = 12, width: int = 2) -> None:
+def legend_square(figure: go.Figure, text: str, fill: str, line: str, size: int = 12, width: int = 2) -> None:
+    """Add a square of these colours to the legend."""
     marker = {"symbol": "square", "size": size, "color": fill, "line": {"color": line, "width": width}}
     figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=text, hoverinfo="skip")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
@@ -29,9 +29,7 @@ Overlap = Callable[[Sequence[str], Sequence[str]], Mapping[str, float]]
 
 
 # -------------------------------------------------------------------------------------------------------- Algorithm 2
-Reading = Literal["candidates", "unscaled", "original", "one number"]
-
-READINGS: dict[Reading, str] = {
+READINGS = {
     "candidates": "line 13 as printed: what is left is divided by its sum over the remaining candidates",
     "unscaled": "line 13 left out: a rejected candidate's probability is set to zero and nothing is divided",
     "original": "line 13 over the whole vocabulary, as in Appendix C, but line 18 draws from what was there before it",
@@ -53,7 +51,7 @@ class ListedSampling(ResidualRule):
         reading: one of `READINGS`.
     """
 
-    reading: Reading = "candidates"
+    reading: str = "candidates"
     name = "listed-sampling"
     refuses: ClassVar[tuple[Drawing, ...]] = tuple(Drawing)
 
@@ -202,56 +200,48 @@ def line_twenty_row(noted: Sequence[Sequence[int]], text: Sequence[int], places:
 
 # --------------------------------------------------------------------------------------------------- sampled overlap
 def overlap_rows(
-    texts: Iterable[Row],
-    measure: Overlap,
-    by: Sequence[str] = ("benchmark", "prompt"),
-    *,
-    reference: str = "ar",
-    same_seed: bool = False,
+    texts: Iterable[Row], measure: Overlap, by: Sequence[str] = ("benchmark", "prompt"), *, same_seed: bool = False
 ) -> list[Row]:
-    """Return how much the texts of each method overlap with the reference method's texts of the same prompt.
+    """Return how much the texts of each method overlap with texts of `ar` of the same prompt.
 
-    The reference method itself is among the methods: its texts of one seed against its own texts of another.
+    `ar` itself is among the methods: its texts of one seed against its own texts of another.
 
     Args:
         texts: one row per text: `benchmark`, `prompt`, `method`, `seed`, `text`.
         measure: texts and their references to numbers, such as `overlap.overlap`.
         by: pairs with the same values of these columns are measured together.
-        reference: the method whose texts are the references.
         same_seed: pair texts of one seed instead of texts of different seeds.
 
     Returns:
         one row per group and method: the columns of `by`, `method`, `pairs`, and the numbers.
     """
     frame = pd.DataFrame(texts)[["benchmark", "prompt", "method", "seed", "text"]]
-    references = frame[frame["method"] == reference].drop(columns="method")
-    pairs = frame.merge(references, on=["benchmark", "prompt"], suffixes=("", " of reference"))
-    pairs = pairs[(pairs["seed"] == pairs["seed of reference"]) == same_seed]
+    plain = frame[frame["method"] == "ar"].drop(columns="method")
+    pairs = frame.merge(plain, on=["benchmark", "prompt"], suffixes=("", " of ar"))
+    pairs = pairs[(pairs["seed"] == pairs["seed of ar"]) == same_seed]
     keys = list(dict.fromkeys([*by, "method"]))
     return [
         dict(zip(keys, group, strict=True))
-        | {"pairs": len(part), **measure(part["text"].tolist(), part["text of reference"].tolist())}
+        | {"pairs": len(part), **measure(part["text"].tolist(), part["text of ar"].tolist())}
         for group, part in pairs.groupby(keys, sort=False)
     ]
 
 
-def overlap_gap(rows: Iterable[Row], method: str, number: str, *, reference: str = "ar", seed: int = 0) -> Estimate:
-    """Return a method's overlap less the reference method's with itself, mean over prompts, paired.
+def overlap_gap(rows: Iterable[Row], method: str, number: str, seed: int = 0) -> Estimate:
+    """Return a method's overlap less that of `ar` with itself, mean over prompts, paired.
 
     Args:
         rows: of `overlap_rows`.
         method: whose overlap.
         number: column of the overlap.
-        reference: the method that the rows are compared with.
         seed: of the bootstrap.
 
     Raises:
         ValueError: where no prompt has both.
     """
-    frame = pd.DataFrame(rows).set_index(["benchmark", "prompt"])
-    ours, theirs = (frame.loc[frame["method"] == label, [number]] for label in (method, reference))
-    paired = ours.join(theirs.add_suffix(" of reference"), how="inner")
+    numbers = pd.DataFrame(rows).pivot_table(number, ["benchmark", "prompt"], "method", sort=False)
+    paired = numbers.reindex(columns=[method, "ar"]).dropna()
     if paired.empty:
-        raise ValueError(f"No prompt has texts of both '{method}' and '{reference}'; give rows of both.")
-    gaps = (paired[number] - paired[f"{number} of reference"]).to_numpy()[:, None]
+        raise ValueError(f"No prompt has texts of both '{method}' and 'ar'; give rows of both.")
+    gaps = (paired[method] - paired["ar"]).to_numpy()[:, None]
     return estimate(gaps, lambda drawn: drawn[..., 0].mean(-1), seed)

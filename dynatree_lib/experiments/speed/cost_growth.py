@@ -11,9 +11,9 @@ from which `flatness` takes its interval.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from ...drafters import NoDraft
 from ...measure.clock import known_objects_frozen, quiet_machine, synchronize
 from ...measure.environment import describe_environment, describe_model, public_pair_name
 from ...measure.probes import DEEPEST, FIRST, LEVELS, LevelsProbe, RowsProbe, Timing
+from ...measure.runner import quiet
 from ...measure.statistics import estimate
 from ...models.base import LanguageModel, Session
 from ...models.huggingface import HFModel
@@ -71,7 +72,7 @@ def iteration_costs(
     nodes: Sequence[int] = NODES,
     *,
     turns: int = TURNS,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = quiet,
     clock: Clock = time.perf_counter,
 ) -> list[Row]:
     """Time iterations of the loop for every prefix and number of nodes, beside the target's forward of as many nodes.
@@ -99,12 +100,11 @@ def iteration_costs(
     _check(pair.target, prefixes, nodes, turns)
     target, vocabulary = _remembering(pair.target), pair.target.vocab_size
     shapes = []
-    for prefix in prefixes:
-        for count in nodes:
-            timing = Timing(NoDraft() if count == 1 else RowsProbe(count, vocabulary), BLOCK + 2)
-            facts = {"prefix": prefix, "nodes": count}
-            shapes.append(_Shape(facts, [timing], lambda state: state.target, _nodes(count, vocabulary)))
-    return _measured(target, shapes, "iteration", turns, progress, clock)
+    for prefix, count in product(prefixes, nodes):
+        timing = Timing(NoDraft() if count == 1 else RowsProbe(count, vocabulary), BLOCK + 2)
+        facts = {"prefix": prefix, "nodes": count}
+        shapes.append(_Shape(facts, [timing], lambda state: state.target, _nodes(count, vocabulary)))
+    return _measured(target, shapes, turns, progress, clock)
 
 
 def level_costs(
@@ -113,7 +113,7 @@ def level_costs(
     widths: Sequence[int] = WIDTHS,
     *,
     turns: int = TURNS,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = quiet,
     clock: Clock = time.perf_counter,
 ) -> list[Row]:
     """Time a level of drafting: the most probable next token of `widths` nodes, beside the draft's forward.
@@ -130,13 +130,12 @@ def level_costs(
     for model in (pair.target, pair.draft):
         _check(model, prefixes, widths, turns)
     draft, shapes = _remembering(pair.draft), []
-    for prefix in prefixes:
-        for width in widths:
-            timings = [Timing(LevelsProbe(draft, levels, width), BLOCK + 2) for levels in (1 + LEVELS, 1)]
-            siblings = np.arange(width) % draft.vocab_size, np.full(width, ROOT)
-            facts = {"prefix": prefix, "width": width}
-            shapes.append(_Shape(facts, timings, lambda state: state.drafting.session, siblings, LEVELS))
-    return _measured(pair.target, shapes, "level", turns, progress, clock)
+    for prefix, width in product(prefixes, widths):
+        timings = [Timing(LevelsProbe(draft, levels, width), BLOCK + 2) for levels in (1 + LEVELS, 1)]
+        siblings = np.arange(width) % draft.vocab_size, np.full(width, ROOT)
+        facts = {"prefix": prefix, "width": width}
+        shapes.append(_Shape(facts, timings, lambda state: state.drafting.session, siblings, LEVELS))
+    return _measured(pair.target, shapes, turns, progress, clock)
 
 
 def forward_times(
@@ -259,25 +258,26 @@ def _remembering(model: LanguageModel) -> HFModel:
 
 
 def _measured(
-    target: HFModel,
-    shapes: Sequence[_Shape],
-    whole: str,
-    turns: int,
-    progress: Callable[[str], None] | None,
-    clock: Clock,
+    target: HFModel, shapes: Sequence[_Shape], turns: int, progress: Callable[[str], None], clock: Clock
 ) -> list[Row]:
     for shape in shapes:
         for timing in shape.timings:
             timing.begin(target, any_text(target, shape.facts["prefix"] - FIRST - _timed(turns) // 2), clock)
     with known_objects_frozen():
         for turn in range(turns):
-            if progress:
-                progress(f"[{turn + 1}/{turns}] cost as work grows: {len(shapes)} shapes")
+            progress(f"[{turn + 1}/{turns}] cost as work grows: {len(shapes)} shapes")
             first = turn % len(shapes)
             for shape in [*shapes[first:], *shapes[:first]]:
                 with quiet_machine(target.device):
                     shape.samples.append((_level if shape.levels else _iteration)(target, shape, clock))
-    return [_row(shape, whole) for shape in shapes]
+    rows = []
+    for shape in shapes:
+        row = dict(shape.facts)
+        names = ("level" if shape.levels else "iteration", "forward", "overhead")
+        for name, values in zip(names, np.array(shape.samples).T, strict=True):
+            row |= {name: float(np.median(values)), f"{name}_interval": _quartiles(values)}
+        rows.append({**row, "turns": [list(sample) for sample in shape.samples]})
+    return rows
 
 
 def _iteration(target: HFModel, shape: _Shape, clock: Clock) -> tuple[float, float, float]:
@@ -339,19 +339,12 @@ def _alone(session: Session, nodes: Nodes, clock: Clock, repeats: int = BLOCK //
     return float(np.median(times))
 
 
-def _row(shape: _Shape, whole: str) -> Row:
-    row = dict(shape.facts)
-    for name, values in zip((whole, "forward", "overhead"), np.array(shape.samples).T, strict=True):
-        row |= {name: float(np.median(values)), f"{name}_interval": _quartiles(values)}
-    return {**row, "turns": [list(sample) for sample in shape.samples]}
-
-
-def _quartiles(values: Iterable[float]) -> list[float]:
-    return [float(end) for end in np.quantile(list(values), [0.25, 0.75])]
+def _quartiles(values: Sequence[float] | np.ndarray) -> list[float]:
+    return [float(end) for end in np.quantile(values, [0.25, 0.75])]
 
 
 # ------------------------------------------------------------------------------------------------------------ a record
-def growth_record(pair: Pair, turns: int = TURNS, progress: Callable[[str], None] | None = None) -> Row:
+def growth_record(pair: Pair, turns: int = TURNS, progress: Callable[[str], None] = quiet) -> Row:
     """Measure all of it for one pair.
 
     Returns:

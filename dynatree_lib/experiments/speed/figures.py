@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from plotly import express as px
 from plotly import graph_objects as go
-from plotly.subplots import make_subplots
 
 from ...plots import theme
-from ...plots.charts import error_bars, stacked_bars, sweep_lines
+from ...plots.charts import Row, error_bars, line_panels, stacked_bars, sweep_lines
 
-Row = dict[str, Any]
 PARTS = {"draft": "#0072b2", "verify": "#d55e00", "host": "#b5b5b5"}
 """Colours of an iteration's parts: forwards of the draft, of the target, and everything else."""
 EDGES = {"draft": 0.6, "verify": 0.6, "host": 0}
@@ -46,49 +45,45 @@ BINS_PER_DECADE = 3
 
 
 # ------------------------------------------------------------------------------------------------------------ forwards
-def roofline(
-    rows: Sequence[Row], limits: Mapping[str, float], series: str = "model", *, title: str = "", setup: str = ""
-) -> go.Figure:
+def roofline(rows: Sequence[Row], limits: Mapping[str, float], setup: str = "") -> go.Figure:
     """Draw nodes per second of a forward over the nodes it scores, below the machine's two ceilings.
 
     Args:
-        rows: of `cost_growth.forward_times`: `rows` (nodes scored), `milliseconds`, and the column `series`.
+        rows: of `cost_growth.forward_times`: `model`, `rows` (nodes scored), `milliseconds`.
         limits: of `bandwidth.ceilings`: `memory` and `compute` in nodes per second, `flop_per_byte` of one node.
-        series: column that tells the lines apart.
-        title: above the figure.
         setup: model and machine, for the horizontal axis.
     """
-    first, last = (end(row["rows"] for row in rows) for end in (min, max))
-    speeds = [{**row, "speed": 1000 * row["rows"] / row["milliseconds"]} for row in rows]
-    title = title or "Few nodes wait for memory, many for arithmetic"
-    drawn = sweep_lines(speeds, "rows", "speed", series, title=title, log_x=True, y_title="nodes per second")
-    unit = f"arithmetic intensity: {limits['flop_per_byte']:g} FLOP/byte per node" + (f"; {setup}" if setup else "")
-    drawn.update_xaxes(title_text=theme.escaped(f"nodes scored in one forward ({unit})"))
+    frame = pd.DataFrame(rows)
+    title, unit = "Few nodes wait for memory, many for arithmetic", f"{limits['flop_per_byte']:g} FLOP/byte per node"
+    axis = f"nodes scored in one forward (arithmetic intensity: {unit}{'; ' if setup else ''}{setup})"
+    frame["nodes per second"] = 1000 * frame["rows"] / frame["milliseconds"]
+    drawn = sweep_lines(frame, "rows", "nodes per second", "model", title=title, x_title=axis, log_x=True)
+    first, last = int(frame["rows"].min()), int(frame["rows"].max())
     knee = min(max(limits["compute"] / limits["memory"], first), last)
     slope = [min(limits["memory"] * place, limits["compute"]) for place in (first, knee)]
-    name = "limit of memory: weights and cache read once per forward"
-    drawn.add_scatter(x=[first, knee], y=slope, mode="lines", line=LIMIT, name=name, hoverinfo="skip")
+    ceilings = [("limit of memory: weights and cache read once per forward", [first, knee], slope, "dash")]
     if knee < last:
-        flat, line = [limits["compute"]] * 2, {**LIMIT, "dash": "dot"}
-        drawn.add_scatter(x=[knee, last], y=flat, mode="lines", line=line, name="of arithmetic", hoverinfo="skip")
+        ceilings.append(("of arithmetic", [knee, last], [limits["compute"]] * 2, "dot"))
+    for name, places, speeds, dash in ceilings:
+        look = {"line": {**LIMIT, "dash": dash}, "name": name, "hoverinfo": "skip"}
+        drawn.add_scatter(x=places, y=speeds, mode="lines", **look)
     drawn.update_yaxes(type="log", dtick="D2")
     return drawn.update_layout(height=480, legend_traceorder="normal")
 
 
 def engine_curves(
-    rows: Sequence[Row], bound: float | None = None, series: str = "model", *, title: str = ""
+    rows: Sequence[Row], bound: float | None = None, title: str = "The same forward by engine"
 ) -> go.Figure:
     """Draw milliseconds of a forward over its nodes, one line per engine; both axes logarithmic.
 
     Args:
         rows: of `cost_growth.forward_times`.
         bound: milliseconds that reading weights and cache takes at the measured bandwidth, or None.
-        series: column that tells the lines apart.
         title: above the figure.
     """
     drawn = sweep_lines(
-        rows, "rows", "milliseconds", series, interval="interval", title=title or "The same forward by engine",
-        x_title="nodes scored in one forward", y_title="milliseconds", log_x=True, reference=bound,
+        rows, "rows", "milliseconds", "model", interval="interval", title=title, log_x=True, reference=bound,
+        x_title="nodes scored in one forward",
     )  # fmt: skip
     times = [row["milliseconds"] for row in rows]
     if bound is not None:
@@ -104,45 +99,34 @@ def _note(drawn: go.Figure, x: float, y: float, text: str, shift: int, anchor: s
     drawn.add_annotation(text=text, showarrow=False, font_size=13, **place)
 
 
-def cost_and_overhead(
-    rows: Sequence[Row], x: str, whole: str = "iteration", *, title: str = "", note: str = ""
-) -> go.Figure:
+def cost_and_overhead(rows: Sequence[Row], x: str, whole: str = "iteration", note: str = "") -> go.Figure:
     """Draw an iteration's time as work grows beside the model's own forward, and their difference in a second panel.
 
     Args:
         rows: of `cost_growth.iteration_costs` or `cost_growth.level_costs`.
         x: "prefix", "nodes" or "width".
         whole: "iteration", or "level".
-        title: above the figure.
         note: in the second panel, for example the result of `cost_growth.flatness`.
     """
-    titles = [f"{whole} and forward", "overhead, on its own scale"]
-    drawn = make_subplots(cols=2, horizontal_spacing=0.12, subplot_titles=titles)
     unit, thing = SIZES[x]
-    title = title or f"One {whole} as {thing} grows: the forward's share, and the loop's"
-    drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=440)
-    rows = sorted(rows, key=lambda row: row[x])
-    places = [row[x] for row in rows]
+    panels = {"time": f"{whole} and forward", "overhead": "overhead, on its own scale"}
     names = {whole: f"one {whole} of the loop", "forward": "the forward alone", "overhead": "their difference"}
-    for (name, shown), column, color in zip(names.items(), (1, 1, 2), theme.SERIES_COLORS, strict=False):
-        values = [row[name] for row in rows]
-        drawn.add_scatter(
-            x=places, y=values, row=1, col=column, mode="lines+markers", name=shown, marker={"size": 8},
-            error_y=error_bars(values, [row[f"{name}_interval"] for row in rows]),
-            line={"color": color, "dash": "dash" if name == "forward" else "solid"},
-        )  # fmt: skip
-    drawn.update_xaxes(type="log", tickvals=places, ticktext=[str(place) for place in places], title_text=unit)
-    drawn.update_yaxes(title_text="milliseconds", rangemode="tozero")
+    lines = []
+    for name in names:
+        panel = name if name in panels else "time"
+        columns = {x: x, name: panel, f"{name}_interval": f"{panel}_interval"}
+        lines += [{"what": names[name], **{to: row[of] for of, to in columns.items()}} for row in rows]
+    title = f"One {whole} as {thing} grows: the forward's share, and the loop's"
+    drawn = line_panels(lines, x, panels, "what", title=title, x_title=unit, log_x=True)
+    drawn.update_traces(line_dash="dash", selector={"name": names["forward"]})
     if note:
-        drawn.add_annotation(
-            x=0.5, y=0.04, xref="x2 domain", yref="y2 domain", yanchor="bottom", showarrow=False,
-            text=theme.escaped(note), font={"size": 13, "color": theme.MUTED},
-        )  # fmt: skip
-    return drawn.update_layout(margin_t=120, legend_y=1.1)
+        place = {"x": 0.5, "y": 0.04, "xref": "x2 domain", "yref": "y2 domain", "yanchor": "bottom"}
+        drawn.add_annotation(text=theme.escaped(note), showarrow=False, font_color=theme.MUTED, font_size=13, **place)
+    return drawn.update_yaxes(title_text="milliseconds", rangemode="tozero")
 
 
 # ---------------------------------------------------------------------------------------------------------- iterations
-def bound_plane(rows: Sequence[Row], bound: float, *, title: str = "") -> go.Figure:
+def bound_plane(rows: Sequence[Row], bound: float) -> go.Figure:
     """Draw tokens per second over tokens per iteration of each method, with the bound that memory sets plain decoding.
 
     On the line marked k an iteration takes as long as k tokens of plain decoding at the bandwidth bound: a method is
@@ -152,9 +136,8 @@ def bound_plane(rows: Sequence[Row], bound: float, *, title: str = "") -> go.Fig
         rows: summaries as in the JSON of `dynatree bench`: `label`, `method`, `tokens_per_iteration`,
             `tokens_per_second` and its `..._interval`.
         bound: tokens per second of plain decoding at the bound (`bandwidth.tokens_per_second` there).
-        title: above the figure.
     """
-    title = title or "Speed is tokens per iteration over what an iteration costs"
+    title = "Speed is tokens per iteration over what an iteration costs"
     drawn = theme.figure(title, x="tokens per iteration", y="tokens per second", height=520)
     furthest = 1.25 * max(row["tokens_per_iteration"] for row in rows)
     for cost in COSTS:
@@ -179,7 +162,7 @@ def bound_plane(rows: Sequence[Row], bound: float, *, title: str = "") -> go.Fig
 
 
 def iteration_timeline(
-    events: Mapping[str, Sequence[Sequence[Any]]], step: float, *, after: int = 2, steps: float = 8.0, title: str = ""
+    events: Mapping[str, Sequence[Sequence[Any]]], step: float, after: int = 2, steps: float = 8.0
 ) -> go.Figure:
     """Draw what runs when, for several methods on one axis: draft levels, target forwards, and the host between them.
 
@@ -190,15 +173,14 @@ def iteration_timeline(
         step: seconds of a greedy step, the unit of the axis.
         after: iterations to leave out; the first reads the prompt.
         steps: length of the axis, in greedy steps.
-        title: above the figure.
 
     Raises:
         ValueError: for a method with no more iterations than are left out.
     """
-    title = title or "Iterations on one clock: forwards and what lies between them"
+    title = "Iterations on one clock: forwards and what lies between them"
     drawn = theme.figure(title, x="greedy steps of hf-generate", height=170 + 62 * len(events), barmode="overlay")
     names = {"host": "host", **dict(ROLES.values())}
-    bars: list[Row] = []
+    bars, marks = [], []
     for label, forwards in events.items():
         commits = [(end / step, count) for role, _, end, count in forwards if role == "commit"]
         if len(commits) <= after:
@@ -211,30 +193,24 @@ def iteration_timeline(
                 place = start / step - begin
                 bar = {"part": ROLES[role][0], "label": label, "start": place, "text": f"{count} nodes"}
                 bars.append({**bar, "length": min(end / step - begin, last) - place})
-        for end, count in commits[after:]:
-            if end - begin <= last:
-                _mark(drawn, label, end - begin, count)
+        marks += [{"x": end - begin, "y": label, "text": f"+{n}"} for end, n in commits[after:] if end - begin <= last]
     for part, name in names.items():
         shown = pd.DataFrame([bar for bar in bars if bar["part"] == part], columns=list(bars[0]))
         drawn.add_bar(
             y=shown["label"], base=shown["start"], x=shown["length"], hovertext=shown["text"], name=name, width=0.5,
             orientation="h", marker={"color": PARTS[part], "line": {"color": "#ffffff", "width": EDGES[part]}},
         )  # fmt: skip
-    drawn.update_xaxes(range=[0, 1.01 * steps])
+    ends = pd.DataFrame(marks, columns=["x", "y"])
+    line = {"symbol": "line-ns-open", "size": 34, "color": theme.INK, "line_width": 1.4}
+    drawn.add_scatter(x=ends["x"], y=ends["y"], mode="markers", showlegend=False, hoverinfo="skip", marker=line)
+    for mark in marks:  # the tokens that an iteration committed, above its end
+        drawn.add_annotation(**mark, showarrow=False, yshift=24, font_size=12, xanchor="right")
     order = {"categoryorder": "array", "categoryarray": [*events]}
     drawn.update_yaxes(autorange="reversed", showgrid=False, ticksuffix="  ", **order)
-    return drawn.update_layout(legend_traceorder="normal")
+    return drawn.update_xaxes(range=[0, 1.01 * steps]).update_layout(legend_traceorder="normal")
 
 
-def _mark(drawn: go.Figure, label: str, place: float, count: int) -> None:
-    """Write the tokens that an iteration committed above its end."""
-    text = f"+{count}"
-    drawn.add_annotation(x=place, y=label, text=text, showarrow=False, yshift=24, font={"size": 12}, xanchor="right")
-    marker = {"symbol": "line-ns-open", "size": 34, "color": theme.INK, "line_width": 1.4}
-    drawn.add_scatter(x=[place], y=[label], mode="markers", showlegend=False, hoverinfo="skip", marker=marker)
-
-
-def iteration_parts(rows: Sequence[Row], *, title: str = "") -> go.Figure:
+def iteration_parts(rows: Sequence[Row], title: str = "Where an iteration's time goes") -> go.Figure:
     """Draw what an iteration of each method costs in greedy steps, split into drafting, verification and the host.
 
     Args:
@@ -247,7 +223,6 @@ def iteration_parts(rows: Sequence[Row], *, title: str = "") -> go.Figure:
         for row in rows
         if row.get("split") and row.get("iteration_cost")
     ]
-    title = title or "Where an iteration's time goes"
     drawn = stacked_bars(parts, list(PARTS), title=title, unit="greedy steps of hf-generate per iteration")
     for trace, color in zip(drawn.data, PARTS.values(), strict=True):
         trace.update(marker_color=color, text=[f"{value:.2f}" if value >= 0.05 else "" for value in trace.x])
@@ -265,96 +240,76 @@ def flip_rates(audits: Sequence[Row], *, title: str = "Flips of the greedy token
         title: above the figure.
     """
     rows = pd.DataFrame(
-        [{"panel": panel, **row} for panel, audit in enumerate(audits, 1) for row in audit["comparisons"]]
-    )
+        [{**row, "panel": f"{audit['dtype']}, {audit['tokens']:,} tokens"}
+         for audit in audits for row in audit["comparisons"]]
+    )  # fmt: skip
     known = rows["rate"].notna()
-    rows["value"], rows["ends"] = (
-        rows["rate"].where(known, rows["first_rate"]),
-        rows["interval"].where(known, rows["first_interval"]),
-    )
+    rows["value"] = rows["rate"].where(known, rows["first_rate"])
+    ends = rows["interval"].where(known, rows["first_interval"])
+    rows["above"], rows["below"] = ends.str[1] - rows["value"], rows["value"] - ends.str[0]
     rows["symbol"] = known.map({True: "circle", False: "circle-open"})
-    rows["text"] = [f"{row.identical} of {row.prompts} texts identical" for row in rows.itertuples()]
-    rows["order"] = rows["group"].map(list(GROUPS).index)
+    rows["texts"] = rows["identical"].astype(str) + " of " + rows["prompts"].astype(str) + " texts identical"
     rows["nodes"] = rows["rows"].where(rows["group"] == "rows", 0)  # groups in order, node counts ascending
+    rows["kind"], rows["order"] = rows["group"].map(GROUPS).str[0], rows["group"].map(list(GROUPS).index)
     labels = rows.sort_values(["order", "nodes"], kind="stable")["label"].drop_duplicates().tolist()
-    drawn = make_subplots(
-        cols=len(audits), shared_yaxes=True, horizontal_spacing=0.04,
-        subplot_titles=[f"{audit['dtype']}, {audit['tokens']:,} tokens" for audit in audits],
+    drawn = px.scatter(
+        rows.sort_values("symbol", kind="stable"), "value", "label", color="kind", facet_col="panel",
+        error_x="above", error_x_minus="below", custom_data=["texts", "symbol"],
+        color_discrete_map=dict(GROUPS.values()), facet_col_spacing=0.04, height=220 + 24 * len(labels),
+        category_orders={"label": labels, "kind": list(dict(GROUPS.values())), "panel": rows["panel"].unique()},
+        labels={"value": "flips per 1000 tokens", "label": "", "kind": ""}, title=theme.escaped(title),
+        template=theme.TEMPLATE,
     )  # fmt: skip
-    for (group, panel), dots in rows.groupby(["group", "panel"], sort=False):
-        color, values = GROUPS[group][1], dots["value"].tolist()
-        drawn.add_scatter(
-            x=values, y=dots["label"], row=1, col=panel, mode="markers", text=dots["text"], showlegend=False,
-            error_x={**(error_bars(values, dots["ends"].tolist()) or {}), "color": color}, legendgroup=group,
-            marker={"size": 9, "color": color, "symbol": dots["symbol"]},
-            hovertemplate="%{y}: %{x:.2f} per 1000 tokens, %{text}<extra></extra>",
-        )  # fmt: skip
-    for group, (name, color) in GROUPS.items():
-        if group in set(rows["group"]):
-            drawn.add_scatter(x=[None], y=labels[:1], mode="markers", marker_color=color, name=name, legendgroup=group)
-    for panel, dots in rows.groupby("panel"):
-        most = max(end for _, end in dots["ends"])
-        drawn.update_xaxes(range=[-0.03 * most, 1.05 * most], row=1, col=panel)
-    drawn.update_layout(
-        template=theme.TEMPLATE, title_text=theme.escaped(title), height=220 + 24 * len(labels), margin_t=125,
-        legend_y=1 + 40 / (24 * len(labels) + 35),
-    )  # fmt: skip
-    drawn.update_annotations(font_size=14)
-    drawn.update_xaxes(title_text="flips per 1000 tokens")
-    return drawn.update_yaxes(type="category", categoryorder="array", categoryarray=labels[::-1], ticksuffix="  ")
+    drawn.for_each_trace(lambda trace: trace.update(marker={"size": 9, "symbol": trace.customdata[:, 1]}))
+    drawn.update_traces(hovertemplate="%{y}: %{x:.2f} per 1000 tokens, %{customdata[0]}<extra></extra>")
+    drawn.update_xaxes(matches=None).update_yaxes(ticksuffix="  ")
+    return _panel_titles(drawn).update_layout(legend_y=1 + 40 / (24 * len(labels) + 35))
 
 
-def margin_histograms(
-    audits: Sequence[Row], *, title: str = "How close the best two tokens are, everywhere and at flips"
-) -> go.Figure:
+def _panel_titles(drawn: go.Figure) -> go.Figure:
+    """Leave "panel=" out of the titles of panels, below the legend."""
+    drawn.for_each_annotation(lambda note: note.update(text=note.text.removeprefix("panel="), font_size=14))
+    return drawn.update_layout(margin_t=125)
+
+
+def margin_histograms(audits: Sequence[Row]) -> go.Figure:
     """Draw one panel per dtype: margins in float64 of all places of the texts, and of the two tokens of every flip.
 
     The margin axis is logarithmic; the dotted line is the dtype's spacing at the median place.
 
     Args:
         audits: results of `precision.audit_precision`, one per dtype.
-        title: above the figure.
     """
-    flips = [[flip["exact_margin"] for row in audit["comparisons"] for flip in row["flips"]] for audit in audits]
-    kinds = [
-        {"all places": _logarithms(audit["exact_margins"]), "flips": _logarithms(margins)}
-        for audit, margins in zip(audits, flips, strict=True)
-    ]
-    spacings = [_spacing(audit) for audit in audits]
-    everything = np.concatenate([*(margins for kind in kinds for margins in kind.values()), np.log10(spacings)])
+    spacings, kinds = [], []
+    for audit in audits:
+        logits, ulps = np.array(audit["margins"]), np.array(audit["margins_ulps"])
+        some = ulps > 0  # the dtype's spacing at the best logit of the median place
+        spacings.append(float(np.median(logits[some] / ulps[some])) if some.any() else audit["epsilon"])
+        flips = [flip["exact_margin"] for row in audit["comparisons"] for flip in row["flips"]]
+        panel = f"{audit['dtype']}: {audit['tokens']:,} places, {audit['ties']} exact ties, {len(flips)} flips of all"
+        for kind, margins in {"all places": audit["exact_margins"], "flips": flips}.items():
+            kinds.append((f"{panel} comparisons", kind, np.log10(np.maximum(np.abs(margins), 1e-12))))
+    everything = np.concatenate([*(margins for _, _, margins in kinds), np.log10(spacings)])
     low, high = math.floor(everything.min()), math.ceil(everything.max())
     edges = np.linspace(low, high, (high - low) * BINS_PER_DECADE + 1)
-    drawn = make_subplots(
-        rows=len(audits), shared_xaxes=True, vertical_spacing=0.28 / (len(audits) + 1),
-        subplot_titles=[
-            f"{audit['dtype']}: {audit['tokens']:,} places, {audit['ties']} exact ties, {len(margins)} flips of all "
-            "comparisons" for audit, margins in zip(audits, flips, strict=True)
-        ],
+    counts = [
+        {"panel": panel, "kind": kind, "margin": 10**middle, "share": count / max(1, len(margins))}
+        for panel, kind, margins in kinds
+        for middle, count in zip((edges[1:] + edges[:-1]) / 2, np.histogram(margins, edges)[0], strict=True)
+    ]
+    drawn = px.bar(
+        counts, "margin", "share", color="kind", facet_col="panel", facet_col_wrap=1, barmode="overlay", opacity=0.75,
+        color_discrete_map={"all places": "#b5b5b5", "flips": "#d55e00"}, facet_row_spacing=0.28 / (len(audits) + 1),
+        labels={"margin": "margin in float64, logits; dotted: spacing of the dtype", "kind": ""}, log_x=True,
+        range_x=[10.0**low, 10.0**high], height=190 + 180 * len(audits),
+        title="How close the best two tokens are, everywhere and at flips",
+        template=theme.TEMPLATE,
     )  # fmt: skip
-    for panel, (audit, kind, spacing) in enumerate(zip(audits, kinds, spacings, strict=True), 1):
-        for (name, margins), color in zip(kind.items(), ("#b5b5b5", "#d55e00"), strict=True):
-            drawn.add_bar(
-                x=10 ** ((edges[1:] + edges[:-1]) / 2), width=np.diff(10**edges) * 0.9, row=panel, col=1, name=name,
-                y=np.histogram(margins, edges)[0] / max(1, len(margins)), marker_color=color, opacity=0.75,
-                hovertemplate=f"margins around %{{x:.2g}}: %{{y:.1%}} of {name}<extra>{audit['dtype']}</extra>",
-                legendgroup=name, showlegend=panel == 1,
-            )  # fmt: skip
-        drawn.add_vline(x=spacing, line={"color": theme.INK, "dash": "dot", "width": 1.3}, row=panel, col=1)
-    drawn.update_layout(
-        template=theme.TEMPLATE, title_text=theme.escaped(title), barmode="overlay", bargap=0.05, margin_t=125,
-        height=190 + 180 * len(audits), legend_y=1 + 30 / (180 * len(audits)),
-    )  # fmt: skip
-    drawn.update_annotations(font_size=14)
-    drawn.update_xaxes(type="log", dtick=1, exponentformat="power", range=[low, high])
-    drawn.update_xaxes(title_text="margin in float64, logits; dotted: spacing of the dtype", row=len(audits), col=1)
-    return drawn.update_yaxes(title_text="share", tickformat=".0%", rangemode="tozero")
-
-
-def _logarithms(margins: Sequence[float]) -> np.ndarray:
-    return np.log10(np.maximum(np.abs(np.array(margins, float)), 1e-12))
-
-
-def _spacing(audit: Row) -> float:
-    """Return the dtype's spacing at the best logit of the median place."""
-    logits, ulps = np.array(audit["margins"]), np.array(audit["margins_ulps"])
-    return float(np.median(logits[ulps > 0] / ulps[ulps > 0])) if (ulps > 0).any() else audit["epsilon"]
+    drawn.for_each_trace(lambda trace: trace.update(
+        width=np.diff(10**edges) * 0.9,
+        hovertemplate=f"margins around %{{x:.2g}}: %{{y:.1%}} of {trace.name}<extra></extra>",
+    ))  # fmt: skip
+    for row, spacing in enumerate(reversed(spacings), 1):
+        drawn.add_vline(x=spacing, line={"color": theme.INK, "dash": "dot", "width": 1.3}, row=row, col=1)
+    drawn.update_xaxes(dtick=1, exponentformat="power").update_yaxes(tickformat=".0%", rangemode="tozero", matches=None)
+    return _panel_titles(drawn).update_layout(bargap=0.05, legend_y=1 + 30 / (180 * len(audits)))

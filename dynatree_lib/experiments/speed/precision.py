@@ -32,9 +32,9 @@ from ...measure.methods import Variant
 from ...measure.probes import DEEPEST, RowsProbe
 from ...measure.prompts import BenchPrompt
 from ...measure.runner import Runner, quiet
-from ...measure.statistics import Estimate, estimate, share, sum_quotient, sums
+from ...measure.statistics import estimate, share, sum_quotient, sums
 from ...models.engines import ENGINES
-from ...models.huggingface import HFModel, HFSession
+from ...models.huggingface import HFModel
 from ...models.pairs import Pair
 from ...sampling import GREEDY, DraftDistributions, RandomSource, Scores
 from ...tree import TokenTree
@@ -211,24 +211,23 @@ def comparisons(pair: Pair, methods: Sequence[Variant], node_counts: Sequence[in
     Raises:
         ValueError: for a node count below 2, or a method that is not lossless or carries what it learns between texts.
     """
-    target, plain = pair.target, NoDraft()
-    for count in node_counts:
-        if count < 2:
-            raise ValueError(f"A node count is {count}; one node is the reference itself, so give at least 2.")
-    out = [
-        Comparison(f"ar in {count} rows", "rows", partial(follow, target, drafter=RowsProbe(count, target.vocab_size)))
-        for count in node_counts
+    target = pair.target
+    if (least := min(node_counts, default=2)) < 2:
+        raise ValueError(f"A node count is {least}; one node is the reference itself, so give at least 2.")
+
+    def masked(run: Callable[..., torch.Tensor], tokens: Any, places: Any, mask: Any, *more: Any) -> torch.Tensor:
+        """Give a forward of one token a mask that hides nothing, where there would be none."""
+        if mask is None and len(tokens) == 1:
+            mask = target.mask(more[0].get_seq_length(), np.ones((1, 1), bool), places, places)
+        return run(tokens, places, mask, *more)
+
+    ways: list[tuple[str, str, HFModel, Drafter]] = [
+        *((f"ar in {count} rows", "rows", target, RowsProbe(count, target.vocab_size)) for count in node_counts),
+        *((f"ar, {label}", "prompt", _reading_by(target, size), NoDraft()) for label, size in CHUNKS.items()),
+        ("ar under a mask", "mask", target.observed(masked), NoDraft()),
+        *((f"ar, {label}", "engine", model, NoDraft()) for label, model in _other_engines(target)),
     ]
-    models: list[tuple[str, str, HFModel]] = [
-        (label, "prompt", target.with_sessions(_reading_by(target.session_class, size)))
-        for label, size in CHUNKS.items()
-    ]
-    masked: Any = MaskedEngine(target.engine, target.dtype)
-    models.append(("under a mask", "mask", target.with_engine(masked)))
-    models += [(label, "engine", model) for label, model in _other_engines(target)]
-    for label, group, model in models:
-        name = f"ar {label}" if group == "mask" else f"ar, {label}"
-        out.append(Comparison(name, group, partial(follow, model, drafter=plain)))
+    out = [Comparison(label, group, partial(follow, model, drafter=drafter)) for label, group, model, drafter in ways]
     return [*out, *(_method(pair, variant) for variant in methods)]
 
 
@@ -245,10 +244,10 @@ def _method(pair: Pair, variant: Variant) -> Comparison:
     return Comparison(variant.label, group, partial(follow, pair.target, drafter=drafter, commit=commit))
 
 
-def _reading_by(base: type[HFSession], size: int | None) -> type[HFSession]:
-    """Return sessions that read the prompt when they start, in forwards of at most `size` tokens."""
+def _reading_by(target: HFModel, size: int | None) -> HFModel:
+    """Return the model with sessions that read the prompt when they start, in forwards of at most `size` tokens."""
 
-    class Reading(base):  # type: ignore[valid-type, misc]
+    class Reading(target.session_class):  # type: ignore[name-defined]
         def start(self, prompt: Sequence[int]) -> None:
             super().start(())
             step = size or max(1, len(prompt))
@@ -256,26 +255,7 @@ def _reading_by(base: type[HFSession], size: int | None) -> type[HFSession]:
                 self.extend(prompt[first : first + step])
                 self.flush()
 
-    return Reading
-
-
-class MaskedEngine:
-    """An engine whose forwards of one token get a mask that hides nothing, where there would be none.
-
-    Args:
-        engine: runs the forwards.
-        dtype: of the mask.
-    """
-
-    def __init__(self, engine: Any, dtype: torch.dtype) -> None:
-        self.engine, self.dtype, self.name = engine, dtype, engine.name
-
-    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any, keep: int) -> torch.Tensor:
-        """Run a forward as `Engine` does."""
-        if mask is None and ids.shape[1] == 1:
-            mask = torch.zeros(1, 1, 1, cache.get_seq_length() + 1, dtype=self.dtype, device=ids.device)
-        logits: torch.Tensor = self.engine(ids, positions, mask, cache, keep)
-        return logits
+    return target.with_sessions(Reading)
 
 
 def _other_engines(target: HFModel) -> Iterator[tuple[str, HFModel]]:
@@ -325,7 +305,7 @@ def audit_precision(
         raise ValueError("There are no prompts to decode; give at least one.")
     compared = comparisons(pair, methods, node_counts)
     references = [read_reference(pair.target, prompt, max_new_tokens) for prompt in prompts]
-    dtype, followed = dtype_name(pair.target), {}
+    dtype, followed = str(pair.target.dtype).removeprefix("torch."), {}
     for number, comparison in enumerate(compared, 1):
         progress(f"[{number}/{len(compared)}] {dtype}: {comparison.label} on {len(references)} prompts")
         followed[comparison.label] = [comparison.run(reference) for reference in references]
@@ -334,11 +314,6 @@ def audit_precision(
     rows = [{"label": one.label, "group": one.group, **summary(by_label[one.label], seed)} for one in compared]
     head = {"dtype": dtype, "epsilon": torch.finfo(pair.target.dtype).eps, "engine": pair.target.engine.name}
     return {**head, **of_reference(texts), "comparisons": rows, "against": rates_against(rows, places, seed)}
-
-
-def dtype_name(model: HFModel) -> str:
-    """Return "bfloat16" and so on."""
-    return str(model.dtype).removeprefix("torch.")
 
 
 def spacing(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
@@ -452,8 +427,11 @@ def summary(places: pd.DataFrame, seed: int = 0) -> Row:
     earlier = flip.groupby(places["prompt"]).cumsum() - flip
     flips = places.assign(first=earlier == 0, margin_ulps=places["margin"] / places["ulp"])[flip]
     prompts, diverged = places["prompt"].nunique(), int(flips["first"].sum())
-    whole = bool(places["own_margin"].notna().all())
-    noise = _noise(places, seed) if whole else None
+    whole, noise = bool(places["own_margin"].notna().all()), None
+    if whole:
+        changes = places.assign(square=((places["own_margin"] - places["margin"]) / places["ulp"]) ** 2, places=1)
+        noise = estimate(sums(changes, ("square", "places"), "prompt").to_numpy(float), _root, seed)
+    columns = ["prompt", "index", "first", "expected", "got", "margin", "margin_ulps", "exact_margin"]
     return {
         "prompts": prompts,
         "identical": prompts - diverged,
@@ -463,15 +441,8 @@ def summary(places: pd.DataFrame, seed: int = 0) -> Row:
         "noise_ulps": noise and noise.value,
         "noise_interval": noise and noise.interval,
         "error_ulps": _error(places) if whole else None,
-        "flips": flips[
-            ["prompt", "index", "first", "expected", "got", "margin", "margin_ulps", "exact_margin"]
-        ].to_dict("records"),
+        "flips": flips[columns].to_dict("records"),
     }
-
-
-def _noise(places: pd.DataFrame, seed: int) -> Estimate:
-    changes = places.assign(square=((places["own_margin"] - places["margin"]) / places["ulp"]) ** 2, places=1)
-    return estimate(sums(changes, ("square", "places"), "prompt").to_numpy(float), _root, seed)
 
 
 def _root(drawn: np.ndarray) -> np.ndarray:

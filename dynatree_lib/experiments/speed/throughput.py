@@ -8,8 +8,10 @@ greedy, to the budget, so that all generate equally much; texts are compared wit
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -25,72 +27,30 @@ from ...measure.clock import known_objects_frozen, quiet_machine, synchronize
 from ...measure.methods import Variant, variants
 from ...measure.prompts import BenchPrompt, prepare_prompts
 from ...measure.protocol import divergence
-from ...measure.records import Divergence, Run
+from ...measure.records import Run
 from ...measure.runner import DrafterRunner, quiet
-from ...measure.statistics import Interval, estimate, sum_quotient
+from ...measure.statistics import estimate, sum_quotient
 from ...models.pairs import Pair
 
 WARMUP_TOKENS = 8
 GROUPS = 4
 """Groups of prompts from which an interval is given."""
-Key = tuple[int, str, int]
-"""Batch size, method, number of the first prompt of a group."""
-
-
-@dataclass(frozen=True)
-class Throughput:
-    """One method at one batch size. Prefill is included in everything.
-
-    Attributes:
-        method: its label.
-        batch: sequences decoded together; the last group of prompts may have fewer.
-        tokens: generated for all prompts, in one repeat.
-        seconds: sum over groups of each group's median time.
-        tokens_per_second: of all sequences together. interval: its 95 % bootstrap interval over groups, None below
-            `GROUPS` of them.
-        iterations: target forwards that decided tokens, summed over sequences: what single runs would have needed.
-        forwards, rows_per_forward, padded: forwards of the target in fact, nodes that sequences wanted in each, and the
-            share of padding among the nodes computed.
-        draft_forwards, draft_rows_per_forward, draft_padded: the same of the draft; 0 without a draft.
-        identical, prompts: texts equal to plain decoding of the prompt alone, of how many.
-        near_ties: of the others, those that leave it at a near-tie (`protocol.divergence`).
-        divergences: all the others, in the first repeat.
-        peak_device_bytes: most that was allocated on the GPU, weights included; None on a CPU.
-    """
-
-    method: str
-    batch: int
-    tokens: int
-    seconds: float
-    tokens_per_second: float
-    interval: Interval | None
-    iterations: int
-    forwards: int
-    rows_per_forward: float
-    padded: float
-    draft_forwards: int
-    draft_rows_per_forward: float
-    draft_padded: float
-    identical: int
-    prompts: int
-    near_ties: int
-    divergences: tuple[Divergence, ...]
-    peak_device_bytes: int | None
+Row = dict[str, Any]
 
 
 @dataclass
 class Group:
-    """Results of the repeats of one group of prompts with one method: a time of each, the rest from the first."""
+    """One run of one group of prompts with one method."""
 
     texts: list[list[int]]
     iterations: int
     forwards: list[SharedForward]
-    seconds: list[float] = field(default_factory=list)
+    seconds: float = 0.0
     peak_device_bytes: int | None = None
 
 
 Batch = Callable[[Sequence[BenchPrompt], int], Group]
-"""Decodes some prompts together to a budget; the times of the group it returns are still empty."""
+"""Decodes some prompts together to a budget; the time of the group it returns is still missing."""
 
 
 def throughput(
@@ -104,7 +64,7 @@ def throughput(
     seed: int = 0,
     progress: Callable[[str], None] = quiet,
     clock: Callable[[], float] = time.perf_counter,
-) -> list[Throughput]:
+) -> list[Row]:
     """Measure methods at several batch sizes, greedily, all texts to the budget (EOS is an ordinary token).
 
     Args:
@@ -120,7 +80,16 @@ def throughput(
         clock: seconds.
 
     Returns:
-        an entry for each batch size and method, sizes in the order given.
+        a row for each batch size and method, sizes in the order given; prefill is included in everything. `method`;
+        `batch`, sequences decoded together (the last group of prompts may have fewer). `tokens` generated for all
+        prompts in one repeat; `seconds`, summed over groups of each group's median time; `tokens_per_second` of all
+        sequences together, with its bootstrap `interval` over groups, None below `GROUPS` of them. `iterations`: target
+        forwards that decided tokens, summed over sequences: what single runs would have needed. `forwards`,
+        `rows_per_forward`, `padded`: forwards of the target in fact, nodes that sequences wanted in each, and the share
+        of padding among the nodes computed; with the prefix `draft_` the same of the draft, 0 without a draft.
+        `identical` of `prompts`: texts equal to plain decoding of the prompt alone; of the others `near_ties`, those
+        that leave it at a near-tie (`protocol.divergence`), and all of them in `divergences`, from the first repeat.
+        `peak_device_bytes`: most that was allocated on the GPU, weights included; None on a CPU.
 
     Raises:
         ValueError: before any work, for unknown methods, methods that decode no batches or carry state from text to
@@ -135,30 +104,22 @@ def throughput(
         decode(ready[: max(batch_sizes, default=1)], min(WARMUP_TOKENS, max_new_tokens))
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos_token_ids": (), "keep_state": False}
     plain = [autoregressive(pair.target, prompt.ids, **options).tokens for prompt in ready]
-    groups: dict[Key, Group] = {}
+    groups: dict[tuple[int, str], dict[int, list[Group]]] = defaultdict(lambda: defaultdict(list))
+    labels = list(batches)
     with known_objects_frozen():
-        for size, label, first in _schedule(batch_sizes, [*batches], len(ready), repeats):
-            group = _timed(batches[label], ready[first : first + size], max_new_tokens, pair.target.device, clock)
-            if groups.setdefault((size, label, first), group) is not group:
-                groups[size, label, first].seconds += group.seconds
-            speed = sum(map(len, group.texts)) / group.seconds[0]
-            progress(f"{label}, {size} at a time from prompt {first}: {speed:.0f} tokens/s")
-    firsts = {size: range(0, len(ready), size) for size in batch_sizes}
-    return [
-        _entry(pair, label, size, [groups[size, label, first] for first in firsts[size]], ready, plain, seed)
-        for size in batch_sizes
-        for label in batches
-    ]
-
-
-def _schedule(sizes: Sequence[int], labels: Sequence[str], prompts: int, repeats: int) -> Iterator[Key]:
-    """Yield every run, so that a slow minute hits all methods alike."""
-    for repeat in range(repeats):
-        for size in sizes:
-            for number, first in enumerate(range(0, prompts, size)):
+        for repeat, size in product(range(repeats), batch_sizes):
+            for number, first in enumerate(range(0, len(ready), size)):
                 turn = (number + repeat) % len(labels)
-                for label in [*labels[turn:], *labels[:turn]]:
-                    yield size, label, first
+                for label in [*labels[turn:], *labels[:turn]]:  # so that a slow minute hits all methods alike
+                    some = ready[first : first + size]
+                    group = _timed(batches[label], some, max_new_tokens, pair.target.device, clock)
+                    groups[size, label][first].append(group)
+                    speed = sum(map(len, group.texts)) / group.seconds
+                    progress(f"{label}, {size} at a time from prompt {first}: {speed:.0f} tokens/s")
+    return [
+        {"method": label, "batch": size, **_row(pair, label, list(groups[size, label].values()), ready, plain, seed)}
+        for size, label in product(batch_sizes, labels)
+    ]
 
 
 def _timed(
@@ -168,7 +129,7 @@ def _timed(
         start = clock()
         group = decode(prompts, budget)
         synchronize(device)
-        group.seconds = [clock() - start]
+        group.seconds = clock() - start
         if device.type == "cuda":
             group.peak_device_bytes = torch.cuda.max_memory_allocated(device)
     return group
@@ -208,37 +169,39 @@ def _hf_batch(pair: Pair, prompts: Sequence[BenchPrompt], budget: int) -> Group:
     return Group(texts, budget * count, [prefill, *[step] * (budget - 1)])
 
 
-def _entry(
+def _row(
     pair: Pair,
     label: str,
-    size: int,
-    groups: Sequence[Group],
+    groups: Sequence[Sequence[Group]],
     prompts: Sequence[BenchPrompt],
     plain: Sequence[list[int]],
     seed: int,
-) -> Throughput:
-    texts = [text for group in groups for text in group.texts]
+) -> Row:
+    """Return what `throughput` says of the repeats of each group: times are medians, the rest is of the first."""
+    firsts = [repeats[0] for repeats in groups]
+    texts = [text for group in firsts for text in group.texts]
     wrong = [
         divergence(pair.target, prompt.ids, _as_run("ar", prompt, expected), _as_run(label, prompt, text))
         for prompt, expected, text in zip(prompts, plain, texts, strict=True)
         if text != expected
     ]
-    table = np.array([[sum(map(len, group.texts)), median(group.seconds)] for group in groups])
+    times = [median(one.seconds for one in repeats) for repeats in groups]
+    table = np.array([[sum(map(len, group.texts)), time] for group, time in zip(firsts, times, strict=True)])
     speed, (tokens, seconds) = estimate(table, sum_quotient, seed), table.sum(0)
-    forwards = [forward for group in groups for forward in group.forwards]
-    target, draft = (_shape([one for one in forwards if one.role == role]) for role in ("target", "draft"))
-    peaks = [group.peak_device_bytes for group in groups if group.peak_device_bytes is not None]
-    return Throughput(
-        label, size, int(tokens), float(seconds), speed.value, speed.interval if len(groups) >= GROUPS else None,
-        sum(group.iterations for group in groups), *target, *draft,
-        len(texts) - len(wrong), len(texts), sum(one.near_tie for one in wrong), tuple(wrong), max(peaks, default=None),
-    )  # fmt: skip
-
-
-def _shape(forwards: Sequence[SharedForward]) -> tuple[int, float, float]:
-    """Return the number of forwards, the nodes wanted in each, and the share of padding."""
-    nodes, computed = sum(forward.tokens for forward in forwards), sum(forward.computed for forward in forwards)
-    return len(forwards), nodes / max(len(forwards), 1), 1 - nodes / computed if computed else 0.0
+    row: Row = {
+        "tokens": int(tokens), "seconds": float(seconds), "tokens_per_second": speed.value,
+        "interval": speed.interval if len(groups) >= GROUPS else None,
+        "iterations": sum(group.iterations for group in firsts),
+    }  # fmt: skip
+    for role, prefix in (("target", ""), ("draft", "draft_")):
+        forwards = [forward for group in firsts for forward in group.forwards if forward.role == role]
+        nodes, computed = (sum(getattr(forward, name) for forward in forwards) for name in ("tokens", "computed"))
+        row[f"{prefix}forwards"], row[f"{prefix}rows_per_forward"] = len(forwards), nodes / max(len(forwards), 1)
+        row[f"{prefix}padded"] = 1 - nodes / computed if computed else 0.0
+    row |= {"identical": len(texts) - len(wrong), "prompts": len(texts)}
+    row |= {"near_ties": sum(one.near_tie for one in wrong), "divergences": [asdict(one) for one in wrong]}
+    peaks = [group.peak_device_bytes for group in firsts if group.peak_device_bytes is not None]
+    return {**row, "peak_device_bytes": max(peaks, default=None)}
 
 
 def _as_run(label: str, prompt: BenchPrompt, tokens: list[int]) -> Run:

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from ...decoding import generate
 from ...drafters import SampledTree
 from ...measure.exact import Replay
 from ...measure.observe import ObservingVerifier
-from ...measure.prompts import prepare_prompts
 from ...models.huggingface import HFModel
 from ...models.pairs import Pair
 from ...sampling import DraftDistributions, RandomSource, Sampling, Scores
@@ -23,6 +21,7 @@ from ...tree import TokenTree
 from ...verifiers import TokenLevel
 from ...verifiers.base import Verdict
 from ...verifiers.residual import Recorded
+from .which import iterations_of
 
 Row = dict[str, Any]
 
@@ -74,13 +73,10 @@ def chain_ratios(
     distribution where the chain begins, in nats.
     """
     drafter, out = SampledTree(pair.draft, depth=length, branching=1), []
-    for prompt in prepare_prompts(pair, prompts, max_new_tokens):
-        probe = _RatioProbe(TokenLevel())
-        generate(
-            pair.target, prompt.ids, drafter, verifier=probe, sampling=sampling or Sampling(1.0), seed=seed,
-            max_new_tokens=max_new_tokens, eos_token_ids=(), keep_state=False,
-        )  # fmt: skip
-        out += [{"prompt": prompt.id, **row} for row in probe.rows if len(row["ratios"]) == length]  # an end is shorter
+    probe, warm = _RatioProbe(TokenLevel()), sampling or Sampling(1.0)
+    for prompt, _ in iterations_of(pair, drafter, prompts, warm, max_new_tokens, seed, probe):
+        out += [{"prompt": prompt, **row} for row in probe.rows if len(row["ratios"]) == length]  # an end is shorter
+        probe.rows.clear()
     return out
 
 

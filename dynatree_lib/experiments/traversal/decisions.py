@@ -79,23 +79,24 @@ def _by_rule(watches: Mapping[str, Stopwatch]) -> Any:
 
 
 def synthetic_tree(
-    shape: list[int], vocab_size: int, sampling: Sampling, seed: int, spread: float = 3.0, noise: float = 1.0
+    shape: Sequence[int], vocab_size: int, sampling: Sampling, seed: int
 ) -> tuple[TokenTree, Scores, DraftDistributions]:
     """Make a tree of a shape at any vocabulary, without a model: random target logits, the draft's the same with noise.
+
+    Logits have a standard deviation of 3, the draft's noise one of 1.
 
     Args:
         shape: parent slot of slots 1 to n.
         vocab_size: V.
         sampling: of both.
         seed: same seed, same tree.
-        spread: standard deviation of the target's logits; noise: of the draft's around them.
     """
     generator, random = torch.Generator().manual_seed(seed), RandomSource(seed, "draft")
     parents, tokens, node_of = [ROOT], [0], {0: 0}
-    logits = torch.randn(len(shape) + 1, vocab_size, generator=generator) * spread
+    logits = torch.randn(len(shape) + 1, vocab_size, generator=generator) * 3.0
     distributions = DraftDistributions("synthetic")
     for slot, count in zip(*np.unique(shape, return_counts=True), strict=True):
-        distribution = probabilities(logits[slot] + torch.randn(vocab_size, generator=generator) * noise, sampling)
+        distribution = probabilities(logits[slot] + torch.randn(vocab_size, generator=generator), sampling)
         if slot in node_of:  # filters may leave fewer tokens than slots
             distributions.record(node_of[slot], distribution)
             first = shape.index(slot) + 1
@@ -112,13 +113,12 @@ def time_decisions(
     shape: Sequence[int],
     *,
     vocab_size: int = 50_304,
-    sampling: Sampling | None = None,
     trees: int = 20,
     repeats: int = 5,
     seed: int = 0,
     clock: Clock = time.perf_counter,
 ) -> list[Row]:
-    """Time rules on synthetic trees, interleaved tree by tree.
+    """Time rules on synthetic trees at temperature 1, interleaved tree by tree.
 
     Returns:
         One row per rule: `rule`, `nodes`, `vocab_size`, medians `decide_ms` and `prepare_ms` with `decide_worst_ms`,
@@ -129,18 +129,18 @@ def time_decisions(
     """
     if trees < 1 or repeats < 1:
         raise ValueError(f"trees={trees} and repeats={repeats} leave nothing to time; give at least 1 of each.")
-    sampling, shape = sampling or Sampling(1.0), [int(slot) for slot in shape]
     watches = {name: Stopwatch(rule, clock) for name, rule in rules.items()}
     for number in range(trees):
-        tree, scores, distributions = synthetic_tree(shape, vocab_size, sampling, seed + number)
+        tree, scores, distributions = synthetic_tree(shape, vocab_size, Sampling(1.0), seed + number)
         for repeat in range(repeats + 1):
             for watch in watches.values():
                 watch.verify(tree, scores, distributions, RandomSource(seed + number * 1000 + repeat))
                 if repeat == 0:  # warms caches up
                     watch.rows.pop()
-    times = {"decide_ms": ("decide_ms", "median"), "decide_worst_ms": ("decide_ms", "max")}
-    means = {name: (name, "mean") for name in ("nodes_prepared", "tokens")}
-    table = _by_rule(watches).agg(**times, prepare_ms=("prepare_ms", "median"), **means)
+    table = _by_rule(watches).agg(
+        decide_ms=("decide_ms", "median"), decide_worst_ms=("decide_ms", "max"), prepare_ms=("prepare_ms", "median"),
+        nodes_prepared=("nodes_prepared", "mean"), tokens=("tokens", "mean"),
+    )  # fmt: skip
     return table.assign(nodes=len(shape), vocab_size=vocab_size).to_dict("records")
 
 
@@ -151,24 +151,22 @@ def decision_shares(
     prompts: Sequence[Any],
     *,
     max_new_tokens: int = 64,
-    sampling: Sampling | None = None,
     seed: int = 0,
     clock: Clock = time.perf_counter,
 ) -> list[Row]:
-    """Time how much of an iteration deciding takes in real decoding, rules interleaved prompt by prompt.
+    """Time how much of an iteration deciding takes in decoding at temperature 1, rules interleaved prompt by prompt.
 
     Returns:
         One row per rule: `rule`, `iteration_ms` (reading the prompt included), `decide_ms`, `prepare_ms` (means), and
         their shares `decide` and `prepare` of the iteration.
     """
-    sampling = sampling or Sampling(1.0)
     ready = prepare_prompts(pair, prompts, max_new_tokens)
     watches, seconds = {name: Stopwatch(rule, clock) for name, rule in rules.items()}, dict.fromkeys(rules, 0.0)
     for number, prompt in enumerate([ready[0], *ready]):
         for name, watch in watches.items():
             start = clock()
             generate(
-                pair.target, prompt.ids, drafter, verifier=watch, sampling=sampling, seed=seed,
+                pair.target, prompt.ids, drafter, verifier=watch, sampling=Sampling(1.0), seed=seed,
                 max_new_tokens=max_new_tokens, eos_token_ids=(), keep_state=False,
             )  # fmt: skip
             seconds[name] += clock() - start
@@ -177,6 +175,5 @@ def decision_shares(
                 watch.rows.clear()
     table = _by_rule(watches)[["decide_ms", "prepare_ms"]].mean()
     table["iteration_ms"] = [1000 * seconds[name] / len(watches[name].rows) for name in table["rule"]]
-    for part in ("decide", "prepare"):
-        table[part] = table[f"{part}_ms"] / table["iteration_ms"]
-    return table.to_dict("records")
+    shares = {part: table[f"{part}_ms"] / table["iteration_ms"] for part in ("decide", "prepare")}
+    return table.assign(**shares).to_dict("records")

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ...measure.judge import Judged
+from ...measure.judge import Judged, Row
 from ...measure.protocol import Results
 from ...measure.statistics import Estimate, estimate, quotient, ratio, sum_quotient, sums
 from ...papers import Paper
 from ...tree import ROOT, depths_of
 
-Row = dict[str, Any]
 TREES = {"chain": "chain of 5", "binary_tree": "binary tree of depth 5", "eagle_sparse_tree": "EAGLE sparse tree"}
 """The paper's trees, by the names in its stored tables."""
 _TASKS = {"chat": "multi_turn", "math": "math_reasoning"}
@@ -41,8 +41,7 @@ def widths(shape: Sequence[int]) -> tuple[int, ...]:
 
 def percent(factor: Estimate) -> Estimate:
     """Return a ratio as a gain in per cent."""
-    value, low, high = (100 * (number - 1) for number in (factor.value, factor.low, factor.high))
-    return Estimate(value, low, high, factor.disturbed, factor.groups)
+    return replace(factor, **{name: 100 * (getattr(factor, name) - 1) for name in ("value", "low", "high")})
 
 
 def published_cells(paper: Paper, number: int) -> list[Row]:
@@ -105,22 +104,21 @@ def iteration_time(results: Results, method: str, over: str) -> Estimate:
 
 
 # ---------------------------------------------------------------------------------------------------- the paired design
-def gain_row(judged: Judged, rule: str = RULES[1], base: str = RULES[0]) -> Row:
-    """Return the gain on the same trees.
+def gain_row(judged: Judged) -> Row:
+    """Return the gain of traversal on the same trees.
 
     Keys: `gain` in per cent with `gain_interval`, means `token_level` and `traversal`, counts `trees` and `prompts`.
     """
-    gain = percent(judged.gain(rule, base))
-    means = {"token_level": judged.mean(base), "traversal": judged.mean(rule)}
-    counts = {"trees": len(judged.rows), "prompts": len({row["prompt"] for row in judged.rows})}
-    return {**means, "gain": gain.value, "gain_interval": list(gain.interval), **counts}
+    gain, means = percent(judged.gain(*RULES[::-1])), [judged.mean(rule) for rule in RULES]
+    row: Row = {"token_level": means[0], "traversal": means[1], "gain": gain.value}
+    row |= {"gain_interval": list(gain.interval), "trees": len(judged.rows)}
+    return {**row, "prompts": len({row["prompt"] for row in judged.rows})}
 
 
 def separate_gain(judged: Judged) -> Estimate:
     """Return the same gain as separate runs show it: tokens each rule emitted of its own trees with its own coins."""
     trees = pd.DataFrame(judged.rows).assign(iterations=1)
-    rule, base = RULES[::-1]
-    return percent(ratio(trees, rule, base, column="driver", of="emitted", per="iterations", by="prompt"))
+    return percent(ratio(trees, *RULES[::-1], column="driver", of="emitted", per="iterations", by="prompt"))
 
 
 def trees_needed(judged: Judged, gain: float = 2.0) -> Row:

@@ -19,7 +19,7 @@ import torch
 from ...decoding import Iteration, autoregressive, generate
 from ...drafters import Drafter
 from ...measure.exact import next_token
-from ...measure.judge import judged_frame
+from ...measure.judge import Row, judged_frame
 from ...measure.prompts import prepare_prompts
 from ...measure.ranks import RankAcceptance
 from ...measure.statistics import Estimate, bootstrap, estimate, quotient, sum_ratio, sums
@@ -28,7 +28,6 @@ from ...models.toy import ToyModel
 from ...sampling import Sampling, probabilities
 from ...verifiers import TokenLevel, Verifier
 
-Row = dict[str, Any]
 LEAST = 1.01
 """Ratio below which a lead is not worth a choice, even where its interval excludes 1."""
 
