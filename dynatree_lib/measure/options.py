@@ -6,7 +6,7 @@ What names and options exist belongs to `methods`; what a value means, and its l
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -43,15 +43,16 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
     return name.strip(), options
 
 
-def option_types(settings: type, leave_out: Iterable[str] = ()) -> dict[str, Any]:
+def option_defaults(settings: type) -> dict[str, Any]:
+    """Default of every field of a dataclass that a user may set: those with a default, so not the draft model."""
+    fields = {field.name: field.default for field in dataclasses.fields(settings)}
+    return {name: default for name, default in fields.items() if default is not dataclasses.MISSING}
+
+
+def option_types(settings: type) -> dict[str, Any]:
     """Type of every field of a dataclass that a user may set."""
     hints = get_type_hints(settings)
-    return {field.name: hints[field.name] for field in dataclasses.fields(settings) if field.name not in leave_out}
-
-
-def option_defaults(settings: type, leave_out: Iterable[str] = ()) -> dict[str, Any]:
-    """Default of every field of a dataclass that a user may set; every one needs a default."""
-    return {field.name: field.default for field in dataclasses.fields(settings) if field.name not in leave_out}
+    return {name: hints[name] for name in option_defaults(settings)}
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:

@@ -92,29 +92,9 @@ class DrafterRunner:
         if rule is not None:
             rule.check(sampling, self.drafter.drawing, self.drafter.chain)
 
-    def __call__(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        eos_token_ids: tuple[int, ...],
-        on_tokens: OnTokens,
-        sampling: Sampling,
-        seed: int,
-    ) -> Completed:
-        """See `Runner`."""
-        out = generate(
-            self.target,
-            prompt_ids,
-            self.drafter,
-            sampling=sampling,
-            seed=seed,
-            max_new_tokens=max_new_tokens,
-            eos_token_ids=eos_token_ids,
-            on_tokens=on_tokens,
-            warm=self.before,
-            **self.options,
-        )
+    def __call__(self, prompt_ids: Sequence[int], **request: Any) -> Completed:
+        """See `Runner`; a request is what `generate` takes."""
+        out = generate(self.target, prompt_ids, self.drafter, warm=self.before, **request, **self.options)
         assert out.state is not None
         counters = self.count(out.state.target) if self.count else {}
         if isinstance(out.state.drafting, DraftState):
