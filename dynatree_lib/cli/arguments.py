@@ -89,7 +89,7 @@ def pair_of(args: argparse.Namespace) -> Pair:
 
         pair = static_pair(pair, warm=True)
     if trying:
-        from ..measure.threads import choose_threads
+        from ..measure.clock import choose_threads
 
         found = choose_threads(pair)
         times = ", ".join(f"{count}: {1000 * seconds:.2f} ms" for count, seconds in found.items())
