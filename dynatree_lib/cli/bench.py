@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ from .arguments import (
 
 if TYPE_CHECKING:
     from ..measure.methods import Variant
-    from ..measure.metrics import MethodSummary
     from ..measure.protocol import Results
 
 DEFAULT_METHODS = "hf-generate,hf-assisted,ar,ar-fast,chain,fixed-tree"
@@ -146,7 +144,7 @@ def report(results: Results) -> str:
         f"{setup['max_new_tokens']} new tokens, {setup['eos_rule']}.",
         setup["workload"] + ("" if setup["turns"].startswith("the first") else f" Turns: {setup['turns']}."),
         "",
-        *text_lines(method_table(map(asdict, summaries))),
+        *text_lines(method_table(summaries)),
         "",
         *_drafting(results, summaries),
         *_remarks(results, summaries),
@@ -154,19 +152,19 @@ def report(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _drafting(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
+def _drafting(results: Results, summaries: Sequence[dict[str, Any]]) -> list[str]:
     """Return Progressive Tree Drafting's terms with intervals, if a method drafts in a side tree."""
     import pandas as pd
 
     from ..measure.metrics import drafting_metrics
 
-    if not any(one.side_nodes_per_iteration for one in summaries):
+    if not any(one["side_nodes_per_iteration"] for one in summaries):
         return []
     frame, terms = results.records.frame(), {"decoding_efficiency": "DE", "hit_rate": "HR", "accept_length": "AL"}
     rows = []
-    for summary in (summary for summary in summaries if summary.nodes_per_iteration):
-        found = drafting_metrics(frame[frame["method"] == summary.label])
-        rows.append({"method": summary.label, **{short: str(found.get(name, "")) for name, short in terms.items()}})
+    for summary in (summary for summary in summaries if summary["nodes_per_iteration"]):
+        found = drafting_metrics(frame[frame["method"] == summary["label"]])
+        rows.append({"method": summary["label"], **{short: str(found.get(name, "")) for name, short in terms.items()}})
     return [
         *text_lines(pd.DataFrame(rows)),
         "",
@@ -176,24 +174,25 @@ def _drafting(results: Results, summaries: Sequence[MethodSummary]) -> list[str]
     ]
 
 
-def _remarks(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
+def _remarks(results: Results, summaries: Sequence[dict[str, Any]]) -> list[str]:
     setup = results.records.header.setup
     lines = [
         "tokens/s: all tokens over all seconds; intervals: bootstrap over prompts.",
         "Iteration cost: seconds per iteration in units of one greedy step of hf-generate.",
         *_bound(results),
     ]
-    if any(one.split for one in summaries):
+    if any(one["split"] for one in summaries):
         lines.append("Draft, verify: time in the models' forwards; host: all the rest (traced runs, apart from these).")
-    if setup["reference"] and any(one.identical for one in summaries):
+    if setup["reference"] and any(one["identical"] for one in summaries):
         lines.append(f"Identical: texts that equal those of {setup['reference']}, token for token.")
     for one in summaries:
-        if one.divergences and one.lossless:
-            lines.append(f"{one.label}: {len(one.divergences)} divergent runs, {one.near_ties} of them near-ties "
+        label, left = one["label"], one["divergences"]
+        if left and one["lossless"]:
+            lines.append(f"{label}: {len(left)} divergent runs, {one['near_ties']} of them near-ties "
                          f"(top-2 margin below {setup['near_tie_margin']:g}).")  # fmt: skip
-        counts = [f"{name.replace('_', ' ')} {n}" for name, n in one.counters.items() if not name.startswith("draft_")]
+        counts = {name: n for name, n in one["counters"].items() if not name.startswith("draft_")}
         if counts:
-            lines.append(f"{one.label}: {', '.join(counts)}.")
+            lines.append(f"{label}: {', '.join(f'{name} {n}' for name, n in counts.items()).replace('_', ' ')}.")
     lines += [f"{one.method} failed on {one.prompt}: {one.error}" for one in results.records.failures.values()]
     return [*lines, *results.records.notes]
 

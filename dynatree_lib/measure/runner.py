@@ -47,6 +47,17 @@ class Completed:
     kv_entries: int
     counters: dict[str, int] = field(default_factory=dict)
 
+    def shapes(self) -> dict[str, Any]:
+        """Return `nodes`, `accepted`, `depths` and `side_nodes` of each iteration, as `records.Run` has them."""
+        if self.iterations is None:
+            return dict.fromkeys(("nodes", "accepted", "depths", "side_nodes"))
+        return {
+            "nodes": [len(one.tree) - 1 for one in self.iterations],
+            "accepted": [len(one.verdict.path) for one in self.iterations],
+            "depths": [one.tree.depth for one in self.iterations],
+            "side_nodes": [one.side_nodes for one in self.iterations],
+        }
+
 
 class Runner(Protocol):
     """Runs a method on one prompt."""
