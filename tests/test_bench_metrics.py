@@ -112,6 +112,7 @@ def test_seconds_per_token_and_per_iteration():
 def test_acceptance_under_both_definitions():
     runs = [run(nodes=[2, 2], accepted=[2, 0], depths=[2, 2])]
     assert acceptance(frame(*runs)) == {
+        "tokens_per_iteration": 2.0,
         "accepted_path_length": 1.0,
         "hit_rate": 0.5,
         "accept_length": 3.0,
@@ -171,11 +172,11 @@ BENCHMARKS = [path for path in REFERENCES.rglob("*.jsonl") if path.read_bytes().
 def test_every_reference_record_keeps_the_identity_of_progressive_tree_drafting(path):
     records = read_records(path)
     assert records.notes == []  # a run that broke it would have been left out
-    shown = [one for one in summarize_records(records) if one.hit_rate is not None]
+    shown = [one for one in summarize_records(records) if one["hit_rate"] is not None]
     assert shown
     for one in shown:
-        kept = one.hit_rate * (one.accept_length or 0.0)
-        assert one.tokens_per_iteration == pytest.approx(kept + 1 - one.hit_rate, rel=1e-12)
+        kept = one["hit_rate"] * (one["accept_length"] or 0.0)
+        assert one["tokens_per_iteration"] == pytest.approx(kept + 1 - one["hit_rate"], rel=1e-12)
     runs = records.frame().dropna(subset="hits")  # an iteration without a hit commits the bonus token alone
     assert (runs["tokens"] == runs["hit_tokens"] + runs["iterations"] - runs["hits"]).all()
 
@@ -211,25 +212,25 @@ def _records() -> Records:
 
 def test_a_summary_has_it_all():
     hf, chain = summarize_records(_records())  # `ar` only failed: no numbers
-    assert (hf.identical, chain.identical) == ("2/2", "1/2")
-    assert chain.near_ties == 1
-    assert chain.speedup_hf_generate == pytest.approx(2.0)
-    assert chain.speedup_ar is None
-    assert hf.tpot == pytest.approx(0.6)
-    assert chain.iteration_cost == pytest.approx(0.8 / 0.6)
-    assert chain.tokens_per_iteration == 2.0
-    assert (hf.depth_use, chain.depth_use) == (None, 1.0)  # 2 tokens an iteration over K = 2
-    assert (hf.weight_bytes, hf.cache_bytes) == (1000, 70)
-    assert (chain.weight_bytes, chain.cache_bytes) == (1100, 99)
-    assert chain.split == pytest.approx({"draft": 0.25, "verify": 0.5, "host": 0.25, "seconds_per_iteration": 0.5})
-    assert chain.ttft == pytest.approx(0.2)
+    assert (hf["identical"], chain["identical"]) == ("2/2", "1/2")
+    assert chain["near_ties"] == 1
+    assert chain["speedup_hf_generate"] == pytest.approx(2.0)
+    assert chain["speedup_ar"] is None
+    assert hf["tpot"] == pytest.approx(0.6)
+    assert chain["iteration_cost"] == pytest.approx(0.8 / 0.6)
+    assert chain["tokens_per_iteration"] == 2.0
+    assert (hf["depth_use"], chain["depth_use"]) == (None, 1.0)  # 2 tokens an iteration over K = 2
+    assert (hf["weight_bytes"], hf["cache_bytes"]) == (1000, 70)
+    assert (chain["weight_bytes"], chain["cache_bytes"]) == (1100, 99)
+    assert chain["split"] == pytest.approx({"draft": 0.25, "verify": 0.5, "host": 0.25, "seconds_per_iteration": 0.5})
+    assert chain["ttft"] == pytest.approx(0.2)
     assert mean_split([]) is None
 
 
 def test_sampled_texts_are_not_compared():
     records = _records()
     records.header.setup["sampling"] = {"temperature": 1.0}
-    assert [one.identical for one in summarize_records(records)] == [None, None]
+    assert [one["identical"] for one in summarize_records(records)] == [None, None]
     records.header.setup["sampling"] = {"temperature": 0.0}
 
 
@@ -276,18 +277,18 @@ def test_ratios_to_the_bound_and_to_the_strongest_plain_loop():
     fast = [run("ar-fast", name, seconds=4.0, chunks=(1, 1, 1, 1)) for name in "ab"]
     records = _bounded(*runs, *fast, *MEMORY)
     bound = Bound.of(records)
-    found = {one.label: one for one in summarize_records(records)}
+    found = {one["label"]: one for one in summarize_records(records)}
     chain, plain = found["chain:length=2"], found["ar-fast"]
-    assert chain.bound_ratio == pytest.approx(chain.tokens_per_second / bound.tokens_per_second(4))
-    assert plain.bound_ratio == pytest.approx((bound.seconds("a", 4) + bound.seconds("b", 4)) / 8)
-    assert chain.speedup_ar_fast == pytest.approx(8 / 5)
-    assert chain.speedup_ar_fast_interval == pytest.approx((4 / 3, 2.0))
-    assert plain.speedup_ar_fast_interval == (1.0, 1.0)
-    without = {one.label: one for one in summarize_records(_bounded(*runs))}["chain:length=2"]
-    assert without.bound_ratio is without.speedup_ar_fast is without.speedup_ar_fast_interval is None
+    assert chain["bound_ratio"] == pytest.approx(chain["tokens_per_second"] / bound.tokens_per_second(4))
+    assert plain["bound_ratio"] == pytest.approx((bound.seconds("a", 4) + bound.seconds("b", 4)) / 8)
+    assert chain["speedup_ar_fast"] == pytest.approx(8 / 5)
+    assert chain["speedup_ar_fast_interval"] == pytest.approx((4 / 3, 2.0))
+    assert plain["speedup_ar_fast_interval"] == (1.0, 1.0)
+    without = {one["label"]: one for one in summarize_records(_bounded(*runs))}["chain:length=2"]
+    assert without["bound_ratio"] is without["speedup_ar_fast"] is without["speedup_ar_fast_interval"] is None
 
 
 def test_records_from_before_the_bound_have_none():
     for path in BENCHMARKS:
         for one in summarize_records(read_records(path)):
-            assert one.bound_ratio is None or one.bound_ratio > 0
+            assert one["bound_ratio"] is None or one["bound_ratio"] > 0

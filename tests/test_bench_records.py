@@ -16,7 +16,6 @@ from dynatree_lib.measure.records import (
     Records,
     Run,
     Split,
-    Writer,
     check_writable,
     dumps,
     read_records,
@@ -39,10 +38,10 @@ LINES = [
 @pytest.fixture
 def path(tmp_path):
     file = tmp_path / "records.jsonl"
-    writer = Writer(file, Records(HEADER))
-    for line in LINES:
-        writer.write(line)
-    writer.close()
+    records = Records(HEADER)
+    with records.kept_in(file):
+        for line in LINES:
+            records.add(line)
     return file
 
 
@@ -56,10 +55,10 @@ def test_round_trip(path):
 
 
 def test_every_line_is_on_disk_before_the_next(tmp_path):
-    writer = Writer(tmp_path / "records.jsonl", Records(HEADER))
-    writer.write(LINES[0])
-    assert list(read_records(tmp_path / "records.jsonl").runs) == [("ar", "a", 0)]
-    writer.close()
+    records = Records(HEADER)
+    with records.kept_in(tmp_path / "records.jsonl"):
+        records.add(LINES[0])
+        assert list(read_records(tmp_path / "records.jsonl").runs) == [("ar", "a", 0)]
 
 
 def test_a_cut_off_last_line_is_dropped_with_a_sentence(path):

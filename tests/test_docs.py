@@ -257,8 +257,8 @@ def test_the_code_of_the_page_on_extending_runs(monkeypatch, tmp_path):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, place.stem, module)  # an engine is found by the name of its module
     spec.loader.exec_module(module)
-    assert [method.label for method in module.results.summaries()] == ["ar", "confident-chain:least=0.5"]
-    assert all(method.identical in (None, "1/1") for method in module.results.summaries())
+    assert [method["label"] for method in module.results.summaries()] == ["ar", "confident-chain:least=0.5"]
+    assert all(method["identical"] in (None, "1/1") for method in module.results.summaries())
 
 
 # ----------------------------------------------------------------------------------------------------------- picture

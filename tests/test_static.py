@@ -238,7 +238,7 @@ def test_every_kind_of_method_runs_on_a_static_pair(trial):
     results = run_benchmark(static, methods, _bench_prompts(), max_new_tokens=20, trace=1)
     assert not results.records.failures
     for one in results.summaries():
-        assert one.identical in ("2/2", None)
+        assert one["identical"] in ("2/2", None)
     splits = {split.method: split for split in results.records.splits.values()}
     assert splits["chain"].draft > 0
     assert splits["chain"].verify > 0

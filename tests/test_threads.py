@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dynatree_lib import load_pair
-from dynatree_lib.measure import threads
+from dynatree_lib.measure import clock as conditions
 
 
 @pytest.fixture
@@ -16,8 +16,8 @@ def restored():
 
 @pytest.mark.parametrize("fastest", [1, 2, 3])
 def test_the_fastest_number_is_set(monkeypatch, restored, fastest):
-    monkeypatch.setattr(threads, "available_cores", lambda: 3)
-    monkeypatch.setattr(threads, "TURNS", 2)
+    monkeypatch.setattr(conditions, "available_cores", lambda: 3)
+    monkeypatch.setattr(conditions, "TURNS", 2)
     now, calls = [0.0], [0]
 
     def clock():
@@ -26,6 +26,6 @@ def test_the_fastest_number_is_set(monkeypatch, restored, fastest):
             now[0] += 1.0 if torch.get_num_threads() == fastest else 5.0
         return now[0]
 
-    found = threads.choose_threads(load_pair("tiny"), clock)
+    found = conditions.choose_threads(load_pair("tiny"), clock)
     assert found == {count: 1.0 if count == fastest else 5.0 for count in (1, 2, 3)}
     assert torch.get_num_threads() == fastest

@@ -12,7 +12,6 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +45,9 @@ def run_tables() -> Iterator[tuple[str, Any]]:
     costs = load_tuned(CPU / "tuned.json").costs
     for name in RUNS:
         results = read_results(CPU / f"{name}.jsonl")
-        labels = [one.label for one in results.summaries()]
+        labels = [one["label"] for one in results.summaries()]
         frame = results.records.frame()
-        yield f"{name}: summaries", [asdict(one) for one in results.summaries()]
+        yield f"{name}: summaries", results.summaries()
         yield f"{name}: bandwidth", results.bandwidth
         yield f"{name}: disturbed", frame.loc[frame["disturbed"], ["method", "prompt"]].to_dict("records")
         for base in ("hf-generate", "ar", "ar-fast"):

@@ -16,8 +16,8 @@ import pandas as pd
 import torch
 
 from ..fast.static import static_pair
+from ..measure.clock import choose_threads
 from ..measure.records import check_writable, write_atomically
-from ..measure.threads import choose_threads
 from ..models.pairs import Pair, load_pair
 from ..sampling import Sampling
 from ..workloads import Workload, join_workloads, load_workload

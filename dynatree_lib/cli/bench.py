@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pandas as pd
 
 from ..measure.grids import text
 from ..measure.methods import METHODS, variant, variants
-from ..measure.metrics import MethodSummary, drafting_metrics
+from ..measure.metrics import drafting_metrics
 from ..measure.protocol import Results, run_benchmark
 from ..measure.records import check_writable
 from ..measure.tables import bound_sentence, method_table
@@ -108,7 +107,7 @@ def report(results: Results) -> str:
         f"{setup['pair']} in {setup['dtype']} on {where}; {setup['max_new_tokens']} new tokens, {setup['eos_rule']}.",
         setup["workload"] + ("" if setup["turns"].startswith("the first") else f" Turns: {setup['turns']}."),
         "",
-        *arguments.text_lines(method_table(map(asdict, summaries))),
+        *arguments.text_lines(method_table(summaries)),
         "",
         *_drafting(results, summaries),
         *_remarks(results, summaries),
@@ -116,15 +115,15 @@ def report(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _drafting(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
+def _drafting(results: Results, summaries: Sequence[dict[str, Any]]) -> list[str]:
     """Return Progressive Tree Drafting's terms with intervals, if a method drafts in a side tree."""
-    if not any(one.side_nodes_per_iteration for one in summaries):
+    if not any(one["side_nodes_per_iteration"] for one in summaries):
         return []
     frame, terms = results.records.frame(), {"decoding_efficiency": "DE", "hit_rate": "HR", "accept_length": "AL"}
     rows = []
-    for summary in (summary for summary in summaries if summary.nodes_per_iteration):
-        found = drafting_metrics(frame[frame["method"] == summary.label])
-        rows.append({"method": summary.label, **{short: str(found.get(name, "")) for name, short in terms.items()}})
+    for summary in (summary for summary in summaries if summary["nodes_per_iteration"]):
+        found = drafting_metrics(frame[frame["method"] == summary["label"]])
+        rows.append({"method": summary["label"], **{short: str(found.get(name, "")) for name, short in terms.items()}})
     return [
         *arguments.text_lines(pd.DataFrame(rows)),
         "",
@@ -134,7 +133,7 @@ def _drafting(results: Results, summaries: Sequence[MethodSummary]) -> list[str]
     ]
 
 
-def _remarks(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
+def _remarks(results: Results, summaries: Sequence[dict[str, Any]]) -> list[str]:
     setup, bandwidth = results.records.header.setup, results.bandwidth
     lines = [
         "tokens/s: all tokens over all seconds; intervals: bootstrap over prompts.",
@@ -145,17 +144,18 @@ def _remarks(results: Results, summaries: Sequence[MethodSummary]) -> list[str]:
             bound_sentence(bandwidth),
             f"Memory, the faster of reading and copying: {_speeds(bandwidth['measured'])}.",
         ]
-    if any(one.split for one in summaries):
+    if any(one["split"] for one in summaries):
         lines.append("Draft, verify: time in the models' forwards; host: all the rest (traced runs, apart from these).")
-    if setup["reference"] and any(one.identical for one in summaries):
+    if setup["reference"] and any(one["identical"] for one in summaries):
         lines.append(f"Identical: texts that equal those of {setup['reference']}, token for token.")
     for one in summaries:
-        if one.divergences and one.lossless:
-            lines.append(f"{one.label}: {len(one.divergences)} divergent runs, {one.near_ties} of them near-ties "
+        label, left = one["label"], one["divergences"]
+        if left and one["lossless"]:
+            lines.append(f"{label}: {len(left)} divergent runs, {one['near_ties']} of them near-ties "
                          f"(top-2 margin below {setup['near_tie_margin']:g}).")  # fmt: skip
-        counts = [f"{name.replace('_', ' ')} {n}" for name, n in one.counters.items() if not name.startswith("draft_")]
+        counts = {name: n for name, n in one["counters"].items() if not name.startswith("draft_")}
         if counts:
-            lines.append(f"{one.label}: {', '.join(counts)}.")
+            lines.append(f"{label}: {', '.join(f'{name} {n}' for name, n in counts.items()).replace('_', ' ')}.")
     lines += [f"{one.method} failed on {one.prompt}: {one.error}" for one in results.records.failures.values()]
     return [*lines, *results.records.notes]
 

@@ -17,16 +17,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from typing_extensions import override
 
 from ..drafters import AdaptiveTree, Chain, Drafter, FixedTree, SampledTree
 from ..drafters.sampled_tree import slots_of_paths
 from ..models.base import LanguageModel
 from ..models.toy import ToyModel
-from ..sampling import DraftDistributions, RandomSource, Sampling, Scores
-from ..tree import TokenTree
-from ..verifiers import VERIFIERS, Block, Drawing, Greedy, TargetWalk, TokenLevel, Traversal, Verdict, Verifier
-from ..verifiers.base import follow_argmax
+from ..sampling import Sampling
+from ..verifiers import VERIFIERS, Block, Drawing, Greedy, TargetWalk, TokenLevel, Traversal, Verifier
 from ..verifiers.residual import ImpossibleToken, ResidualRule
 from .environment import describe_environment
 from .exact import bias, distance, iteration
@@ -158,21 +155,19 @@ class Audit:
 
     def summary(self) -> list[Row]:
         """By rule and kind of tree: `instances`, largest `deviation`, mean `tokens` per iteration."""
-        groups = self.checks.groupby(["rule", "tree"], as_index=False)
-        table = groups.agg(instances=("seed", "size"), deviation=("deviation", "max"), tokens=("tokens", "mean"))
+        table = _grouped(self.checks, ["rule", "tree"], deviation=("deviation", "max"), tokens=("tokens", "mean"))
         return _rows(table.round({"tokens": 6}))
 
     def identity_summary(self) -> list[Row]:
         """By identity: `instances` and the largest `deviation`."""
-        groups = self.identities.groupby("identity", as_index=False)
-        return _rows(groups.agg(instances=("seed", "size"), deviation=("deviation", "max")))
+        return _rows(_grouped(self.identities, ["identity"], deviation=("deviation", "max")))
 
     def control_summary(self) -> list[Row]:
         """By unsound drafter and rule: `instances`, how many were `biased` or `refused`, and the largest `bias`."""
-        frame = self.controls.assign(biased=self.controls["bias"] > SEEN, refused=self.controls["bias"].isna())
-        groups = frame.rename(columns={"tree": "control"}).groupby(["control", "rule"], as_index=False)
+        frame = self.controls.rename(columns={"tree": "control"})
+        frame = frame.assign(biased=frame["bias"] > SEEN, refused=frame["bias"].isna())
         counts = {"biased": ("biased", "sum"), "refused": ("refused", "sum")}
-        return _rows(groups.agg(instances=("seed", "size"), **counts, bias=("bias", "max")))
+        return _rows(_grouped(frame, ["control", "rule"], **counts, bias=("bias", "max")))
 
     def comparison(self) -> list[Row]:
         """By kind of tree: in how many cases `Traversal` emits `more`, as many (`equal`) or `fewer` than `TokenLevel`.
@@ -191,23 +186,21 @@ class Audit:
         checks = self.checks.assign(claim=self.checks["rule"] + " misses the target's distribution")
         identities = self.identities.assign(claim="'" + self.identities["identity"] + "' does not hold")
         beyond = pd.concat([frame[~(frame["deviation"] < LIMIT)] for frame in (checks, identities)])
-        return [
-            *(
-                f"On '{row.pair}', V={row.vocabulary}, seed {row.seed}, {row.sampling}, tree '{row.tree}', {row.claim} "
-                f"by {row.deviation:.2e}; the limit is {LIMIT}."
-                for row in beyond.itertuples()
-            ),
-            *(
-                f"Control '{row['control']}' was never seen biased under {row['rule']} in {row['instances']} instances."
-                for row in self.control_summary()
-                if not row["biased"] + row["refused"]
-            ),
-            *(
-                f"On '{row['tree']}' Traversal emits fewer tokens than TokenLevel in {row['fewer']} instances."
-                for row in self.comparison()
-                if row["fewer"] and row["tree"] in CHAINS
-            ),
+        found = [
+            f"On '{row.pair}', V={row.vocabulary}, seed {row.seed}, {row.sampling}, tree '{row.tree}', {row.claim} "
+            f"by {row.deviation:.2e}; the limit is {LIMIT}."
+            for row in beyond.itertuples()
         ]
+        for row in self.control_summary():
+            if not row["biased"] + row["refused"]:
+                control, rule, instances = (row[name] for name in ("control", "rule", "instances"))
+                found.append(f"Control '{control}' was never seen biased under {rule} in {instances} instances.")
+        for row in self.comparison():
+            if row["fewer"] and row["tree"] in CHAINS:
+                found.append(
+                    f"On '{row['tree']}' Traversal emits fewer tokens than TokenLevel in {row['fewer']} instances."
+                )
+        return found
 
     def missing(self) -> list[str]:
         """What a whole audit looks at and this audit did not, in full sentences."""
@@ -231,6 +224,11 @@ class Audit:
         for name, rows in tables.items():
             lines.append(f'"{name}": [\n' + ",\n".join(json.dumps(row, allow_nan=False) for row in rows) + "\n]")
         return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _grouped(frame: pd.DataFrame, by: list[str], **columns: tuple[str, str]) -> pd.DataFrame:
+    """Return a row per group with its `instances` and further aggregates."""
+    return frame.groupby(by, as_index=False).agg(instances=("seed", "size"), **columns)
 
 
 def _rows(table: pd.DataFrame) -> list[Row]:
@@ -309,18 +307,6 @@ def control_cases(seed: int = 0) -> Iterator[Case]:
         yield Case("generic", 2 + number % 3, _SEEDS * seed + number, tree, "T=1")
 
 
-class ArgmaxWalk(Verifier):
-    """Greedy verification at any temperature, which is what every rule must be where the target leaves no choice."""
-
-    name = "argmax-walk"
-
-    @override
-    def verify(
-        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
-    ) -> Verdict:
-        return follow_argmax(tree, scores)
-
-
 def check_case(case: Case) -> dict[str, list[tuple[Any, ...]]]:
     """Enumerate one iteration under every rule that serves the drafter; of a control, also under those that do not.
 
@@ -344,10 +330,11 @@ def check_case(case: Case) -> dict[str, list[tuple[Any, ...]]]:
                 seen = None
             out["controls"].append((*head, rule.name, seen))
     if case.tree not in CONTROLS:
-        if case.pair == "one-hot p" and case.tree != "2x2 iid":  # among copies, greedy follows the longer sibling
-            results[ArgmaxWalk.name] = iteration(target, drafter, ArgmaxWalk(), PROMPT, sampling)
+        # Where the target leaves no choice every rule is greedy; but among copies, greedy follows the longer sibling.
+        if case.pair == "one-hot p" and case.tree != "2x2 iid":
+            results[Greedy.name] = iteration(target, drafter, Greedy(), PROMPT, sampling)
         same = (
-            (ArgmaxWalk.name in results, (ArgmaxWalk.name, *results)),
+            (Greedy.name in results, (Greedy.name, *results)),
             (drafter.chain, (Block.name, Traversal.name)),
             (drafter.drawing is Drawing.FIXED, (TargetWalk.name, TokenLevel.name, Traversal.name)),
         )

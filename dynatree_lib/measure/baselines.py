@@ -108,7 +108,13 @@ class ARFast:
 
     def runner(self, pair: Pair, instrument: Instrument) -> Runner:
         """The method on this pair; it has no sessions to instrument."""
-        return _PlainRunner(pair.target, self.every)
+
+        def run(prompt_ids: Sequence[int], **request: Any) -> Completed:
+            out = autoregressive_fast(pair.target, prompt_ids, every=self.every, **request)
+            entries = len(prompt_ids) + len(out.tokens) - 1
+            return Completed(out.tokens, len(out.tokens), None, out.finish_reason, entries)
+
+        return run
 
 
 @dataclass(frozen=True)
@@ -141,17 +147,6 @@ class StreamingLLM:
 
 def _evictions(session: StreamingSession) -> dict[str, int]:
     return {"evictions": session.evictions, "evicted_entries": session.evicted}
-
-
-@dataclass(frozen=True)
-class _PlainRunner:
-    target: HFModel
-    every: int
-
-    def __call__(self, prompt_ids: Sequence[int], **options: Any) -> Completed:
-        out = autoregressive_fast(self.target, prompt_ids, every=self.every, **options)
-        entries = len(prompt_ids) + len(out.tokens) - 1
-        return Completed(out.tokens, len(out.tokens), None, out.finish_reason, entries)
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 
 from ..costs import CostCurve
 from ..drafters import DRAFTERS, Chain, NoDraft
@@ -31,7 +32,7 @@ from .probes import DEEPEST, FIRST, LEVELS, PROPOSED, LevelsProbe, RowsProbe, Ti
 from .prompts import BenchPrompt, prepare_prompts
 from .protocol import Results
 from .ranks import RankAcceptance
-from .records import Header, Run, check_writable, write_atomically
+from .records import Header, Run, check_writable, typed, write_atomically
 from .runner import Completed, quiet
 
 FORMAT = 1
@@ -44,6 +45,8 @@ WIDEST = 16
 """Most nodes of a drafted level that is timed."""
 DISTURBED = 1.3
 """Ratio to the lower quartile beyond which an iteration counts as disturbed, for example by another process."""
+LONGEST = 16
+"""Longest chain that is forecast."""
 SMALLEST = 1e-4
 """Least cost that is believed, in greedy steps."""
 
@@ -237,13 +240,9 @@ class MeasuredCosts:
         try:
             if (body["kind"], body["format"]) != ("costs", FORMAT):
                 raise ValueError
-            names = ("verify_points", "draft_points", "reading")
-            points: dict[str, Any] = {name: tuple(map(float, body[name])) for name in names}
-            step, overhead = float(body["step_seconds"]), float(body["overhead"])
-            factors = {str(name): float(value) for name, value in body["factors"].items()}
-            costs = cls(step, overhead=overhead, factors=factors, measured=dict(body["measured"]), **points)
-            _ = costs.verify, costs.draft, costs.reading[1]  # the curves check their points
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            costs: MeasuredCosts = typed({one.name: body[one.name] for one in fields(cls)}, cls)
+            _ = costs.verify, costs.draft  # the curves check their points
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"This is no cost model of format {FORMAT}; measure the costs again.") from error
         return costs
 
@@ -374,21 +373,20 @@ def _measure(
     time_blocks(target, real, prompts, STRETCHES, progress, clock)
     probes = []
     for timing in (*verifying, *drafting, *real):
-        probe, seconds = timing.drafter, timing.seconds
+        probe, seconds = timing.drafter, timing.iterations["seconds"]
         shape = {name: getattr(probe, name) for name in ("rows", "levels", "width") if hasattr(probe, name)}
-        quartiles = np.quantile(seconds, [0.25, 0.5, 0.75]).tolist()
+        quartiles = seconds.quantile([0.25, 0.5, 0.75]).tolist()
         probes.append({"probe": probe.name, **shape, "iterations": len(seconds), "seconds": quartiles})
     return replace(costs, factors=_factors(real, costs)), probes
 
 
 def _costs(verifying: Sequence[Timing], drafting: Sequence[Timing], lengths: Sequence[int]) -> MeasuredCosts:
-    verify = np.array([undisturbed(timing.seconds) for timing in verifying])
-    first, *deep = (undisturbed(timing.seconds) for timing in drafting)
+    verify = np.array([undisturbed(timing.iterations["seconds"]) for timing in verifying])
+    first, *deep = (undisturbed(timing.iterations["seconds"]) for timing in drafting)
     levels, step = (np.array(deep) - first) / LEVELS, float(verify[0])
-    by_target, by_both = (
-        float(np.median([(timing.begins - np.median(timing.seconds)) / lengths for timing in timings]))
-        for timings in (verifying, drafting)
-    )
+    begins = [np.array(timing.begins) - timing.iterations["seconds"].median() for timing in (*verifying, *drafting)]
+    parts = np.split(np.array(begins) / lengths, [len(verifying)])
+    by_target, by_both = (float(np.median(part)) for part in parts)
     overhead = first - float(verify[PROPOSED.bit_length() - 1]) - float(levels[0])
     reading = (max(by_target, 0.0) / step, max(by_both - by_target, 0.0) / step)
     return MeasuredCosts(step, _rising(verify / step), _rising(levels / step), max(overhead / step, 0.0), reading)
@@ -398,15 +396,15 @@ def _factors(timings: Sequence[Timing], costs: MeasuredCosts) -> dict[str, float
     """Return the time of each drafter's iterations over what nodes and levels predict, relative to a chain's."""
     ratios = {}
     for timing in timings:
-        iterations = [iteration for block in timing.blocks for iteration in block]
-        counts = (Counts(0, 1, (one.nodes,), one.levels, one.read) for one in iterations)
-        ratios[timing.drafter.name] = undisturbed(timing.seconds / np.array([costs.steps(one) for one in counts]))
+        iterations = timing.iterations
+        counts = (Counts(0, 1, (one.nodes,), one.levels, one.read) for one in iterations.itertuples())
+        ratios[timing.drafter.name] = undisturbed(iterations["seconds"] / [costs.steps(one) for one in counts])
     return {name: round(ratio / ratios[Chain.name], 4) for name, ratio in ratios.items()}
 
 
-def undisturbed(times: np.ndarray) -> float:
+def undisturbed(times: pd.Series) -> float:
     """Return the mean of the times up to `DISTURBED` times their lower quartile, because disturbance only adds time."""
-    return float(times[times <= DISTURBED * np.quantile(times, 0.25)].mean())
+    return float(times[times <= DISTURBED * times.quantile(0.25)].mean())
 
 
 def _rising(costs: np.ndarray) -> tuple[float, ...]:
@@ -425,13 +423,13 @@ def prediction_rows(results: Results, costs: MeasuredCosts) -> list[dict[str, An
     """
     rows = []
     for method in results.summaries():
-        if _in_our_loop(method.options):
-            runs = [run for run in results.records.runs.values() if run.method == method.label]
+        if _in_our_loop(method["options"]):
+            runs = [run for run in results.records.runs.values() if run.method == method["label"]]
             counts = counts_of(runs, results.records.header)
-            low, high = method.speedup_ar_interval or (None, None)
+            low, high = method["speedup_ar_interval"] or (None, None)
             rows.append(
-                {"method": method.label, "name": method.method, "predicted": costs.speed(counts),
-                 "measured": method.speedup_ar, "low": low, "high": high,
+                {"method": method["label"], "name": method["method"], "predicted": costs.speed(counts),
+                 "measured": method["speedup_ar"], "low": low, "high": high,
                  "predicted_iteration": costs.steps(counts) / counts.iterations,
                  "tokens_per_iteration": counts.tokens / counts.iterations}
             )  # fmt: skip
@@ -449,15 +447,7 @@ def shape_speed(costs: MeasuredCosts, acceptance: RankAcceptance, branchings: Se
     return acceptance.expected_tokens(branchings) / factor / float(read(costs.verify_points, widths.sum()) + drafting)
 
 
-def best_shape(
-    costs: MeasuredCosts, acceptance: RankAcceptance, shapes: Iterable[Sequence[int]]
-) -> tuple[tuple[int, ...], float]:
-    """Return the fastest of some unpruned shapes, and its predicted speed in tokens per greedy step."""
-    speeds = {tuple(shape): shape_speed(costs, acceptance, shape) for shape in shapes}
+def best_chain(costs: MeasuredCosts, acceptance: RankAcceptance) -> tuple[int, float]:
+    """Return the best chain length up to `LONGEST`, and its predicted speed in tokens per greedy step."""
+    speeds = {length: shape_speed(costs, acceptance, (1,) * length) for length in range(1, LONGEST + 1)}
     return max(speeds.items(), key=lambda item: item[1])
-
-
-def best_chain(costs: MeasuredCosts, acceptance: RankAcceptance, longest: int = 16) -> tuple[int, float]:
-    """Return the best chain length up to `longest`, and its predicted speed in tokens per greedy step."""
-    shape, speed = best_shape(costs, acceptance, [(1,) * length for length in range(1, longest + 1)])
-    return len(shape), speed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 from functools import cache
@@ -46,12 +47,11 @@ def available_cores() -> int:
 
 def cpu_name() -> str | None:
     """The processor's model name, where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+    facts = Path("/proc/cpuinfo")
+    if not facts.exists():
         return platform.processor() or None
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else None
+    found = re.search(r"^model name\s*: (.*)$", facts.read_text(encoding="utf-8", errors="replace"), re.M)
+    return found[1].strip() if found else None
 
 
 def describe_gpu() -> dict[str, Any] | None:
@@ -59,11 +59,8 @@ def describe_gpu() -> dict[str, Any] | None:
     if not torch.cuda.is_available():
         return None
     facts = torch.cuda.get_device_properties(0)
-    return {"name": facts.name, "memory_bytes": facts.total_memory, "cuda": torch.version.cuda, "driver": _driver()}
-
-
-def _driver() -> str | None:
-    return _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+    driver = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+    return {"name": facts.name, "memory_bytes": facts.total_memory, "cuda": torch.version.cuda, "driver": driver}
 
 
 @cache

@@ -5,13 +5,14 @@ How methods are measured belongs to `protocol`; the steps from the published cod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .methods import Variant, variant
-from .protocol import Results
+
+if TYPE_CHECKING:
+    from .protocol import Results
 
 
 def grid(method: str, fixed: Mapping[str, Any] | None = None, **axes: Sequence[Any]) -> list[Variant]:
@@ -40,17 +41,16 @@ def _spelled(options: Mapping[str, Any]) -> str:
     return ",".join(f"{name}={text(value)}" for name, value in options.items())
 
 
-def rows(results: Results, labels: Iterable[str] | None = None) -> list[dict[str, Any]]:
+def rows(results: Results, labels: Collection[str] | None = None) -> list[dict[str, Any]]:
     """Return one dictionary per method, its summary and its options, whose values keep their types.
 
     `method` is the label; `name` the method's name. Without `labels` all methods, in the order of the run.
     """
-    chosen, table = None if labels is None else set(labels), []
-    for summary in results.summaries():
-        if chosen is None or summary.label in chosen:
-            options = {name: tuple(v) if isinstance(v, list) else v for name, v in summary.options.items()}
-            table.append({**options, **asdict(summary), "method": summary.label, "name": summary.method})
-    return table
+    return [
+        {**{name: tuple(v) if isinstance(v, list) else v for name, v in one["options"].items()},
+         **one, "method": one["label"], "name": one["method"]}
+        for one in results.summaries() if labels is None or one["label"] in labels
+    ]  # fmt: skip
 
 
 def fastest(candidates: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:

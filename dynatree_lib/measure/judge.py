@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from ..verifiers.base import Verdict, Verifier
 from .environment import describe_environment, public_pair_name
 from .exact import Replay, outcomes
 from .observe import ObservingVerifier
+from .options import option_defaults
 from .prompts import prepare_prompts
 from .records import write_atomically
 from .statistics import Estimate, ratio
@@ -248,12 +249,10 @@ def judge(
         "seeds": seeds,
         "max_new_tokens": max_new_tokens,
         "eos_rule": "EOS is an ordinary token",
-        "trees": {label: {"name": drafter.name, **_options(drafter)} for label, drafter in drafters.items()},
+        "trees": {
+            label: {"name": drafter.name, **{name: getattr(drafter, name) for name in option_defaults(type(drafter))}}
+            for label, drafter in drafters.items()
+        },
         "rules": {label: list(names) for label, names in chosen.items()},
     }
     return Judged(describe_environment(), setup, rows)
-
-
-def _options(drafter: Drafter) -> dict[str, Any]:
-    names = [option.name for option in fields(drafter) if option.name != "draft"]  # type: ignore[arg-type]
-    return {name: getattr(drafter, name) for name in names}

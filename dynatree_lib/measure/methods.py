@@ -71,8 +71,8 @@ def drafted(drafter: type[Drafter]) -> Method:
         return DrafterRunner(target, make(options, model), loop, carry=options.get("carry", False))
 
     return Method(
-        {**option_types(drafter, ("draft",)), **types},
-        {**option_defaults(drafter, ("draft",)), **common},
+        {**option_types(drafter), **types},
+        {**option_defaults(drafter), **common},
         lambda options: make(options, None),  # a drafter checks its hyper-parameters when made, without its model
         build,
         draft=draft,
@@ -83,12 +83,11 @@ def drafted(drafter: type[Drafter]) -> Method:
 def baseline(settings: Any, **facts: Any) -> Method:
     """A method with a settings dataclass that has `runner(pair, instrument)`."""
 
-    def build(options: dict[str, Any], pair: Pair, instrument: Instrument) -> Runner:
-        made: Runner = settings(**options).runner(pair, instrument)
-        return made
+    def make(options: dict[str, Any]) -> Any:
+        return settings(**options)
 
-    check: Callable[[dict[str, Any]], Any] = lambda options: settings(**options)  # noqa: E731
-    return Method(option_types(settings), option_defaults(settings), check, build, **facts)
+    types, defaults = option_types(settings), option_defaults(settings)
+    return Method(types, defaults, make, lambda options, *given: make(options).runner(*given), **facts)
 
 
 METHODS: dict[str, Method] = {

@@ -6,24 +6,23 @@ Pure functions of records; nothing is measured here. Sums, ratios and their inte
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ..summary import repeated_ngrams
 from .records import Divergence, Header, Records, Run, Split
-from .statistics import Estimate, Interval, bootstrap, estimate, quotient, ratio, sums
-
-if TYPE_CHECKING:
-    import pandas as pd
+from .statistics import Estimate, bootstrap, estimate, quotient, ratio, sums
 
 
-@dataclass(frozen=True)
-class MethodSummary:
-    """One method of one benchmark. Times in seconds, memory in bytes; None where a method does not show a quantity.
+def summarize_records(records: Records) -> list[dict[str, Any]]:
+    """Return a dictionary for every method that has at least one run, in the order of the run.
 
-    Attributes:
+    Times in seconds, memory in bytes; None where a method does not show a quantity.
+
+    Returns:
         method, label, options, lossless: which method, as configured.
         prompts, runs, failures: how many prompts and runs were measured, and how many runs raised.
         tokens: generated in all runs.
@@ -62,92 +61,40 @@ class MethodSummary:
         split: shares of draft, verify and host (`records.Split`) in traced runs, and seconds per iteration there.
         counters: further counts, summed.
     """
-
-    method: str
-    label: str
-    options: dict[str, Any]
-    lossless: bool
-    prompts: int
-    runs: int
-    failures: int
-    tokens: int
-    iterations: int
-    tokens_per_second: float
-    tokens_per_second_interval: Interval
-    tokens_per_second_mean: float
-    tokens_per_second_mean_interval: Interval
-    tokens_per_second_std: float
-    speedup_hf_generate: float | None
-    speedup_hf_generate_interval: Interval | None
-    speedup_ar: float | None
-    speedup_ar_interval: Interval | None
-    speedup_ar_fast: float | None
-    speedup_ar_fast_interval: Interval | None
-    bound_ratio: float | None
-    ttft: float
-    tpot: float | None
-    seconds_per_iteration: float | None
-    iteration_cost: float | None
-    tokens_per_iteration: float
-    accepted_path_length: float | None
-    hit_rate: float | None
-    accept_length: float | None
-    side_nodes_per_iteration: float | None
-    nodes_per_iteration: float | None
-    draft_levels: float | None
-    acceptance: float | None
-    acceptance_published: float | None
-    depth_use: float | None
-    repeated_4grams: float | None
-    after_eos: float
-    identical: str | None
-    near_ties: int
-    divergences: list[dict[str, Any]]
-    weight_bytes: int
-    cache_bytes: int
-    peak_device_bytes: int | None
-    split: dict[str, float] | None
-    counters: dict[str, int] = field(default_factory=dict)
-
-
-def summarize_records(records: Records, seed: int = 0) -> list[MethodSummary]:
-    """Return a summary of every method that has at least one run, in the order of the run."""
     frame, entries = records.frame(), records.header.setup["methods"]
     labels = set() if frame.empty else set(frame["method"])
-    return [_summary(entry, frame, records, seed) for entry in entries if entry["label"] in labels]
+    return [_summary(entry, frame, records) for entry in entries if entry["label"] in labels]
 
 
-def _summary(entry: dict[str, Any], frame: pd.DataFrame, records: Records, seed: int) -> MethodSummary:
+def _summary(entry: dict[str, Any], frame: pd.DataFrame, records: Records) -> dict[str, Any]:
     label, header = entry["label"], records.header
     mine, runs = frame[frame["method"] == label], [run for run in records.runs.values() if run.method == label]
     step = reference_label(header, "hf-generate")
     greedy_step = seconds_per(frame[frame["method"] == step], "tokens") if step else None
     iteration, bound = seconds_per(mine, "iterations"), Bound.of(records)
     divergences = [one for one in records.divergences.values() if one.method == label]
-    tokens_per_iteration = float(mine["tokens"].sum() / mine["iterations"].sum())
-    return MethodSummary(
-        method=entry["name"], label=label, options=entry["options"], lossless=entry["lossless"],
-        prompts=mine["prompt"].nunique(), runs=len(mine),
-        failures=sum(one.method == label for one in records.failures.values()),
-        tokens=int(mine["tokens"].sum()), iterations=int(mine["iterations"].sum()),
-        **throughput(mine, seed),
-        **_speedup("hf_generate", frame, label, header, seed), **_speedup("ar", frame, label, header, seed),
-        **_speedup("ar_fast", frame, label, header, seed),
-        bound_ratio=bound.ratio(mine) if bound else None,
-        ttft=float(mine["first"].mean()), tpot=seconds_per(mine, "tokens"),
-        seconds_per_iteration=iteration,
-        iteration_cost=iteration / greedy_step if iteration and greedy_step else None,
-        tokens_per_iteration=tokens_per_iteration, **acceptance(mine),
-        depth_use=depth_use(entry["name"], entry["options"], tokens_per_iteration),
-        repeated_4grams=mean_repetition(runs),
-        after_eos=share_after_eos(runs, header.setup.get("eos_token_ids", ())),
-        identical=equality(runs, records, divergences),
-        near_ties=sum(one.near_tie for one in divergences),
-        divergences=[asdict(one) for one in divergences],
+    trees = acceptance(mine)
+    return {
+        "method": entry["name"], "label": label, "options": entry["options"], "lossless": entry["lossless"],
+        "prompts": mine["prompt"].nunique(), "runs": len(mine),
+        "failures": sum(one.method == label for one in records.failures.values()),
+        "tokens": int(mine["tokens"].sum()), "iterations": int(mine["iterations"].sum()),
+        **throughput(mine),
+        **_speedup("hf_generate", frame, label, header), **_speedup("ar", frame, label, header),
+        **_speedup("ar_fast", frame, label, header),
+        "bound_ratio": bound.ratio(mine) if bound else None,
+        "ttft": float(mine["first"].mean()), "tpot": seconds_per(mine, "tokens"), "seconds_per_iteration": iteration,
+        "iteration_cost": iteration / greedy_step if iteration and greedy_step else None,
+        **trees, "depth_use": depth_use(entry["name"], entry["options"], trees["tokens_per_iteration"]),
+        "repeated_4grams": mean_repetition(runs),
+        "after_eos": share_after_eos(runs, header.setup.get("eos_token_ids", ())),
+        "identical": equality(runs, records, divergences),
+        "near_ties": sum(one.near_tie for one in divergences),
+        "divergences": [asdict(one) for one in divergences],
         **memory(mine, entry, header),
-        split=mean_split([one for one in records.splits.values() if one.method == label]),
-        counters={name: sum(run.counters[name] for run in runs) for name in runs[0].counters},
-    )  # fmt: skip
+        "split": mean_split([one for one in records.splits.values() if one.method == label]),
+        "counters": {name: sum(run.counters[name] for run in runs) for name in runs[0].counters},
+    }  # fmt: skip
 
 
 def reference_label(header: Header, name: str) -> str | None:
@@ -156,24 +103,24 @@ def reference_label(header: Header, name: str) -> str | None:
 
 
 # ------------------------------------------------------------------------------------------------------------- speed
-def throughput(frame: pd.DataFrame, seed: int = 0) -> dict[str, Any]:
+def throughput(frame: pd.DataFrame) -> dict[str, Any]:
     """Return tokens per second over all prompts, and its mean and standard deviation over prompts, with intervals."""
-    pooled, groups = quotient(frame, seed=seed), sums(frame, ("tokens", "seconds"))
+    pooled, groups = quotient(frame), sums(frame, ("tokens", "seconds"))
     speeds = (groups["tokens"] / groups["seconds"]).to_numpy()
     return {
         "tokens_per_second": pooled.value,
         "tokens_per_second_interval": pooled.interval,
         "tokens_per_second_mean": float(speeds.mean()),
-        "tokens_per_second_mean_interval": bootstrap(speeds[:, None], lambda drawn: drawn[..., 0].mean(-1), seed),
+        "tokens_per_second_mean_interval": bootstrap(speeds[:, None], lambda drawn: drawn[..., 0].mean(-1)),
         "tokens_per_second_std": float(speeds.std(ddof=1)) if len(speeds) > 1 else 0.0,
     }
 
 
-def _speedup(name: str, frame: pd.DataFrame, label: str, header: Header, seed: int) -> dict[str, Any]:
+def _speedup(name: str, frame: pd.DataFrame, label: str, header: Header) -> dict[str, Any]:
     """Return two fields of a summary; None where no prompt has runs of both methods."""
     baseline = reference_label(header, name.replace("_", "-"))
     prompts = [set(frame.loc[frame["method"] == each, "prompt"]) for each in (label, baseline)]
-    found = ratio(frame, label, over=str(baseline), seed=seed) if prompts[0] & prompts[1] else None
+    found = ratio(frame, label, over=str(baseline)) if prompts[0] & prompts[1] else None
     return {f"speedup_{name}": found and found.value, f"speedup_{name}_interval": found and found.interval}
 
 
@@ -263,23 +210,24 @@ def _quotient_or_one(drawn: np.ndarray) -> np.ndarray:
 
 def acceptance(frame: pd.DataFrame) -> dict[str, Any]:
     """Return what a summary says of trees: sums of two columns over one another; None where trees are not shown."""
-    columns = {
+    quotients = {
+        "tokens_per_iteration": ("tokens", "iterations"),
         "accepted_path_length": ("accepted", "iterations"),
         "hit_rate": ("hits", "iterations"),
         "accept_length": ("hit_tokens", "hits"),
         "side_nodes_per_iteration": ("side_nodes", "iterations"),
         "nodes_per_iteration": ("nodes", "iterations"),
+        "draft_levels": ("draft_forwards", "iterations"),
         "acceptance": ("accepted", "nodes"),
         "acceptance_published": ("tokens", "nodes"),
     }
-    out = {
-        name: None if frame[[of, per]].isna().any(axis=None) or not frame[per].sum() else
-        float(frame[of].sum() / frame[per].sum())
-        for name, (of, per) in columns.items()
-    }  # fmt: skip
-    known = "draft_forwards" in frame and frame["draft_forwards"].notna().any()
-    levels = float(frame["draft_forwards"].sum() / frame["iterations"].sum()) if known else None
-    return {**out, "draft_levels": levels}
+    columns = dict.fromkeys(column for pair in quotients.values() for column in pair)
+    totals = frame.reindex(columns=list(columns)).astype(float).sum(skipna=False)
+    known = totals.notna() & (totals != 0)
+    return {
+        name: float(totals[of] / totals[per]) if pd.notna(totals[of]) and known[per] else None
+        for name, (of, per) in quotients.items()
+    }
 
 
 _DIVISORS = {"chain": ("length", 0), "fixed-tree": ("depth", 1), "adaptive-tree": ("base_depth", 2)}

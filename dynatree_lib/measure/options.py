@@ -5,8 +5,9 @@ What names and options exist belongs to `methods`; what a value means, and its l
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -43,15 +44,16 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
     return name.strip(), options
 
 
-def option_types(settings: type, leave_out: Iterable[str] = ()) -> dict[str, Any]:
+def option_defaults(settings: type) -> dict[str, Any]:
+    """Default of every field of a dataclass that a user may set: those with a default, so not the draft model."""
+    fields = {field.name: field.default for field in dataclasses.fields(settings)}
+    return {name: default for name, default in fields.items() if default is not dataclasses.MISSING}
+
+
+def option_types(settings: type) -> dict[str, Any]:
     """Type of every field of a dataclass that a user may set."""
     hints = get_type_hints(settings)
-    return {field.name: hints[field.name] for field in dataclasses.fields(settings) if field.name not in leave_out}
-
-
-def option_defaults(settings: type, leave_out: Iterable[str] = ()) -> dict[str, Any]:
-    """Default of every field of a dataclass that a user may set; every one needs a default."""
-    return {field.name: field.default for field in dataclasses.fields(settings) if field.name not in leave_out}
+    return {name: hints[name] for name in option_defaults(settings)}
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:
@@ -62,39 +64,35 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    for kind in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
-        try:
-            return _as(value, kind)
-        except (ValueError, KeyError):
-            continue
-    raise ValueError(f"Option {name}={value!r} is not {_described(hint)}.")
+    kinds = [_reading(kind) for kind in (get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,))]
+    for read, _ in kinds:
+        with contextlib.suppress(ValueError, KeyError):
+            return read(value)
+    raise ValueError(f"Option {name}={value!r} is not {' or '.join(described for _, described in kinds)}.")
 
 
-_WORDS: dict[Any, dict[str, Any]] = {
-    bool: {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False},
-    NoneType: {"none": None},
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_SIMPLE: dict[Any, tuple[Callable[[str], Any], str]] = {
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    str: (str, "a word"),
+    bool: (lambda text: _BOOLEANS[text.lower()], "true or false"),
+    NoneType: (lambda text: {"none": None}[text.lower()], "none"),
 }
-_NUMBERS: dict[Any, Callable[[str], Any]] = {int: int, float: float, str: str}
 
 
-def _as(text: str, kind: Any) -> Any:
-    if kind in _WORDS:
-        return _WORDS[kind][text.lower()]
-    if get_origin(kind) is tuple:
+def _reading(kind: Any) -> tuple[Callable[[str], Any], str]:
+    """Return how to read a value of a type from text, and what such a text is."""
+    if get_origin(kind) is Literal:
+        choices = {str(choice): choice for choice in get_args(kind)}
+        return choices.__getitem__, "one of " + ", ".join(choices)
+    if get_origin(kind) is not tuple:
+        return _SIMPLE[kind]
+    read, _ = _reading(get_args(kind)[0])
+
+    def read_several(text: str) -> tuple[Any, ...]:
         if "/" not in text:
             raise ValueError
-        return tuple(_as(part, get_args(kind)[0]) for part in text.split("/"))
-    if get_origin(kind) is Literal:
-        return {str(choice): choice for choice in get_args(kind)}[text]
-    return _NUMBERS[kind](text)
+        return tuple(map(read, text.split("/")))
 
-
-def _described(hint: Any) -> str:
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(_described(kind) for kind in get_args(hint))
-    if get_origin(hint) is tuple:
-        return "values separated by '/' such as 3/2/1"
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(str(choice) for choice in get_args(hint))
-    names = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "none", str: "a word"}
-    return names.get(hint, str(hint))
+    return read_several, "values separated by '/' such as 3/2/1"

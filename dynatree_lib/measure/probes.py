@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import torch
 from typing_extensions import override
 
@@ -89,16 +89,6 @@ class LevelsProbe(ModelDrafter):
         builder.add(np.zeros_like(unlikely), unlikely, np.zeros(len(unlikely)))
 
 
-@dataclass(frozen=True)
-class TimedIteration:
-    """One timed iteration: seconds, nodes drafted below node 0, levels drafted, nodes the draft read."""
-
-    seconds: float
-    nodes: int
-    levels: int
-    read: int
-
-
 @dataclass
 class Timing:
     """The times of one drafter.
@@ -106,34 +96,34 @@ class Timing:
     Attributes:
         drafter: a probe, or a real drafter.
         tokens: committed in each block, before the next drafter has its turn.
-        blocks: iterations of each block but its first, which finds everything cold, and its last, which may draft
-            nothing.
+        blocks: a row for each iteration of a block but its first, which finds everything cold, and its last, which may
+            draft nothing: `seconds`, `levels` drafted, nodes the draft `read` in them, `nodes` scored below node 0.
         begins: seconds of the first iteration of each text, which reads the prompt.
     """
 
     drafter: Drafter
     tokens: int
-    blocks: list[list[TimedIteration]] = field(default_factory=list)
+    blocks: list[pd.DataFrame] = field(default_factory=list)
     begins: list[float] = field(default_factory=list)
     state: DecodingState | None = None
 
     @property
-    def seconds(self) -> np.ndarray:
-        """(n,) seconds of all iterations."""
-        return np.array([iteration.seconds for block in self.blocks for iteration in block])
+    def iterations(self) -> pd.DataFrame:
+        """All blocks together."""
+        return pd.concat(self.blocks)
 
     def begin(self, target: LanguageModel, ids: Sequence[int], clock: Callable[[], float]) -> None:
         """Begin a text with a block that counts for the prompt alone."""
         self.state = None
-        self.begins.append(self._block(target, ids, FIRST, clock)[0].seconds)
+        self.begins.append(self._block(target, ids, FIRST, clock)["seconds"].iloc[0])
 
     def go_on(self, target: LanguageModel, clock: Callable[[], float]) -> None:
         """Continue the text by one block."""
-        self.blocks.append(self._block(target, (), self.tokens, clock)[1:-1])
+        self.blocks.append(self._block(target, (), self.tokens, clock).iloc[1:-1])
 
     def _block(
         self, target: LanguageModel, ids: Sequence[int], tokens: int, clock: Callable[[], float]
-    ) -> list[TimedIteration]:
+    ) -> pd.DataFrame:
         drafting = self.state.drafting if self.state else None
         session = drafting.session if isinstance(drafting, DraftState) else None
         marks: list[tuple[float, int, int]] = []  # at the start and after each iteration
@@ -148,11 +138,8 @@ class Timing:
         if out.state is None:  # generate() swallows Ctrl-C to save the text
             raise KeyboardInterrupt
         self.state = out.state
-        steps = (np.subtract(after, before) for before, after in pairwise(marks))
-        return [
-            TimedIteration(float(seconds), len(one.tree) - 1 + one.side_nodes, int(levels), int(read))
-            for (seconds, levels, read), one in zip(steps, out.iterations, strict=True)
-        ]
+        steps = pd.DataFrame(np.diff(marks, axis=0), columns=["seconds", "levels", "read"])
+        return steps.assign(nodes=[len(one.tree) - 1 + one.side_nodes for one in out.iterations])
 
 
 def time_blocks(

@@ -10,29 +10,27 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import pandas as pd
 import torch
 
-from ..decoding import Iteration
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair
 from ..sampling import Sampling
 from .bandwidth import forward_bytes, measure_bandwidth
 from .clock import known_objects_frozen, quiet_machine, synchronize
 from .environment import describe_environment, describe_model, peak_rss_bytes, public_pair_name, public_text
+from .grids import rows
 from .methods import Variant, variants
-from .metrics import Bound, MethodSummary, reference_label, summarize_records
+from .metrics import Bound, reference_label, summarize_records
 from .prompts import BenchPrompt, Turns, prepare_prompts
-from .records import Divergence, Failure, Header, Key, Line, Records, Run, Split, Writer, check_writable, read_records
-from .runner import Completed, DrafterRunner, Runner, quiet
+from .records import Divergence, Failure, Header, Key, Records, Run, Split, check_writable, read_records
+from .runner import Completed, DrafterRunner, OnTokens, Runner, quiet
 from .trace import Trace
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NEAR_TIE = 1e-4
 """Top-2 margin of the target's logits below which a divergence is rounding (float32)."""
@@ -59,23 +57,17 @@ class Results:
 
     records: Records
 
-    def summaries(self, seed: int = 0) -> list[MethodSummary]:
-        """One summary per method; the seed is that of the bootstrap."""
-        return summarize_records(self.records, seed)
+    def summaries(self) -> list[dict[str, Any]]:
+        """One dictionary per method (`metrics.summarize_records`)."""
+        return summarize_records(self.records)
 
     def frame(self) -> pd.DataFrame:
-        """Return one row per method: the columns of its `MethodSummary`, and its options.
+        """Return one row per method, as `grids.rows` does."""
+        return pd.DataFrame(rows(self))
 
-        `method` is the label, `name` the method's name.
-        """
-        import pandas as pd
-
-        rows = [{**one.options, **asdict(one), "method": one.label, "name": one.method} for one in self.summaries()]
-        return pd.DataFrame(rows)
-
-    def summary(self, label: str) -> MethodSummary:
+    def summary(self, label: str) -> dict[str, Any]:
         """The summary of one method; ValueError if it has no run."""
-        found = {one.label: one for one in self.summaries()}
+        found = {one["label"]: one for one in self.summaries()}
         if label not in found:
             raise ValueError(f"There is no run of '{label}'; methods with runs: {', '.join(found) or 'none'}.")
         return found[label]
@@ -87,7 +79,7 @@ class Results:
             "environment": records.header.environment,
             "setup": records.header.setup,
             "started": records.header.started,
-            "methods": [asdict(one) for one in self.summaries()],
+            "methods": self.summaries(),
             "bandwidth": self.bandwidth,
             "errors": [asdict(one) for one in records.failures.values()],
             "notes": records.notes,
@@ -165,11 +157,12 @@ def run_benchmark(
         ValueError: before any work, for unknown methods or options, no prompts, prompts that with the budget do not fit
             the context, a file that cannot be written, or one of another setup.
     """
-    run = _Benchmark(
-        pair, variants(methods), prepare_prompts(pair, prompts, max_new_tokens), sampling or Sampling(), max_new_tokens,
-        seed, warmup, repeats, ignore_eos, trace, bandwidth, profile, source, turns, clock, progress or quiet,
-    )  # fmt: skip
-    run.check()
+    chosen, ready = variants(methods), prepare_prompts(pair, prompts, max_new_tokens)
+    sampling, progress = sampling or Sampling(), progress or quiet
+    for name, value, least in (("repeats", repeats, 1), ("warmup", warmup, 0), ("trace", trace, 0)):
+        if value < least:
+            raise ValueError(f"{name} is {value}; give at least {least}.")
+    runners = {one.label: _checked_runner(pair, one, sampling, repeats) for one in chosen}
     path = None if records is None else check_writable(Path(records))
     if path is not None and existing == "refuse" and path.exists():
         raise ValueError(
@@ -177,141 +170,158 @@ def run_benchmark(
             "or give another file."
         )
     if turns != "first":
-        run.prompts = prepare_prompts(pair, prompts, max_new_tokens, turns)
-    run.open(path, existing)
+        ready = prepare_prompts(pair, prompts, max_new_tokens, turns)
+    entries = [
+        {"label": one.label, "name": one.name, "options": _plain(one.options), "lossless": one.method.lossless,
+         "draft": one.method.draft}
+        for one in chosen
+    ]  # fmt: skip
+    names = Header({}, {"methods": entries})
+    setup = {
+        "pair": public_pair_name(pair),
+        "target": {**describe_model(pair.target), "forward_bytes": forward_bytes(pair.target)},
+        "draft": {**describe_model(pair.draft), "forward_bytes": forward_bytes(pair.draft)},
+        "dtype": str(pair.target.dtype).removeprefix("torch."),
+        "methods": entries,
+        "reference": reference_label(names, "hf-generate") or reference_label(names, "ar"),
+        "workload": source,
+        "prompts": [{"id": one.id, "sha256": one.sha256, "tokens": len(one.ids)} for one in ready],
+        "max_new_tokens": max_new_tokens,
+        "ignore_eos": ignore_eos,
+        "eos_token_ids": list(pair.target.eos_token_ids),
+        "turns": _TURNS[turns],
+        "eos_rule": "EOS is an ordinary token: every run goes to the budget"
+        if ignore_eos
+        else "a text ends at the target's EOS or at the budget",
+        "sampling": asdict(sampling),
+        "seed": seed,
+        "warmup": warmup,
+        "warmup_tokens": min(WARMUP_TOKENS, max_new_tokens),
+        "repeats": repeats,
+        "traced_prompts": trace,
+        "trace": "draft and verify are the models' forwards, host is everything else",
+        "order": "interleaved prompt by prompt, first method rotated",
+        "near_tie_margin": NEAR_TIE,
+        "profile": profile,
+    }
+    header = Header(describe_environment(), setup, datetime.now(UTC).isoformat(timespec="seconds"))
+    found = _begun(path, header, existing, progress)
+    with found.kept_in(path), known_objects_frozen():
+        _Benchmark(pair, chosen, runners, ready, sampling, found, clock, progress).measure(bandwidth)
+    return Results(found)
+
+
+def _checked_runner(pair: Pair, one: Variant, sampling: Sampling, repeats: int) -> Runner:
+    """Return the method, ready to run; raise ValueError if it cannot run under these settings."""
+    if one.carries and repeats > 1:
+        raise ValueError(
+            f"'{one.label}' carries what it learns from text to text; with repeats={repeats} a text would be met "
+            "again; measure it with one repeat."
+        )
+    runner = one.runner(pair)
+    if isinstance(runner, DrafterRunner):
+        try:
+            runner.check(sampling)
+        except ValueError as error:
+            raise ValueError(f"'{one.label}' cannot run: {error}") from error
+    return runner
+
+
+def _begun(path: Path | None, header: Header, existing: Existing, progress: Callable[[str], None]) -> Records:
+    """Return what an earlier run left in the file, if it is to be resumed; otherwise records without a line."""
+    if path is None or not path.exists() or existing not in ("resume", "reuse"):
+        return Records(header)
     try:
-        with known_objects_frozen():
-            run.measure()
-    finally:
-        run.close()
-    return Results(run.records)
+        records = read_records(path)
+        if differences := records.header.differences(header):
+            raise ValueError(
+                f"{path} was measured under another setup and cannot be resumed; it differs in "
+                f"{'; '.join(differences)}. Give another file, or replace it (existing='replace', --overwrite)."
+            )
+    except ValueError as error:
+        if existing == "resume":
+            raise
+        progress(f"Measuring from the start: {error}")
+        return Records(header)
+    for note in records.notes:
+        progress(note)
+    return records
 
 
 @dataclass
 class _Benchmark:
+    """A run under way; its settings are those of the records' header."""
+
     pair: Pair
     methods: list[Variant]
+    runners: dict[str, Runner]
     prompts: list[BenchPrompt]
     sampling: Sampling
-    budget: int
-    seed: int
-    warmup: int
-    repeats: int
-    ignore_eos: bool
-    trace: int
-    bandwidth: bool
-    profile: str | None
-    source: str
-    turns: Turns
+    records: Records
     clock: Callable[[], float]
     progress: Callable[[str], None]
-    runners: dict[str, Runner] = field(default_factory=dict)
-    writer: Writer | None = None
 
-    def check(self) -> None:
-        for name, value, least in (("repeats", self.repeats, 1), ("warmup", self.warmup, 0), ("trace", self.trace, 0)):
-            if value < least:
-                raise ValueError(f"{name} is {value}; give at least {least}.")
-        carried = [one.label for one in self.methods if one.carries]
-        if carried and self.repeats > 1:
-            raise ValueError(
-                f"'{carried[0]}' carries what it learns from text to text; with repeats={self.repeats} a text would be "
-                "met again; measure it with one repeat."
-            )
-        self.runners = {one.label: one.runner(self.pair) for one in self.methods}
-        for label, runner in self.runners.items():
-            if isinstance(runner, DrafterRunner):
-                try:
-                    runner.check(self.sampling)
-                except ValueError as error:
-                    raise ValueError(f"'{label}' cannot run: {error}") from error
-        self.device = self.pair.target.device
+    def __post_init__(self) -> None:
+        self.setup, self.device = self.records.header.setup, self.pair.target.device
+        self.prompt_ids = {one.id: one.ids for one in self.prompts}
 
-    @property
-    def eos(self) -> tuple[int, ...]:
-        return () if self.ignore_eos else self.pair.target.eos_token_ids
-
-    # ------------------------------------------------------------------------------------------------------- records
-    def open(self, path: Path | None, existing: Existing) -> None:
-        header = Header(describe_environment(), self._setup(), datetime.now(UTC).isoformat(timespec="seconds"))
-        self.records = Records(header)
-        if path is None:
-            return
-        if path.exists() and existing in ("resume", "reuse"):
-            try:
-                self.records = _resumable(path, header)
-            except ValueError as error:
-                if existing == "resume":
-                    raise
-                self.progress(f"Measuring from the start: {error}")
-            for note in self.records.notes:
-                self.progress(note)
-        self.writer = Writer(path, self.records)
-
-    def close(self) -> None:
-        if self.writer:
-            self.writer.close()
-
-    def _record(self, line: Line) -> None:
-        self.records.add(line)
-        if self.writer:
-            self.writer.write(line)
-
-    def _setup(self) -> dict[str, Any]:
-        entries = [
-            {"label": one.label, "name": one.name, "options": _plain(one.options), "lossless": one.method.lossless,
-             "draft": one.method.draft}
-            for one in self.methods
-        ]  # fmt: skip
-        setup = {
-            "pair": public_pair_name(self.pair),
-            "target": {**describe_model(self.pair.target), "forward_bytes": forward_bytes(self.pair.target)},
-            "draft": {**describe_model(self.pair.draft), "forward_bytes": forward_bytes(self.pair.draft)},
-            "dtype": str(self.pair.target.dtype).removeprefix("torch."),
-            "methods": entries,
-            "workload": self.source,
-            "prompts": [{"id": one.id, "sha256": one.sha256, "tokens": len(one.ids)} for one in self.prompts],
-            "max_new_tokens": self.budget,
-            "ignore_eos": self.ignore_eos,
-            "eos_token_ids": list(self.pair.target.eos_token_ids),
-            "turns": _TURNS[self.turns],
-            "eos_rule": "EOS is an ordinary token: every run goes to the budget"
-            if self.ignore_eos
-            else "a text ends at the target's EOS or at the budget",
-            "sampling": asdict(self.sampling),
-            "seed": self.seed,
-            "warmup": self.warmup,
-            "warmup_tokens": min(WARMUP_TOKENS, self.budget),
-            "repeats": self.repeats,
-            "traced_prompts": self.trace,
-            "trace": "draft and verify are the models' forwards, host is everything else",
-            "order": "interleaved prompt by prompt, first method rotated",
-            "near_tie_margin": NEAR_TIE,
-            "profile": self.profile,
-        }
-        names = Header({}, {"methods": entries})
-        setup["reference"] = reference_label(names, "hf-generate") or reference_label(names, "ar")
-        return setup
-
-    # --------------------------------------------------------------------------------------------------- the protocol
-    def measure(self) -> None:
-        done = set(self.records.runs)
-        anew = {
-            item[0].label for item in self._schedule() if item[0].carries and self._key(*item) not in done
-        }  # a text begins where the one before it ended
-        todo = [item for item in self._schedule() if self._key(*item) not in done or item[0].label in anew]
-        self._warm_up({one.label for one, _, _ in todo})
-        self._memory("before", bool(todo))
-        for number, (one, prompt, repeat) in enumerate(todo, 1):
-            line = self._attempt(one, prompt, repeat)
-            self._record(line)
-            self.progress(f"[{number}/{len(todo)}] {one.label} on {prompt.id}: {_told(line)}")
-        self._measure_disturbed_again(todo)
-        self._memory("after", bool(todo))
+    def measure(self, bandwidth: bool) -> None:
+        schedule, done = list(self._schedule()), set(self.records.runs)
+        carrying = {one.label for one in self.methods if one.carries}
+        anew = {key[0] for key in schedule if key not in done} & carrying  # a text begins where the one before it ended
+        todo = [key for key in schedule if key not in done or key[0] in anew]
+        self._warm_up({label for label, _, _ in todo})
+        if bandwidth and todo:
+            self._memory("before")
+        for number, key in enumerate(todo, 1):
+            line = self._attempt(key)
+            self.records.add(line)
+            self._tell(line, f"[{number}/{len(todo)}]")
+        self._measure_disturbed_again([key for key in todo if key[0] not in carrying])
+        if bandwidth and todo:
+            self._memory("after")
         self._compare()
         self._trace()
 
-    def _measure_disturbed_again(self, measured: Sequence[tuple[Variant, BenchPrompt, int]]) -> None:
+    def _schedule(self) -> Iterator[Key]:
+        for number, prompt in enumerate(self.prompts):
+            for repeat in range(self.setup["repeats"]):
+                first = (number + repeat) % len(self.methods)
+                for one in [*self.methods[first:], *self.methods[:first]]:
+                    yield one.label, prompt.id, repeat
+
+    def _warm_up(self, labels: set[str]) -> None:
+        for number in range(self.setup["warmup"]):
+            prompt = self.prompts[number % len(self.prompts)].id
+            for label in (one.label for one in self.methods if one.label in labels):
+                self.progress(f"warm-up: {label} on {prompt}")
+                with contextlib.suppress(Exception):  # the timed run will meet the error again and record it
+                    self._call(self.runners[label], prompt, 0, quiet, self.setup["warmup_tokens"])
+
+    def _memory(self, when: str) -> None:
+        """Measure the bandwidth of memory, which bounds plain decoding."""
+        self.progress(f"bandwidth of the memory, {when} the runs")
+        with self._noted(f"The bandwidth {when} the runs was not measured"), quiet_machine(self.device):
+            for line in measure_bandwidth(self.device, forward_bytes(self.pair.target), when):
+                self.records.add(line)
+
+    @contextlib.contextmanager
+    def _noted(self, sentence: str) -> Iterator[None]:
+        """Go on without what fails, and note why: the timed runs stand."""
+        try:
+            yield
+        except Exception as error:
+            self.records.notes.append(f"{sentence}: {_said(error)}")
+
+    def _tell(self, line: Run | Failure, place: str) -> None:
+        if isinstance(line, Failure):
+            told = f"failed ({line.error})"
+        else:
+            speed = len(line.tokens) / line.seconds
+            told = f"{len(line.tokens)} tokens in {line.seconds:.2f} s, {speed:.1f} tokens/s"
+        self.progress(f"{place} {line.method} on {line.prompt}: {told}")
+
+    def _measure_disturbed_again(self, measured: Sequence[Key]) -> None:
         """Repeat the runs that something else on the machine disturbed, in `AGAIN` passes at most; the latest counts.
 
         Methods that carry what they learn are left as they are, because their texts depend on their order.
@@ -321,145 +331,78 @@ class _Benchmark:
             if frame.empty or not frame["disturbed"].any():
                 return
             keys = set(frame.loc[frame["disturbed"], ["method", "prompt", "repeat"]].itertuples(index=False, name=None))
-            todo = [item for item in measured if self._key(*item) in keys and not item[0].carries]
-            for variant, prompt, repeat in todo:
-                line = self._attempt(variant, prompt, repeat)
-                self.progress(f"disturbed, again ({attempt} of {AGAIN}): {variant.label} on {prompt.id}: {_told(line)}")
+            for key in (key for key in measured if key in keys):
+                line = self._attempt(key)
+                self._tell(line, f"disturbed, again ({attempt} of {AGAIN}):")
                 if isinstance(line, Run):
-                    self._record(line)
+                    self.records.add(line)
 
-    def _memory(self, when: str, wanted: bool) -> None:
-        """Measure the bandwidth of memory, which bounds plain decoding."""
-        if not (self.bandwidth and wanted):
-            return
-        self.progress(f"bandwidth of the memory, {when} the runs")
+    def _attempt(self, key: Key) -> Run | Failure:
+        label, prompt, repeat = key
+        emissions: list[list[float]] = []
         try:
             with quiet_machine(self.device):
-                for line in measure_bandwidth(self.device, forward_bytes(self.pair.target), when):
-                    self._record(line)
-        except Exception as error:  # the runs stand without a bound
-            text = public_text(f"{type(error).__name__}: {error}")
-            self.records.notes.append(f"The bandwidth {when} the runs was not measured: {text}")
-
-    def _schedule(self) -> Iterator[tuple[Variant, BenchPrompt, int]]:
-        for number, prompt in enumerate(self.prompts):
-            for repeat in range(self.repeats):
-                first = (number + repeat) % len(self.methods)
-                for one in [*self.methods[first:], *self.methods[:first]]:
-                    yield one, prompt, repeat
-
-    def _key(self, one: Variant, prompt: BenchPrompt, repeat: int) -> Key:
-        return one.label, prompt.id, repeat
-
-    def _warm_up(self, labels: set[str]) -> None:
-        for number in range(self.warmup):
-            prompt = self.prompts[number % len(self.prompts)]
-            for one in self.methods:
-                if one.label in labels:
-                    self.progress(f"warm-up: {one.label} on {prompt.id}")
-                    with contextlib.suppress(Exception):  # the timed run will meet the error again and record it
-                        self._call(self.runners[one.label], prompt, 0, min(WARMUP_TOKENS, self.budget), quiet)
-
-    def _attempt(self, one: Variant, prompt: BenchPrompt, repeat: int) -> Run | Failure:
-        try:
-            return self._timed(one, prompt, repeat)
-        except Exception as error:  # whatever one method does, the others are still measured
-            text = public_text(f"{type(error).__name__}: {error}")
-            return Failure(one.label, prompt.id, repeat, text)
-
-    def _timed(self, one: Variant, prompt: BenchPrompt, repeat: int) -> Run:
-        emissions: list[list[float]] = []
-        with quiet_machine(self.device):
-            start = self.clock()
-            done = self._call(
-                self.runners[one.label], prompt, repeat, self.budget,
-                lambda tokens: emissions.append([self.clock() - start, len(tokens)]),
+                start = self.clock()
+                done = self._call(
+                    self.runners[label], prompt, repeat,
+                    lambda tokens: emissions.append([self.clock() - start, len(tokens)]),
+                )  # fmt: skip
+                synchronize(self.device)
+                seconds = self.clock() - start
+            return Run(
+                *key, seconds, done.tokens, emissions, done.forwards, done.finish_reason, **done.shapes(),
+                counters=done.counters, kv_entries=done.kv_entries,
+                peak_device_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
+                peak_rss_bytes=peak_rss_bytes(),
             )  # fmt: skip
-            synchronize(self.device)
-            seconds = self.clock() - start
-        return Run(
-            one.label, prompt.id, repeat, seconds, done.tokens, emissions, done.forwards, done.finish_reason,
-            **_shapes(done.iterations), counters=done.counters, kv_entries=done.kv_entries,
-            peak_device_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
-            peak_rss_bytes=peak_rss_bytes(),
-        )  # fmt: skip
+        except Exception as error:  # whatever one method does, the others are still measured
+            return Failure(*key, _said(error))
 
     def _call(
-        self, runner: Runner, prompt: BenchPrompt, repeat: int, budget: int, on_tokens: Callable[[list[int]], None]
+        self, runner: Runner, prompt: str, repeat: int, on_tokens: OnTokens, budget: int | None = None
     ) -> Completed:
+        eos = () if self.setup["ignore_eos"] else self.pair.target.eos_token_ids
         return runner(
-            prompt.ids,
-            max_new_tokens=budget,
-            eos_token_ids=self.eos,
-            on_tokens=on_tokens,
-            sampling=self.sampling,
-            seed=self.seed + repeat,
-        )
+            self.prompt_ids[prompt], max_new_tokens=budget or self.setup["max_new_tokens"], eos_token_ids=eos,
+            on_tokens=on_tokens, sampling=self.sampling, seed=self.setup["seed"] + repeat,
+        )  # fmt: skip
 
     # -------------------------------------------------------------------------------------------------- after the runs
     def _compare(self) -> None:
         """Compare every greedy text with the reference's."""
-        reference = self.records.header.setup["reference"]
+        reference = self.setup["reference"]
         if reference is None or not self.sampling.greedy:
             return
-        prompts = {one.id: one for one in self.prompts}
         for key, run in self.records.runs.items():
             expected = self.records.runs.get((reference, run.prompt, 0))
             if expected is not None and run.tokens != expected.tokens and key not in self.records.divergences:
-                self._record(divergence(self.pair.target, prompts[run.prompt].ids, expected, run))
+                self.records.add(divergence(self.pair.target, self.prompt_ids[run.prompt], expected, run))
 
     def _trace(self) -> None:
-        for number, prompt in enumerate(self.prompts[: self.trace]):
+        for number, prompt in enumerate(self.prompts[: self.setup["traced_prompts"]]):
             for one in self.methods:
                 if one.method.traced and not one.carries and (one.label, prompt.id, 0) not in self.records.splits:
                     self.progress(f"traced run: {one.label} on {prompt.id}")
-                    try:
-                        self._record(self._split(one, prompt, keep_events=number == 0))
-                    except Exception as error:  # the timed runs stand, and the note says why there is no split
-                        text = public_text(f"{type(error).__name__}: {error}")
-                        self.records.notes.append(f"The traced run of {one.label} on {prompt.id} failed: {text}")
+                    with self._noted(f"The traced run of {one.label} on {prompt.id} failed"):
+                        self.records.add(self._split(one, prompt.id, keep_events=number == 0))
 
-    def _split(self, one: Variant, prompt: BenchPrompt, keep_events: bool) -> Split:
+    def _split(self, one: Variant, prompt: str, keep_events: bool) -> Split:
         trace = Trace(self.clock, lambda: synchronize(self.device))
         runner = one.runner(self.pair, trace.instrument)
         with quiet_machine(self.device):
             trace.begin()
-            done = self._call(runner, prompt, 0, self.budget, trace.on_tokens)
+            done = self._call(runner, prompt, 0, trace.on_tokens)
             parts = trace.parts(trace.now())
         events = list(trace.events) if keep_events else []
-        return Split(one.label, prompt.id, sum(parts.values()), **parts, iterations=done.forwards, events=events)
+        return Split(one.label, prompt, sum(parts.values()), **parts, iterations=done.forwards, events=events)
 
 
-def _resumable(path: Path, header: Header) -> Records:
-    records = read_records(path)
-    differences = records.header.differences(header)
-    if differences:
-        raise ValueError(
-            f"{path} was measured under another setup and cannot be resumed; it differs in {'; '.join(differences)}. "
-            "Give another file, or replace it (existing='replace', --overwrite)."
-        )
-    return records
+def _said(error: Exception) -> str:
+    return public_text(f"{type(error).__name__}: {error}")
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
-
-
-def _shapes(iterations: list[Iteration] | None) -> dict[str, list[int] | None]:
-    if iterations is None:
-        return dict.fromkeys(("nodes", "accepted", "depths", "side_nodes"))
-    return {
-        "nodes": [len(one.tree) - 1 for one in iterations],
-        "accepted": [len(one.verdict.path) for one in iterations],
-        "depths": [one.tree.depth for one in iterations],
-        "side_nodes": [one.side_nodes for one in iterations],
-    }
-
-
-def _told(line: Run | Failure) -> str:
-    if isinstance(line, Failure):
-        return f"failed ({line.error})"
-    return f"{len(line.tokens)} tokens in {line.seconds:.2f} s, {len(line.tokens) / line.seconds:.1f} tokens/s"
 
 
 @torch.inference_mode()

@@ -6,13 +6,16 @@ repeated. What the numbers mean belongs to `metrics`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,13 +56,25 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Run:
+class _OfRun:
+    """A line about one timed run: the method's label, the prompt's id, and which repeat (0, 1, ...)."""
+
+    method: str
+    prompt: str
+    repeat: int
+
+    @property
+    def key(self) -> Key:
+        """What identifies the run in its file."""
+        return self.method, self.prompt, self.repeat
+
+
+@dataclass(frozen=True)
+class Run(_OfRun):
     """One timed run.
 
     Attributes:
-        method: label.
-        prompt: prompt id.
-        repeat: 0, 1, ...
+        method, prompt, repeat: as for every line about a run.
         seconds: from before the call until it returned and the device was idle.
         tokens: generated ids.
         emissions: [seconds since the start, number of tokens] for each chunk the host received.
@@ -77,9 +92,6 @@ class Run:
     """
 
     kind: ClassVar[str] = "run"
-    method: str
-    prompt: str
-    repeat: int
     seconds: float
     tokens: list[int]
     emissions: list[list[float]]
@@ -110,11 +122,6 @@ class Run:
             )
 
     @property
-    def key(self) -> Key:
-        """What identifies the run in its file."""
-        return self.method, self.prompt, self.repeat
-
-    @property
     def conversation(self) -> str:
         """Id of the prompt; of its first turn where the prompt is a further turn."""
         return self.prompt.partition(TURN)[0]
@@ -136,23 +143,15 @@ _SHOWN = ("nodes", "accepted", "side_nodes")
 
 
 @dataclass(frozen=True)
-class Failure:
+class Failure(_OfRun):
     """A run that raised; a resumed benchmark tries it again."""
 
     kind: ClassVar[str] = "error"
-    method: str
-    prompt: str
-    repeat: int
     error: str
-
-    @property
-    def key(self) -> Key:
-        """What identifies the run in its file."""
-        return self.method, self.prompt, self.repeat
 
 
 @dataclass(frozen=True)
-class Divergence:
+class Divergence(_OfRun):
     """Where a method's text leaves the reference's.
 
     Attributes:
@@ -164,19 +163,11 @@ class Divergence:
     """
 
     kind: ClassVar[str] = "divergence"
-    method: str
-    prompt: str
-    repeat: int
     index: int
     expected: int | None
     found: int | None
     margin: float
     near_tie: bool
-
-    @property
-    def key(self) -> Key:
-        """What identifies the run in its file."""
-        return self.method, self.prompt, self.repeat
 
 
 @dataclass(frozen=True)
@@ -254,18 +245,37 @@ class Records:
     splits: dict[Key, Split] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     bandwidths: list[Bandwidth] = field(default_factory=list)
+    _file: TextIO | None = field(default=None, init=False, repr=False, compare=False)
 
     def add(self, line: Line) -> None:
-        """Take a line in; a run that succeeded replaces its earlier failure."""
+        """Take a line in, and write it where there is a file; a run that succeeded replaces its earlier failure."""
         if isinstance(line, Bandwidth):
             self.bandwidths.append(line)
-            return
-        places: dict[str, dict] = {
-            "run": self.runs, "error": self.failures, "divergence": self.divergences, "split": self.splits,
-        }  # fmt: skip
-        places[line.kind][line.key] = line
+        else:
+            places: dict[str, dict] = {
+                "run": self.runs, "error": self.failures, "divergence": self.divergences, "split": self.splits,
+            }  # fmt: skip
+            places[line.kind][line.key] = line
         if isinstance(line, Run):
             self.failures.pop(line.key, None)
+        if self._file:
+            self._file.write(dumps(line))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    @contextlib.contextmanager
+    def kept_in(self, path: Path | None) -> Iterator[None]:
+        """Write all lines to a file, in an existing folder, and every further line once it is added; None: to no file.
+
+        A line is on disk before `add` returns.
+        """
+        if path is None:
+            yield
+            return
+        write_atomically(path, dumps(self.header) + "".join(map(dumps, self.lines())))
+        with path.open("a", encoding="utf-8") as self._file:
+            yield
+        self._file = None
 
     def frame(self) -> pd.DataFrame:
         """Return one row per method, prompt and repeat, in the order of the runs.
@@ -297,29 +307,6 @@ def dumps(line: Header | Line) -> str:
     if isinstance(line, Header):
         body = {"kind": line.kind, "format": FORMAT, **dataclasses.asdict(line)}
     return json.dumps(body, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-class Writer:
-    """Appends lines to a file, each on disk before the next run begins.
-
-    Args:
-        path: the file; its folder must exist.
-        records: what the file shall hold at first (a header, or what could be read of an earlier file).
-    """
-
-    def __init__(self, path: Path, records: Records) -> None:
-        write_atomically(path, dumps(records.header) + "".join(map(dumps, records.lines())))
-        self._stream = path.open("a", encoding="utf-8")
-
-    def write(self, line: Line) -> None:
-        """Append one line."""
-        self._stream.write(dumps(line))
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -381,23 +368,6 @@ def _header(path: Path, text: str) -> Header:
     return header
 
 
-_CHECKS: dict[str, Any] = {
-    "str": lambda value: isinstance(value, str),
-    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "float": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "bool": lambda value: isinstance(value, bool),
-    "None": lambda value: value is None,
-    "list[int]": lambda value: isinstance(value, list) and all(type(item) is int for item in value),
-    "list[list[float]]": lambda value: isinstance(value, list) and all(_pair(item) for item in value),
-    "list[list[Any]]": lambda value: isinstance(value, list) and all(isinstance(item, list) for item in value),
-    "dict[str, int]": lambda value: isinstance(value, dict) and all(type(item) is int for item in value.values()),
-}
-
-
-def _pair(item: Any) -> bool:
-    return isinstance(item, list) and len(item) == 2 and all(isinstance(one, int | float) for one in item)
-
-
 _RENAMED = {"beside": "side_nodes", "cache_rows": "kv_entries"}
 """Field of older files -> its name now."""
 _RENAMED_COUNTERS = {"draft_rows": "draft_nodes", "evicted_rows": "evicted_entries"}
@@ -411,15 +381,45 @@ def _parse(text: str) -> Line:
     body = {_RENAMED.get(name, name): value for name, value in body.items()}
     if kind is Run and "draft_rows" in (counters := body.get("counters") or {}):
         body["counters"] = {_RENAMED_COUNTERS.get(name, name): value for name, value in counters.items()}
-    fields = {one.name: str(one.type) for one in dataclasses.fields(kind)}
-    missing = dataclasses.MISSING
-    required = {one.name for one in dataclasses.fields(kind) if one.default is one.default_factory is missing}
-    if not required <= set(body) <= set(fields):
+    line: Line = typed(body, kind)
+    return line
+
+
+_hints_of = cache(get_type_hints)
+
+
+def typed(value: Any, hint: Any) -> Any:
+    """Return a value of JSON as a type hint says: lists as tuples and objects as dataclasses where it says so.
+
+    Raises:
+        ValueError: if it is of another type, or if an object's fields are missing or unknown.
+    """
+    kind: Any = get_origin(hint) or hint
+    parts = get_args(hint)
+    if kind is UnionType:
+        for part in parts:
+            with contextlib.suppress(ValueError):
+                return typed(value, part)
+    elif dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        hints = _hints_of(kind)
+        with contextlib.suppress(KeyError, TypeError):
+            return kind(**{name: typed(one, hints[name]) for name, one in value.items()})
         raise ValueError("fields are missing or unknown")
-    for name, value in body.items():
-        if not any(_CHECKS[option](value) for option in fields[name].split(" | ")):
-            raise ValueError(f"{name} is not of type {fields[name]}")
-    return kind(**body)
+    elif kind is list and isinstance(value, list):
+        return value if _are(parts[0], value) else [typed(one, parts[0]) for one in value]
+    elif kind is tuple and isinstance(value, list):
+        each = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+        if len(each) == len(value):
+            return tuple(map(typed, value, each))
+    elif kind is dict and isinstance(value, dict):
+        return {name: typed(one, parts[1]) for name, one in value.items()}
+    elif kind is Any or _are(kind, [value]):
+        return value
+    raise ValueError(f"{_short(value)} is not of type {hint}")
+
+
+def _are(kind: type, values: list[Any]) -> bool:
+    return {*map(type, values)} <= ({int, float} if kind is float else {kind})
 
 
 def _short(value: Any) -> str:

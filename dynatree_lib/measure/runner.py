@@ -47,6 +47,17 @@ class Completed:
     kv_entries: int
     counters: dict[str, int] = field(default_factory=dict)
 
+    def shapes(self) -> dict[str, Any]:
+        """Return `nodes`, `accepted`, `depths` and `side_nodes` of each iteration, as `records.Run` has them."""
+        if self.iterations is None:
+            return dict.fromkeys(("nodes", "accepted", "depths", "side_nodes"))
+        return {
+            "nodes": [len(one.tree) - 1 for one in self.iterations],
+            "accepted": [len(one.verdict.path) for one in self.iterations],
+            "depths": [one.tree.depth for one in self.iterations],
+            "side_nodes": [one.side_nodes for one in self.iterations],
+        }
+
 
 class Runner(Protocol):
     """Runs a method on one prompt."""
@@ -92,29 +103,9 @@ class DrafterRunner:
         if rule is not None:
             rule.check(sampling, self.drafter.drawing, self.drafter.chain)
 
-    def __call__(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        eos_token_ids: tuple[int, ...],
-        on_tokens: OnTokens,
-        sampling: Sampling,
-        seed: int,
-    ) -> Completed:
-        """See `Runner`."""
-        out = generate(
-            self.target,
-            prompt_ids,
-            self.drafter,
-            sampling=sampling,
-            seed=seed,
-            max_new_tokens=max_new_tokens,
-            eos_token_ids=eos_token_ids,
-            on_tokens=on_tokens,
-            warm=self.before,
-            **self.options,
-        )
+    def __call__(self, prompt_ids: Sequence[int], **request: Any) -> Completed:
+        """See `Runner`; a request is what `generate` takes."""
+        out = generate(self.target, prompt_ids, self.drafter, warm=self.before, **request, **self.options)
         assert out.state is not None
         counters = self.count(out.state.target) if self.count else {}
         if isinstance(out.state.drafting, DraftState):

@@ -12,16 +12,15 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from .grids import text
 from .methods import METHODS
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 Method = Mapping[str, Any]
-"""A `MethodSummary` as a dictionary."""
+"""An element of `metrics.summarize_records`."""
 PARTS = ("draft", "verify", "host")
 DOCS = (
     "tokens/s", "x hf-generate", "x ar", "x ar-fast", "x bound", "tokens/iteration", "iteration cost",
@@ -79,8 +78,6 @@ def method_table(methods: Iterable[Method], intervals: bool = True, only: Sequen
 
     HR, AL and Dft/Ver, the terms of Progressive Tree Drafting, are shown where a method drafts in a side tree.
     """
-    import pandas as pd
-
     rows, cells = list(methods), columns(intervals)
     if not any(method["side_nodes_per_iteration"] for method in rows):
         cells = {name: cell for name, cell in cells.items() if name not in ("HR", "AL", "Dft/Ver")}

@@ -13,11 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ..models.base import LanguageModel, Session
-from ..models.huggingface import HFModel
-from ..sampling import Sampling, Scores
-from .streaming import StreamingModel
-
 Clock = Callable[[], float]
 Synchronize = Callable[[], None]
 Forward = Callable[..., Any]
@@ -59,10 +54,8 @@ class Trace:
         self.synchronize()
         return self.clock() - self.started
 
-    def instrument(self, model: LanguageModel, role: str) -> LanguageModel:
-        """Return the model with timed forwards; with timed calls of `score` where it shows no forward."""
-        if not isinstance(model, HFModel | StreamingModel):
-            return TracedModel(model, role, self)
+    def instrument(self, model: Any, role: str) -> Any:
+        """Return a model that can be observed (`HFModel.observed`) with timed forwards."""
 
         def timed(run: Forward, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: Any, keep: int) -> Any:
             start = self.now()
@@ -87,29 +80,3 @@ class Trace:
         draft, verify = self.total("draft"), self.total("target")
         host = seconds - draft - verify - self.overhead * len(self.events)
         return {"draft": draft, "verify": verify, "host": max(host, 0.0)}
-
-
-class TracedModel(LanguageModel):
-    """A model whose sessions report their forwards to a `Trace`; otherwise the model itself."""
-
-    def __init__(self, model: LanguageModel, role: str, trace: Trace) -> None:
-        self.model, self.role, self.trace = model, role, trace
-        self.name, self.vocab_size, self.context = model.name, model.vocab_size, model.context
-        self.eos_token_ids, self.vocabulary = model.eos_token_ids, model.vocabulary
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)  # what a drafter may ask of its kind of model beyond `LanguageModel`
-
-    def session(self) -> Session:
-        """The model's own session with a timed `score`; `flush` scores, so a rebuilt cache is timed too."""
-        session, trace = self.model.session(), self.trace
-        score = session.score
-
-        def timed(tokens: Any, parents: Any, sampling: Sampling) -> Scores:
-            start = trace.now()
-            scores = score(tokens, parents, sampling)
-            trace.events.append([self.role, start, trace.now(), len(tokens)])
-            return scores
-
-        session.score = timed  # type: ignore[method-assign]
-        return session

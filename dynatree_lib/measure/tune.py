@@ -12,26 +12,26 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..decoding import generate
-from ..drafters import DRAFTERS, Drafter, NoDraft
+from ..drafters import Drafter
 from ..models.base import LanguageModel
 from ..models.pairs import Pair
 from ..sampling import Sampling
 from .cost_model import Counts, MeasuredCosts, best_chain, check_countable, count, measure_costs
 from .environment import public_pair_name
-from .grids import text
+from .grids import grid, text
 from .methods import Variant, variant, variants
-from .options import option_types, parse_spec
+from .options import option_defaults, parse_spec
 from .prompts import BenchPrompt, prepare_prompts
 from .protocol import Results, run_benchmark
 from .ranks import RankAcceptance, RanksProbe
-from .records import check_writable, write_atomically
+from .records import check_writable, typed, write_atomically
 from .runner import quiet
 from .statistics import Estimate, ratio
 
@@ -102,23 +102,19 @@ class Tuned:
         """All options of the method to use, defaults filled in."""
         return variant(self.spec).options
 
-    def drafter(self, draft: LanguageModel) -> Drafter:
+    def drafter(self, draft: LanguageModel | None) -> Drafter:
         """Return the drafter to use, for `generate`."""
-        kind, options = self._parts()
-        return kind() if kind is NoDraft else kind(draft, **options)  # type: ignore[call-arg]
+        chosen = variant(self.spec)
+        assert chosen.method.drafter is not None  # `tune` takes no other methods
+        return chosen.method.drafter(chosen.options, draft)
 
     @property
     def python(self) -> str:
         """The drafter as an expression, with `dt` for `dynatree_lib`."""
-        kind, options = self._parts()
-        defaults, draft = variant(self.method).options, [] if kind is NoDraft else ["pair.draft"]
-        changed = [f"{name}={value!r}" for name, value in options.items() if value != defaults[name]]
-        return f"dt.{kind.__name__}({', '.join([*draft, *changed])})"
-
-    def _parts(self) -> tuple[type[Drafter], dict[str, Any]]:
-        """Return the drafter's class and, of the method's options, those of the class."""
-        kind = next(drafter for drafter in DRAFTERS if drafter.name == self.method)
-        return kind, {name: value for name, value in self.options.items() if name in option_types(kind)}
+        kind, chosen = type(self.drafter(None)), variant(self.spec)
+        options = [(name, chosen.options[name], default) for name, default in option_defaults(kind).items()]
+        changed = [f"{name}={value!r}" for name, value, default in options if value != default]
+        return f"dt.{kind.__name__}({', '.join(['pair.draft'] * chosen.method.draft + changed)})"
 
     def to_json(self) -> dict[str, Any]:
         """Return a body for `json.dump`; `load_tuned` reads it from a file."""
@@ -139,13 +135,8 @@ def load_tuned(path: str | Path) -> Tuned:
         body = json.loads(path.read_text(encoding="utf-8"))
         if (body["kind"], body["format"]) != ("tuned", FORMAT):
             raise ValueError("another kind or format")
-        rates = body["acceptance"]
-        body["acceptance"] = RankAcceptance(tuple(map(tuple, rates["rates"])), tuple(rates["seen"]))
         body["costs"] = MeasuredCosts.from_json(body["costs"])
-        intervals = [entry["interval"] and tuple(entry["interval"]) for entry in body["predictions"]]
-        pairs = zip(body["predictions"], intervals, strict=True)
-        body["predictions"] = tuple(Prediction(**{**entry, "interval": interval}) for entry, interval in pairs)
-        tuned = Tuned(**{entry.name: body[entry.name] for entry in fields(Tuned)})
+        tuned: Tuned = typed({one.name: body[one.name] for one in fields(Tuned)}, Tuned)
         variant(tuned.spec)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} holds no tuned configuration of format {FORMAT}; tune again ({error}).") from error
@@ -189,8 +180,7 @@ def candidates(costs: MeasuredCosts, max_rows: int = 64) -> list[Variant]:
 
 
 def _grid(method: str, **axes: Sequence[Any]) -> list[str]:
-    points = product(*axes.values())
-    return [f"{method}:" + ",".join(f"{k}={text(v)}" for k, v in zip(axes, point, strict=True)) for point in points]
+    return [f"{method}:{one.label}" for one in grid(method, {}, **axes)]
 
 
 # ------------------------------------------------------------------------------------------------------------- tuning
@@ -250,7 +240,7 @@ def tune(
             pair, timed, ready, max_new_tokens=max_new_tokens, sampling=sampling, seed=seed, repeats=REPEATS,
             progress=say, clock=clock,
         )  # fmt: skip
-        speeds = {method.label: (method.speedup_ar, method.speedup_ar_interval) for method in results.summaries()}
+        speeds = {one["label"]: (one["speedup_ar"], one["speedup_ar_interval"]) for one in results.summaries()}
         measured = (speeds.get(one.method, (None, None)) for one in predictions)
         predictions = [
             replace(one, measured=speed, interval=interval)

@@ -212,15 +212,9 @@ class _SharedNumbers(RandomSource):
         return token
 
 
-UNSOUND: dict[type[SampledTree], str] = {
-    TopAsDrawn: "the most probable tokens are recorded as draws",
-    SortedSiblings: "drawn siblings are sorted by probability",
-    ShuffledSiblings: "siblings drawn without replacement are put in random order",
-    BaseDistributionRecorded: "siblings drawn without replacement are recorded as drawn with it",
-    DuplicatesDropped: "copies among siblings drawn with replacement are dropped",
-    UnlikelyRemoved: "a drawn child is removed because it is improbable",
-    Reranked: "a drawn tree is cut to its most probable nodes",
-    LosersCut: "drawn nodes are removed because another branch drew more probable ones",
-    SharedNoise: "branches share random numbers, which only Traversal is biased by",
-}
+_KINDS: tuple[type[SampledTree], ...] = (
+    TopAsDrawn, SortedSiblings, ShuffledSiblings, BaseDistributionRecorded, DuplicatesDropped, UnlikelyRemoved,
+    Reranked, LosersCut, SharedNoise,
+)  # fmt: skip
+UNSOUND = {kind: str(kind.__doc__).partition("\n")[0] for kind in _KINDS}
 """Every drafter of this module, and its mistake."""

@@ -59,11 +59,11 @@ def footprint(results: Results, reference: str = "ar") -> list[dict[str, Any]]:
     logits = target["vocabulary"] * int("".join(filter(str.isdigit, target["dtype"]))) / 8
     rows = []
     for summary in results.summaries():
-        runs = [run for run in results.records.runs.values() if run.method == summary.label]
+        runs = [run for run in results.records.runs.values() if run.method == summary["label"]]
         largest = 1 + max((max(run.nodes) for run in runs if run.nodes), default=0)
-        parts = {"weights": summary.weight_bytes, "cache": summary.cache_bytes, "logits": largest * logits}
+        parts = {"weights": summary["weight_bytes"], "cache": summary["cache_bytes"], "logits": largest * logits}
         sizes = {name: size / MIB for name, size in parts.items()}
-        peak = None if summary.peak_device_bytes is None else summary.peak_device_bytes / MIB
-        rows.append({"method": summary.label, **sizes, "computed": sum(sizes.values()), "peak": peak})
+        peak = None if summary["peak_device_bytes"] is None else summary["peak_device_bytes"] / MIB
+        rows.append({"method": summary["label"], **sizes, "computed": sum(sizes.values()), "peak": peak})
     base = next((row["computed"] for row in rows if row["method"] == reference), None)
     return [{**row, "change": 100 * (row["computed"] / base - 1) if base else None} for row in rows]
