@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from examples import examples
 from models import noisy_copy, prompt, random_model, raw_model
 
 from dynatree_lib import FixedTree, Lookahead, NoDraft, SampledTree, Sampling, TokenTree, ToyModel, generate
@@ -61,7 +62,7 @@ def pair():
 @pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
 def test_texts_are_those_of_generate(pair, kind, temperature):
     target, draft = pair
-    for drafter in kind.examples(draft):
+    for drafter in examples(kind, draft):
         check(target, drafter, sampling=Sampling(temperature), max_new_tokens=20)
 
 

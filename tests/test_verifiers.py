@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from examples import examples
 
 from dynatree_lib import (
     Block,
@@ -27,7 +28,7 @@ from dynatree_lib.verifiers import VERIFIERS, Drawing
 
 TARGET = ToyModel.random(3, seed=1)
 DRAFT = TARGET.mixed(ToyModel.random(3, seed=2), 0.5)
-EXAMPLES = [example for kind in DRAFTERS for example in kind.examples(DRAFT)]
+EXAMPLES = [example for kind in DRAFTERS for example in examples(kind, DRAFT)]
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -14,7 +14,7 @@ from ..models.base import LanguageModel
 from ..sampling import RandomSource, Scores
 from ..tree import POINT
 from ..verifiers.base import Drawing, Verdict
-from .base import Drafter, ModelDrafter, Proposal
+from .base import ModelDrafter, Proposal
 from .builder import DraftState, Draw, TreeBuilder
 from .checks import check_choices, check_counts, check_max_nodes, require
 from .history import Controller, History, Mode
@@ -141,19 +141,6 @@ class AdaptiveTree(ModelDrafter[AdaptiveState]):
             all(0 <= gain < math.inf for gain in gains),
             f"The gains eta_D, eta_h are {gains}; the rule is that both are finite and none is negative.",
         )
-
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield each switch, thresholds that act at random models' low confidence, a budget that binds."""
-        flat: dict[str, Any] = {"tau_high": 0.3, "tau_low": 0.1, "rho_stop": 0.001, "rho_deep": 0.01, "tau": None}
-        yield cls(draft)
-        yield cls(draft, **flat, base_depth=2, max_depth=6, max_nodes=30, history=None)
-        yield cls(draft, **{**flat, "tau": 0.02}, history="drafted", prune="remove", max_nodes=40)
-        yield cls(draft, **flat, breadth=None, history="text", root="draft", max_nodes=12)
-        yield cls(draft, **flat, depth=None, base_depth=3, max_nodes=25, deep=">=")
-        small: dict[str, Any] = {**flat, "mid_branching": 1, "max_branching": 2, "base_depth": 1, "max_depth": 2}
-        yield cls(draft, **small, draw="distinct", max_nodes=6)
-        yield cls(draft, **{**small, "tau": 0.2}, draw="iid", prune="remove", max_nodes=5)
 
     @classmethod
     def published(cls, draft: LanguageModel, max_nodes: int = 256, **changes: Any) -> AdaptiveTree:

@@ -6,7 +6,7 @@ A drafter object holds hyper-parameters only. What changes while decoding is in 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic
@@ -75,11 +75,6 @@ class Drafter(ABC):
     def check(self, target: LanguageModel) -> None:  # noqa: B027 - most drafters serve every target
         """Raise ValueError, before any work, where this drafter cannot serve the target."""
 
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield instances that the contract tests run; override to cover every switch."""
-        yield cls()
-
     @abstractmethod
     def start(self, prompt: Sequence[int], random: RandomSource) -> Any:
         """Return the state for a new text of these committed tokens; `random` is the drafting stream."""
@@ -145,11 +140,6 @@ class ModelDrafter(Drafter, Generic[State]):
     def model(self) -> LanguageModel:
         """The draft model."""
         return self.draft
-
-    @classmethod
-    @override
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        yield cls(draft)  # type: ignore[call-arg]
 
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> Any:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from typing_extensions import override
 
-from ..models.base import LanguageModel
-from .base import Drafter
 from .best_first_tree import highest
 from .builder import TreeBuilder
 from .cost_aware import CostAwareDrafter, CostAwareState
@@ -20,13 +17,6 @@ class CostAwareTree(CostAwareDrafter[CostAwareState]):
     """The nodes and levels that pay for themselves; `CostAwareDrafter` has the rule, the options and the errors."""
 
     name = "cost-aware-tree"
-
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield the default, nodes that cost nothing, nodes and levels that cost much without learning."""
-        yield cls(draft)
-        yield cls(draft, verify_cost=(1.0, 1.0, 1.0), draft_cost=(0.001, 0.001), depth=4, max_nodes=40)
-        yield cls(draft, verify_cost=(1.0, 1.4, 2.2), draft_cost=(0.2, 0.3), learning=0.0)
 
     @override
     def grow(self, builder: TreeBuilder[CostAwareState], max_depth: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -11,7 +11,7 @@ from ..models.base import LanguageModel
 from ..sampling import GREEDY, RandomSource, Sampling, Scores
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
-from .base import Drafter, Proposal
+from .base import Proposal
 from .checks import check_counts, check_reach
 from .ngrams import NgramDrafter, NgramState
 from .pool import NgramPool, random_tokens
@@ -58,13 +58,6 @@ class Lookahead(NgramDrafter[LookaheadState]):
     def __post_init__(self) -> None:
         check_counts(self, "window", "guesses")
         check_counts(self, "ngram", least=2, because="it counts the token an n-gram is found by, so ")
-
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield the paper's setting for 7B models, the smallest windows, pooled text."""
-        yield cls()
-        yield cls(window=1, ngram=2, guesses=2)
-        yield cls(window=3, ngram=3, guesses=3, text=True)
 
     # ------------------------------------------------------------------------------------------------------ the state
     @property

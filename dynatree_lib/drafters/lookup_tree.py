@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
-from ..models.base import LanguageModel
 from ..sampling import RandomSource, Scores
 from ..tree import ROOT, renumbering
 from ..verifiers.base import Verdict
-from .base import Drafter, Proposal
+from .base import Proposal
 from .best_first_tree import highest
 from .builder import TreeBuilder
 from .checks import check_counts
@@ -81,14 +79,6 @@ class LookupTree(CostAwareDrafter[LookupState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_counts(self, "ngram", "longest")
-
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield the default; frequent matches of one token; free drafting beside copies; budgets that bind."""
-        yield cls(draft)
-        yield cls(draft, ngram=3, longest=4)
-        free: dict[str, Any] = {"verify_cost": (1.0, 1.0), "draft_cost": (0.001, 0.001), "overhead": 0.0}
-        yield cls(draft, **free, ngram=1, depth=4, max_nodes=12)
 
     # ------------------------------------------------------------------------------------------------------ the state
     @override

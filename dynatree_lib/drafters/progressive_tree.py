@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -146,14 +146,6 @@ class ProgressiveTree(Drafter):
             CostCurve(self.verify_cost)  # raises ValueError where it is no curve
         Sampling(self.temperature, self.top_k, self.top_p)
         require(0 < self.rate < math.inf, f"rate is {self.rate}; give a positive number.")
-
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield the default, tight caps with the text merged, drawn expansion, a cost-aware cap."""
-        yield cls()
-        yield cls(depth=3, children=2, start_tree=(2, 2), max_draft=6, max_candidates=4, max_pool=150, text_depth=2)
-        yield cls(depth=4, children=3, temperature=1.0, top_k=3, start_tree=(1,), prune_first=False)
-        yield cls(depth=4, start_tree=(2,), text_depth=9, verify_cost=(1.0, 1.3, 1.35, 1.4, 1.6, 2.1, 3.2))
 
     @property
     def _levels(self) -> Sequence[int]:

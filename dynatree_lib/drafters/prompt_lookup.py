@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from typing_extensions import override
 
-from ..models.base import LanguageModel
 from ..sampling import GREEDY, RandomSource, Sampling, Scores
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
@@ -41,12 +40,6 @@ class PromptLookup(Drafter):
         check_counts(self, "ngram", "length", "shortest")
         ordered = self.shortest <= self.ngram
         require(ordered, f"shortest is {self.shortest} and ngram {self.ngram}; look for no fewer tokens first.")
-
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield the default, and single tokens."""
-        yield cls()
-        yield cls(ngram=1, length=2)
 
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> list[Copies]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -13,7 +13,7 @@ from typing_extensions import override
 from ..models.base import LanguageModel
 from ..sampling import Sampling
 from ..verifiers.base import Drawing
-from .base import Drafter, ModelDrafter
+from .base import ModelDrafter
 from .builder import Draw, TreeBuilder
 from .checks import check_choices, check_counts, make_tuples, require
 from .fixed_tree import at_level
@@ -87,16 +87,6 @@ class SampledTree(ModelDrafter):
         )
         warm = self.temperature is None or 0 < self.temperature < float("inf")
         require(warm, f"temperature is {self.temperature}; give a positive number, or None for the target's.")
-
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield a chain, every way of drawing, an irregular shape, a draft with a temperature of its own."""
-        yield cls(draft, depth=3, branching=1)
-        yield cls(draft, depth=2, branching=2)
-        yield cls(draft, depth=2, branching=(2, 1), draw="iid")
-        yield cls(draft, depth=2, branching=2, draw="hybrid")
-        yield cls(draft, depth=2, branching=2, draw="top")
-        yield cls(draft, shape=(0, 0, 1, 1, 3), temperature=0.7)
 
     @property
     def drawing(self) -> Drawing:

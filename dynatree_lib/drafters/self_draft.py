@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from ..models.base import LanguageModel
 from ..sampling import GREEDY, RandomSource, Sampling, Scores
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
-from .base import Drafter, Proposal
+from .base import Proposal
 from .checks import check_counts, check_reach, require
 from .ngrams import NgramDrafter, NgramState
 from .pool import NgramPool, random_tokens
@@ -72,13 +72,6 @@ class SelfDraft(NgramDrafter[SelfDraftState]):
             f"ngram is {self.ngram} and a full branch has {self.length + 1} tokens at least, one more with the "
             f"prediction; give at most {self.length + 2}, or a greater length.",
         )
-
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield the default, the smallest, and branches without the text."""
-        yield cls()
-        yield cls(branches=1, length=1, perturbation=1, ngram=2, candidates=1)
-        yield cls(branches=3, length=3, ngram=3, text=False)
 
     # ------------------------------------------------------------------------------------------------------ the state
     @override
