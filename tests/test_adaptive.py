@@ -700,30 +700,30 @@ def test_the_papers_statistic_pins_the_depth_at_1(texts):
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
-BRANCHING, CONFIDENCE = "1 <= B_min <= B_mid <= B_max", "0 < tau_l < tau_h < 1"
-DEPTHS, GATES = "1 <= D_0 < D_max", "0 < rho_stop < rho_deep < 1"
+BRANCHING, CONFIDENCE = "1 <= min_branching <= mid_branching <= max_branching", "0 < tau_low < tau_high < 1"
+DEPTHS, GATES = "1 <= base_depth < max_depth", "0 < rho_stop < rho_deep < 1"
 REFUSED = [
-    ({"min_branching": 3}, f"B_min=3, B_mid=2, B_max=3; the rule is {BRANCHING}"),
-    ({"mid_branching": 4}, f"B_min=1, B_mid=4, B_max=3; the rule is {BRANCHING}"),
+    ({"min_branching": 3}, f"min_branching is 3, mid_branching is 2, max_branching is 3; the rule is {BRANCHING}"),
+    ({"mid_branching": 4}, f"min_branching is 1, mid_branching is 4, max_branching is 3; the rule is {BRANCHING}"),
     ({"min_branching": 0}, "min_branching is 0; give a whole number of at least 1."),
-    ({"tau_low": 0.95}, f"tau_l=0.95 and tau_h=0.9; the rule is {CONFIDENCE}"),
+    ({"tau_low": 0.95}, f"tau_low is 0.95, tau_high is 0.9; the rule is {CONFIDENCE}"),
     ({"tau_low": 0.9}, CONFIDENCE),
     ({"tau_low": 0.0}, CONFIDENCE),
     ({"tau_high": 1.0}, CONFIDENCE),
-    ({"rho_stop": 0.5}, f"rho_stop=0.5 and rho_deep=0.5; the rule is {GATES}"),
+    ({"rho_stop": 0.5}, f"rho_stop is 0.5, rho_deep is 0.5; the rule is {GATES}"),
     ({"rho_stop": 0.0}, GATES),
     ({"rho_deep": 1.0}, GATES),
-    ({"base_depth": 8}, f"D_0=8 and D_max=8; the rule is {DEPTHS}"),
+    ({"base_depth": 8}, f"base_depth is 8, max_depth is 8; the rule is {DEPTHS}"),
     ({"base_depth": 0}, "base_depth is 0; give a whole number of at least 1."),
     ({"max_depth": 5}, DEPTHS),
-    ({"tau": 0.0}, "tau is 0.0; give a probability inside (0, 1), or None"),
-    ({"tau": 1.0}, "tau is 1.0; give a probability inside (0, 1), or None"),
+    ({"tau": 0.0}, "tau is 0.0; the rule is 0 < tau < 1, or None to prune nothing."),
+    ({"tau": 1.0}, "tau is 1.0; the rule is 0 < tau < 1, or None to prune nothing."),
     ({"max_nodes": 1}, "max_nodes is 1; the budget counts node 0, so give a whole number of at least 2."),
     ({"window": 0}, "window is 0; give a whole number of at least 1."),
-    ({"target_acceptance": 0.0}, "The target acceptance a* is 0.0; the rule is 0 < a* < 1"),
-    ({"target_acceptance": 1.0}, "The target acceptance a* is 1.0; the rule is 0 < a* < 1"),
-    ({"depth_gain": -0.1}, "The gains eta_D, eta_h are (-0.1, "),
-    ({"confidence_gain": -0.1}, "-0.1); the rule is that both are finite and none is negative."),
+    ({"target_acceptance": 0.0}, "target_acceptance is 0.0; the rule is 0 < target_acceptance < 1."),
+    ({"target_acceptance": 1.0}, "target_acceptance is 1.0; the rule is 0 < target_acceptance < 1."),
+    ({"depth_gain": -0.1}, "depth_gain is -0.1; the rule is 0 <= depth_gain < inf."),
+    ({"confidence_gain": -0.1}, "confidence_gain is -0.1; the rule is 0 <= confidence_gain < inf."),
 ]
 
 
@@ -755,8 +755,8 @@ def test_unknown_switch_words_are_refused_with_the_choices(switch, choices):
         ({"base_depth": 2.5}, "base_depth is 2.5; give a whole number"),
         ({"window": 2.5}, "window is 2.5; give a whole number"),
         ({"max_nodes": 10.5}, "max_nodes is 10.5; the budget counts node 0, so give a whole number"),
-        ({"depth_gain": math.nan}, "both are finite"),
-        ({"confidence_gain": math.inf}, "both are finite"),
+        ({"depth_gain": math.nan}, "depth_gain is nan; the rule is 0 <= depth_gain < inf."),
+        ({"confidence_gain": math.inf}, "confidence_gain is inf; the rule is 0 <= confidence_gain < inf."),
     ],
     ids=str,
 )

@@ -16,7 +16,7 @@ from ..tree import POINT
 from ..verifiers.base import Drawing, Verdict
 from .base import ModelDrafter, Proposal
 from .builder import DraftState, Draw, TreeBuilder
-from .checks import check_choices, check_counts, check_max_nodes, require
+from .checks import check_choices, check_counts, check_max_nodes, check_rules
 from .history import Controller, History, Mode
 
 
@@ -104,42 +104,21 @@ class AdaptiveTree(ModelDrafter[AdaptiveState]):
     name = "adaptive-tree"
 
     def __post_init__(self) -> None:
-        b_min, b_mid, b_max = self.min_branching, self.mid_branching, self.max_branching
         check_counts(self, "min_branching", "mid_branching", "max_branching", "base_depth", "max_depth", "window")
         check_max_nodes(self)
         check_choices(self, breadth=("confidence", None), depth=("confidence", None), deep=(">", ">="))
         check_choices(self, root=("target", "draft"), prune=("stop", "remove"), draw=get_args(Draw))
         check_choices(self, history=(*get_args(Mode), None))
-        require(
-            b_min <= b_mid <= b_max,
-            f"The branching bounds are B_min={b_min}, B_mid={b_mid}, B_max={b_max}; the rule is "
-            "1 <= B_min <= B_mid <= B_max (min_branching, mid_branching, max_branching).",
-        )
-        require(
-            0 < self.tau_low < self.tau_high < 1,
-            f"The confidence thresholds are tau_l={self.tau_low} and tau_h={self.tau_high}; the rule is "
-            "0 < tau_l < tau_h < 1 (tau_low, tau_high).",
-        )
-        require(
-            0 < self.rho_stop < self.rho_deep < 1,
-            f"The depth thresholds are rho_stop={self.rho_stop} and rho_deep={self.rho_deep}; the rule is "
-            "0 < rho_stop < rho_deep < 1.",
-        )
-        require(
-            self.base_depth < self.max_depth,
-            f"The depths are D_0={self.base_depth} and D_max={self.max_depth}; the rule is 1 <= D_0 < D_max "
-            "(base_depth, max_depth).",
-        )
-        in_range = self.tau is None or 0 < self.tau < 1
-        require(in_range, f"tau is {self.tau}; give a probability inside (0, 1), or None to prune nothing.")
-        require(
-            0 < self.target_acceptance < 1,
-            f"The target acceptance a* is {self.target_acceptance}; the rule is 0 < a* < 1 (target_acceptance).",
-        )
-        gains = self.depth_gain, self.confidence_gain
-        require(
-            all(0 <= gain < math.inf for gain in gains),
-            f"The gains eta_D, eta_h are {gains}; the rule is that both are finite and none is negative.",
+        check_rules(
+            self,
+            "1 <= min_branching <= mid_branching <= max_branching",
+            "0 < tau_low < tau_high < 1",
+            "0 < rho_stop < rho_deep < 1",
+            "1 <= base_depth < max_depth",
+            "0 < tau < 1, or None to prune nothing",
+            "0 < target_acceptance < 1",
+            "0 <= depth_gain < inf",
+            "0 <= confidence_gain < inf",
         )
 
     @classmethod

@@ -18,7 +18,7 @@ from ..verifiers.base import Verdict
 from .base import ModelDrafter, Proposal
 from .best_first_tree import highest
 from .builder import DraftState, TreeBuilder
-from .checks import check_counts, check_max_nodes, make_tuples, require
+from .checks import check_counts, check_max_nodes, check_rules, make_tuples
 
 SHARPNESS = (0.5, 8.0)
 """Limits of the learnt sharpness."""
@@ -105,13 +105,8 @@ class CostAwareDrafter(ModelDrafter[CostState]):
             CostCurve(points)  # raises ValueError where they are no curve
         check_counts(self, "depth", "branching")
         check_max_nodes(self)
-        for name in ("rate", "sharpness"):
-            require(0 < getattr(self, name) < math.inf, f"{name} is {getattr(self, name)}; give a positive number.")
-        for name in ("overhead", "learning"):
-            require(
-                0 <= getattr(self, name) < math.inf, f"{name} is {getattr(self, name)}; give 0 or a positive number."
-            )
-        require(0 < self.child <= 1, f"child is {self.child}; give a probability inside (0, 1].")
+        check_rules(self, "0 < rate < inf", "0 < sharpness < inf", "0 <= overhead < inf", "0 <= learning < inf")
+        check_rules(self, "0 < child <= 1")
 
     # ------------------------------------------------------------------------------------------------------ the state
     @override

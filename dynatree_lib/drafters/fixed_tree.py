@@ -12,7 +12,7 @@ from typing_extensions import override
 from ..models.base import LanguageModel
 from .base import ModelDrafter
 from .builder import TreeBuilder
-from .checks import check_choices, check_counts, check_max_nodes, make_tuples, require
+from .checks import check_choices, check_counts, check_max_nodes, check_rules, make_tuples
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ class FixedTree(ModelDrafter):
         check_counts(self, "depth", "branching")
         check_max_nodes(self)
         check_choices(self, root=("target", "draft"), prune=("stop", "remove"))
-        in_range = self.tau is None or 0 < self.tau < 1
-        require(in_range, f"tau is {self.tau}; give a probability inside (0, 1), or None to prune nothing.")
+        check_rules(self, "0 < tau < 1, or None to prune nothing")
 
     @classmethod
     def published(cls, draft: LanguageModel, depth: int, branching: int, tau: float, max_nodes: int) -> FixedTree:

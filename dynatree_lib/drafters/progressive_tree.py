@@ -15,7 +15,7 @@ from ..sampling import GREEDY, RandomSource, Sampling, Scores, probabilities
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal
-from .checks import check_counts, check_reach, make_tuples, require
+from .checks import check_counts, check_reach, check_rules, make_tuples, require
 from .pool import CandidatePool, PoolNode, best_first, random_tokens, ranked
 from .rates import SuccessRates
 
@@ -145,7 +145,7 @@ class ProgressiveTree(Drafter):
         if self.verify_cost is not None:
             CostCurve(self.verify_cost)  # raises ValueError where it is no curve
         Sampling(self.temperature, self.top_k, self.top_p)
-        require(0 < self.rate < math.inf, f"rate is {self.rate}; give a positive number.")
+        check_rules(self, "0 < rate < inf")
 
     @property
     def _levels(self) -> Sequence[int]:

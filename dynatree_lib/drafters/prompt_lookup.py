@@ -11,7 +11,7 @@ from ..sampling import GREEDY, RandomSource, Sampling, Scores
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal
-from .checks import check_counts, require
+from .checks import check_counts, check_rules
 from .copying import Copies
 
 
@@ -38,8 +38,7 @@ class PromptLookup(Drafter):
 
     def __post_init__(self) -> None:
         check_counts(self, "ngram", "length", "shortest")
-        ordered = self.shortest <= self.ngram
-        require(ordered, f"shortest is {self.shortest} and ngram {self.ngram}; look for no fewer tokens first.")
+        check_rules(self, "shortest <= ngram, because the longest is looked for first")
 
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> list[Copies]:
