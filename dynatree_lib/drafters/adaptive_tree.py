@@ -17,7 +17,7 @@ from ..verifiers.base import Drawing, Verdict
 from .base import ModelDrafter, Proposal
 from .builder import DraftState, Draw, TreeBuilder
 from .checks import check_choices, check_counts, check_max_nodes, check_rules
-from .history import Controller, History, Mode
+from .history import History, Mode
 
 
 @dataclass(kw_only=True)
@@ -32,7 +32,7 @@ class AdaptiveState(DraftState):
 
 
 @dataclass(frozen=True)
-class AdaptiveTree(ModelDrafter[AdaptiveState]):
+class AdaptiveTree(ModelDrafter):
     """DRAFTTREE of DynaTree adaptive (section 3.3, Algorithm 1), one draft forward per level.
 
     A node u at level d, with path probability p(u) under the draft, is expanded iff d < D_max, p(u) >= rho_stop,
@@ -60,7 +60,7 @@ class AdaptiveTree(ModelDrafter[AdaptiveState]):
         max_nodes: N_max, nodes of the tree, node 0 included.
         breadth: "confidence", or None: every node gets B_mid children.
         depth: "confidence", or None: all nodes above level D_0 are expanded, as far as tau lets them.
-        history: what D_0 and tau_h follow (`history.Controller`): "iteration" (default), "drafted" (the paper's
+        history: what D_0 and tau_h follow (`history.Mode`): "iteration" (default), "drafted" (the paper's
             statistic), "text" (the authors' code), or None.
         window: W of history adaptation.
         target_acceptance: a*.
@@ -138,14 +138,6 @@ class AdaptiveTree(ModelDrafter[AdaptiveState]):
         return Drawing.SELECTED if self.prune == "remove" and self.tau is not None else Drawing.RECORDED
 
     # ------------------------------------------------------------------------------------------------------ the state
-    @property
-    def controller(self) -> Controller:
-        """The rule of history adaptation."""
-        return Controller(
-            self.history or "iteration", self.window, self.target_acceptance, self.depth_gain, self.confidence_gain,
-            self.base_depth, self.max_depth, self.tau_low, self.rho_stop,
-        )  # fmt: skip
-
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> AdaptiveState:
         history = History(self.base_depth, self.tau_high, self.rho_deep)
@@ -153,19 +145,19 @@ class AdaptiveTree(ModelDrafter[AdaptiveState]):
 
     @override
     def extend(self, state: AdaptiveState, tokens: Sequence[int]) -> AdaptiveState:
-        state.history = self.controller.after_text(state.history)  # another turn is another text to the history
+        state.history = state.history.after_text(self)  # another turn is another text to the history
         return super().extend(state, tokens)
 
     @override
     def inherit(self, state: AdaptiveState, earlier: AdaptiveState) -> AdaptiveState:
-        state.history = self.controller.after_text(earlier.history)
+        state.history = earlier.history.after_text(self)
         return state
 
     @override
     def observe(self, state: AdaptiveState, proposal: Proposal, scores: Scores, verdict: Verdict) -> AdaptiveState:
         if self.history:
             committed, drafted = len(verdict.path) + 1, len(proposal.tree) - 1
-            state.history = self.controller.after_iteration(state.history, committed, drafted)
+            state.history = state.history.after_iteration(self, committed, drafted)
         return super().observe(state, proposal, scores, verdict)
 
     def report(self, state: AdaptiveState) -> dict[str, float]:
@@ -174,7 +166,7 @@ class AdaptiveTree(ModelDrafter[AdaptiveState]):
 
     # ------------------------------------------------------------------------------------------------------- the tree
     @override
-    def grow(self, builder: TreeBuilder[AdaptiveState], max_depth: int) -> None:
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         now = builder.state.history
         active = np.array([0])
         for level in range(min(self.max_depth, max_depth)):
@@ -193,9 +185,7 @@ class AdaptiveTree(ModelDrafter[AdaptiveState]):
             indices, *columns = (column[:space] for column in children)
             active = builder.add(active[indices], *columns)
 
-    def _children(
-        self, builder: TreeBuilder[AdaptiveState], active: np.ndarray, level: int, now: History
-    ) -> tuple[np.ndarray, ...]:
+    def _children(self, builder: TreeBuilder, active: np.ndarray, level: int, now: History) -> tuple[np.ndarray, ...]:
         """Read the active nodes; return of all children the index into them, token, log-probability and draw."""
         if self.draw != "top":
             logits = builder.logits(active)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -18,7 +18,7 @@ from ..models.base import LanguageModel
 from ..sampling import GREEDY, DraftDistributions, RandomSource, Sampling, Scores
 from ..tree import TokenTree
 from ..verifiers.base import Drawing, Verdict
-from .builder import DraftState, State, TreeBuilder
+from .builder import DraftState, TreeBuilder
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class NoDraft(Drafter):
         return verdict.next_token
 
 
-class ModelDrafter(Drafter, Generic[State]):
+class ModelDrafter(Drafter):
     """A drafter with a draft model, which is its first field; subclasses grow the tree level by level.
 
     The draft's cache is kept between iterations. The state is a `DraftState`, or a subclass of it.
@@ -150,13 +150,13 @@ class ModelDrafter(Drafter, Generic[State]):
         return DraftState(session, int(prompt[-1]), random)
 
     @override
-    def extend(self, state: State, tokens: Sequence[int]) -> State:
+    def extend(self, state: Any, tokens: Sequence[int]) -> Any:
         state.session.extend(self._known([state.root, *tokens[:-1]]))
         state.root = int(tokens[-1])
         return state
 
     @override
-    def propose(self, state: State, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
+    def propose(self, state: Any, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         state.session.rollback()  # an interrupted iteration may have left nodes behind
         max_depth = min(max_depth, self.draft.context - state.session.position - 1)
         builder = TreeBuilder(state, self.draft.vocab_size - 1, sampling)
@@ -171,11 +171,11 @@ class ModelDrafter(Drafter, Generic[State]):
         return [min(int(token), self.draft.vocab_size - 1) for token in tokens]
 
     @abstractmethod
-    def grow(self, builder: TreeBuilder[State], max_depth: int) -> None:
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         """Add nodes to a tree that holds node 0, at most `max_depth` levels of them."""
 
     @override
-    def observe(self, state: State, proposal: Proposal, scores: Scores, verdict: Verdict) -> State:
+    def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
         path = [0, *verdict.path]
         read = [int(node) for node in state.pending[path] if node >= 0]
         state.session.commit(read)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -182,9 +183,8 @@ class ProgressiveTree(Drafter):
 
     @override
     def inherit(self, state: ProgressiveState, earlier: ProgressiveState) -> ProgressiveState:
-        pool = earlier.pool.copy()
-        pool.absorb(state.pool)
-        state.pool, state.rates = pool, earlier.rates.copy()  # the draft tree is the new text's own
+        state.pool = earlier.pool.joined(state.pool)  # the draft tree is the new text's own
+        state.rates = deepcopy(earlier.rates)
         return state
 
     def report(self, state: ProgressiveState) -> dict[str, float]:
