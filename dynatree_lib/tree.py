@@ -116,18 +116,6 @@ class TokenTree:
             node = int(self.parents[node])
         return out[::-1]
 
-    def subtree(self, keep: np.ndarray) -> TokenTree:
-        """Return the tree of the nodes in `keep`: bool mask or ascending indices, node 0 and all parents included.
-
-        Raises:
-            ValueError: for a node without its parent.
-        """
-        index = np.flatnonzero(keep) if keep.dtype == bool else keep
-        parents = renumbering(len(self), index)[self.parents[index]]
-        if (parents[1:] < 0).any():
-            raise ValueError("subtree() needs a set of nodes that contains the parent of each of its nodes.")
-        return TokenTree(self.tokens[index], parents, self.logprobs[index], self.draws[index])
-
 
 def renumbering(count: int, keep: np.ndarray) -> np.ndarray:
     """Return the (count + 1,) new index of each node where only `keep` stay; `ROOT` for others and for parent -1."""

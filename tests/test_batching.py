@@ -402,7 +402,7 @@ def test_models_that_cannot_share_a_forward_are_refused(pair):
     with pytest.raises(ValueError, match="sliding-window layers \\(window 8\\)"):
         generate_batch(random_model("mistral-window"), PROMPTS, NoDraft())
     with pytest.raises(ValueError, match="sessions of its own"):
-        generate_batch(target.with_sessions(type("Other", (target.session_class,), {})), PROMPTS, NoDraft())
+        generate_batch(target.altered(session_class=type("Other", (target.session_class,), {})), PROMPTS, NoDraft())
     with pytest.raises(TypeError, match="StreamingModel"):
         generate_batch(target, PROMPTS, FixedTree(StreamingModel(draft, 64)))
 

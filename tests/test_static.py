@@ -225,7 +225,7 @@ def test_it_is_the_model_to_everything_else(trial):
     pair, static, _ = trial
     described = describe_model(static.target)
     assert described == {**describe_model(pair.target), "context": described["context"]}
-    narrow = static.target.narrowed(50)
+    narrow = static.target.altered(vocab_size=50)
     assert narrow.session().score([3], [-1], Sampling()).logits.shape == (1, 50)
     texts = [decode(narrow, [3], max_new_tokens=9).tokens for decode in (autoregressive_fast, autoregressive)]
     assert texts[0] == texts[1]
@@ -388,7 +388,7 @@ def test_copies_of_a_model_share_one_step_of_plain_decoding(captured):
     """A graph writes to the tensors it was captured with, so a copy must not have others (make_pair copies drafts)."""
     static = captured(random_model("gpt_neox"))
     expected = hf_greedy(static, prompt(20), 12)
-    for model in (static, static.narrowed(static.vocab_size), static):
+    for model in (static, static.altered(), static):
         assert autoregressive_fast(model, prompt(20), max_new_tokens=12).tokens == expected
 
 

@@ -16,8 +16,8 @@ from .base import Proposal
 from .best_first_tree import highest
 from .builder import TreeBuilder
 from .checks import check_counts
-from .copying import Copies
 from .cost_aware_tree import CostAwareState, CostAwareTree
+from .prompt_lookup import Copies
 
 
 @dataclass(kw_only=True)

@@ -97,25 +97,16 @@ class HFModel(LanguageModel):
         """Return a new, empty session with its own cache."""
         return self.session_class(self)
 
-    def with_engine(self, engine: Engine) -> HFModel:
-        """Return the same model (weights shared) whose forwards another engine runs, for example one that wraps it."""
-        other = copy.copy(self)
-        other.engine = engine
-        return other
+    def altered(self, **attributes: Any) -> HFModel:
+        """Return the same model (weights shared) with other attributes.
 
-    def with_sessions(self, session_class: type[HFSession]) -> HFModel:
-        """Return the same model (weights shared), which opens sessions of another class."""
-        other = copy.copy(self)
-        other.session_class = session_class
-        return other
-
-    def narrowed(self, width: int) -> HFModel:
-        """Return the same model (weights shared) whose logits end after `width` tokens.
-
-        Some families pad their embeddings differently per size; the surplus columns are no tokens.
+        Args:
+            attributes: `engine`, for example one that wraps this model's; `session_class`; `vocab_size`, where the
+                logits end: some families pad their embeddings differently per size, and the surplus columns are no
+                tokens; `vocabulary`; or `around` (see `observed`).
         """
         other = copy.copy(self)
-        other.vocab_size = min(self.vocab_size, width)
+        vars(other).update(attributes)
         return other
 
     def forward(
@@ -141,9 +132,7 @@ class HFModel(LanguageModel):
 
         `around` returns the logits of `run(*arguments)`; it may time the call or keep its arguments.
         """
-        other = copy.copy(self)
-        other.around = around
-        return other
+        return self.altered(around=around)
 
     def mask(
         self, base: int, tail: np.ndarray, queries: np.ndarray, keys: np.ndarray

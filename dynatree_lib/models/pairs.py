@@ -113,8 +113,8 @@ def make_pair(target: HFModel, draft: HFModel, name: str | None = None) -> Pair:
             f"Target '{target.name}' and draft '{draft.name}' have different vocabularies, so drafted token ids would "
             "mean other words; use a draft with the target's tokenizer, or distil one with `dynatree train`."
         )
-    draft = draft.narrowed(target.vocab_size)
-    draft.vocabulary = target.vocabulary  # every token the draft has is the target's, under the same number
+    # Every token the draft has is the target's, under the same number.
+    draft = draft.altered(vocab_size=min(draft.vocab_size, target.vocab_size), vocabulary=target.vocabulary)
     return Pair(name or f"{target.name} + {draft.name}", target, draft, target.tokenizer)
 
 

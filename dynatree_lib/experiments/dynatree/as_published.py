@@ -70,9 +70,9 @@ def arrange(
     if switches.draft_cache == "reread":
         kinds.append(RereadingSession)
     if kinds:
-        draft = draft.with_sessions(type("PublishedDraftSession", tuple(kinds), {}))
+        draft = draft.altered(session_class=type("PublishedDraftSession", tuple(kinds), {}))
     if switches.positions == "flat":
-        target = target.with_sessions(FlatPositionSession)
+        target = target.altered(session_class=FlatPositionSession)
     return target, replace(tree, draft=draft, root=switches.root, depth=tree.depth + 1), switches.commit
 
 

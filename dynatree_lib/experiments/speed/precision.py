@@ -220,11 +220,11 @@ def comparisons(pair: Pair, methods: Sequence[Variant], node_counts: Sequence[in
         for count in node_counts
     ]
     models: list[tuple[str, str, HFModel]] = [
-        (label, "prompt", target.with_sessions(_reading_by(target.session_class, size)))
+        (label, "prompt", target.altered(session_class=_reading_by(target.session_class, size)))
         for label, size in CHUNKS.items()
     ]
     masked: Any = MaskedEngine(target.engine, target.dtype)
-    models.append(("under a mask", "mask", target.with_engine(masked)))
+    models.append(("under a mask", "mask", target.altered(engine=masked)))
     models += [(label, "engine", model) for label, model in _other_engines(target)]
     for label, group, model in models:
         name = f"ar {label}" if group == "mask" else f"ar, {label}"
@@ -287,7 +287,7 @@ def _other_engines(target: HFModel) -> Iterator[tuple[str, HFModel]]:
             other = HFModel(target.model, target.tokenizer, engine=name, check=False)
         except ValueError:  # it does not serve this model
             continue
-        yield f"{name} engine", other.narrowed(target.vocab_size)
+        yield f"{name} engine", other.altered(vocab_size=min(other.vocab_size, target.vocab_size))
     if why_not_static(target) is None:
         yield "static buffers", StaticModel(target, check=False)
 
