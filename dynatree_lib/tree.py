@@ -68,11 +68,6 @@ class TokenTree:
         )
 
     @classmethod
-    def root_only(cls, token: int) -> TokenTree:
-        """Return the tree of autoregressive decoding: node 0 and nothing drafted."""
-        return cls.build([token], [ROOT])
-
-    @classmethod
     def from_paths(cls, token: int, paths: Iterable[Sequence[int]]) -> TokenTree:
         """Merge token paths below node 0 = `token` into a tree: common prefixes share nodes."""
         tokens, parents, known = [token], [ROOT], {}

@@ -144,7 +144,7 @@ def test_draft_tree_marks_the_drafted_token_that_ended_the_text(iteration):
 
 
 def test_draft_tree_of_node_0_alone_is_a_figure():
-    assert len(plots.draft_tree(dt.TokenTree.root_only(5)).layout.annotations) == 1
+    assert len(plots.draft_tree(dt.TokenTree.build([5], [-1])).layout.annotations) == 1
 
 
 def test_labels_show_spaces_and_cannot_be_markup(iteration):

@@ -46,7 +46,7 @@ def test_greedy_equals_trying_every_path(seed):
 
 def test_greedy_takes_the_lowest_id_on_ties():
     scores = Scores(torch.tensor([[0.0, 1.0, 1.0]]), Sampling())
-    assert Greedy().verify(TokenTree.root_only(0), scores, None, None).next_token == 1
+    assert Greedy().verify(TokenTree.build([0], [-1]), scores, None, None).next_token == 1
 
 
 SAMPLINGS = [Sampling(1.0), Sampling(0.6, top_k=2), Sampling(1.5, top_p=0.8)]

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from ..models.base import LanguageModel
 from ..sampling import GREEDY, DraftDistributions, RandomSource, Sampling, Scores
-from ..tree import TokenTree
+from ..tree import ROOT, TokenTree
 from ..verifiers.base import Drawing, Verdict
 from .builder import DraftState, TreeBuilder
 
@@ -121,7 +121,7 @@ class NoDraft(Drafter):
 
     @override
     def propose(self, state: int, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
-        return Proposal(TokenTree.root_only(state))
+        return Proposal(TokenTree.build([state], [ROOT]))
 
     @override
     def observe(self, state: int, proposal: Proposal, scores: Scores, verdict: Verdict) -> int:

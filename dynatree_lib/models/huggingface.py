@@ -173,9 +173,8 @@ class HFSession(Session):
     """One sequence in the cache of a transformers model."""
 
     def __init__(self, model: HFModel) -> None:
-        super().__init__(model.name)
         self.model = model
-        self._reset()
+        super().__init__(model.name)
 
     def _reset(self) -> None:
         self._cache = TreeCache(self.model.layers, devices=self.model.layer_devices)
