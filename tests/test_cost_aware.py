@@ -55,7 +55,7 @@ def test_the_tree_is_the_slow_twins(trials):
         tree, state = proposed(drafter)
         curves = {
             "verify": lambda n, d=drafter: float(d.verifying.at(n)),
-            "draft": lambda n, d=drafter: float(d.reading.at(n)),
+            "draft": lambda n, d=drafter: float(CostCurve(d.draft_cost).at(n)),
         }
         rest = {
             name: options[name]

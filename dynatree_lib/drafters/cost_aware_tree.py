@@ -141,11 +141,6 @@ class CostAwareTree(ModelDrafter):
         return CostCurve(self.verify_cost)
 
     @cached_property
-    def reading(self) -> CostCurve:
-        """The draft's cost by the nodes of a level."""
-        return CostCurve(self.draft_cost)
-
-    @cached_property
     def marginal_costs(self) -> np.ndarray:
         """[n] the cost of one node more in a tree of n nodes."""
         return np.array([0.0, *(self.verifying.marginal_cost(nodes) for nodes in range(1, self.max_nodes + 1))])
@@ -158,7 +153,7 @@ class CostAwareTree(ModelDrafter):
     @cached_property
     def level_costs(self) -> np.ndarray:
         """[n] the cost of a level that reads n nodes."""
-        return np.array([0.0, *self.reading.at(np.arange(1, self.max_nodes + 1))])
+        return np.array([0.0, *CostCurve(self.draft_cost).at(np.arange(1, self.max_nodes + 1))])
 
     @cached_property
     def path_gains(self) -> tuple[np.ndarray, np.ndarray]:
