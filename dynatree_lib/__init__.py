@@ -11,27 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import fast  # registers its engines
+from . import drafters, fast, verifiers  # `fast` registers its engines
 from .decoding import Generation, Iteration, autoregressive, generate
-from .drafters import (
-    AdaptiveTree,
-    BestFirstTree,
-    Chain,
-    CostAwareTree,
-    FixedTree,
-    Lookahead,
-    LookupTree,
-    NoDraft,
-    ProgressiveTree,
-    PromptLookup,
-    SampledTree,
-    SelfDraft,
-)
+from .drafters import *
 from .models import ToyModel
 from .sampling import RandomSource, Sampling
 from .summary import Summary, summarize
 from .tree import TokenTree
-from .verifiers import Block, Greedy, TargetWalk, TokenLevel, Traversal
+from .verifiers import *
 
 if TYPE_CHECKING:
     from . import plots
@@ -67,33 +54,16 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "AdaptiveTree",
-    "BestFirstTree",
-    "Block",
-    "Chain",
-    "CostAwareTree",
-    "FixedTree",
     "Generation",
-    "Greedy",
     "HFModel",
     "Iteration",
-    "Lookahead",
-    "LookupTree",
-    "NoDraft",
     "Pair",
-    "ProgressiveTree",
-    "PromptLookup",
     "RandomSource",
-    "SampledTree",
     "Sampling",
-    "SelfDraft",
     "StaticModel",
     "Summary",
-    "TargetWalk",
-    "TokenLevel",
     "TokenTree",
     "ToyModel",
-    "Traversal",
     "autoregressive",
     "autoregressive_fast",
     "fast",
@@ -105,3 +75,5 @@ __all__ = [
     "static_pair",
     "summarize",
 ]
+__all__ += drafters.__all__
+__all__ += verifiers.__all__

@@ -21,6 +21,8 @@ from .tree import TokenTree
 from .verifiers import default_verifier
 from .verifiers.base import Drawing, Verdict, Verifier
 
+TokenIds = Sequence[int] | np.ndarray | torch.Tensor
+"""(L,) or (1, L) token ids."""
 TAIL = 64
 """Tokens before a text that stop strings may begin in."""
 
@@ -104,7 +106,7 @@ class Interrupted(KeyboardInterrupt):
 
 def generate(
     target: LanguageModel,
-    prompt: Sequence[int] | np.ndarray | torch.Tensor,
+    prompt: TokenIds,
     drafter: Drafter,
     *,
     verifier: Verifier | None = None,
@@ -173,7 +175,7 @@ def generate(
     stopping = Stopping(max_new_tokens, eos, as_tuple(stop_strings), tokenizer or getattr(target, "tokenizer", None))
     _check_warm(warm, state, drafter)
     state = _begin(target, drafter, ids, seed, warm) if state is None else _resume(state, target, drafter, ids)
-    loop = _Loop(state, verifier, sampling, stopping, target.context, on_tokens, commit)
+    loop = _Loop(state, verifier, sampling, stopping, on_tokens, commit)
     try:
         reason = loop.run()
     except KeyboardInterrupt as error:
@@ -185,9 +187,7 @@ def generate(
     return Generation(loop.tokens, loop.iterations, reason, state if keep_state else None)
 
 
-def autoregressive(
-    target: LanguageModel, prompt: Sequence[int] | np.ndarray | torch.Tensor, **options: Any
-) -> Generation:
+def autoregressive(target: LanguageModel, prompt: TokenIds, **options: Any) -> Generation:
     """Decode one token per forward through the same loop; options as for `generate`."""
     return generate(target, prompt, NoDraft(), **options)
 
@@ -198,7 +198,6 @@ class _Loop:
     verifier: Verifier
     sampling: Sampling
     stopping: Stopping
-    context: int
     on_tokens: Callable[[list[int]], None] | None
     commit: str
     tokens: list[int] = field(default_factory=list)
@@ -207,17 +206,19 @@ class _Loop:
     @torch.inference_mode()
     def run(self) -> str:
         """Decode until the text ends and return the finish reason."""
-        while (positions := self.context - self.state.target.position - 1) >= 1:
-            reason = self._iteration(min(positions, self.stopping.remaining(self.tokens)) - 1)
+        while (positions := self.state.model.context - self.state.target.position - 1) >= 1:
+            reason = self._iteration(positions)
             if reason:
                 return reason
         return "context"
 
-    def _iteration(self, max_depth: int) -> str | None:
+    def _iteration(self, positions: int) -> str | None:
+        """Add an iteration, where the context has this many positions for drafted tokens and the bonus token."""
         state, drafter = self.state, self.state.drafter
+        max_depth = min(positions, self.stopping.remaining(self.tokens)) - 1
         adaptation = drafter.report(state.drafting)
         proposal = drafter.propose(state.drafting, max_depth, self.sampling)
-        if proposal.side_tree is not None and proposal.side_tree.depth > self.context - state.target.position - 2:
+        if proposal.side_tree is not None and proposal.side_tree.depth >= positions:
             proposal = replace(proposal, side_tree=None)  # the target has no positions for it
         tree = proposal.tree
         if drafter.drawing is Drawing.FIXED and tree.draws.any():
@@ -314,10 +315,7 @@ def check_vocabularies(target: LanguageModel, drafter: Drafter) -> None:
 
 
 def checked_prompt(
-    target: LanguageModel,
-    prompt: Sequence[int] | np.ndarray | torch.Tensor,
-    state: DecodingState | None,
-    max_new_tokens: int,
+    target: LanguageModel, prompt: TokenIds, state: DecodingState | None, max_new_tokens: int
 ) -> list[int]:
     """Return the prompt as a list of ids; ValueError as for `generate`."""
     array = torch.as_tensor(prompt, device="cpu").numpy()

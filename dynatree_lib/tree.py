@@ -68,11 +68,6 @@ class TokenTree:
         )
 
     @classmethod
-    def root_only(cls, token: int) -> TokenTree:
-        """Return the tree of autoregressive decoding: node 0 and nothing drafted."""
-        return cls.build([token], [ROOT])
-
-    @classmethod
     def from_paths(cls, token: int, paths: Iterable[Sequence[int]]) -> TokenTree:
         """Merge token paths below node 0 = `token` into a tree: common prefixes share nodes."""
         tokens, parents, known = [token], [ROOT], {}
@@ -115,18 +110,6 @@ class TokenTree:
             out.append(node)
             node = int(self.parents[node])
         return out[::-1]
-
-    def subtree(self, keep: np.ndarray) -> TokenTree:
-        """Return the tree of the nodes in `keep`: bool mask or ascending indices, node 0 and all parents included.
-
-        Raises:
-            ValueError: for a node without its parent.
-        """
-        index = np.flatnonzero(keep) if keep.dtype == bool else keep
-        parents = renumbering(len(self), index)[self.parents[index]]
-        if (parents[1:] < 0).any():
-            raise ValueError("subtree() needs a set of nodes that contains the parent of each of its nodes.")
-        return TokenTree(self.tokens[index], parents, self.logprobs[index], self.draws[index])
 
 
 def renumbering(count: int, keep: np.ndarray) -> np.ndarray:

@@ -24,6 +24,13 @@ def tree_mask_loop(parents: Sequence[int], prefix: int) -> np.ndarray:
     return mask
 
 
+def subtree(tree: TokenTree, nodes: Sequence[int]) -> TokenTree:
+    """The tree of these nodes, ascending, node 0 and the parents of all of them included."""
+    index = {node: number for number, node in enumerate(nodes)}
+    parents = [-1, *(index[int(tree.parents[node])] for node in nodes[1:])]
+    return TokenTree.build(tree.tokens[nodes], parents, tree.logprobs[nodes], tree.draws[nodes])
+
+
 def ancestors_or_self(parents: Sequence[int], node: int) -> set[int]:
     """Follow parents up to the root."""
     found = {node}

@@ -25,7 +25,7 @@ from dynatree_lib import (
     generate,
     load_pair,
 )
-from dynatree_lib.drafters.history import Controller, History
+from dynatree_lib.drafters.history import History
 from dynatree_lib.measure.methods import variant
 from dynatree_lib.measure.runner import DrafterRunner
 from dynatree_lib.models.pairs import Pair
@@ -380,17 +380,17 @@ def test_a_best_first_tree_costs_one_draft_forward_per_level(seed):
 
 
 # ---------------------------------------------------------------------------------------------- history: the controller
-def controller(mode="iteration", **changes):
+def rules(mode="iteration", **changes):
     given = {
-        "window": 3, "target": 0.7, "depth_gain": 0.5, "confidence_gain": 0.1, "base_depth": 2, "max_depth": 4,
-        "tau_low": 0.4, "rho_stop": 0.1,
+        "window": 3, "target_acceptance": 0.7, "depth_gain": 0.5, "confidence_gain": 0.1, "base_depth": 2,
+        "max_depth": 4, "tau_low": 0.4, "rho_stop": 0.1,
     }  # fmt: skip
-    return Controller(mode, **{**given, **changes})
+    return AdaptiveTree(DRAFT, history=mode, **{**given, **changes})
 
 
 def test_each_iteration_moves_both_parameters_in_proportion_to_the_windows_error():
     """The paper's update with W = 3, a* = 0.7, eta_D = 0.5, eta_h = 0.1, on committed / (D_0 + 2), by hand."""
-    rule, history = controller(), History(2, 0.9, 0.5)
+    rule, history = rules(), History(2, 0.9, 0.5)
     for committed, mean, base_depth, tau_high in [
         (4, 1.0, 2.15, 0.87),
         (4, 1.0, 2.3, 0.84),
@@ -401,7 +401,7 @@ def test_each_iteration_moves_both_parameters_in_proportion_to_the_windows_error
         (3, 0.5, 1.8, 0.94),  # D_0 = 1.9 is used as 1, so the statistic is 3/3
         (3, 2.25 / 3, 1.825, 0.935),
     ]:
-        history = rule.after_iteration(history, committed, 99)
+        history = history.after_iteration(rule, committed, 99)
         assert history.acceptance == pytest.approx(mean)
         assert (history.base_depth, history.tau_high) == pytest.approx((base_depth, tau_high))
     assert history.rho_deep == 0.5
@@ -409,14 +409,14 @@ def test_each_iteration_moves_both_parameters_in_proportion_to_the_windows_error
 
 def test_the_papers_statistic_is_the_fraction_of_drafted_tokens_committed():
     """The bonus token was not drafted."""
-    rule, history = controller("drafted"), History(2, 0.9, 0.5)
+    rule, history = rules("drafted"), History(2, 0.9, 0.5)
     for committed, drafted, mean, base_depth, tau_high in [
         (3, 8, 0.25, 1.775, 0.945),
         (4, 4, 0.5, 1.675, 0.965),  # (1/4 + 3/4) / 2
         (5, 5, 0.6, 1.625, 0.975),  # (1/4 + 3/4 + 4/5) / 3
         (1, 9, 1.55 / 3, 1.625 - 0.275 / 3, 0.975 + 0.055 / 3),
     ]:
-        history = rule.after_iteration(history, committed, drafted)
+        history = history.after_iteration(rule, committed, drafted)
         assert history.acceptance == pytest.approx(mean)
         assert (history.base_depth, history.tau_high) == pytest.approx((base_depth, tau_high))
 
@@ -425,9 +425,9 @@ def test_the_papers_statistic_is_the_fraction_of_drafted_tokens_committed():
 @pytest.mark.parametrize(("committed", "base_depth", "tau_high"), [(5, 3, 0.406), (1, 1, 0.994)])
 def test_the_parameters_stay_within_their_bounds(mode, committed, base_depth, tau_high):
     """D_0 in [1, D_max - 1], and tau_h inside (tau_l, 1), a hundredth of that from its ends."""
-    rule, history = controller(mode, depth_gain=40, confidence_gain=40), History(2, 0.9, 0.5)
+    rule, history = rules(mode, depth_gain=40, confidence_gain=40), History(2, 0.9, 0.5)
     for _ in range(5):
-        history = rule.after_iteration(history, committed, 4)
+        history = history.after_iteration(rule, committed, 4)
         assert 0.4 < history.tau_high < 1
         assert (history.base_depth, history.tau_high) == pytest.approx((base_depth, tau_high))
 
@@ -438,9 +438,9 @@ def after_texts(rule, history, rates):
     for rate in rates:
         for committed in (rate - 1, rate + 1):
             before = history
-            history = rule.after_iteration(history, committed, 20)
+            history = history.after_iteration(rule, committed, 20)
             assert replace(history, committed=0, iterations=0) == replace(before, committed=0, iterations=0)
-        history = rule.after_text(history)
+        history = history.after_text(rule)
         seen.append((history.base_depth, round(history.tau_high, 9), round(history.rho_deep, 9)))
     return seen
 
@@ -463,27 +463,27 @@ TEXTS = {"base_depth": 5, "max_depth": 8, "window": 10}
 )  # fmt: skip
 def test_the_authors_code_takes_one_step_per_text_from_the_fifth_on(rate, changed):
     """+-1 level and -+0.05, each within its clips; the statistic is always over the first D_0 + 2 = 7."""
-    seen = after_texts(controller("text", **TEXTS), History(5, 0.9, 0.5), [rate] * (4 + len(changed)))
+    seen = after_texts(rules("text", **TEXTS), History(5, 0.9, 0.5), [rate] * (4 + len(changed)))
     assert seen == [(5, 0.9, 0.5)] * 4 + changed
 
 
 def test_the_window_of_texts_forgets():
     """With W = 5: five texts at 1.0, then of 2/7: means 0.857, 0.714 (within the band), 0.571."""
-    seen = after_texts(controller("text", **{**TEXTS, "window": 5}), History(5, 0.9, 0.5), [7] * 5 + [2] * 3)
+    seen = after_texts(rules("text", **{**TEXTS, "window": 5}), History(5, 0.9, 0.5), [7] * 5 + [2] * 3)
     assert [base_depth for base_depth, _, _ in seen] == [5, 5, 5, 5, 6, 7, 7, 6]
 
 
 def test_the_statistic_of_a_text_is_over_the_first_depth_whatever_the_depth_is_now():
-    history = controller("text", **TEXTS).after_text(History(7, 0.8, 0.4, committed=40, iterations=8))
+    history = History(7, 0.8, 0.4, committed=40, iterations=8).after_text(rules("text", **TEXTS))
     assert history == History(7, 0.8, 0.4, (5 / 7,))
 
 
 def test_the_end_of_a_text_without_an_iteration_or_in_another_mode_changes_nothing():
     history = History(5, 0.9, 0.5, (1.0,) * 9)
-    assert controller("text", **TEXTS).after_text(history) == history
+    assert history.after_text(rules("text", **TEXTS)) == history
     history = replace(history, committed=70, iterations=10)
-    assert controller("iteration", **TEXTS).after_text(history) == history
-    assert controller("text", **TEXTS).after_text(history) != history
+    assert history.after_text(rules("iteration", **TEXTS)) == history
+    assert history.after_text(rules("text", **TEXTS)) != history
 
 
 # ---------------------------------------------------------------------------------------------- history: while decoding
@@ -700,30 +700,30 @@ def test_the_papers_statistic_pins_the_depth_at_1(texts):
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
-BRANCHING, CONFIDENCE = "1 <= B_min <= B_mid <= B_max", "0 < tau_l < tau_h < 1"
-DEPTHS, GATES = "1 <= D_0 < D_max", "0 < rho_stop < rho_deep < 1"
+BRANCHING, CONFIDENCE = "1 <= min_branching <= mid_branching <= max_branching", "0 < tau_low < tau_high < 1"
+DEPTHS, GATES = "1 <= base_depth < max_depth", "0 < rho_stop < rho_deep < 1"
 REFUSED = [
-    ({"min_branching": 3}, f"B_min=3, B_mid=2, B_max=3; the rule is {BRANCHING}"),
-    ({"mid_branching": 4}, f"B_min=1, B_mid=4, B_max=3; the rule is {BRANCHING}"),
+    ({"min_branching": 3}, f"min_branching is 3, mid_branching is 2, max_branching is 3; the rule is {BRANCHING}"),
+    ({"mid_branching": 4}, f"min_branching is 1, mid_branching is 4, max_branching is 3; the rule is {BRANCHING}"),
     ({"min_branching": 0}, "min_branching is 0; give a whole number of at least 1."),
-    ({"tau_low": 0.95}, f"tau_l=0.95 and tau_h=0.9; the rule is {CONFIDENCE}"),
+    ({"tau_low": 0.95}, f"tau_low is 0.95, tau_high is 0.9; the rule is {CONFIDENCE}"),
     ({"tau_low": 0.9}, CONFIDENCE),
     ({"tau_low": 0.0}, CONFIDENCE),
     ({"tau_high": 1.0}, CONFIDENCE),
-    ({"rho_stop": 0.5}, f"rho_stop=0.5 and rho_deep=0.5; the rule is {GATES}"),
+    ({"rho_stop": 0.5}, f"rho_stop is 0.5, rho_deep is 0.5; the rule is {GATES}"),
     ({"rho_stop": 0.0}, GATES),
     ({"rho_deep": 1.0}, GATES),
-    ({"base_depth": 8}, f"D_0=8 and D_max=8; the rule is {DEPTHS}"),
+    ({"base_depth": 8}, f"base_depth is 8, max_depth is 8; the rule is {DEPTHS}"),
     ({"base_depth": 0}, "base_depth is 0; give a whole number of at least 1."),
     ({"max_depth": 5}, DEPTHS),
-    ({"tau": 0.0}, "tau is 0.0; give a probability inside (0, 1), or None"),
-    ({"tau": 1.0}, "tau is 1.0; give a probability inside (0, 1), or None"),
+    ({"tau": 0.0}, "tau is 0.0; the rule is 0 < tau < 1, or None to prune nothing."),
+    ({"tau": 1.0}, "tau is 1.0; the rule is 0 < tau < 1, or None to prune nothing."),
     ({"max_nodes": 1}, "max_nodes is 1; the budget counts node 0, so give a whole number of at least 2."),
     ({"window": 0}, "window is 0; give a whole number of at least 1."),
-    ({"target_acceptance": 0.0}, "The target acceptance a* is 0.0; the rule is 0 < a* < 1"),
-    ({"target_acceptance": 1.0}, "The target acceptance a* is 1.0; the rule is 0 < a* < 1"),
-    ({"depth_gain": -0.1}, "The gains eta_D, eta_h are (-0.1, "),
-    ({"confidence_gain": -0.1}, "-0.1); the rule is that both are finite and none is negative."),
+    ({"target_acceptance": 0.0}, "target_acceptance is 0.0; the rule is 0 < target_acceptance < 1."),
+    ({"target_acceptance": 1.0}, "target_acceptance is 1.0; the rule is 0 < target_acceptance < 1."),
+    ({"depth_gain": -0.1}, "depth_gain is -0.1; the rule is 0 <= depth_gain < inf."),
+    ({"confidence_gain": -0.1}, "confidence_gain is -0.1; the rule is 0 <= confidence_gain < inf."),
 ]
 
 
@@ -755,8 +755,8 @@ def test_unknown_switch_words_are_refused_with_the_choices(switch, choices):
         ({"base_depth": 2.5}, "base_depth is 2.5; give a whole number"),
         ({"window": 2.5}, "window is 2.5; give a whole number"),
         ({"max_nodes": 10.5}, "max_nodes is 10.5; the budget counts node 0, so give a whole number"),
-        ({"depth_gain": math.nan}, "both are finite"),
-        ({"confidence_gain": math.inf}, "both are finite"),
+        ({"depth_gain": math.nan}, "depth_gain is nan; the rule is 0 <= depth_gain < inf."),
+        ({"confidence_gain": math.inf}, "confidence_gain is inf; the rule is 0 <= confidence_gain < inf."),
     ],
     ids=str,
 )
@@ -767,14 +767,14 @@ def test_numbers_of_the_wrong_kind_are_refused(options, words):
 
 def test_a_value_that_begins_beyond_a_bound_is_not_moved_the_wrong_way():
     """Clips: D_0 in [2, D_max - 1], tau_h in [0.5, 0.95], rho_deep in [0.3, 0.8]; others may begin so."""
-    good, bad = controller("text", window=1, target=0.5), controller("text", window=1, target=0.5, base_depth=1)
+    good, bad = (rules("text", window=1, target_acceptance=0.5, base_depth=depth) for depth in (2, 1))
     low = History(base_depth=1, tau_high=0.45, rho_deep=0.25, committed=70, iterations=10)
-    after = good.after_text(low)
+    after = low.after_text(good)
     assert (after.base_depth, after.tau_high, after.rho_deep) == (2, 0.45, 0.25)
-    after = bad.after_text(History(base_depth=1, tau_high=0.97, rho_deep=0.9, committed=10, iterations=100))
+    after = History(base_depth=1, tau_high=0.97, rho_deep=0.9, committed=10, iterations=100).after_text(bad)
     assert (after.base_depth, after.tau_high, after.rho_deep) == (1, 0.97, 0.9)
-    still = controller(depth_gain=0.0, confidence_gain=0.0)
-    edge = still.after_iteration(History(base_depth=5, tau_high=0.9999, rho_deep=0.5), 3, 9)
+    still = rules(depth_gain=0.0, confidence_gain=0.0)
+    edge = History(base_depth=5, tau_high=0.9999, rho_deep=0.5).after_iteration(still, 3, 9)
     assert (edge.base_depth, edge.tau_high) == (5, 0.9999)
 
 

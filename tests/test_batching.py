@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from examples import examples
 from models import noisy_copy, prompt, random_model, raw_model
 
 from dynatree_lib import FixedTree, Lookahead, NoDraft, SampledTree, Sampling, TokenTree, ToyModel, generate
@@ -62,7 +63,7 @@ def pair():
 @pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
 def test_texts_are_those_of_generate(pair, kind, temperature):
     target, draft = pair
-    for drafter in kind.examples(draft):
+    for drafter in examples(kind, draft):
         check(target, drafter, sampling=Sampling(temperature), max_new_tokens=20)
 
 
@@ -402,7 +403,7 @@ def test_models_that_cannot_share_a_forward_are_refused(pair):
     with pytest.raises(ValueError, match="sliding-window layers \\(window 8\\)"):
         generate_batch(random_model("mistral-window"), PROMPTS, NoDraft())
     with pytest.raises(ValueError, match="sessions of its own"):
-        generate_batch(target.with_sessions(type("Other", (target.session_class,), {})), PROMPTS, NoDraft())
+        generate_batch(target.altered(session_class=type("Other", (target.session_class,), {})), PROMPTS, NoDraft())
     with pytest.raises(TypeError, match="StreamingModel"):
         generate_batch(target, PROMPTS, FixedTree(StreamingModel(draft, 64)))
 

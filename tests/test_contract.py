@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from examples import examples
 from models import CONFIGS, hf_greedy, noisy_copy, prompt, random_model, raw_model
 
 from dynatree_lib import FixedTree, Sampling, TokenTree, generate
@@ -31,7 +32,7 @@ def trial(request):
 @pytest.mark.parametrize("commit", ["gather", "rebuild"])
 def test_greedy_text_is_transformers(trial, kind, commit):
     target, draft, cases = trial
-    for drafter in kind.examples(draft):
+    for drafter in examples(kind, draft):
         for ids, expected in cases:
             out = generate(target, ids, drafter, max_new_tokens=len(expected), commit=commit)
             assert out.tokens == expected, (drafter, ids.shape)
@@ -53,7 +54,7 @@ def test_eos_inside_a_path(trial, kind):
     inside = 0
     for place in firsts[:12]:
         expected = text[: place + 1]
-        for drafter in kind.examples(draft):
+        for drafter in examples(kind, draft):
             out = generate(target, ids, drafter, max_new_tokens=len(text), eos_token_ids=(text[place],))
             assert (out.tokens, out.finish_reason) == (expected, "eos")
             last = out.iterations[-1]

@@ -55,7 +55,7 @@ def test_the_tree_is_the_slow_twins(trials):
         tree, state = proposed(drafter)
         curves = {
             "verify": lambda n, d=drafter: float(d.verifying.at(n)),
-            "draft": lambda n, d=drafter: float(d.reading.at(n)),
+            "draft": lambda n, d=drafter: float(CostCurve(d.draft_cost).at(n)),
         }
         rest = {
             name: options[name]
@@ -202,7 +202,7 @@ def test_points_that_are_no_curve_are_refused(points):
     [
         ({"verify_cost": (1.0,)}, "cost curve"),
         ({"draft_cost": (0.1, -1.0)}, "cost curve"),
-        ({"rate": 0.0}, "rate is 0.0; give a positive number"),
+        ({"rate": 0.0}, "rate is 0.0; the rule is 0 < rate < inf"),
         ({"sharpness": float("inf")}, "sharpness is inf"),
         ({"learning": -0.1}, "learning is -0.1"),
         ({"child": 1.5}, "child is 1.5"),

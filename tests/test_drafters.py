@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import reference
+from examples import examples
 
 from dynatree_lib import Chain, FixedTree, RandomSource, ToyModel
 from dynatree_lib.drafters import DRAFTERS
@@ -62,7 +63,7 @@ def test_chain_is_the_drafts_greedy_text():
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("max_depth", [0, 1, 2])
 def test_room_is_respected_and_proposals_repeat(kind, max_depth):
-    for drafter in kind.examples(ToyModel.random(5, 1)):
+    for drafter in examples(kind, ToyModel.random(5, 1)):
         tree = proposed(drafter, max_depth)
         assert tree.depth <= max_depth
         assert tree.tokens[0] == TEXT[-1]

@@ -51,7 +51,7 @@ class World:
                 world.now += commit
                 super().commit(path)
 
-        return model.with_engine(timed).with_sessions(Committed)
+        return model.altered(engine=timed, session_class=Committed)
 
 
 def test_an_iteration_is_its_forward_and_what_the_loop_adds():

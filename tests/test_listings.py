@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from examples import examples
 
 from dynatree_lib import (
     ProgressiveTree,
@@ -54,7 +55,7 @@ WANTED = exact.text_distribution(TARGET, PROMPT, LENGTH, ONE)
 MODEL_FREE = [
     drafter
     for kind in DRAFTERS
-    for drafter in kind.examples(TARGET)
+    for drafter in examples(kind, TARGET)
     if drafter.model is None and drafter.drawing is Drawing.FIXED
 ]
 
@@ -99,7 +100,7 @@ BRANCHING = [kind for kind in dict.fromkeys(map(type, MODEL_FREE)) if kind not i
 def test_branching_trees_were_among_them(kind):
     found = [
         exact.texts(TARGET, drafter, TargetWalk(), PROMPT, LENGTH, ONE, warm=warmed(drafter))
-        for drafter in kind.examples(TARGET)
+        for drafter in examples(kind, TARGET)
     ]
     assert max(one.nodes for one in found) > 4
     assert max(one.siblings for one in found) >= 2

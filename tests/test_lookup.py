@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dynatree_lib import CostAwareTree, LookupTree, RandomSource, ToyModel, generate
-from dynatree_lib.drafters.copying import Copies
+from dynatree_lib.drafters.prompt_lookup import Copies
 from dynatree_lib.sampling import Sampling, Scores
 from dynatree_lib.verifiers.base import Verdict
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from examples import examples
 from models import noisy_copy, prompt, random_model
 from scipy import stats
 from scipy.optimize import linprog
@@ -1132,7 +1133,7 @@ def test_a_broken_draft_is_refused(distribution):
     "kind", [kind for kind in DRAFTERS if issubclass(kind, ModelDrafter)], ids=lambda kind: kind.name
 )
 def test_a_broken_draft_is_named(kind):
-    sound, broken = (list(kind.examples(draft)) for draft in (constant(0.2, 0.4, 0.4), broken_toy(NAN, 0.5, 0.5)))
+    sound, broken = (examples(kind, draft) for draft in (constant(0.2, 0.4, 0.4), broken_toy(NAN, 0.5, 0.5)))
     reads = [len(one.propose(one.start([0], RandomSource()), 4, ONE).tree) > 1 for one in sound]
     assert any(reads)  # where drafting is too dear, a drafter reads nothing
     for drafter in (one for one, reading in zip(broken, reads, strict=True) if reading):

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 import pytest
+import reference
 
 pytest.importorskip("plotly")
 
@@ -140,7 +141,7 @@ def test_draft_tree_marks_the_drafted_token_that_ended_the_text(iteration):
 
 
 def test_draft_tree_of_node_0_alone_is_a_figure():
-    assert len(plots.draft_tree(dt.TokenTree.root_only(5)).layout.annotations) == 1
+    assert len(plots.draft_tree(dt.TokenTree.build([5], [-1])).layout.annotations) == 1
 
 
 def test_labels_show_spaces_and_cannot_be_markup(iteration):
@@ -306,7 +307,7 @@ def test_growth_rows_say_what_the_rule_decided(grown):
 def test_growth_rows_name_each_way_to_stop(grown):
     one, drafter = grown
     leaf = Iteration(
-        one.tree.subtree(np.arange(3)), Verdict((), 7), one.adaptation
+        reference.subtree(one.tree, range(3)), Verdict((), 7), one.adaptation
     )  # nodes 1 and 2 at level 1, p .6, .35
     assert [row["decision"] for row in growth_rows(leaf, drafter)][1:] == ["no room", "no room"]
     shallow = Iteration(leaf.tree, leaf.verdict, {**one.adaptation, "base_depth": 1.9})

@@ -189,20 +189,18 @@ def test_ngrams_are_kept_by_the_token_before_them_latest_first():
             assert len(pool) == sum(map(len, known.values()))
 
 
-def test_copies_are_apart():
-    trees, rates, ngrams = CandidatePool(100), SuccessRates(PRIOR, 0.98), NgramPool(3)
+def test_joined_pools_are_apart():
+    trees, ngrams = CandidatePool(100), NgramPool(3)
     trees.child(trees.root(1), 2)
     ngrams.add(1, (2, 3))
-    others = trees.copy(), rates.copy(), ngrams.copy()
+    others = trees.joined(CandidatePool(100)), ngrams.joined(NgramPool(3))
     assert flat(others[0]) == flat(trees)
-    assert (others[0].nodes, others[0].now, others[0].size) == (trees.nodes, trees.now, trees.size)
+    assert (others[0].nodes, others[0].now, others[0].size) == (trees.nodes, trees.now + 1, trees.size)
     others[0].child(others[0].root(1), 3)
     others[0].settle()
-    others[1].learn(0, True)
-    others[2].add(1, (5, 5))
+    others[1].add(1, (5, 5))
     assert flat(trees) == {(1,): [0, 1], (1, 2): [0, 1]}
     assert (trees.nodes, trees.now) == (2, 0)
-    assert [rates[rank] for rank in range(4)] == pytest.approx([*PRIOR, PRIOR[-1]])
     assert ngrams.after(1) == [(2, 3)]
 
 
@@ -264,11 +262,11 @@ def test_an_absorbed_pool_comes_after_its_own(seed):
             slow.merge(branches)
             pool.settle()
             slow.settle()
-    untouched = flat(second)
-    first.absorb(second)
-    assert flat(first) == slow.paths
-    assert (first.nodes, first.now) == (len(slow.paths), slow.now + 1)
-    assert flat(second) == untouched
+    untouched = flat(first), flat(second)
+    both = first.joined(second)
+    assert flat(both) == slow.paths
+    assert (both.nodes, both.now) == (len(slow.paths), slow.now + 1)
+    assert (flat(first), flat(second)) == untouched
 
 
 def test_each_row_is_drawn_as_a_single_one_would_be():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from examples import examples
 from models import CONFIGS, hf_greedy, noisy_copy, prompt, random_model, raw_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -40,7 +41,7 @@ def trial(request):
 @pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
 def test_greedy_text_is_transformers(trial, kind):
     _, static, cases = trial
-    for number, drafter in enumerate(kind.examples(static.draft)):
+    for number, drafter in enumerate(examples(kind, static.draft)):
         commit = ("gather", "rebuild")[number % 2]
         for ids, expected in cases:
             assert generate(static.target, ids, drafter, max_new_tokens=len(expected), commit=commit).tokens == expected
@@ -52,7 +53,7 @@ def test_sampled_text_is_that_of_the_plain_cache(rule):
     pair = Pair("random", target, noisy_copy(target), None)
     static, compared = static_pair(pair), 0
     for kind in DRAFTERS:
-        for plain, other in zip(kind.examples(pair.draft), kind.examples(static.draft), strict=True):
+        for plain, other in zip(examples(kind, pair.draft), examples(kind, static.draft), strict=True):
             try:
                 rule().check(Sampling(1.0), plain.drawing, plain.chain)
             except ValueError:
@@ -224,7 +225,7 @@ def test_it_is_the_model_to_everything_else(trial):
     pair, static, _ = trial
     described = describe_model(static.target)
     assert described == {**describe_model(pair.target), "context": described["context"]}
-    narrow = static.target.narrowed(50)
+    narrow = static.target.altered(vocab_size=50)
     assert narrow.session().score([3], [-1], Sampling()).logits.shape == (1, 50)
     texts = [decode(narrow, [3], max_new_tokens=9).tokens for decode in (autoregressive_fast, autoregressive)]
     assert texts[0] == texts[1]
@@ -388,7 +389,7 @@ def test_copies_of_a_model_share_one_step_of_plain_decoding(captured):
     """A graph writes to the tensors it was captured with, so a copy must not have others (make_pair copies drafts)."""
     static = captured(random_model("gpt_neox"))
     expected = hf_greedy(static, prompt(20), 12)
-    for model in (static, static.narrowed(static.vocab_size), static):
+    for model in (static, static.altered(), static):
         assert autoregressive_fast(model, prompt(20), max_new_tokens=12).tokens == expected
 
 

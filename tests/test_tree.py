@@ -4,7 +4,7 @@ import reference
 
 from dynatree_lib import TokenTree
 from dynatree_lib.masks import additive, ancestor_matrix, depth_positions, sliding_window, tree_mask
-from dynatree_lib.tree import depths_of
+from dynatree_lib.tree import depths_of, renumbering
 
 
 def random_parents(n: int, seed: int, forest: bool = False) -> np.ndarray:
@@ -59,13 +59,10 @@ def test_from_paths_merges_prefixes():
     assert tree.parents.tolist() == [-1, 0, 1, 1, 0]
 
 
-def test_subtree_renumbers_and_refuses_orphans():
-    tree = TokenTree.build([5, 6, 7, 8], [-1, 0, 0, 2])
-    kept = tree.subtree(np.array([True, False, True, True]))
-    assert kept.tokens.tolist() == [5, 7, 8]
-    assert kept.parents.tolist() == [-1, 0, 1]
-    with pytest.raises(ValueError, match="contains the parent"):
-        tree.subtree(np.array([True, True, False, True]))
+def test_renumbering_follows_what_stays():
+    index = renumbering(4, np.array([0, 2, 3]))
+    assert index.tolist() == [0, -1, 1, 2, -1]
+    assert index[np.array([-1, 0, 0, 2])].tolist() == [-1, 0, 0, 1]  # of the parents; that of node 0 stays -1
 
 
 @pytest.mark.parametrize("parents", [[0, 0], [-1, 1], [-1, -1], [-1, 0, 5]])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from examples import examples
 
 from dynatree_lib import (
     Block,
@@ -27,7 +28,7 @@ from dynatree_lib.verifiers import VERIFIERS, Drawing
 
 TARGET = ToyModel.random(3, seed=1)
 DRAFT = TARGET.mixed(ToyModel.random(3, seed=2), 0.5)
-EXAMPLES = [example for kind in DRAFTERS for example in kind.examples(DRAFT)]
+EXAMPLES = [example for kind in DRAFTERS for example in examples(kind, DRAFT)]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -45,7 +46,7 @@ def test_greedy_equals_trying_every_path(seed):
 
 def test_greedy_takes_the_lowest_id_on_ties():
     scores = Scores(torch.tensor([[0.0, 1.0, 1.0]]), Sampling())
-    assert Greedy().verify(TokenTree.root_only(0), scores, None, None).next_token == 1
+    assert Greedy().verify(TokenTree.build([0], [-1]), scores, None, None).next_token == 1
 
 
 SAMPLINGS = [Sampling(1.0), Sampling(0.6, top_k=2), Sampling(1.5, top_p=0.8)]

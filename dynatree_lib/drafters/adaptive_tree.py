@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -14,10 +14,10 @@ from ..models.base import LanguageModel
 from ..sampling import RandomSource, Scores
 from ..tree import POINT
 from ..verifiers.base import Drawing, Verdict
-from .base import Drafter, ModelDrafter, Proposal
+from .base import ModelDrafter, Proposal
 from .builder import DraftState, Draw, TreeBuilder
-from .checks import check_choices, check_counts, check_max_nodes, require
-from .history import Controller, History, Mode
+from .checks import check_choices, check_counts, check_max_nodes, check_rules
+from .history import History, Mode
 
 
 @dataclass(kw_only=True)
@@ -32,7 +32,7 @@ class AdaptiveState(DraftState):
 
 
 @dataclass(frozen=True)
-class AdaptiveTree(ModelDrafter[AdaptiveState]):
+class AdaptiveTree(ModelDrafter):
     """DRAFTTREE of DynaTree adaptive (section 3.3, Algorithm 1), one draft forward per level.
 
     A node u at level d, with path probability p(u) under the draft, is expanded iff d < D_max, p(u) >= rho_stop,
@@ -60,7 +60,7 @@ class AdaptiveTree(ModelDrafter[AdaptiveState]):
         max_nodes: N_max, nodes of the tree, node 0 included.
         breadth: "confidence", or None: every node gets B_mid children.
         depth: "confidence", or None: all nodes above level D_0 are expanded, as far as tau lets them.
-        history: what D_0 and tau_h follow (`history.Controller`): "iteration" (default), "drafted" (the paper's
+        history: what D_0 and tau_h follow (`history.Mode`): "iteration" (default), "drafted" (the paper's
             statistic), "text" (the authors' code), or None.
         window: W of history adaptation.
         target_acceptance: a*.
@@ -104,56 +104,22 @@ class AdaptiveTree(ModelDrafter[AdaptiveState]):
     name = "adaptive-tree"
 
     def __post_init__(self) -> None:
-        b_min, b_mid, b_max = self.min_branching, self.mid_branching, self.max_branching
         check_counts(self, "min_branching", "mid_branching", "max_branching", "base_depth", "max_depth", "window")
         check_max_nodes(self)
         check_choices(self, breadth=("confidence", None), depth=("confidence", None), deep=(">", ">="))
         check_choices(self, root=("target", "draft"), prune=("stop", "remove"), draw=get_args(Draw))
         check_choices(self, history=(*get_args(Mode), None))
-        require(
-            b_min <= b_mid <= b_max,
-            f"The branching bounds are B_min={b_min}, B_mid={b_mid}, B_max={b_max}; the rule is "
-            "1 <= B_min <= B_mid <= B_max (min_branching, mid_branching, max_branching).",
+        check_rules(
+            self,
+            "1 <= min_branching <= mid_branching <= max_branching",
+            "0 < tau_low < tau_high < 1",
+            "0 < rho_stop < rho_deep < 1",
+            "1 <= base_depth < max_depth",
+            "0 < tau < 1, or None to prune nothing",
+            "0 < target_acceptance < 1",
+            "0 <= depth_gain < inf",
+            "0 <= confidence_gain < inf",
         )
-        require(
-            0 < self.tau_low < self.tau_high < 1,
-            f"The confidence thresholds are tau_l={self.tau_low} and tau_h={self.tau_high}; the rule is "
-            "0 < tau_l < tau_h < 1 (tau_low, tau_high).",
-        )
-        require(
-            0 < self.rho_stop < self.rho_deep < 1,
-            f"The depth thresholds are rho_stop={self.rho_stop} and rho_deep={self.rho_deep}; the rule is "
-            "0 < rho_stop < rho_deep < 1.",
-        )
-        require(
-            self.base_depth < self.max_depth,
-            f"The depths are D_0={self.base_depth} and D_max={self.max_depth}; the rule is 1 <= D_0 < D_max "
-            "(base_depth, max_depth).",
-        )
-        in_range = self.tau is None or 0 < self.tau < 1
-        require(in_range, f"tau is {self.tau}; give a probability inside (0, 1), or None to prune nothing.")
-        require(
-            0 < self.target_acceptance < 1,
-            f"The target acceptance a* is {self.target_acceptance}; the rule is 0 < a* < 1 (target_acceptance).",
-        )
-        gains = self.depth_gain, self.confidence_gain
-        require(
-            all(0 <= gain < math.inf for gain in gains),
-            f"The gains eta_D, eta_h are {gains}; the rule is that both are finite and none is negative.",
-        )
-
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield each switch, thresholds that act at random models' low confidence, a budget that binds."""
-        flat: dict[str, Any] = {"tau_high": 0.3, "tau_low": 0.1, "rho_stop": 0.001, "rho_deep": 0.01, "tau": None}
-        yield cls(draft)
-        yield cls(draft, **flat, base_depth=2, max_depth=6, max_nodes=30, history=None)
-        yield cls(draft, **{**flat, "tau": 0.02}, history="drafted", prune="remove", max_nodes=40)
-        yield cls(draft, **flat, breadth=None, history="text", root="draft", max_nodes=12)
-        yield cls(draft, **flat, depth=None, base_depth=3, max_nodes=25, deep=">=")
-        small: dict[str, Any] = {**flat, "mid_branching": 1, "max_branching": 2, "base_depth": 1, "max_depth": 2}
-        yield cls(draft, **small, draw="distinct", max_nodes=6)
-        yield cls(draft, **{**small, "tau": 0.2}, draw="iid", prune="remove", max_nodes=5)
 
     @classmethod
     def published(cls, draft: LanguageModel, max_nodes: int = 256, **changes: Any) -> AdaptiveTree:
@@ -172,14 +138,6 @@ class AdaptiveTree(ModelDrafter[AdaptiveState]):
         return Drawing.SELECTED if self.prune == "remove" and self.tau is not None else Drawing.RECORDED
 
     # ------------------------------------------------------------------------------------------------------ the state
-    @property
-    def controller(self) -> Controller:
-        """The rule of history adaptation."""
-        return Controller(
-            self.history or "iteration", self.window, self.target_acceptance, self.depth_gain, self.confidence_gain,
-            self.base_depth, self.max_depth, self.tau_low, self.rho_stop,
-        )  # fmt: skip
-
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> AdaptiveState:
         history = History(self.base_depth, self.tau_high, self.rho_deep)
@@ -187,19 +145,19 @@ class AdaptiveTree(ModelDrafter[AdaptiveState]):
 
     @override
     def extend(self, state: AdaptiveState, tokens: Sequence[int]) -> AdaptiveState:
-        state.history = self.controller.after_text(state.history)  # another turn is another text to the history
+        state.history = state.history.after_text(self)  # another turn is another text to the history
         return super().extend(state, tokens)
 
     @override
     def inherit(self, state: AdaptiveState, earlier: AdaptiveState) -> AdaptiveState:
-        state.history = self.controller.after_text(earlier.history)
+        state.history = earlier.history.after_text(self)
         return state
 
     @override
     def observe(self, state: AdaptiveState, proposal: Proposal, scores: Scores, verdict: Verdict) -> AdaptiveState:
         if self.history:
             committed, drafted = len(verdict.path) + 1, len(proposal.tree) - 1
-            state.history = self.controller.after_iteration(state.history, committed, drafted)
+            state.history = state.history.after_iteration(self, committed, drafted)
         return super().observe(state, proposal, scores, verdict)
 
     def report(self, state: AdaptiveState) -> dict[str, float]:
@@ -208,7 +166,7 @@ class AdaptiveTree(ModelDrafter[AdaptiveState]):
 
     # ------------------------------------------------------------------------------------------------------- the tree
     @override
-    def grow(self, builder: TreeBuilder[AdaptiveState], max_depth: int) -> None:
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         now = builder.state.history
         active = np.array([0])
         for level in range(min(self.max_depth, max_depth)):
@@ -227,9 +185,7 @@ class AdaptiveTree(ModelDrafter[AdaptiveState]):
             indices, *columns = (column[:space] for column in children)
             active = builder.add(active[indices], *columns)
 
-    def _children(
-        self, builder: TreeBuilder[AdaptiveState], active: np.ndarray, level: int, now: History
-    ) -> tuple[np.ndarray, ...]:
+    def _children(self, builder: TreeBuilder, active: np.ndarray, level: int, now: History) -> tuple[np.ndarray, ...]:
         """Read the active nodes; return of all children the index into them, token, log-probability and draw."""
         if self.draw != "top":
             logits = builder.logits(active)

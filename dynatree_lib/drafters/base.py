@@ -6,19 +6,19 @@ A drafter object holds hyper-parameters only. What changes while decoding is in 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
 from ..models.base import LanguageModel
 from ..sampling import GREEDY, DraftDistributions, RandomSource, Sampling, Scores
-from ..tree import TokenTree
+from ..tree import ROOT, TokenTree
 from ..verifiers.base import Drawing, Verdict
-from .builder import DraftState, State, TreeBuilder
+from .builder import DraftState, TreeBuilder
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,6 @@ class Drafter(ABC):
     def check(self, target: LanguageModel) -> None:  # noqa: B027 - most drafters serve every target
         """Raise ValueError, before any work, where this drafter cannot serve the target."""
 
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield instances that the contract tests run; override to cover every switch."""
-        yield cls()
-
     @abstractmethod
     def start(self, prompt: Sequence[int], random: RandomSource) -> Any:
         """Return the state for a new text of these committed tokens; `random` is the drafting stream."""
@@ -126,14 +121,14 @@ class NoDraft(Drafter):
 
     @override
     def propose(self, state: int, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
-        return Proposal(TokenTree.root_only(state))
+        return Proposal(TokenTree.build([state], [ROOT]))
 
     @override
     def observe(self, state: int, proposal: Proposal, scores: Scores, verdict: Verdict) -> int:
         return verdict.next_token
 
 
-class ModelDrafter(Drafter, Generic[State]):
+class ModelDrafter(Drafter):
     """A drafter with a draft model, which is its first field; subclasses grow the tree level by level.
 
     The draft's cache is kept between iterations. The state is a `DraftState`, or a subclass of it.
@@ -146,11 +141,6 @@ class ModelDrafter(Drafter, Generic[State]):
         """The draft model."""
         return self.draft
 
-    @classmethod
-    @override
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        yield cls(draft)  # type: ignore[call-arg]
-
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> Any:
         if not isinstance(self.draft, LanguageModel):
@@ -160,13 +150,13 @@ class ModelDrafter(Drafter, Generic[State]):
         return DraftState(session, int(prompt[-1]), random)
 
     @override
-    def extend(self, state: State, tokens: Sequence[int]) -> State:
+    def extend(self, state: Any, tokens: Sequence[int]) -> Any:
         state.session.extend(self._known([state.root, *tokens[:-1]]))
         state.root = int(tokens[-1])
         return state
 
     @override
-    def propose(self, state: State, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
+    def propose(self, state: Any, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         state.session.rollback()  # an interrupted iteration may have left nodes behind
         max_depth = min(max_depth, self.draft.context - state.session.position - 1)
         builder = TreeBuilder(state, self.draft.vocab_size - 1, sampling)
@@ -181,11 +171,11 @@ class ModelDrafter(Drafter, Generic[State]):
         return [min(int(token), self.draft.vocab_size - 1) for token in tokens]
 
     @abstractmethod
-    def grow(self, builder: TreeBuilder[State], max_depth: int) -> None:
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         """Add nodes to a tree that holds node 0, at most `max_depth` levels of them."""
 
     @override
-    def observe(self, state: State, proposal: Proposal, scores: Scores, verdict: Verdict) -> State:
+    def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
         path = [0, *verdict.path]
         read = [int(node) for node in state.pending[path] if node >= 0]
         state.session.commit(read)

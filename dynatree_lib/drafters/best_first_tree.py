@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from typing_extensions import override
 
 from ..models.base import LanguageModel
-from .base import Drafter, ModelDrafter
+from .base import ModelDrafter
 from .builder import TreeBuilder
 from .checks import check_counts, check_max_nodes
 
@@ -42,13 +41,6 @@ class BestFirstTree(ModelDrafter):
     def __post_init__(self) -> None:
         check_counts(self, "depth", "branching")
         check_max_nodes(self)
-
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield a budget that binds early, one that never does, a chain."""
-        yield cls(draft)
-        yield cls(draft, max_nodes=40, depth=3, branching=3)
-        yield cls(draft, max_nodes=5, depth=6, branching=1)
 
     @override
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:

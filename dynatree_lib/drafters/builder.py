@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,7 +35,6 @@ class DraftState:
     pending: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
-State = TypeVar("State", bound=DraftState)
 CAPACITY = 64
 """Nodes for which a tree builder has space at first; it doubles."""
 COLUMNS = {
@@ -44,11 +43,11 @@ COLUMNS = {
 }  # fmt: skip
 
 
-class TreeBuilder(Generic[State]):
+class TreeBuilder:
     """A tree while it grows: node arrays, and the draft's forward over a frontier of nodes.
 
     Attributes:
-        state: the state of the text.
+        state: the state of the text, a `DraftState`.
         sampling: the target's.
         highest: largest token id the draft knows.
         distributions: what sampled children were drawn from; None before the first.
@@ -64,7 +63,7 @@ class TreeBuilder(Generic[State]):
     pending: np.ndarray
     draws: np.ndarray
 
-    def __init__(self, state: State, highest: int, sampling: Sampling = GREEDY) -> None:
+    def __init__(self, state: Any, highest: int, sampling: Sampling = GREEDY) -> None:
         self.state = state
         self.sampling = sampling
         self.highest = highest

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from typing_extensions import override
 
 from ..models.base import LanguageModel
-from .base import Drafter, ModelDrafter
+from .base import ModelDrafter
 from .builder import TreeBuilder
 from .checks import check_counts
 
@@ -33,11 +32,6 @@ class Chain(ModelDrafter):
 
     def __post_init__(self) -> None:
         check_counts(self, "length")
-
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield the shortest, a usual one, a long one."""
-        yield from (cls(draft, length) for length in (1, 4, 9))
 
     @override
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +12,9 @@ from ..models.base import LanguageModel
 
 if TYPE_CHECKING:
     from .base import Drafter
+
+
+COMPARE = {"<": operator.lt, "<=": operator.le}
 
 
 def require(holds: bool, message: str) -> None:
@@ -37,6 +42,22 @@ def check_choices(drafter: Drafter, **choices: tuple[Any, ...]) -> None:
     for name, known in choices.items():
         value = getattr(drafter, name)
         require(value in known, f"{name} is {value!r}; choose from {', '.join(map(repr, known))}.")
+
+
+def check_rules(drafter: Drafter, *rules: str) -> None:
+    """Check rules of hyper-parameters such as "0 < tau_low < tau_high < 1"; a hyper-parameter that is None is off.
+
+    What follows a comma in a rule is part of the message only.
+    """
+    for rule in rules:
+        comparison = rule.partition(",")[0].split()
+        fields = {term: getattr(drafter, term) for term in comparison[::2] if hasattr(drafter, term)}
+        if None in fields.values():
+            continue
+        values = [fields[term] if term in fields else float(term) for term in comparison[::2]]
+        holds = all(COMPARE[sign](*pair) for sign, pair in zip(comparison[1::2], pairwise(values), strict=True))
+        given = ", ".join(f"{name} is {value}" for name, value in fields.items())
+        require(holds, f"{given}; the rule is {rule}.")
 
 
 def check_reach(target: LanguageModel, depth: int, text: str) -> None:

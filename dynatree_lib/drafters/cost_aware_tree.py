@@ -2,39 +2,173 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
+from ..costs import INITIAL_STEPS, CostCurve
 from ..models.base import LanguageModel
-from .base import Drafter
+from ..sampling import RandomSource, Scores
+from ..verifiers.base import Verdict
+from .base import ModelDrafter, Proposal
 from .best_first_tree import highest
-from .builder import TreeBuilder
-from .cost_aware import CostAwareDrafter, CostAwareState
+from .builder import DraftState, TreeBuilder
+from .checks import check_counts, check_max_nodes, check_rules, make_tuples
+
+SHARPNESS = (0.5, 8.0)
+"""Limits of the learnt sharpness."""
+
+
+@dataclass
+class CostAwareState(DraftState):
+    """A draft state, and what was learnt about the text.
+
+    Attributes:
+        sharpness: exponent on the draft's probabilities, after its updates.
+        committed: tokens, and `spent`: predicted cost in greedy steps, so far.
+        expected: accepted tokens that the draft promised for the current tree.
+        drafting: predicted cost of drafting the current tree.
+    """
+
+    sharpness: float = 1.0
+    committed: float = 0.0
+    spent: float = 0.0
+    expected: float = 0.0
+    drafting: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """The rate in use, tokens per greedy step."""
+        return self.committed / self.spent
 
 
 @dataclass(frozen=True)
-class CostAwareTree(CostAwareDrafter[CostAwareState]):
-    """The nodes and levels that pay for themselves; `CostAwareDrafter` has the rule, the options and the errors."""
+class CostAwareTree(ModelDrafter):
+    """The nodes and levels that bring more tokens than their time, by the draft and measured cost curves.
 
+    Let a(u) be the estimated probability that node u is accepted, and r the tokens committed per unit of cost so far.
+    A node pays if it gains more tokens than its time would have brought anyway: a(u) > r * its marginal cost. A further
+    level is drafted if its nodes can be expected to gain more than r * (its forward + their marginal costs), looking
+    one level ahead; the first level if some number of levels can. With the right r this aims at the largest long-run
+    rate (renewal reward). Best-first trees of a fixed size maximise the tokens of an iteration whatever it costs.
+
+    a(u) is the product along the path of the draft's probabilities raised to `sharpness` and normalised, because a
+    greedy target takes the draft's first choice more often than the draft's probability says. The sharpness follows the
+    text: it grows when more tokens are accepted than promised, and falls when fewer are. No clock is read: the same
+    text gives the same trees.
+
+    The default costs are those of the bundled pair on two CPU cores, rounded; for another machine or pair `dynatree
+    tune` measures them. Sharpness, learning and child were chosen on bundled prompts outside the first 20.
+
+    Args:
+        draft: the draft model.
+        verify_cost: cost of the target's forward over 1, 2, 4, ... nodes, the host's share included, in greedy steps
+            of the target; `dynatree tune` measures it.
+        draft_cost: cost of one level of drafting by reading 1, 2, 4, ... nodes, in the same unit.
+        overhead: what drafting adds to an iteration besides, however many levels are drafted.
+        rate: tokens per greedy step to begin with; the text's own takes over.
+        sharpness: exponent to begin with.
+        learning: how fast the sharpness follows the text; 0 keeps it.
+        child: probability that a node has an accepted child if it is accepted itself, assumed before it is read.
+        branching: most children of a node.
+        depth: most levels below node 0.
+        max_nodes: most nodes, node 0 included.
+
+    Raises:
+        ValueError: for costs that are no curve, a rate, sharpness <= 0, learning < 0, child outside (0, 1],
+            branching or depth < 1, max_nodes < 2.
+    """
+
+    draft: LanguageModel
+    verify_cost: tuple[float, ...] = (1.0, 1.05, 1.1, 1.3, 1.5, 2.1, 3.3)
+    draft_cost: tuple[float, ...] = (0.2, 0.21, 0.23, 0.26, 0.32)
+    overhead: float = 0.15
+    rate: float = 2.0
+    sharpness: float = 2.0
+    learning: float = 0.03
+    child: float = 0.85
+    branching: int = 4
+    depth: int = 16
+    max_nodes: int = 64
     name = "cost-aware-tree"
 
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield the default, nodes that cost nothing, nodes and levels that cost much without learning."""
-        yield cls(draft)
-        yield cls(draft, verify_cost=(1.0, 1.0, 1.0), draft_cost=(0.001, 0.001), depth=4, max_nodes=40)
-        yield cls(draft, verify_cost=(1.0, 1.4, 2.2), draft_cost=(0.2, 0.3), learning=0.0)
+    def __post_init__(self) -> None:
+        make_tuples(self, "verify_cost", "draft_cost")
+        for points in (self.verify_cost, self.draft_cost):
+            CostCurve(points)  # raises ValueError where they are no curve
+        check_counts(self, "depth", "branching")
+        check_max_nodes(self)
+        check_rules(self, "0 < rate < inf", "0 < sharpness < inf", "0 <= overhead < inf", "0 <= learning < inf")
+        check_rules(self, "0 < child <= 1")
+
+    # ------------------------------------------------------------------------------------------------------ the state
+    @override
+    def start(self, prompt: Sequence[int], random: RandomSource) -> CostAwareState:
+        return CostAwareState(
+            **vars(super().start(prompt, random)), sharpness=self.sharpness, committed=INITIAL_STEPS * self.rate,
+            spent=INITIAL_STEPS,
+        )  # fmt: skip
 
     @override
-    def grow(self, builder: TreeBuilder[CostAwareState], max_depth: int) -> None:
+    def inherit(self, state: Any, earlier: Any) -> Any:
+        state.sharpness = earlier.sharpness
+        state.committed = INITIAL_STEPS * earlier.committed / earlier.spent  # with the weight of a given rate
+        return state
+
+    @override
+    def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
+        state.committed += len(verdict.path) + 1
+        state.spent += state.drafting + float(self.tree_costs[len(proposal.tree)])
+        surprise = len(verdict.path) - state.expected
+        low, high = SHARPNESS
+        state.sharpness = max(low, min(high, state.sharpness * math.exp(self.learning * surprise)))
+        state.expected = state.drafting = 0.0  # an iteration without a tree promises nothing
+        return super().observe(state, proposal, scores, verdict)
+
+    def report(self, state: Any) -> dict[str, float]:
+        """Return sharpness and rate in use."""
+        return {"sharpness": state.sharpness, "rate": state.rate}
+
+    # ------------------------------------------------------------------------------------------ the curves, as tables
+    @cached_property
+    def verifying(self) -> CostCurve:
+        """The target's cost by nodes."""
+        return CostCurve(self.verify_cost)
+
+    @cached_property
+    def marginal_costs(self) -> np.ndarray:
+        """[n] the cost of one node more in a tree of n nodes."""
+        return np.array([0.0, *(self.verifying.marginal_cost(nodes) for nodes in range(1, self.max_nodes + 1))])
+
+    @cached_property
+    def tree_costs(self) -> np.ndarray:
+        """[n] the cost of verifying a tree of n nodes."""
+        return np.array([0.0, *self.verifying.at(np.arange(1, self.max_nodes + 1))])
+
+    @cached_property
+    def level_costs(self) -> np.ndarray:
+        """[n] the cost of a level that reads n nodes."""
+        return np.array([0.0, *CostCurve(self.draft_cost).at(np.arange(1, self.max_nodes + 1))])
+
+    @cached_property
+    def path_gains(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens that a path of 1, 2, ... levels can be expected to gain, and its cost."""
+        levels = np.arange(1, self.depth + 1)
+        return np.cumsum(self.child**levels), levels * (self.marginal_costs[1] + self.level_costs[1])
+
+    # ------------------------------------------------------------------------------------------------------- the tree
+    @override
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         state, rate = builder.state, builder.state.rate
         estimate = np.ones(1)  # a(u)
         frontier = np.array([0])
         for level in range(min(self.depth, max_depth)):
-            frontier = self.paying(frontier, estimate, rate, len(builder))
+            frontier = self.paying(frontier, estimate[frontier], rate, len(builder))
             if not len(frontier):
                 break
             tokens, logprobs, sharp = builder.most_probable(frontier, self.branching, state.sharpness)
@@ -49,3 +183,39 @@ class CostAwareTree(CostAwareDrafter[CostAwareState]):
                 builder.keep(best)
                 estimate, frontier = estimate[best], np.flatnonzero(best >= before)
         state.expected = self.cut(builder, estimate, rate)
+
+    def levels_pay(self, rate: float, share: float, once: float) -> bool:
+        """Return whether some number of levels, gaining `share` of their tokens, pays for itself and a cost `once`."""
+        gain, cost = self.path_gains
+        return bool((share * gain > rate * (cost + once)).any())
+
+    def paying(self, frontier: np.ndarray, gains: np.ndarray, rate: float, nodes: int) -> np.ndarray:
+        """Return the nodes of the frontier that make up the next level, ascending; none where no level pays.
+
+        Args:
+            frontier: (f,) nodes of the last level.
+            gains: (f,) tokens that the child of each may gain at most, a(u).
+            rate: tokens per greedy step.
+            nodes: of the tree.
+        """
+        if nodes == 1:
+            return frontier if self.levels_pay(rate, 1.0, self.overhead + self.verifying.step) else frontier[:0]
+        if len(frontier) <= 1:  # as below, without sorting
+            cost = self.marginal_costs[nodes] + self.level_costs[1]
+            return frontier if len(frontier) and gains[0] * self.child > rate * cost else frontier[:0]
+        order = np.argsort(-gains, kind="stable")
+        cost = self.marginal_costs[nodes] * np.arange(1, len(order) + 1) + self.level_costs[1 : len(order) + 1]
+        net = np.cumsum(gains[order]) * self.child - rate * cost
+        best = int(np.argmax(net))
+        return np.sort(frontier[order[: best + 1]]) if net[best] > 0 else frontier[:0]
+
+    def cut(self, builder: TreeBuilder, estimate: np.ndarray, rate: float) -> float:
+        """Keep the most probable nodes, as many as pay; return the tokens they promise.
+
+        A parent is no less probable than its children, so what stays is a tree.
+        """
+        gain = np.cumsum(-np.sort(-estimate))
+        size = int(np.argmax(gain - rate * self.tree_costs[1 : len(gain) + 1])) + 1
+        if size < len(estimate):
+            builder.keep(highest(estimate, size))
+        return float(gain[size - 1]) - 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,9 +10,9 @@ import numpy as np
 from typing_extensions import override
 
 from ..models.base import LanguageModel
-from .base import Drafter, ModelDrafter
+from .base import ModelDrafter
 from .builder import TreeBuilder
-from .checks import check_choices, check_counts, check_max_nodes, make_tuples, require
+from .checks import check_choices, check_counts, check_max_nodes, check_rules, make_tuples
 
 
 @dataclass(frozen=True)
@@ -55,16 +54,7 @@ class FixedTree(ModelDrafter):
         check_counts(self, "depth", "branching")
         check_max_nodes(self)
         check_choices(self, root=("target", "draft"), prune=("stop", "remove"))
-        in_range = self.tau is None or 0 < self.tau < 1
-        require(in_range, f"tau is {self.tau}; give a probability inside (0, 1), or None to prune nothing.")
-
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield each switch, a budget that binds, a threshold that prunes."""
-        yield cls(draft)
-        yield cls(draft, depth=4, branching=3, tau=None, max_nodes=40)
-        yield cls(draft, depth=3, branching=(3, 2, 1), tau=0.1, prune="remove")
-        yield cls(draft, depth=6, branching=2, tau=0.2, max_nodes=9, root="draft")
+        check_rules(self, "0 < tau < 1, or None to prune nothing")
 
     @classmethod
     def published(cls, draft: LanguageModel, depth: int, branching: int, tau: float, max_nodes: int) -> FixedTree:

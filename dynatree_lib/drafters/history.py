@@ -6,9 +6,15 @@ The paper and its authors' code differ in the measured statistic, in how often i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from .adaptive_tree import AdaptiveTree
 
 Mode = Literal["iteration", "drafted", "text"]
+"""What is measured, and when. "iteration": after every iteration, committed tokens / (D_0 + 2) with its own D_0;
+"drafted": the same with the paper's statistic, the fraction of drafted tokens committed; "text": the authors' code,
+fixed steps once per text, on its tokens per iteration / (D_0 + 2) with the first D_0."""
 
 AT_LEAST = 5
 """Texts before the authors' code adapts anything."""
@@ -21,6 +27,10 @@ STEP = 0.05
 @dataclass(frozen=True)
 class History:
     """The values that adaptation changes, and the past it follows.
+
+    They move so that the acceptance statistic comes to a*, in proportion to its distance (in mode "text" by fixed
+    steps). D_0 stays within [1, D_max - 1]; tau_h inside (tau_l, 1), and within [0.5, 0.95] in mode "text"; rho_deep
+    above rho_stop, and within [0.3, 0.8]. `rules` is the tree whose options say how.
 
     Attributes:
         base_depth: D_0, fractional; a tree uses its floor.
@@ -43,69 +53,39 @@ class History:
         """Mean of the recent statistics, NaN before the first."""
         return sum(self.recent) / len(self.recent) if self.recent else float("nan")
 
-
-@dataclass(frozen=True)
-class Controller:
-    """A rule that moves D_0 and tau_h so that an acceptance statistic comes to a*.
-
-    Attributes:
-        mode: "iteration": after every iteration, proportionally, on committed tokens / (D_0 + 2) with that iteration's
-            D_0; "drafted": the same on the paper's statistic, the fraction of drafted tokens committed; "text": the
-            authors' code, fixed steps once per text, on its tokens per iteration / (D_0 + 2) with the first D_0.
-        window: W, iterations (or texts) in the mean.
-        target: a*.
-        depth_gain: eta_D, levels per unit of acceptance.
-        confidence_gain: eta_h, change of tau_h per unit of acceptance.
-        base_depth: the first D_0.
-        max_depth: D_max; D_0 stays within [1, D_max - 1].
-        tau_low: tau_l; tau_h stays inside (tau_l, 1), and within [0.5, 0.95] in mode "text".
-        rho_stop: rho_deep stays above it, and within [0.3, 0.8].
-    """
-
-    mode: Mode
-    window: int
-    target: float
-    depth_gain: float
-    confidence_gain: float
-    base_depth: int
-    max_depth: int
-    tau_low: float
-    rho_stop: float
-
-    def after_iteration(self, history: History, committed: int, drafted: int) -> History:
+    def after_iteration(self, rules: AdaptiveTree, committed: int, drafted: int) -> History:
         """Return the history after an iteration: tokens committed, bonus included, and drafted, without node 0."""
-        if self.mode == "text":
-            return replace(history, committed=history.committed + committed, iterations=history.iterations + 1)
+        if rules.history == "text":
+            return replace(self, committed=self.committed + committed, iterations=self.iterations + 1)
         if not drafted:  # an iteration without a tree says nothing about the draft
-            return history
-        share, ratio = (committed - 1) / drafted, committed / (int(history.base_depth) + 2)
-        statistic = share if self.mode == "drafted" else ratio
-        recent = (*history.recent, statistic)[-self.window :]
-        error = sum(recent) / len(recent) - self.target
+            return self
+        share, ratio = (committed - 1) / drafted, committed / (int(self.base_depth) + 2)
+        statistic = share if rules.history == "drafted" else ratio
+        recent = (*self.recent, statistic)[-rules.window :]
+        error = sum(recent) / len(recent) - rules.target_acceptance
         return replace(
-            history,
+            self,
             recent=recent,
-            base_depth=_moved(history.base_depth, self.depth_gain * error, 1, self.max_depth - 1),
-            tau_high=_moved(history.tau_high, -self.confidence_gain * error, *_just_inside(self.tau_low, 1.0)),
+            base_depth=_moved(self.base_depth, rules.depth_gain * error, 1, rules.max_depth - 1),
+            tau_high=_moved(self.tau_high, -rules.confidence_gain * error, *_just_inside(rules.tau_low, 1.0)),
         )
 
-    def after_text(self, history: History) -> History:
+    def after_text(self, rules: AdaptiveTree) -> History:
         """Return the history after a whole text; only mode "text" changes anything."""
-        if self.mode != "text" or not history.iterations:
-            return history
-        statistic = history.committed / history.iterations / (self.base_depth + 2)
-        recent = (*history.recent, statistic)[-self.window :]
-        history = replace(history, recent=recent, committed=0, iterations=0)
-        error = history.acceptance - self.target
-        if len(recent) < min(AT_LEAST, self.window) or abs(error) <= DEAD_BAND:
-            return history
+        if rules.history != "text" or not self.iterations:
+            return self
+        statistic = self.committed / self.iterations / (rules.base_depth + 2)
+        now = replace(self, recent=(*self.recent, statistic)[-rules.window :], committed=0, iterations=0)
+        error = now.acceptance - rules.target_acceptance
+        if len(now.recent) < min(AT_LEAST, rules.window) or abs(error) <= DEAD_BAND:
+            return now
         sign = 1 if error > 0 else -1
-        floor, ceiling = _just_inside(self.tau_low, 1.0)
+        floor, ceiling = _just_inside(rules.tau_low, 1.0)
         return replace(
-            history,
-            base_depth=_moved(history.base_depth, sign, 2, self.max_depth - 1),
-            tau_high=_moved(history.tau_high, -sign * STEP, max(0.5, floor), min(0.95, ceiling)),
-            rho_deep=_moved(history.rho_deep, -sign * STEP, max(0.3, _just_inside(self.rho_stop, 1.0)[0]), 0.8),
+            now,
+            base_depth=_moved(now.base_depth, sign, 2, rules.max_depth - 1),
+            tau_high=_moved(now.tau_high, -sign * STEP, max(0.5, floor), min(0.95, ceiling)),
+            rho_deep=_moved(now.rho_deep, -sign * STEP, max(0.3, _just_inside(rules.rho_stop, 1.0)[0]), 0.8),
         )
 
 

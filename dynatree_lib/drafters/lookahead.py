@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from typing_extensions import override
 
 from ..models.base import LanguageModel
-from ..sampling import GREEDY, RandomSource, Sampling, Scores
+from ..sampling import RandomSource
 from ..tree import ROOT, TokenTree
-from ..verifiers.base import Verdict
-from .base import Drafter, Proposal
 from .checks import check_counts, check_reach
 from .ngrams import NgramDrafter, NgramState
 from .pool import NgramPool, random_tokens
@@ -30,7 +28,7 @@ class LookaheadState(NgramState):
 
 
 @dataclass(frozen=True)
-class Lookahead(NgramDrafter[LookaheadState]):
+class Lookahead(NgramDrafter):
     """Lookahead decoding: `window` future positions are guessed in parallel by fixed-point (Jacobi) iteration.
 
     The window holds the guesses of the last n - 1 iterations. Column j is a path of n - 1 tokens, one of each
@@ -59,13 +57,6 @@ class Lookahead(NgramDrafter[LookaheadState]):
         check_counts(self, "window", "guesses")
         check_counts(self, "ngram", least=2, because="it counts the token an n-gram is found by, so ")
 
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield the paper's setting for 7B models, the smallest windows, pooled text."""
-        yield cls()
-        yield cls(window=1, ngram=2, guesses=2)
-        yield cls(window=3, ngram=3, guesses=3, text=True)
-
     # ------------------------------------------------------------------------------------------------------ the state
     @property
     def reach(self) -> int:
@@ -84,11 +75,7 @@ class Lookahead(NgramDrafter[LookaheadState]):
 
     # --------------------------------------------------------------------------------------------------- an iteration
     @override
-    def propose(self, state: LookaheadState, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
-        side_tree = self._side_tree(state) if self.reach else None
-        return Proposal(self.candidates_of(state, max_depth), side_tree=side_tree)
-
-    def _side_tree(self, state: LookaheadState) -> TokenTree:
+    def side_tree(self, state: LookaheadState) -> TokenTree:
         """Return the window level by level: level 0 a chain, column j of the others below its place j."""
         first, *others = state.levels
         tokens, parents = [state.root, *first], [ROOT, *range(len(first))]
@@ -100,15 +87,11 @@ class Lookahead(NgramDrafter[LookaheadState]):
         return TokenTree.build(tokens, parents)
 
     @override
-    def observe(self, state: LookaheadState, proposal: Proposal, scores: Scores, verdict: Verdict) -> LookaheadState:
-        if proposal.side_tree is not None or self.reach == 0:
-            columns = scores.argmax[len(scores) - len(state.levels[-1]) :].tolist()
-            self._move(state, columns if self.ngram > 2 else [int(scores.argmax[0]), *columns])
-        return self.extend(state, verdict.tokens(proposal.tree))
-
-    def _move(self, state: LookaheadState, predicted: list[int]) -> None:
+    def grow(self, state: LookaheadState, predicted: list[int]) -> None:
         """Pool the n-grams of a full window with the token predicted after each column; move on by a position."""
         levels = state.levels
+        if self.ngram > 2:  # otherwise the columns are node 0 and level 0
+            predicted = predicted[-len(levels[-1]) :]
         if len(levels) == self.ngram - 1:
             for first, *rest in zip([state.root, *levels[0]], *levels[1:], predicted, strict=False):
                 state.pool.add(first, tuple(rest))

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
-from ..models.base import LanguageModel
 from ..sampling import RandomSource, Scores
 from ..tree import ROOT, renumbering
 from ..verifiers.base import Verdict
-from .base import Drafter, Proposal
+from .base import Proposal
 from .best_first_tree import highest
 from .builder import TreeBuilder
 from .checks import check_counts
-from .copying import Copies
-from .cost_aware import CostAwareDrafter, CostAwareState
+from .cost_aware_tree import CostAwareState, CostAwareTree
+from .prompt_lookup import Copies
 
 
 @dataclass(kw_only=True)
@@ -41,10 +40,10 @@ class _Estimates:
     probability: np.ndarray
     copy: np.ndarray
 
-    def promised(self, nodes: np.ndarray) -> np.ndarray:
-        """Return the probability of the copied child of each of these nodes; 0 for none."""
+    def fresh(self, nodes: np.ndarray) -> np.ndarray:
+        """Return the probability of each of these nodes without what its copied child promises already."""
         copy = self.copy[nodes]
-        return np.where(copy >= 0, self.probability[copy], 0.0)
+        return self.probability[nodes] - np.where(copy >= 0, self.probability[copy], 0.0)
 
     def append(self, probability: np.ndarray) -> None:
         """Append nodes without copied children."""
@@ -58,7 +57,7 @@ class _Estimates:
 
 
 @dataclass(frozen=True)
-class LookupTree(CostAwareDrafter[LookupState]):
+class LookupTree(CostAwareTree):
     """A cost-aware tree that starts with a path copied from the text: the tokens that followed its last tokens before.
 
     Texts repeat themselves, and a copy (prompt lookup, n-gram speculation) needs no forward of the draft. How often
@@ -67,11 +66,11 @@ class LookupTree(CostAwareDrafter[LookupState]):
     gain only the share 1 - h. Where copies are good nothing is drafted; where they are not this is a `CostAwareTree`.
 
     Args:
-        ngram: tokens that must have occurred before; `CostAwareDrafter` has the other options.
+        ngram: tokens that must have occurred before; `CostAwareTree` has the other options.
         longest: most copied tokens.
 
     Raises:
-        ValueError: for ngram or longest < 1, and as for `CostAwareDrafter`.
+        ValueError: for ngram or longest < 1, and as for `CostAwareTree`.
     """
 
     ngram: int = 2
@@ -81,14 +80,6 @@ class LookupTree(CostAwareDrafter[LookupState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_counts(self, "ngram", "longest")
-
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield the default; frequent matches of one token; free drafting beside copies; budgets that bind."""
-        yield cls(draft)
-        yield cls(draft, ngram=3, longest=4)
-        free: dict[str, Any] = {"verify_cost": (1.0, 1.0), "draft_cost": (0.001, 0.001), "overhead": 0.0}
-        yield cls(draft, **free, ngram=1, depth=4, max_nodes=12)
 
     # ------------------------------------------------------------------------------------------------------ the state
     @override
@@ -104,7 +95,7 @@ class LookupTree(CostAwareDrafter[LookupState]):
 
     @override
     def inherit(self, state: LookupState, earlier: LookupState) -> LookupState:
-        state.copies.rates = earlier.copies.rates.copy()  # the earlier text itself is not copied from
+        state.copies.rates = deepcopy(earlier.copies.rates)  # the earlier text itself is not copied from
         return super().inherit(state, earlier)
 
     @override
@@ -122,13 +113,12 @@ class LookupTree(CostAwareDrafter[LookupState]):
 
     # ------------------------------------------------------------------------------------------------------- the tree
     @override
-    def grow(self, builder: TreeBuilder[LookupState], max_depth: int) -> None:
+    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         state, rate = builder.state, builder.state.rate
         estimates = self._copy(builder, min(self.longest, self.max_nodes - 1, max_depth), rate)
         frontier = np.array([0])
         for level in range(min(self.depth, max_depth)):
-            fresh = np.ones(len(builder))  # what a copy does not already promise
-            fresh[frontier] = estimates.probability[frontier] - estimates.promised(frontier)
+            fresh = estimates.fresh(frontier)
             if level or len(builder) == 1:
                 frontier = self.paying(frontier, fresh, rate, len(builder))
             elif not self.levels_pay(rate, float(fresh[0]), self.overhead):
@@ -139,7 +129,7 @@ class LookupTree(CostAwareDrafter[LookupState]):
             frontier = self._read(builder, estimates, frontier, rate)
         state.expected = self.cut(builder, estimates.probability, rate)
 
-    def _copy(self, builder: TreeBuilder[LookupState], count: int, rate: float) -> _Estimates:
+    def _copy(self, builder: TreeBuilder, count: int, rate: float) -> _Estimates:
         """Add the copied tokens that pay for a node."""
         state = builder.state
         state.copied = state.copies.following(count)
@@ -150,15 +140,12 @@ class LookupTree(CostAwareDrafter[LookupState]):
         builder.add_path(state.copied[:count], np.log(estimates.probability[1:] / estimates.probability[:-1]))
         return estimates
 
-    def _read(
-        self, builder: TreeBuilder[LookupState], estimates: _Estimates, frontier: np.ndarray, rate: float
-    ) -> np.ndarray:
+    def _read(self, builder: TreeBuilder, estimates: _Estimates, frontier: np.ndarray, rate: float) -> np.ndarray:
         """Read nodes of the frontier and add the children that pay; return the next frontier, copies included."""
         tokens, logprobs, sharp = builder.most_probable(frontier, self.branching, builder.state.sharpness)
         copy = estimates.copy[frontier]
         copied = np.where(copy >= 0, builder.tokens[copy], -1)[:, None] == tokens
-        fresh = estimates.probability[frontier] - estimates.promised(frontier)
-        probabilities = fresh[:, None] * np.exp(sharp)
+        probabilities = estimates.fresh(frontier)[:, None] * np.exp(sharp)
         for index in np.flatnonzero(copied.any(-1)):  # the draft proposes the copied token too
             node = int(copy[index])
             factor = 1 + float(probabilities[index][copied[index]][0]) / estimates.probability[node]

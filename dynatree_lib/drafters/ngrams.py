@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
 from typing_extensions import override
 
+from ..sampling import GREEDY, Sampling, Scores
 from ..tree import TokenTree
-from .base import Drafter
+from ..verifiers.base import Verdict
+from .base import Drafter, Proposal
 from .pool import NgramPool
 
 
@@ -28,18 +31,18 @@ class NgramState:
     tail: list[int]
 
 
-PooledState = TypeVar("PooledState", bound=NgramState)
+class NgramDrafter(Drafter):
+    """A drafter of the n-grams pooled after the last token, as one tree with shared prefixes; subclasses fill the pool.
 
-
-class NgramDrafter(Drafter, Generic[PooledState]):
-    """A drafter whose candidates are the n-grams pooled after the last token; subclasses fill the pool."""
+    They do so by guesses in a side tree, each of which the target extends by a token.
+    """
 
     ngram: int
     text: bool
     """Whether the n-grams of the text itself are pooled too."""
 
     @override
-    def extend(self, state: PooledState, tokens: Sequence[int]) -> PooledState:
+    def extend(self, state: Any, tokens: Sequence[int]) -> Any:
         for token in tokens if self.text else ():
             state.tail.append(int(token))
             if len(state.tail) == self.ngram:
@@ -50,16 +53,32 @@ class NgramDrafter(Drafter, Generic[PooledState]):
         return state
 
     @override
-    def inherit(self, state: PooledState, earlier: PooledState) -> PooledState:
-        pool = earlier.pool.copy()
-        pool.absorb(state.pool)
-        state.pool = pool
+    def inherit(self, state: Any, earlier: Any) -> Any:
+        state.pool = earlier.pool.joined(state.pool)
         return state
 
-    def report(self, state: PooledState) -> dict[str, float]:
+    def report(self, state: Any) -> dict[str, float]:
         """Return the size of the pool."""
         return {"pool_ngrams": float(len(state.pool))}
 
-    def candidates_of(self, state: PooledState, max_depth: int) -> TokenTree:
-        """Return the n-grams pooled after the last token, cut at `max_depth`, as one tree with shared prefixes."""
-        return TokenTree.from_paths(state.root, [ngram[: max(max_depth, 0)] for ngram in state.pool.after(state.root)])
+    @override
+    def propose(self, state: Any, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
+        ngrams = [ngram[: max(max_depth, 0)] for ngram in state.pool.after(state.root)]
+        return Proposal(TokenTree.from_paths(state.root, ngrams), side_tree=self.side_tree(state))
+
+    @override
+    def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
+        if proposal.side_tree is not None:
+            self.grow(state, [int(scores.argmax[0]), *scores.argmax[len(proposal.tree) :].tolist()])
+        return self.extend(state, verdict.tokens(proposal.tree))
+
+    @abstractmethod
+    def side_tree(self, state: Any) -> TokenTree:
+        """Return the guesses that the target extends, below the last token."""
+
+    @abstractmethod
+    def grow(self, state: Any, predicted: list[int]) -> None:
+        """Pool the n-grams that end in a prediction and extend the guesses.
+
+        `predicted` has the token after each node of the side tree.
+        """

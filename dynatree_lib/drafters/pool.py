@@ -90,20 +90,20 @@ class CandidatePool:
         for token in path[1:]:
             node = self.child(node, token)
 
-    def absorb(self, other: CandidatePool) -> None:
-        """Merge another pool's trees by M, as merged after everything in this one."""
-        self._take(other)
-        self.now += other.now
-        self.settle()
-
-    def _take(self, other: CandidatePool) -> None:
-        todo = [(other.roots, self.roots)]
-        for source, kept in todo:  # grows while it is read
-            for token, node in source.items():
-                same = self._made(kept, token)
-                same.stamp = self.now + node.stamp
-                same.count += node.count
-                todo.append((node.children, same.children))
+    def joined(self, other: CandidatePool) -> CandidatePool:
+        """Return a new pool of both pools' trees, merged by M, the other's as merged after everything in this one."""
+        both = CandidatePool(self.size)
+        for pool in (self, other):
+            todo = [(pool.roots, both.roots)]
+            for source, kept in todo:  # grows while it is read
+                for token, node in source.items():
+                    same = both._made(kept, token)
+                    same.stamp = both.now + node.stamp
+                    same.count += node.count
+                    todo.append((node.children, same.children))
+            both.now += pool.now
+        both.settle()
+        return both
 
     def __iter__(self) -> Iterator[PoolNode]:
         nodes = [*self.roots.values()]
@@ -119,13 +119,6 @@ class CandidatePool:
                 del siblings[token]
             todo += [node.children for node in siblings.values()]
         self.nodes = sum(1 for _ in self)
-
-    def copy(self) -> CandidatePool:
-        """Return an independent copy."""
-        other = CandidatePool(self.size)
-        other._take(self)
-        other.now = self.now
-        return other
 
 
 def ranked(node: PoolNode) -> list[PoolNode]:
@@ -201,18 +194,14 @@ class NgramPool:
         """Return the n-grams seen after a token, the latest first."""
         return [*reversed(self._after.get(token, ()))]
 
-    def absorb(self, other: NgramPool) -> None:
-        """Add another pool's n-grams, as seen after everything in this one."""
-        for token, known in other._after.items():
-            for ngram in known:
-                self.add(token, ngram)
+    def joined(self, other: NgramPool) -> NgramPool:
+        """Return a new pool of both pools' n-grams, the other's as seen after everything in this one."""
+        both = NgramPool(self.size, self.tokens)
+        for pool in (self, other):
+            for token, known in pool._after.items():
+                for ngram in known:
+                    both.add(token, ngram)
+        return both
 
     def __len__(self) -> int:
         return self._count
-
-    def copy(self) -> NgramPool:
-        """Return an independent copy."""
-        other = NgramPool(self.size, self.tokens)
-        other._after = OrderedDict((token, known.copy()) for token, known in self._after.items())
-        other._count = self._count
-        return other

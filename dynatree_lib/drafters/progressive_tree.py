@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,7 +16,7 @@ from ..sampling import GREEDY, RandomSource, Sampling, Scores, probabilities
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal
-from .checks import check_counts, check_reach, make_tuples, require
+from .checks import check_counts, check_reach, check_rules, make_tuples, require
 from .pool import CandidatePool, PoolNode, best_first, random_tokens, ranked
 from .rates import SuccessRates
 
@@ -145,15 +146,7 @@ class ProgressiveTree(Drafter):
         if self.verify_cost is not None:
             CostCurve(self.verify_cost)  # raises ValueError where it is no curve
         Sampling(self.temperature, self.top_k, self.top_p)
-        require(0 < self.rate < math.inf, f"rate is {self.rate}; give a positive number.")
-
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield the default, tight caps with the text merged, drawn expansion, a cost-aware cap."""
-        yield cls()
-        yield cls(depth=3, children=2, start_tree=(2, 2), max_draft=6, max_candidates=4, max_pool=150, text_depth=2)
-        yield cls(depth=4, children=3, temperature=1.0, top_k=3, start_tree=(1,), prune_first=False)
-        yield cls(depth=4, start_tree=(2,), text_depth=9, verify_cost=(1.0, 1.3, 1.35, 1.4, 1.6, 2.1, 3.2))
+        check_rules(self, "0 < rate < inf")
 
     @property
     def _levels(self) -> Sequence[int]:
@@ -190,9 +183,8 @@ class ProgressiveTree(Drafter):
 
     @override
     def inherit(self, state: ProgressiveState, earlier: ProgressiveState) -> ProgressiveState:
-        pool = earlier.pool.copy()
-        pool.absorb(state.pool)
-        state.pool, state.rates = pool, earlier.rates.copy()  # the draft tree is the new text's own
+        state.pool = earlier.pool.joined(state.pool)  # the draft tree is the new text's own
+        state.rates = deepcopy(earlier.rates)
         return state
 
     def report(self, state: ProgressiveState) -> dict[str, float]:

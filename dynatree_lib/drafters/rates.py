@@ -31,9 +31,3 @@ class SuccessRates:
         rank = min(rank, len(self.right) - 1)
         self.tried[rank] = self.memory * self.tried[rank] + 1
         self.right[rank] = self.memory * self.right[rank] + right
-
-    def copy(self) -> SuccessRates:
-        """Return an independent copy."""
-        other = SuccessRates((), self.memory)
-        other.right, other.tried = [*self.right], [*self.tried]
-        return other

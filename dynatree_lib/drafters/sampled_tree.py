@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -13,9 +13,9 @@ from typing_extensions import override
 from ..models.base import LanguageModel
 from ..sampling import Sampling
 from ..verifiers.base import Drawing
-from .base import Drafter, ModelDrafter
+from .base import ModelDrafter
 from .builder import Draw, TreeBuilder
-from .checks import check_choices, check_counts, make_tuples, require
+from .checks import check_choices, check_counts, check_rules, make_tuples, require
 from .fixed_tree import at_level
 
 _EAGLE = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
@@ -85,18 +85,7 @@ class SampledTree(ModelDrafter):
             f"shape is {self.shape}; give the parent slot of slots 1, 2, ... in breadth-first order, for example "
             "(0, 0, 1, 1) for two children of node 0 and two of the first of them.",
         )
-        warm = self.temperature is None or 0 < self.temperature < float("inf")
-        require(warm, f"temperature is {self.temperature}; give a positive number, or None for the target's.")
-
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield a chain, every way of drawing, an irregular shape, a draft with a temperature of its own."""
-        yield cls(draft, depth=3, branching=1)
-        yield cls(draft, depth=2, branching=2)
-        yield cls(draft, depth=2, branching=(2, 1), draw="iid")
-        yield cls(draft, depth=2, branching=2, draw="hybrid")
-        yield cls(draft, depth=2, branching=2, draw="top")
-        yield cls(draft, shape=(0, 0, 1, 1, 3), temperature=0.7)
+        check_rules(self, "0 < temperature < inf, or None for the target's")
 
     @property
     def drawing(self) -> Drawing:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from typing_extensions import override
 
 from ..models.base import LanguageModel
-from ..sampling import GREEDY, RandomSource, Sampling, Scores
+from ..sampling import RandomSource
 from ..tree import ROOT, TokenTree
-from ..verifiers.base import Verdict
-from .base import Drafter, Proposal
 from .checks import check_counts, check_reach, require
 from .ngrams import NgramDrafter, NgramState
 from .pool import NgramPool, random_tokens
@@ -32,7 +30,7 @@ class SelfDraftState(NgramState):
 
 
 @dataclass(frozen=True)
-class SelfDraft(NgramDrafter[SelfDraftState]):
+class SelfDraft(NgramDrafter):
     """Self-Draft without its corpus: branches that begin with random tokens of the prompt, and a context cache.
 
     Beside the tree the target scores some lines below the last token, unseen by each other. A line begins with a few
@@ -73,13 +71,6 @@ class SelfDraft(NgramDrafter[SelfDraftState]):
             f"prediction; give at most {self.length + 2}, or a greater length.",
         )
 
-    @classmethod
-    def examples(cls, draft: LanguageModel) -> Iterator[Drafter]:
-        """Yield the default, the smallest, and branches without the text."""
-        yield cls()
-        yield cls(branches=1, length=1, perturbation=1, ngram=2, candidates=1)
-        yield cls(branches=3, length=3, ngram=3, text=False)
-
     # ------------------------------------------------------------------------------------------------------ the state
     @override
     def check(self, target: LanguageModel) -> None:
@@ -94,20 +85,16 @@ class SelfDraft(NgramDrafter[SelfDraftState]):
 
     # --------------------------------------------------------------------------------------------------- an iteration
     @override
-    def propose(self, state: SelfDraftState, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
+    def side_tree(self, state: SelfDraftState) -> TokenTree:
+        """Return the branches as lines below the last token."""
         tokens, parents = [state.root], [ROOT]
         for branch in state.branches:
             parents += [0, *range(len(tokens), len(tokens) + len(branch) - 1)]
             tokens += branch
-        return Proposal(self.candidates_of(state, max_depth), side_tree=TokenTree.build(tokens, parents))
+        return TokenTree.build(tokens, parents)
 
     @override
-    def observe(self, state: SelfDraftState, proposal: Proposal, scores: Scores, verdict: Verdict) -> SelfDraftState:
-        if proposal.side_tree is not None:
-            self._grow(state, [int(scores.argmax[0]), *scores.argmax[len(proposal.tree) :].tolist()])
-        return self.extend(state, verdict.tokens(proposal.tree))
-
-    def _grow(self, state: SelfDraftState, predicted: list[int]) -> None:
+    def grow(self, state: SelfDraftState, predicted: list[int]) -> None:
         """Pool every n-gram that ends in a prediction, and add the last prediction of each branch to the branch."""
         place, before = 0, self.ngram - 1
         for number, (branch, full) in enumerate(zip(state.branches, state.full, strict=True)):

@@ -48,12 +48,7 @@ class Session(ABC):
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
-        self.length = 0
-        self.position = 0
-        self.forwards = 0
-        self.scored = 0
-        self._queue: list[int] = []
-        self._parents = np.empty(0, np.int64)
+        self.start([])
 
     @property
     def pending(self) -> int:
@@ -65,7 +60,8 @@ class Session(ABC):
         self._reset()
         self.length, self.position = 0, 0
         self.forwards, self.scored = 0, 0
-        self._queue, self._parents = [], np.empty(0, np.int64)
+        self._queue: list[int] = []
+        self._parents = np.empty(0, np.int64)
         self.extend(prompt)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -138,7 +134,7 @@ class Session(ABC):
 
     @abstractmethod
     def _reset(self) -> None:
-        """Forget the sequence."""
+        """Forget the sequence, if there is one; the constructor calls it too."""
 
     @abstractmethod
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:

@@ -97,25 +97,21 @@ class HFModel(LanguageModel):
         """Return a new, empty session with its own cache."""
         return self.session_class(self)
 
-    def with_engine(self, engine: Engine) -> HFModel:
-        """Return the same model (weights shared) whose forwards another engine runs, for example one that wraps it."""
-        other = copy.copy(self)
-        other.engine = engine
-        return other
+    def altered(self, **attributes: Any) -> HFModel:
+        """Return the same model (weights shared) with other attributes.
 
-    def with_sessions(self, session_class: type[HFSession]) -> HFModel:
-        """Return the same model (weights shared), which opens sessions of another class."""
-        other = copy.copy(self)
-        other.session_class = session_class
-        return other
+        Args:
+            attributes: `engine`, for example one that wraps this model's; `session_class`; `vocab_size`, where the
+                logits end: some families pad their embeddings differently per size, and the surplus columns are no
+                tokens; `vocabulary`; or `around` (see `observed`).
 
-    def narrowed(self, width: int) -> HFModel:
-        """Return the same model (weights shared) whose logits end after `width` tokens.
-
-        Some families pad their embeddings differently per size; the surplus columns are no tokens.
+        Raises:
+            AttributeError: for an attribute that the model does not have.
         """
         other = copy.copy(self)
-        other.vocab_size = min(self.vocab_size, width)
+        for name in attributes:
+            getattr(other, name)
+        vars(other).update(attributes)
         return other
 
     def forward(
@@ -141,9 +137,7 @@ class HFModel(LanguageModel):
 
         `around` returns the logits of `run(*arguments)`; it may time the call or keep its arguments.
         """
-        other = copy.copy(self)
-        other.around = around
-        return other
+        return self.altered(around=around)
 
     def mask(
         self, base: int, tail: np.ndarray, queries: np.ndarray, keys: np.ndarray
@@ -184,9 +178,8 @@ class HFSession(Session):
     """One sequence in the cache of a transformers model."""
 
     def __init__(self, model: HFModel) -> None:
-        super().__init__(model.name)
         self.model = model
-        self._reset()
+        super().__init__(model.name)
 
     def _reset(self) -> None:
         self._cache = TreeCache(self.model.layers, devices=self.model.layer_devices)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,8 +111,8 @@ def make_pair(target: HFModel, draft: HFModel, name: str | None = None) -> Pair:
             f"Target '{target.name}' and draft '{draft.name}' have different vocabularies, so drafted token ids would "
             "mean other words; use a draft with the target's tokenizer, or distil one with `dynatree train`."
         )
-    draft = draft.narrowed(target.vocab_size)
-    draft.vocabulary = target.vocabulary  # every token the draft has is the target's, under the same number
+    # Every token the draft has is the target's, under the same number.
+    draft = draft.altered(vocab_size=min(draft.vocab_size, target.vocab_size), vocabulary=target.vocabulary)
     return Pair(name or f"{target.name} + {draft.name}", target, draft, target.tokenizer)
 
 
@@ -143,27 +141,15 @@ def load_model(
     return HFModel(model.to(device) if simple else model, tokenizer, engine=engine)
 
 
-@contextlib.contextmanager
-def _quiet(local: bool) -> Iterator[None]:
-    """No progress bar for files at hand; a download keeps it."""
+def _from_pretrained(kind: str, source: str, **options: Any) -> Any:
+    import transformers
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
-    if local:
+    if Path(source).is_dir():  # files at hand need no progress bar; a download keeps it
         logging.disable_progress_bar()
     try:
-        yield
-    finally:
-        if local and shown:
-            logging.enable_progress_bar()
-
-
-def _from_pretrained(kind: str, source: str, **options: Any) -> Any:
-    import transformers
-
-    try:
-        with _quiet(Path(source).is_dir()):
-            return getattr(transformers, kind).from_pretrained(source, **options)
+        return getattr(transformers, kind).from_pretrained(source, **options)
     except (OSError, ImportError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(
@@ -171,6 +157,9 @@ def _from_pretrained(kind: str, source: str, **options: Any) -> Any:
             f"config.json, *.safetensors and tokenizer.json, or set {MODELS_FOLDER} to a folder with "
             "ORGANISATION/NAME inside; gated models also need an access token (hf auth login). The pair 'tiny' ships."
         ) from error
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _sources(name: str) -> tuple[str | Path, str | Path]:

@@ -66,9 +66,8 @@ class ToySession(Session):
     """A session that looks every context up in the table, in float64."""
 
     def __init__(self, model: ToyModel) -> None:
-        super().__init__(model.name)
         self.model = model
-        self._reset()
+        super().__init__(model.name)
 
     @override
     def _reset(self) -> None:

@@ -66,9 +66,9 @@ def arrange(
         raise TypeError("The published implementation's faults need transformers models; this tree's draft is not one.")
     faults = {NodeByNodeSession: switches.batching == "node", RereadingSession: switches.draft_cache == "reread"}
     if kinds := [kind for kind, wanted in faults.items() if wanted]:
-        draft = draft.with_sessions(type("PublishedDraftSession", tuple(kinds), {}))
+        draft = draft.altered(session_class=type("PublishedDraftSession", tuple(kinds), {}))
     if switches.positions == "flat":
-        target = target.with_sessions(FlatPositionSession)
+        target = target.altered(session_class=FlatPositionSession)
     return target, replace(tree, draft=draft, root=switches.root, depth=tree.depth + 1), switches.commit
 
 

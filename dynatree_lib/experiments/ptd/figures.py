@@ -136,7 +136,7 @@ def forward_mask(drafted: Iteration | Proposal, tokenizer: Any = None, prefix: i
         tokenizer: labels nodes with token text.
         prefix: columns drawn of the prefix, which every node sees.
     """
-    side_tree = drafted.side_tree or TokenTree.root_only(int(drafted.tree.tokens[0]))
+    side_tree = drafted.side_tree or TokenTree.build([int(drafted.tree.tokens[0])], [-1])
     tokens, parents = Proposal(side_tree, side_tree=drafted.tree).nodes
     group = np.repeat([0, 1, 2], [1, len(side_tree) - 1, len(drafted.tree) - 1])
     depths = np.concatenate([side_tree.depths, drafted.tree.depths[1:]])

@@ -255,7 +255,7 @@ def _reading_by(target: HFModel, size: int | None) -> HFModel:
                 self.extend(prompt[first : first + step])
                 self.flush()
 
-    return target.with_sessions(Reading)
+    return target.altered(session_class=Reading)
 
 
 def _other_engines(target: HFModel) -> Iterator[tuple[str, HFModel]]:
@@ -267,7 +267,7 @@ def _other_engines(target: HFModel) -> Iterator[tuple[str, HFModel]]:
             other = HFModel(target.model, target.tokenizer, engine=name, check=False)
         except ValueError:  # it does not serve this model
             continue
-        yield f"{name} engine", other.narrowed(target.vocab_size)
+        yield f"{name} engine", other.altered(vocab_size=min(other.vocab_size, target.vocab_size))
     if why_not_static(target) is None:
         yield "static buffers", StaticModel(target, check=False)
 
