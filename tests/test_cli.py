@@ -14,9 +14,11 @@ def command(monkeypatch):
     """Put a command `probe` into the table whose main raises, or returns, what it is given."""
 
     def install(action):
-        module = SimpleNamespace(configure=lambda parser: None, main=action)
-        monkeypatch.setitem(cli.COMMANDS, "probe", ("dynatree_lib.probe", "a test's command"))
-        monkeypatch.setitem(sys.modules, "dynatree_lib.probe", module)
+        def configure(parser):
+            """A test's command."""
+
+        monkeypatch.setitem(cli.COMMANDS, "probe", configure)
+        monkeypatch.setitem(sys.modules, "dynatree_lib.cli.probe", SimpleNamespace(main=action))
 
     return install
 
@@ -90,8 +92,10 @@ def test_a_bug_is_not_hidden(command):
         cli.main(["probe"])
 
 
-def test_help_as_a_module_loads_no_command():
-    code = "import sys, dynatree_lib.__main__ as m\ntry: m.main(['--help'])\nexcept SystemExit: pass\n"
-    code += "print([n for n in ('transformers', 'papermill', 'plotly', 'datasets') if n in sys.modules])"
+@pytest.mark.parametrize("arguments", [["--help"], ["bench", "--help"], ["tune", "--no-such-option"]])
+def test_help_and_misspelled_options_load_nothing_slow(arguments):
+    code = f"import sys, dynatree_lib.__main__ as m\ntry: m.main({arguments})\nexcept SystemExit: pass\n"
+    code += "slow = ('transformers', 'pandas', 'papermill', 'plotly', 'datasets')\n"
+    code += "print([n for n in slow if n in sys.modules])"
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert text.splitlines()[-1] == "[]"

@@ -5,13 +5,12 @@ import importlib.util
 import json
 import re
 import sys
-from importlib import import_module
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from dynatree_lib.cli.main import COMMANDS
+from dynatree_lib.cli.options import COMMANDS
 from dynatree_lib.measure import methods
 from dynatree_lib.measure.protocol import read_results
 from dynatree_lib.measure.statistics import ratio
@@ -211,7 +210,7 @@ def test_the_readme_is_short_and_names_every_notebook():
 
 def options(name):
     parser = argparse.ArgumentParser()
-    import_module(COMMANDS[name][0]).configure(parser)
+    COMMANDS[name](parser)
     return {option for action in parser._actions for option in action.option_strings}
 
 

@@ -8,13 +8,14 @@ import json
 import pytest
 
 from dynatree_lib.cli import gpu as command
+from dynatree_lib.cli import options
 from dynatree_lib.experiments import gpu as gpu_speed
 from dynatree_lib.experiments.gpu import CAPTIONS, Record, goals
 
 
 def main(arguments):
     parser = argparse.ArgumentParser()
-    command.configure(parser)
+    options.gpu(parser)
     return command.main(parser.parse_args(arguments))
 
 

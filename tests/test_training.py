@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from dynatree_lib.cli import options
 from dynatree_lib.cli import train as command
 from dynatree_lib.training import card as cards
 from dynatree_lib.training import corpus, distil, optimize, pipeline
@@ -266,10 +267,10 @@ def test_max_minutes_takes_fewer_steps_and_records_them(texts, tmp_path):
 
 def test_command_line(texts, tmp_path, monkeypatch, capsys):
     parser = argparse.ArgumentParser()
-    command.configure(parser)
+    options.train(parser)
     path = tmp_path / "toy.json"
     path.write_text(json.dumps({**RECIPE, "parts": {"gsm8k": 0.5, "mbpp": 0.5}}))
-    options = [
+    given = [
         "--recipe",
         str(path),
         "--data",
@@ -281,13 +282,13 @@ def test_command_line(texts, tmp_path, monkeypatch, capsys):
     ]
     plain = ["--device", "cpu", "--no-compile", "--no-autocast"]
     with pytest.raises(ValueError, match="--steps is 0"):
-        command.main(parser.parse_args([*options, *plain, "--steps", "0"]))
-    assert command.main(parser.parse_args([*options, *plain, "--steps", "2"])) == 0
+        command.main(parser.parse_args([*given, *plain, "--steps", "0"]))
+    assert command.main(parser.parse_args([*given, *plain, "--steps", "2"])) == 0
     assert json.loads((tmp_path / "o" / "card.json").read_text())["models"]["target"]["steps"] == 2
     assert "the pair is in" in capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="torch sees no GPU"):
-        command.main(parser.parse_args([*options, "--device", "cuda"]))
+        command.main(parser.parse_args([*given, "--device", "cuda"]))
 
 
 def test_tokenizer_gives_back_every_text(parts):

@@ -22,48 +22,6 @@ from ..models.pairs import Pair, load_pair
 from ..sampling import Sampling
 from ..workloads import Workload, join_workloads, load_workload
 
-Options = argparse.ArgumentParser | argparse._ArgumentGroup  # what an option may be added to
-
-
-def add_pair(to: Options) -> None:
-    """--pair, or --target and --draft."""
-    to.add_argument("--pair", help="a named pair (see `dynatree pairs`) or a folder; 'tiny' by default")
-    to.add_argument("--target", help="hub name or folder of a target, with --draft, instead of --pair")
-    to.add_argument("--draft", help="hub name or folder of its draft")
-
-
-def add_workload(to: Options, *, which: str = "name of the workload", limit: int | None = None) -> None:
-    """--workload, --task, --data, --limit."""
-    help_ = f"{which}, or several separated by commas (default: the bundled prompts)"
-    to.add_argument("--workload", default="bundled", help=help_)
-    to.add_argument("--task", help="only this task of the workload, e.g. code with the bundled prompts")
-    to.add_argument("--data", metavar="DIR", help="local folder of the data set, instead of the hub")
-    default = "" if limit is None else " (default: %(default)s)"
-    to.add_argument(
-        "--limit", type=int, default=limit, help=f"at most this many prompts, of each task in turn{default}"
-    )
-
-
-def add_sampling(to: Options, temperature: float = 0.0) -> None:
-    """--temperature, --top-k, --top-p, --seed."""
-    meaning = "0 is greedy decoding" if temperature == 0 else "above 0"
-    to.add_argument("--temperature", type=float, default=temperature, help=f"{meaning} (default: %(default)s)")
-    to.add_argument("--top-k", type=int, metavar="K", help="sample from the K most probable tokens")
-    to.add_argument("--top-p", type=float, metavar="P", help="sample from the fewest tokens of together this mass")
-    to.add_argument("--seed", type=int, default=0)
-
-
-def add_machine(to: Options, dtypes: str | None = None) -> None:
-    """--device, --dtype, --engine, --static, --threads; with a default of --dtypes, that list for --dtype, --static."""
-    to.add_argument("--device", help="cpu, cuda, cuda:1, auto (default: cpu)")
-    to.add_argument("--engine", default="auto", help="eager, lean or packed forwards (default: the fastest)")
-    to.add_argument("--threads", help="torch threads; auto tries how many are fastest (default: torch's own choice)")
-    if dtypes is not None:
-        to.add_argument("--dtypes", default=dtypes, metavar="LIST", help="one after the other (default: %(default)s)")
-        return
-    to.add_argument("--dtype", help="float32, bfloat16, float16, float64 (default: float32 on the CPU)")
-    to.add_argument("--static", action="store_true", help="static buffers; on a GPU, CUDA graphs captured beforehand")
-
 
 def sampling_of(args: argparse.Namespace) -> Sampling:
     """The sampling; ValueError as for `Sampling`."""

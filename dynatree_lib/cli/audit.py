@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -20,17 +19,6 @@ TITLES = {
     "bias": "largest bias",
 }
 FORMATS = {"deviation": "{:.1e}", "bias": "{:.3f}", "least": "{:.4f}", "most": "{:.4f}"}
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `dynatree audit`."""
-    parser.add_argument(
-        "--instances", type=int, default=3000, metavar="N",
-        help="least number of (models, drafter, rule) to check (default: %(default)s, a few minutes)",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the models (default: %(default)s)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="save the record as JSON")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing --out file")
 
 
 def main(args: argparse.Namespace) -> int:

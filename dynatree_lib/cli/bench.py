@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -17,44 +16,6 @@ from ..measure.records import check_writable
 from ..measure.tables import bound_sentence, method_table
 from ..measure.tune import load_tuned
 from . import arguments
-
-DEFAULT_METHODS = "hf-generate,hf-assisted,ar,ar-fast,chain,fixed-tree"
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `dynatree bench`."""
-    what = parser.add_argument_group("what is measured")
-    arguments.add_pair(what)
-    what.add_argument(
-        "--methods", default=DEFAULT_METHODS, metavar="LIST",
-        help="methods with options, e.g. hf-generate,chain:length=6,fixed-tree:depth=6,branching=3,tau=0.03 "
-        "(default: %(default)s); all: every method as it comes; --methods help lists them",
-    )  # fmt: skip
-    what.add_argument(
-        "--tuned", type=Path, metavar="FILE",
-        help="add the best configuration of each method that `dynatree tune` saved, as 'chain (tuned)' and so on",
-    )  # fmt: skip
-    arguments.add_workload(what)
-    what.add_argument(
-        "--turns", choices=("first", "all"), default="first",
-        help="all: each further turn of a prompt too, as a prompt of its own after the target's own greedy replies",
-    )  # fmt: skip
-    how = parser.add_argument_group("how")
-    how.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
-    arguments.add_sampling(how)
-    how.add_argument("--repeats", type=int, default=1, help="timed runs per method and prompt")
-    how.add_argument("--warmup", type=int, default=1, help="untimed runs per method")
-    how.add_argument("--stop-at-eos", action="store_true", help="end texts at EOS; by default all run to the budget")
-    how.add_argument(
-        "--trace", type=int, nargs="?", const=3, default=0, metavar="PROMPTS",
-        help="split the time into draft, verify and host, in extra runs on the first prompts (3)",
-    )  # fmt: skip
-    arguments.add_machine(how)
-    out = parser.add_argument_group("where it goes")
-    out.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
-    out.add_argument("--records", type=Path, metavar="FILE", help="write one JSON line per run as it is done")
-    out.add_argument("--resume", action="store_true", help="skip the runs that --records has already")
-    out.add_argument("--overwrite", action="store_true", help="replace an existing --records file")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import torch
 
 from ..experiments.gpu import FULL, TINY, measure_all
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `dynatree gpu`."""
-    add = parser.add_argument
-    add("out", type=Path, help="folder for the records; what an earlier run there measured is kept")
-    add("--parts", default="shapes,pair,joined", help="default: %(default)s")
-    add("--pair", default="tiny", help="folder of a trained pair, or a named one (default: %(default)s)")
-    add("--device", default="cuda")
-    add("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    add("--again", action="store_true", help="measure anew what an earlier run in that folder has")
-    add("--tiny", action="store_true", help="small shapes and few turns: does it run?")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import pandas as pd
 
@@ -11,14 +10,6 @@ from ..experiments.speed.cost_growth import growth_record
 from ..measure.records import check_writable
 from ..measure.statistics import Estimate
 from . import arguments
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `dynatree growth`."""
-    parser.add_argument("file", type=Path, help="JSON file to write")
-    parser.add_argument("--turns", type=int, default=8, help="blocks of each shape (default: %(default)s)")
-    arguments.add_pair(parser)
-    arguments.add_machine(parser)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -17,28 +16,8 @@ from ..measure.tables import sampling_text
 from ..verifiers import VERIFIERS, Greedy
 from . import arguments
 
-TREES = "sampled-tree:branching=1,sampled-tree,sampled-tree:shape=eagle"
 MARGIN = 24
 LOOP_OPTIONS = ("commit", "verifier", "carry")
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `dynatree judge`."""
-    what, how = parser.add_argument_group("what is judged"), parser.add_argument_group("how")
-    default = "(default: %(default)s)"
-    arguments.add_pair(what)
-    what.add_argument("--trees", default=TREES, metavar="LIST", help=f"drafters, as for `dynatree bench` {default}")
-    what.add_argument(
-        "--rules", default="token-level,traversal", metavar="LIST",
-        help=f"rules among target-walk, token-level, block, traversal; each is compared with the first {default}",
-    )  # fmt: skip
-    arguments.add_workload(what, limit=40)
-    how.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help=f"trees up to this place {default}")
-    how.add_argument("--seeds", type=int, default=1, metavar="N", help=f"texts of each prompt, tree and rule {default}")
-    arguments.add_sampling(how, temperature=1.0)
-    arguments.add_machine(how)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write one JSON line per tree")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing --out file")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -7,13 +7,6 @@ import argparse
 from ..models.pairs import PAIRS, load_pair
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `dynatree pairs`."""
-    parser.add_argument("--check", metavar="NAME", help="load this pair and describe it")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default=None)
-
-
 def main(args: argparse.Namespace) -> int:
     """Print the table, or check a pair."""
     if args.check:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,27 +19,7 @@ from ..measure.tables import number, with_interval
 from . import arguments
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-METHODS = "hf-generate,ar,chain:length=4,fixed-tree,cost-aware-tree,lookup-tree"
 Row = dict[str, Any]
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `dynatree precision`."""
-    default = "(default: %(default)s)"
-    compared, how = parser.add_argument_group("what is compared"), parser.add_argument_group("how")
-    arguments.add_pair(compared)
-    compared.add_argument(
-        "--methods", default=METHODS, metavar="LIST", help=f"as for `dynatree bench`, lossless ones {default}"
-    )
-    compared.add_argument(
-        "--rows", default="2,4,8,16,32,64", metavar="LIST",
-        help=f"nodes of the forwards in which plain decoding is compared with itself {default}",
-    )  # fmt: skip
-    arguments.add_workload(compared, limit=12)
-    how.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help=f"of every text {default}")
-    how.add_argument("--seed", type=int, default=0, help=f"of the choice of prompts and the bootstraps {default}")
-    arguments.add_machine(how, dtypes="float32,bfloat16,float16")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record as JSON")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `dynatree report`."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a run, as `dynatree run` printed it")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -4,24 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from ..suite.plan import PROFILES, find_sources, make_jobs, parse_override, project_root, select
+from ..suite.plan import find_sources, make_jobs, parse_override, project_root, select
 from ..suite.run import INTERRUPTED, default_out, describe_plan, require_papermill, run_jobs
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `dynatree run`."""
-    add = parser.add_argument
-    add("--profile", choices=PROFILES, default="laptop", help="how large a run (default: laptop)")
-    add("--only", action="append", default=[], metavar="GLOB", help="only notebooks matching, e.g. '10_*'; repeatable")
-    add("--headline", action="store_true", help="only the headline notebooks")
-    add("-p", dest="overrides", action="append", default=[], metavar="NAME=VALUE", help="set a parameter; repeatable")
-    add("--out", type=Path, help="folder of this run (default: outputs/<profile>-<time>; with --resume the newest)")
-    add("--resume", action="store_true", help="skip notebooks whose receipt is still valid")
-    add("--dry-run", action="store_true", help="print what would run, with estimates, and stop")
-    add("--notebooks", type=Path, help="folder of the notebooks (default: notebooks/ of the checkout)")
-    add("--report", action="store_true", help="build report.html afterwards, also after failures")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -16,26 +16,6 @@ if TYPE_CHECKING:
     from ..training.optimize import Runtime
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `dynatree train`."""
-    add, switch = parser.add_argument, argparse.BooleanOptionalAction
-    add("--recipe", default="tiny", help="name of a recipe in data/recipes, or a .json file (default: tiny)")
-    texts = "folder with wikitext-2-raw/, pg19/, gsm8k/, mbpp/; without it they come from the hub"
-    add("--data", type=Path, metavar="DIR", help=texts)
-    add("--out", type=Path, metavar="DIR", help="where the pair goes (default: data/RECIPE)")
-    add("--work", type=Path, metavar="DIR", help="checkpoints and caches (default: outputs/train/RECIPE)")
-    add("--resume", action="store_true", help="go on with an interrupted run")
-    add("--force", action="store_true", help="replace a finished pair and forget an unfinished run")
-    steps = "steps of the target instead of the recipe's; the draft's in proportion"
-    add("--steps", type=int, metavar="N", help=steps)
-    minutes = "take fewer steps than the recipe, as many as fit at the speed measured"
-    add("--max-minutes", type=float, metavar="M", help=minutes)
-    add("--device", help="cpu or cuda (default: cuda where there is one)")
-    compiling = "use torch.compile (default: where a compiler for the device is found)"
-    add("--compile", action=switch, default=None, help=compiling)
-    add("--autocast", action=switch, default=True, help="bfloat16 forwards (default: yes)")
-
-
 def main(args: argparse.Namespace) -> int:
     """Train the pair; progress goes to standard error.
 

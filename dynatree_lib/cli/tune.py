@@ -17,30 +17,7 @@ from ..measure.tune import TIMED_PROMPTS, Tuned, brief, tune
 from ..models.pairs import Pair
 from ..workloads import Prompt, load_workload
 from . import arguments
-
-JUDGED = 20
-"""The first prompts of the bundled workload are those that results are judged on; nothing is tuned on them."""
-PROMPTS = 9
-"""Prompts to tune on: one of each task of the bundled workload."""
-FOLDER = Path("outputs") / "tuned"
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `dynatree tune`."""
-    what = parser.add_argument_group("what is tuned")
-    arguments.add_pair(what)
-    which = (
-        "tune on prompts of this workload: the last ones, or, of the bundled prompts, those after the first "
-        f"{JUDGED}, which results are judged on"
-    )
-    arguments.add_workload(what, which=which, limit=PROMPTS)
-    how = parser.add_argument_group("how")
-    how.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
-    how.add_argument("--max-rows", type=int, default=64, metavar="N", help="largest tree (default: %(default)s nodes)")
-    arguments.add_sampling(how)
-    how.add_argument("--no-check", action="store_true", help="choose by prediction alone, without a timed run")
-    arguments.add_machine(how)
-    parser.add_argument("--out", type=Path, metavar="FILE", help=f"where it is saved (default: {FOLDER}/<pair>.json)")
+from .options import JUDGED, TUNED
 
 
 def main(args: argparse.Namespace) -> int:
@@ -62,10 +39,10 @@ def _default_file(args: argparse.Namespace) -> Path:
     parts = [args.pair or "tiny"] if not (args.target and args.draft) else [args.target, args.draft]
     name = "+".join(re.sub(r"[^\w.+-]+", "-", public_name(part)) for part in parts)
     try:
-        FOLDER.mkdir(parents=True, exist_ok=True)
+        TUNED.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"The folder {FOLDER} cannot be made ({error.strerror}); give --out FILE.") from error
-    return FOLDER / f"{name}.json"
+        raise ValueError(f"The folder {TUNED} cannot be made ({error.strerror}); give --out FILE.") from error
+    return TUNED / f"{name}.json"
 
 
 def _prompts(args: argparse.Namespace, pair: Pair) -> tuple[list[Prompt], str]:
