@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+import dynatree_lib as dt
 from dynatree_lib import Chain, CostAwareTree, FixedTree, NoDraft, Sampling, ToyModel, generate, load_pair
 from dynatree_lib.cli import tune as tune_command
 from dynatree_lib.cli.main import main
+from dynatree_lib.drafters import DRAFTERS
 from dynatree_lib.measure import tune as tuning
 from dynatree_lib.measure.cost_model import MeasuredCosts
 from dynatree_lib.measure.options import split_specs
@@ -99,6 +102,14 @@ def test_the_choice_can_be_used_at_once():
     assert (made.method, made.options["max_nodes"]) == ("fixed-tree", 16)
     assert made.python == "dt.FixedTree(pair.draft, depth=3, branching=(3, 1))"
     assert replace(tuned, spec="ar").python == "dt.NoDraft()"
+
+
+@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+def test_every_method_can_be_the_choice(kind):
+    made = replace(planted(FREE_ROWS), spec=kind.name)
+    pair = SimpleNamespace(draft=TOYS.draft)
+    assert made.drafter(TOYS.draft) == eval(made.python, {"dt": dt, "pair": pair})
+    assert type(made.drafter(TOYS.draft)) is kind
 
 
 def test_the_result_survives_its_file(tmp_path):
@@ -230,8 +241,6 @@ def test_the_printed_lines_work_as_they_stand(quick, capsys):
     arguments = ["tune", "--no-check", "--limit", "1", "--max-new-tokens", "8", "--out", "x.json", "--task", "code"]
     assert main(arguments) == 0
     tuned, pair = load_tuned("x.json"), load_pair("tiny")
-    import dynatree_lib as dt
-
     assert eval(tuned.python, {"dt": dt, "pair": pair}) == tuned.drafter(pair.draft)
     for spec in ("chain:length=3", "cost-aware-tree:verify_cost=1.0/1.5,draft_cost=0.1/0.2,child=0.7"):
         other = replace(tuned, spec=spec)
