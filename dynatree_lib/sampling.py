@@ -179,7 +179,7 @@ class Scores:
     """A lazy view of the logits of n scored nodes under one `Sampling`.
 
     Args:
-        logits: (n, V) on any device. Over a static buffer, scores are valid until the next `Session.score`.
+        logits: (n, V) on any device.
         sampling: what the probabilities mean.
         owner: whose logits these are, for error messages.
     """

@@ -16,7 +16,7 @@ class Summary:
         tokens: generated tokens.
         iterations: target forwards that scored a tree.
         tokens_per_iteration: tokens / iterations, the bonus token included.
-        accepted_length: mean accepted drafted tokens per iteration, the bonus token not included.
+        accepted_path_length: mean accepted drafted tokens per iteration, the bonus token not included.
         nodes: mean drafted nodes per iteration, node 0 not included.
         side_nodes: mean nodes of the side tree per iteration.
         node_acceptance: accepted drafted tokens / drafted nodes (the "Accept." of the first DynaTree paper counts
@@ -27,7 +27,7 @@ class Summary:
     tokens: int
     iterations: int
     tokens_per_iteration: float
-    accepted_length: float
+    accepted_path_length: float
     nodes: float
     side_nodes: float
     node_acceptance: float
@@ -36,7 +36,7 @@ class Summary:
     def __str__(self) -> str:
         return (
             f"{self.tokens} tokens in {self.iterations} iterations: {self.tokens_per_iteration:.2f} tokens per "
-            f"iteration, {self.accepted_length:.2f} of {self.nodes:.1f} drafted nodes accepted"
+            f"iteration, {self.accepted_path_length:.2f} of {self.nodes:.1f} drafted nodes accepted"
             + (f", {self.side_nodes:.1f} nodes of a side tree" if self.side_nodes else "")
         )
 
@@ -54,7 +54,7 @@ def summarize(generations: Generation | Iterable[Generation]) -> Summary:
         tokens=tokens,
         iterations=len(iterations),
         tokens_per_iteration=tokens / count,
-        accepted_length=accepted / count,
+        accepted_path_length=accepted / count,
         nodes=drafted / count,
         side_nodes=sum(one.side_nodes for one in iterations) / count,
         node_acceptance=accepted / max(drafted, 1),

@@ -256,6 +256,6 @@ def test_summary_counts():
     summary = summarize([out, out])
     assert summary.tokens == 60
     assert summary.tokens_per_iteration == pytest.approx(30 / len(out.iterations))
-    assert summary.accepted_length == pytest.approx(summary.tokens_per_iteration - 1)
-    assert summary.node_acceptance == pytest.approx(summary.accepted_length / summary.nodes)
+    assert summary.accepted_path_length == pytest.approx(summary.tokens_per_iteration - 1)
+    assert summary.node_acceptance == pytest.approx(summary.accepted_path_length / summary.nodes)
     assert "tokens per iteration" in str(summary)

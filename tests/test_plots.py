@@ -201,7 +201,7 @@ def test_rows_agree_with_the_summary(generation):
     summary, nodes = dt.summarize(generation), plots.node_rows(generation.iterations)
     accepted = sum(row["accepted"] for row in nodes)
     assert len(nodes) == round(summary.nodes * summary.iterations)
-    assert accepted == round(summary.accepted_length * summary.iterations)
+    assert accepted == round(summary.accepted_path_length * summary.iterations)
     assert sum(row["accepted"] for row in plots.depth_rows(generation.iterations)) == accepted
     assert sum(row["accepted"] for row in plots.rank_rows(nodes)) == accepted
     assert sum(row["accepted"] for row in plots.calibration_rows(nodes)) == accepted

@@ -1,1 +1,1 @@
-"""What only the papers' notebooks need, a folder per paper. Nothing but the command line imports it."""
+"""What few notebooks need: a folder per paper, one on speed, and a large GPU. In the library only `cli` imports it."""

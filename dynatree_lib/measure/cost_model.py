@@ -172,7 +172,7 @@ def counts_of(runs: Iterable[Run], header: Header | None = None) -> Counts:
 # -------------------------------------------------------------------------------------------------------------- costs
 @dataclass(frozen=True)
 class MeasuredCosts:
-    """What forwards cost on one machine, in units of one greedy step: an iteration of `ar`.
+    """What forwards cost on one machine, in units of one greedy step of `ar`, an iteration without a tree.
 
     Attributes:
         step_seconds: one greedy step, undisturbed.

@@ -1,7 +1,7 @@
 """The table of a benchmark: one row per method, cells as text, for the console and, in Markdown, for the docs.
 
 `fill` rewrites the tables of a Markdown file from their records. A table stands between `<!-- table: FILE -->` and
-`<!-- end of table -->`, FILE being the JSON of `dynatree bench`; `<!-- table: FILE | METHOD, METHOD -->` shows some
+`<!-- end of table -->`, FILE being the JSON of `dynatree bench`; `<!-- table: FILE | METHOD; METHOD -->` shows some
 methods only. A test compares table and record, so that the text cannot drift from the record.
 """
 

@@ -20,7 +20,7 @@ from .engines import Engine, engine_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 LONGEST_JOINT_PREFILL = 256
-"""Queued tokens up to this many are read in one forward with the tree; more are read before it, without a mask."""
+"""Queued tokens up to this many are read in one forward with the tree; more are read before it."""
 
 
 class HFModel(LanguageModel):
