@@ -37,3 +37,9 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     with partial.open("wb") as file:
         yield file
     partial.replace(path)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file in one step: a reader sees the old content or the new, never half of it."""
+    with whole_file(path) as file:
+        file.write(text.encode())

@@ -19,8 +19,8 @@ from dynatree_lib.measure.records import (
     check_writable,
     dumps,
     read_records,
-    write_atomically,
 )
+from dynatree_lib.paths import write_atomically
 
 HEADER = Header({"threads": 2}, {"seed": 0, "methods": []}, "2026-01-01T00:00:00+00:00")
 LINES = [

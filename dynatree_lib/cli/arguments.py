@@ -17,8 +17,9 @@ import torch
 
 from ..fast.static import static_pair
 from ..measure.clock import choose_threads
-from ..measure.records import check_writable, write_atomically
+from ..measure.records import check_writable
 from ..models.pairs import Pair, load_pair
+from ..paths import write_atomically
 from ..sampling import Sampling
 from ..workloads import Workload, join_workloads, load_workload
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from ..measure.audit import Audit, run_audit
-from ..measure.records import write_atomically
+from ..paths import write_atomically
 from . import arguments
 
 TITLES = {

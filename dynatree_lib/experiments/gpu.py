@@ -35,10 +35,10 @@ from ..measure.environment import cache_bytes_per_row, describe_environment, des
 from ..measure.methods import METHODS, Variant, variants
 from ..measure.prompts import BenchPrompt
 from ..measure.protocol import read_results, run_benchmark
-from ..measure.records import write_atomically
 from ..measure.trace import Trace
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair, load_pair
+from ..paths import write_atomically
 from ..sampling import Sampling
 from ..workloads import load_workload
 from .speed.cost_growth import any_text, forward_times, iteration_costs, level_costs

@@ -25,6 +25,7 @@ from ..drafters.base import ModelDrafter
 from ..models.base import LanguageModel
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair
+from ..paths import write_atomically
 from ..sampling import Sampling
 from .environment import describe_environment, public_name, public_pair_name
 from .methods import Variant, variants
@@ -32,7 +33,7 @@ from .probes import DEEPEST, FIRST, LEVELS, PROPOSED, LevelsProbe, RowsProbe, Ti
 from .prompts import BenchPrompt, prepare_prompts
 from .protocol import Results
 from .ranks import RankAcceptance
-from .records import Header, Run, check_writable, typed, write_atomically
+from .records import Header, Run, check_writable, typed
 from .runner import Completed, quiet
 
 FORMAT = 1

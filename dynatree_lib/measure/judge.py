@@ -23,6 +23,7 @@ from typing_extensions import override
 from ..decoding import generate
 from ..drafters.base import Drafter
 from ..models.pairs import Pair
+from ..paths import write_atomically
 from ..sampling import DraftDistributions, Sampling, Scores
 from ..tree import TokenTree
 from ..verifiers import TargetWalk
@@ -32,7 +33,6 @@ from .exact import Replay, outcomes
 from .observe import ObservingVerifier
 from .options import option_defaults
 from .prompts import prepare_prompts
-from .records import write_atomically
 from .statistics import Estimate, ratio
 
 FORMAT = 2

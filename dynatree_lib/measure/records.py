@@ -17,6 +17,8 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO, get_args, get_origin, get_type_hints
 
+from ..paths import write_atomically
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -307,13 +309,6 @@ def dumps(line: Header | Line) -> str:
     if isinstance(line, Header):
         body = {"kind": line.kind, "format": FORMAT, **dataclasses.asdict(line)}
     return json.dumps(body, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file in one step: a reader sees the old content or the new, never half of it."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def check_writable(path: Path) -> Path:

@@ -22,6 +22,7 @@ from ..decoding import generate
 from ..drafters import Drafter
 from ..models.base import LanguageModel
 from ..models.pairs import Pair
+from ..paths import write_atomically
 from ..sampling import Sampling
 from .cost_model import Counts, MeasuredCosts, best_chain, check_countable, count, measure_costs
 from .environment import public_pair_name
@@ -31,7 +32,7 @@ from .options import option_defaults, parse_spec
 from .prompts import BenchPrompt, prepare_prompts
 from .protocol import Results, run_benchmark
 from .ranks import RankAcceptance, RanksProbe
-from .records import check_writable, typed, write_atomically
+from .records import check_writable, typed
 from .runner import quiet
 from .statistics import Estimate, ratio
 

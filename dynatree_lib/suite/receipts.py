@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import __version__
 from ..measure.environment import git_commit, sha256_of
-from ..paths import data_path
+from ..paths import data_path, write_atomically
 from .plan import Job
 
 SCHEMA = 1
@@ -94,9 +94,7 @@ def differences(basis: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".partial")
-    draft.write_text(json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
-    draft.replace(path)
+    write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
