@@ -182,7 +182,6 @@ class SlotSession(Session):
         super().__init__(model.name)
         self.model = model
         self.slot: int | None = None
-        self._reset()
 
     @override
     def _reset(self) -> None:

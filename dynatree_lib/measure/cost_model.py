@@ -44,8 +44,8 @@ BLOCK, STRETCH, STRETCHES = 8, 48, 2
 """Timed iterations of a probe before the next probe's turn; tokens of a real drafter, and how often for each prompt."""
 WIDEST = 16
 """Most nodes of a drafted level that is timed."""
-DISTURBED = 1.3
-"""Ratio to the lower quartile beyond which an iteration counts as disturbed, for example by another process."""
+QUIET = 1.3
+"""Single iterations are averaged up to this ratio to their lower quartile; other work slowed the rest."""
 LONGEST = 16
 """Longest chain that is forecast."""
 SMALLEST = 1e-4
@@ -176,7 +176,7 @@ class MeasuredCosts:
     """What forwards cost on one machine, in units of one greedy step of `ar`, an iteration without a tree.
 
     Attributes:
-        step_seconds: one greedy step, undisturbed.
+        step_seconds: one greedy step on a quiet machine.
         verify_points: an iteration that scores 1, 2, 4, ... tokens, host time included.
         draft_points: drafting a level by reading 1, 2, 4, ... nodes.
         overhead: what drafting adds to an iteration, however many levels are drafted.
@@ -382,8 +382,8 @@ def _measure(
 
 
 def _costs(verifying: Sequence[Timing], drafting: Sequence[Timing], lengths: Sequence[int]) -> MeasuredCosts:
-    verify = np.array([undisturbed(timing.iterations["seconds"]) for timing in verifying])
-    first, *deep = (undisturbed(timing.iterations["seconds"]) for timing in drafting)
+    verify = np.array([quiet_mean(timing.iterations["seconds"]) for timing in verifying])
+    first, *deep = (quiet_mean(timing.iterations["seconds"]) for timing in drafting)
     levels, step = (np.array(deep) - first) / LEVELS, float(verify[0])
     begins = [np.array(timing.begins) - timing.iterations["seconds"].median() for timing in (*verifying, *drafting)]
     parts = np.split(np.array(begins) / lengths, [len(verifying)])
@@ -399,13 +399,13 @@ def _factors(timings: Sequence[Timing], costs: MeasuredCosts) -> dict[str, float
     for timing in timings:
         iterations = timing.iterations
         counts = (Counts(0, 1, (one.nodes,), one.levels, one.read) for one in iterations.itertuples())
-        ratios[timing.drafter.name] = undisturbed(iterations["seconds"] / [costs.steps(one) for one in counts])
+        ratios[timing.drafter.name] = quiet_mean(iterations["seconds"] / [costs.steps(one) for one in counts])
     return {name: round(ratio / ratios[Chain.name], 4) for name, ratio in ratios.items()}
 
 
-def undisturbed(times: pd.Series) -> float:
-    """Return the mean of the times up to `DISTURBED` times their lower quartile, because disturbance only adds time."""
-    return float(times[times <= DISTURBED * times.quantile(0.25)].mean())
+def quiet_mean(times: pd.Series) -> float:
+    """Return the mean of the times up to `QUIET` times their lower quartile, because other work only adds time."""
+    return float(times[times <= QUIET * times.quantile(0.25)].mean())
 
 
 def _rising(costs: np.ndarray) -> tuple[float, ...]:

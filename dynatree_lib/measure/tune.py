@@ -2,8 +2,8 @@
 
 Candidates are counted on a few prompts without a clock, and the cost model turns counts into speeds, so that many are
 compared in the time that few take to measure, and those of one method on equal terms. Between methods their measured
-factors decide too, which a disturbed machine can shift; so the timed check decides last. `cli.tune` is the command
-line.
+factors decide too, which other work on the machine can shift; so the timed check decides last. `cli.tune` is the
+command line.
 """
 
 from __future__ import annotations
