@@ -42,7 +42,7 @@ def test_options_are_typed_and_filled_in():
         ("chain:length=", "is not an option; write NAME=VALUE"),
         ("chain:length=1,length=2", "Option 'length' is given twice"),
         ("chain:length=0", "length is 0; give a whole number of at least 1."),
-        ("fixed-tree:tau=1.5", "tau is 1.5; give a probability inside"),
+        ("fixed-tree:tau=1.5", "tau is 1.5; the rule is 0 < tau < 1"),
         ("hf-assisted:num_assistant_tokens=0", "draft at least 1 token"),
         ("hf-prompt-lookup:num_tokens=0", "both need to be at least 1"),
         ("hf-assisted:confidence=1", "give a probability in"),

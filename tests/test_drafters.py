@@ -5,14 +5,14 @@ import pytest
 import reference
 from examples import examples
 
-from dynatree_lib import Chain, FixedTree, RandomSource, ToyModel
+from dynatree_lib import Chain, FixedTree, Lookahead, NoDraft, ProgressiveTree, RandomSource, ToyModel
 from dynatree_lib.drafters import DRAFTERS
 
 TEXT = [1, 4, 2]
 
 
-def proposed(drafter, max_depth=99):
-    return drafter.propose(drafter.start(TEXT, RandomSource()), max_depth).tree
+def proposed(drafter, max_depth=99, text=TEXT):
+    return drafter.propose(drafter.start(text, RandomSource()), max_depth).tree
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -60,15 +60,30 @@ def test_chain_is_the_drafts_greedy_text():
     assert tree.parents.tolist() == [-1, 0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize("max_depth", [0, 1, 2])
-def test_room_is_respected_and_proposals_repeat(kind, max_depth):
+REPEATING = [1, 4, 2, 3, 1, 4, 2, 0, 1, 4, 2, 3, 1, 4]  # drafters that copy have something to copy
+
+
+@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+def test_trees_respect_the_maximum_depth(kind):
+    deepest = 0
     for drafter in examples(kind, ToyModel.random(5, 1)):
-        tree = proposed(drafter, max_depth)
-        assert tree.depth <= max_depth
-        assert tree.tokens[0] == TEXT[-1]
-        again = proposed(drafter, max_depth)
-        assert again.tokens.tolist() == tree.tokens.tolist()
+        for text in (TEXT, REPEATING):
+            for max_depth in (0, 1, 2, 4):
+                tree = proposed(drafter, max_depth, text)
+                assert tree.depth <= max_depth
+                assert tree.tokens[0] == text[-1]
+                assert proposed(drafter, max_depth, text).tokens.tolist() == tree.tokens.tolist()
+                deepest = max(deepest, tree.depth)
+    assert deepest >= 2 or kind in (NoDraft, ProgressiveTree, Lookahead)  # these have nothing before an iteration
+
+
+@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+def test_a_text_that_comes_in_parts_is_drafted_for_like_a_whole_one(kind):
+    for drafter in examples(kind, ToyModel.random(5, 1)):
+        whole = drafter.start(REPEATING, RandomSource())
+        parts = drafter.extend(drafter.start(REPEATING[:9], RandomSource()), REPEATING[9:])
+        first, second = (drafter.propose(state, 4).tree for state in (whole, parts))
+        assert (first.tokens.tolist(), first.parents.tolist()) == (second.tokens.tolist(), second.parents.tolist())
 
 
 def test_draft_context_limits_the_tree():

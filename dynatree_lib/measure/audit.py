@@ -334,7 +334,10 @@ def check_case(case: Case) -> dict[str, list[tuple[Any, ...]]]:
         if case.pair == "one-hot p" and case.tree != "2x2 iid":
             results[Greedy.name] = iteration(target, drafter, Greedy(), PROMPT, sampling)
         same = (
-            (Greedy.name in results, (Greedy.name, *results)),
+            (
+                Greedy.name in results,
+                (Greedy.name, *(rule.name for rule in RULES if rule.longest and rule.name in results)),
+            ),
             (drafter.chain, (Block.name, Traversal.name)),
             (drafter.drawing is Drawing.FIXED, (TargetWalk.name, TokenLevel.name, Traversal.name)),
         )
