@@ -88,7 +88,7 @@ class ShuffledSiblings(Meddled):
 class BaseDistributionRecorded(Meddled):
     """Siblings drawn without replacement, each recorded as a draw from the whole distribution of its parent."""
 
-    name = "base-law-recorded"
+    name = "base-distribution-recorded"
     recorded = IID
 
 

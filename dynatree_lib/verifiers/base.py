@@ -23,7 +23,7 @@ class Drawing(Enum):
         "earlier siblings, but not given what was drawn in other branches"
     )
     SELECTED = (
-        "drawn tokens were kept, removed, ordered or recorded with a view to their own values or to what was drawn "
+        "drawn tokens were selected, removed, ordered or recorded with a view to their own values or to what was drawn "
         "after them, so that those in the tree do not follow their recorded distributions"
     )
 
