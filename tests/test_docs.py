@@ -249,7 +249,7 @@ def test_the_code_of_the_page_on_extending_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(methods, "METHODS", dict(methods.METHODS))  # the page adds a method and an engine
     monkeypatch.setattr(engines, "ENGINES", dict(engines.ENGINES))
     blocks = code_blocks("docs/extending.md")
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     place = tmp_path / "extending_page.py"
     place.write_text("\n\n".join(blocks), encoding="utf-8")
     spec = importlib.util.spec_from_file_location(place.stem, place)
