@@ -1,7 +1,4 @@
-"""What commands share: options that name a pair, prompts, a sampling and a machine, and what they mean.
-
-Also how a table, a machine and a record are written.
-"""
+"""What the shared options of `options` mean: a pair, prompts, a sampling; and how commands write tables and records."""
 
 from __future__ import annotations
 
@@ -49,13 +46,13 @@ def pair_of(args: argparse.Namespace) -> Pair:
     return pair
 
 
-def workload_of(args: argparse.Namespace, pair: Pair, beside: int, limit: int | None = None) -> Workload:
-    """Return the prompts with which the target's context holds `beside` further tokens; ValueError if no prompt can be.
+def workload_of(args: argparse.Namespace, pair: Pair, further: int, limit: int | None = None) -> Workload:
+    """Return the prompts that leave room for `further` tokens in the target's context; ValueError if no prompt can.
 
     Of several workloads up to `limit` prompts each.
     """
     check_least(args, max_new_tokens=1)
-    longest = pair.target.context - beside
+    longest = pair.target.context - further
     if longest < 1:
         raise ValueError(
             f"--max-new-tokens is {args.max_new_tokens} and the context of '{pair.name}' is {pair.target.context}; "

@@ -50,13 +50,13 @@ def _prompts(args: argparse.Namespace, pair: Pair) -> tuple[list[Prompt], str]:
     timing = min(pair.target.context, pair.draft.context) - timed_tokens(min(args.limit, TIMED_PROMPTS))
     if timing < 1:
         raise ValueError(f"The contexts of '{pair.name}' are too short to time it; tune on more prompts (--limit).")
-    beside = max(args.max_new_tokens, pair.target.context - timing)
-    workload = arguments.workload_of(args, pair, beside)
+    further = max(args.max_new_tokens, pair.target.context - timing)
+    workload = arguments.workload_of(args, pair, further)
     if not workload.bundled:
         chosen = list(workload.prompts[-args.limit :])
         return chosen, f"The last {len(chosen)} of {workload.source}"
     judged = set(load_workload("bundled", limit=JUDGED).ids)
-    in_turns = arguments.workload_of(args, pair, beside, JUDGED + args.limit)
+    in_turns = arguments.workload_of(args, pair, further, JUDGED + args.limit)
     chosen = [prompt for prompt in in_turns.prompts if prompt.id not in judged][: args.limit]
     if not chosen:
         raise ValueError(

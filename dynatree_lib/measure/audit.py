@@ -333,11 +333,9 @@ def check_case(case: Case) -> dict[str, list[tuple[Any, ...]]]:
         # Where the target leaves no choice every rule is greedy; but among copies, greedy follows the longer sibling.
         if case.pair == "one-hot p" and case.tree != "2x2 iid":
             results[Greedy.name] = iteration(target, drafter, Greedy(), PROMPT, sampling)
+        longest = [rule.name for rule in RULES if rule.longest and rule.name in results]
         same = (
-            (
-                Greedy.name in results,
-                (Greedy.name, *(rule.name for rule in RULES if rule.longest and rule.name in results)),
-            ),
+            (Greedy.name in results, (Greedy.name, *longest)),
             (drafter.chain, (Block.name, Traversal.name)),
             (drafter.drawing is Drawing.FIXED, (TargetWalk.name, TokenLevel.name, Traversal.name)),
         )

@@ -69,7 +69,7 @@ def summarize_records(records: Records) -> list[dict[str, Any]]:
 def _summary(entry: dict[str, Any], frame: pd.DataFrame, records: Records) -> dict[str, Any]:
     label, header = entry["label"], records.header
     mine, runs = frame[frame["method"] == label], [run for run in records.runs.values() if run.method == label]
-    step = reference_label(header, "hf-generate")
+    step = reference_label(header.setup["methods"], "hf-generate")
     greedy_step = seconds_per(frame[frame["method"] == step], "tokens") if step else None
     iteration, bound = seconds_per(mine, "iterations"), Bound.of(records)
     divergences = [one for one in records.divergences.values() if one.method == label]
@@ -97,9 +97,9 @@ def _summary(entry: dict[str, Any], frame: pd.DataFrame, records: Records) -> di
     }  # fmt: skip
 
 
-def reference_label(header: Header, name: str) -> str | None:
+def reference_label(methods: Iterable[Mapping[str, Any]], name: str) -> str | None:
     """Return the label of the first method of this name in the run, or None."""
-    return next((entry["label"] for entry in header.setup["methods"] if entry["name"] == name), None)
+    return next((entry["label"] for entry in methods if entry["name"] == name), None)
 
 
 # ------------------------------------------------------------------------------------------------------------- speed
@@ -118,7 +118,7 @@ def throughput(frame: pd.DataFrame) -> dict[str, Any]:
 
 def _speedup(name: str, frame: pd.DataFrame, label: str, header: Header) -> dict[str, Any]:
     """Return two fields of a summary; None where no prompt has runs of both methods."""
-    baseline = reference_label(header, name.replace("_", "-"))
+    baseline = reference_label(header.setup["methods"], name.replace("_", "-"))
     prompts = [set(frame.loc[frame["method"] == each, "prompt"]) for each in (label, baseline)]
     found = ratio(frame, label, over=str(baseline)) if prompts[0] & prompts[1] else None
     return {f"speedup_{name}": found and found.value, f"speedup_{name}_interval": found and found.interval}

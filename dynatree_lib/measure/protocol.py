@@ -176,14 +176,13 @@ def run_benchmark(
          "draft": one.method.draft}
         for one in chosen
     ]  # fmt: skip
-    names = Header({}, {"methods": entries})
     setup = {
         "pair": public_pair_name(pair),
         "target": {**describe_model(pair.target), "forward_bytes": forward_bytes(pair.target)},
         "draft": {**describe_model(pair.draft), "forward_bytes": forward_bytes(pair.draft)},
         "dtype": str(pair.target.dtype).removeprefix("torch."),
         "methods": entries,
-        "reference": reference_label(names, "hf-generate") or reference_label(names, "ar"),
+        "reference": reference_label(entries, "hf-generate") or reference_label(entries, "ar"),
         "workload": source,
         "prompts": [{"id": one.id, "sha256": one.sha256, "tokens": len(one.ids)} for one in ready],
         "max_new_tokens": max_new_tokens,

@@ -109,9 +109,9 @@ class HFModel(LanguageModel):
             AttributeError: for an attribute that the model does not have.
         """
         other = copy.copy(self)
-        for name in attributes:
-            getattr(other, name)
-        vars(other).update(attributes)
+        for name, value in attributes.items():
+            getattr(other, name)  # a misspelled name is an error here, not an attribute that nothing reads
+            setattr(other, name, value)
         return other
 
     def forward(
