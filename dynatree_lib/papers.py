@@ -53,10 +53,10 @@ class Difference:
     """A point where a paper disagrees with itself, its code or its logs, or leaves a needed value out."""
 
     id: str
-    concerns: list[str]  # "Table 1", "Figure 6", "Section 3.3"
+    concerns: tuple[str, ...]  # "Table 1", "Figure 6", "Section 3.3"
     where: str
     what: str
-    evidence: list[str]
+    evidence: tuple[str, ...]
     kind: str
     weight: str  # "major" or "minor"
 
@@ -111,7 +111,8 @@ def _difference(stored: Row) -> Difference:
     if "same_as" in stored:  # both drafts of one paper; the numbers of sections and figures differ
         paper = stored["same_as"].rpartition("-")[0]
         entry = next(other for other in _load(paper)["differences"] if other["id"] == stored["same_as"])
-    return Difference(**{**entry, "concerns": stored["concerns"]})
+    lists = {"concerns": tuple(stored["concerns"]), "evidence": tuple(entry["evidence"])}
+    return Difference(**{**entry, **lists})
 
 
 @functools.cache

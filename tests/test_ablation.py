@@ -128,3 +128,4 @@ class TestFigures:
         assert list(figure.data[0].y) == [0.0, 0.4, 0.9]
         assert figure.layout.yaxis.title.text == "depth"
         assert len(figure.layout.shapes) == 3  # the target, and the mark in both panels
+        assert list(adaptation(rows, {"D": "depth"}, x="D").data[0].x) == [0.0, 0.4, 0.9]

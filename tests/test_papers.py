@@ -163,6 +163,9 @@ def test_all_49_differences_are_kept_and_selected_by_place():
     assert len(everything) == 49
     assert "dynatree-adaptive-03" in {one.id for one in known_differences("dynatree-adaptive", "Table 3")}
     assert known_differences("dynatree-adaptive", "Table 30") == []
+    twice = [*known_differences("ptd", "Table 1"), *known_differences("ptd")]  # a difference concerns several places
+    assert set(twice) == set(known_differences("ptd"))
+    assert len(set(twice)) < len(twice)
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,7 @@ def adaptation(
     table: Table,
     panels: Mapping[str, str],
     *,
+    x: str = "tokens",
     references: Mapping[str, float] | None = None,
     marks: Iterable[float] = (),
     title: str = "",
@@ -229,15 +230,16 @@ def adaptation(
     """Draw a drafter's state as texts grow: one panel per quantity, one step line per series.
 
     Args:
-        table: one row per iteration and series with `tokens` and `series`, for example `ablation.adaptation_frame`.
+        table: one row per iteration and series with `series` and the column `x`, such as `ablation.adaptation_frame`.
         panels: column -> title of the panel's axis, from top to bottom.
+        x: column of the horizontal axis.
         references: column -> a value to mark with a horizontal line (a target, a bound).
         marks: places on the horizontal axis to mark with vertical lines (where texts begin).
         title: above the figure.
         x_title: of the horizontal axis.
     """
     words: Row = {"title": title, "x_title": x_title, "references": references, "columns": 1}
-    drawn = line_panels(table, "tokens", dict.fromkeys(panels, ""), "series", **words).update_xaxes(matches="x")
+    drawn = line_panels(table, x, dict.fromkeys(panels, ""), "series", **words).update_xaxes(matches="x")
     names = list(dict.fromkeys(trace.name for trace in drawn.data))
     for trace in drawn.data:
         dash = DASHES[names.index(trace.name) % len(DASHES)]
