@@ -27,7 +27,7 @@ from dynatree_lib.models.pairs import Pair
 from dynatree_lib.verifiers import VERIFIERS
 
 FULL = [kind for kind in CONFIGS if kind not in ("mpt", "bloom") and "window" not in kind]
-SIZES = [(1, 30), (2, 1), (40, 30), (290, 12)]
+SIZES = [(1, 20), (2, 1), (40, 20), (290, 8)]
 
 
 @pytest.fixture(scope="module", params=["gpt_neox", "llama"])
