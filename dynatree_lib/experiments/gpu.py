@@ -30,7 +30,7 @@ from ..fast.plain import autoregressive_fast
 from ..fast.static import StaticModel, static_pair
 from ..measure.bandwidth import forward_bytes, matmul_flops, measure_bandwidth, median_seconds
 from ..measure.clock import known_objects_frozen, quiet_machine, synchronize
-from ..measure.cost_model import MeasuredCosts, counts_of, measure_costs
+from ..measure.cost_model import MeasuredCosts, measure_costs, prediction_rows
 from ..measure.environment import cache_bytes_per_row, describe_environment, describe_model, public_text, weight_bytes
 from ..measure.methods import METHODS, Variant, variants
 from ..measure.prompts import BenchPrompt
@@ -398,58 +398,41 @@ def methods(plan: Plan, folder: str, device: torch.device, dtype: torch.dtype, o
 def joined(record: Record, out: Path) -> list[Row]:
     """Predict the trained pair's counts at the costs of the shapes."""
     measured, plain_step = MeasuredCosts.from_json(record.rows("costs")), record.rows("plain")[0]["ar_fast"]
-    records = read_results(out / "pair.jsonl").records
     rows = []
-    for entry in records.header.setup["methods"]:
-        runs = [run for run in records.runs.values() if run.method == entry["label"]]
-        if not runs or "commit" not in entry["options"]:
-            continue  # a loop of its own, which the cost model does not know
-        counts = counts_of(runs, records.header)
-        steps = measured.steps(counts)
-        seconds = steps * measured.step_seconds
+    for row in prediction_rows(read_results(out / "pair.jsonl"), measured):
+        speed = row["tokens_per_iteration"] / (row["predicted_iteration"] * measured.step_seconds)
         rows.append(
-            {"method": entry["label"], "tokens_per_iteration": counts.tokens / counts.iterations,
-             "nodes": float(np.mean(counts.nodes)), "iteration_in_steps": steps / counts.iterations,
-             "predicted_tokens_per_second": counts.tokens / seconds, "predicted_over_ar": measured.speed(counts),
-             "predicted_over_ar_fast": counts.tokens * plain_step / seconds}
+            {"method": row["method"], "tokens_per_iteration": row["tokens_per_iteration"],
+             "iteration_in_steps": row["predicted_iteration"], "predicted_tokens_per_second": speed,
+             "predicted_over_ar": row["predicted"], "predicted_over_ar_fast": speed * plain_step}
         )  # fmt: skip
     return rows
-
-
-def _worst(column: str, **where: Any) -> Callable[[Sequence[Row]], float | None]:
-    """Return the largest value of a column, of rows with these values."""
-    return lambda rows: max((row[column] for row in rows if where.items() <= row.items()), default=None)
-
-
-def _best_over(reference: str, rows: Row) -> float | None:
-    """Return the fastest method of this library that drafts, over a reference."""
-    entries = rows["results"]["methods"]
-    drafting = [row for row in entries if "commit" in row["options"] and row["method"] != "ar"]
-    best = max((row["tokens_per_second"] for row in drafting), default=None)
-    speeds = {row["label"]: row["tokens_per_second"] for row in entries}
-    return None if best is None or reference not in speeds else best / speeds[reference]
-
-
-GOALS: tuple[tuple[str, str, Callable[[Any], float | None], Row], ...] = (
-    ("ar-fast over the bandwidth bound, worst prefix", "plain", _worst("ar_fast_over_bound"), {"at most": 1.4}),
-    ("forward of 64 nodes over one of 1, worst prefix", "forwards", _worst("over_one_row", model="static", rows=64),
-     {"at most": 1.3}),
-    ("iteration in steps of ar-fast, worst prefix", "iterations", _worst("steps_of_ar_fast"), {"at most": 2.5}),
-    ("peak memory with trees over plain decoding and the draft's weights", "memory",
-     lambda rows: rows["trees_over_both"].get("reserved"), {"at most": 1.05}),
-    ("best drafted method over ar-fast, trained pair", "methods", partial(_best_over, "ar-fast"), {"at least": 1.8}),
-    ("best drafted method over hf-generate, trained pair", "methods", partial(_best_over, "hf-generate"),
-     {"at least": 6.0}),
-)  # fmt: skip
-"""Goal, measurement, its number, and the most or least that the number should be."""
 
 
 def goals(record: Record) -> list[Row]:
     """Return goal by goal: the number `measured` (None where its measurement is missing), and its limit."""
     rows = {name: record.body.get(name, {}).get("rows") for name in CAPTIONS}
+    entries = rows["methods"]["results"]["methods"] if rows["methods"] else []
+    drafting = [row["tokens_per_second"] for row in entries if "commit" in row["options"] and row["method"] != "ar"]
+    over = {row["label"]: max(drafting) / row["tokens_per_second"] for row in entries if drafting}
+
+    def worst(name: str, column: str, **where: Any) -> float | None:
+        """Return the largest value of a column, of rows with these values."""
+        return max((row[column] for row in rows[name] or () if where.items() <= row.items()), default=None)
+
+    reserved = rows["memory"] and rows["memory"]["trees_over_both"].get("reserved")
+    nodes = worst("forwards", "over_one_row", model="static", rows=64)
+    found = (
+        ("ar-fast over the bandwidth bound, worst prefix", "plain", worst("plain", "ar_fast_over_bound"), 1.4),
+        ("forward of 64 nodes over one of 1, worst prefix", "forwards", nodes, 1.3),
+        ("iteration in steps of ar-fast, worst prefix", "iterations", worst("iterations", "steps_of_ar_fast"), 2.5),
+        ("peak memory with trees over plain decoding and the draft's weights", "memory", reserved, 1.05),
+        ("best drafted method over ar-fast, trained pair", "methods", over.get("ar-fast"), 1.8),
+        ("best drafted method over hf-generate, trained pair", "methods", over.get("hf-generate"), 6.0),
+    )
     return [
-        {"goal": goal, "from": name, "measured": None if rows[name] is None else number(rows[name]), **limit}
-        for goal, name, number, limit in GOALS
+        {"goal": goal, "from": name, "measured": number, "at least" if name == "methods" else "at most": limit}
+        for goal, name, number, limit in found
     ]
 
 
