@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -184,16 +183,6 @@ class MeasuredCosts:
     factors: dict[str, float] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
 
-    @cached_property
-    def verify(self) -> CostCurve:
-        """The target's curve as cost-aware drafting reads it."""
-        return CostCurve(self.verify_points)
-
-    @cached_property
-    def draft(self) -> CostCurve:
-        """The draft's curve as cost-aware drafting reads it."""
-        return CostCurve(self.draft_points)
-
     def options(self) -> dict[str, Any]:
         """Return the options of `CostAwareTree` for this machine."""
         curves = {"verify_cost": self.verify_points, "draft_cost": self.draft_points}
@@ -232,7 +221,7 @@ class MeasuredCosts:
             if (body["kind"], body["format"]) != ("costs", FORMAT):
                 raise ValueError
             costs: MeasuredCosts = typed({one.name: body[one.name] for one in fields(cls)}, cls)
-            _ = costs.verify, costs.draft  # the curves check their points
+            _ = CostCurve(costs.verify_points), CostCurve(costs.draft_points)  # which check their points
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"This is no cost model of format {FORMAT}; measure the costs again.") from error
         return costs

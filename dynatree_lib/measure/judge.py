@@ -131,10 +131,6 @@ class Judged:
         wanted = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
         return replace(self, rows=[row for row in self.rows if all(row[name] in wanted[name] for name in wanted)])
 
-    def frame(self) -> pd.DataFrame:
-        """Return one row per tree and rule (`judged_frame`)."""
-        return judged_frame(self.rows)
-
     def mean(self, rule: str) -> float:
         """Return a rule's tokens per iteration, the bonus token included."""
         return float(np.mean([row["tokens"][rule] for row in self.rows]))
@@ -147,7 +143,7 @@ class Judged:
         """
         if not self.rows:
             raise ValueError("There is no judged tree to compare rules on; give prompts, or another selection.")
-        return ratio(self.frame(), rule, over=base, column="rule", per="iterations", by="prompt", seed=seed)
+        return ratio(judged_frame(self.rows), rule, over=base, column="rule", per="iterations", by="prompt", seed=seed)
 
     def write(self, path: str | Path) -> None:
         """Write a header line and one line per tree, expectations rounded to five decimals."""
