@@ -32,10 +32,10 @@ from ..measure.bandwidth import forward_bytes, matmul_flops, measure_bandwidth, 
 from ..measure.clock import known_objects_frozen, quiet_machine, synchronize
 from ..measure.cost_model import MeasuredCosts, measure_costs, prediction_rows
 from ..measure.environment import cache_bytes_per_row, describe_environment, describe_model, public_text, weight_bytes
-from ..measure.methods import METHODS, Variant, variants
+from ..measure.grids import labelled
+from ..measure.methods import Variant, variants
 from ..measure.prompts import BenchPrompt
 from ..measure.protocol import read_results, run_benchmark
-from ..measure.trace import Trace
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair, load_pair
 from ..paths import write_atomically
@@ -309,28 +309,19 @@ def _per_token(shapes: Shapes, decode: Callable[..., object], ids: list[int], to
 
 def iterations(shapes: Shapes, steps: Sequence[Row]) -> list[Row]:
     """Measure an iteration with a full tree after each prefix: seconds, steps of `ar-fast`, where its time goes."""
-    out, marks = [], list[float]()
-
-    def mark(tokens: list[int]) -> None:
-        marks.append(time.perf_counter())
-
-    for step in steps:
-        ids, tokens = any_text(shapes.target, step["prefix"]), min(step["tokens"], 64)
-        options: Row = {"max_new_tokens": tokens, "eos_token_ids": ()}
-        for _ in range(2):  # the first run does not count
-            marks.clear()
-            with quiet_machine(shapes.device):
-                text = generate(shapes.target, ids, shapes.tree, on_tokens=mark, **options)
-        trace = Trace(time.perf_counter, lambda: synchronize(shapes.device))
-        trace.begin()
-        drafter = FixedTree(trace.instrument(shapes.draft, "draft"), tau=None, **shapes.plan.tree)
-        generate(trace.instrument(shapes.target, "target"), ids, drafter, on_tokens=trace.on_tokens, **options)
-        parts = trace.parts(trace.now())
-        nodes = [len(iteration.tree) for iteration in text.iterations[1:-1]]  # the last tree is cut by the text's end
-        seconds, whole = float(np.median(np.diff(marks[:-1]))), sum(parts.values())
-        out.append({"prefix": step["prefix"], "nodes": float(np.mean(nodes)), "levels": shapes.plan.tree["depth"],
-                    "seconds": seconds, "steps_of_ar_fast": seconds / step["ar_fast"],
-                    "shares": {name: part / whole for name, part in parts.items()}})  # fmt: skip
+    prompts = [BenchPrompt.from_ids(str(step["prefix"]), any_text(shapes.target, step["prefix"])) for step in steps]
+    records = run_benchmark(
+        shapes.pair, labelled("fixed-tree", {"tree": {"tau": None, **shapes.plan.tree}}), prompts,
+        max_new_tokens=min(64, *(step["tokens"] for step in steps)), trace=len(prompts), progress=progress,
+    ).records  # fmt: skip
+    out = []
+    for step, prompt in zip(steps, prompts, strict=True):
+        run, split = records.runs["tree", prompt.id, 0], records.splits["tree", prompt.id, 0]
+        seconds = float(np.median(np.diff([at for at, _ in run.emissions[:-1]])))  # the last tree is cut by the end
+        shares = {part: getattr(split, part) / split.seconds for part in ("draft", "verify", "host")}
+        out.append({"prefix": step["prefix"], "nodes": 1 + float(np.mean(np.array(run.nodes)[1:-1])),
+                    "levels": shapes.plan.tree["depth"], "seconds": seconds,
+                    "steps_of_ar_fast": seconds / step["ar_fast"], "shares": shares})  # fmt: skip
     return out
 
 
@@ -383,10 +374,9 @@ def methods(plan: Plan, folder: str, device: torch.device, dtype: torch.dtype, o
     longest = pair.target.context - max(plan.tokens, 200)
     workload = load_workload("bundled", limit=plan.prompts, max_tokens=longest, tokenizer=pair.tokenizer)
     measured = costs(pair, workload.prompts[: plan.texts], plan)
-    cost_aware = [
-        Variant(f"{name}, measured costs", name, METHODS[name], {**METHODS[name].defaults, **measured.options()})
-        for name in ("cost-aware-tree", "lookup-tree")
-    ]
+    cost_aware: list[Variant] = []
+    for name in ("cost-aware-tree", "lookup-tree"):
+        cost_aware += labelled(name, {f"{name}, measured costs": measured.options()})
     results = run_benchmark(
         pair, [*variants(METHODS_MEASURED), *cost_aware], workload.prompts, max_new_tokens=plan.tokens,
         trace=min(3, plan.prompts), records=out / "pair.jsonl", existing="replace", progress=progress,

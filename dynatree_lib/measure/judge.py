@@ -29,8 +29,7 @@ from ..tree import TokenTree
 from ..verifiers import TargetWalk
 from ..verifiers.base import Verdict, Verifier
 from .environment import describe_environment, public_pair_name
-from .exact import Replay, outcomes
-from .observe import ObservingVerifier
+from .exact import ObservingVerifier, Replay, outcomes
 from .options import option_defaults
 from .prompts import prepare_prompts
 from .statistics import Estimate, ratio
