@@ -28,10 +28,10 @@ from ..decoding import autoregressive, generate
 from ..drafters import FixedTree
 from ..fast.plain import autoregressive_fast
 from ..fast.static import StaticModel, static_pair
-from ..measure.bandwidth import forward_bytes, matmul_flops, measure_bandwidth, median_seconds
+from ..measure.bandwidth import ceilings, forward_bytes, matmul_flops, measure_bandwidth, median_seconds
 from ..measure.clock import known_objects_frozen, quiet_machine, synchronize
 from ..measure.cost_model import MeasuredCosts, measure_costs, prediction_rows
-from ..measure.environment import cache_bytes_per_row, describe_environment, describe_model, public_text, weight_bytes
+from ..measure.environment import describe_environment, describe_model, public_text, weight_bytes
 from ..measure.grids import labelled
 from ..measure.methods import Variant, variants
 from ..measure.prompts import BenchPrompt
@@ -285,8 +285,7 @@ def plain(shapes: Shapes, bytes_per_second: float) -> list[Row]:
     for prefix in shapes.plan.prefixes:
         tokens = min(shapes.plan.tokens, shapes.target.context - prefix - 1)
         ids = any_text(shapes.target, prefix)
-        cached = cache_bytes_per_row(shapes.target) * (prefix + tokens / 2)
-        bound = (forward_bytes(shapes.target) + cached) / bytes_per_second
+        bound = 1 / ceilings(shapes.target, prefix + tokens // 2, bytes_per_second, 1.0)["memory"]
         fast, ours = (_per_token(shapes, decode, ids, tokens) for decode in (autoregressive_fast, autoregressive))
         out.append({"prefix": prefix, "tokens": tokens, "bound": bound, "ar_fast": fast, "ar": ours,
                     "ar_fast_over_bound": fast / bound, "ar_over_bound": ours / bound})  # fmt: skip

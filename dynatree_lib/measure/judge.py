@@ -32,6 +32,7 @@ from .environment import describe_environment, public_pair_name
 from .exact import ObservingVerifier, Replay, outcomes
 from .options import option_defaults
 from .prompts import prepare_prompts
+from .runner import quiet
 from .statistics import Estimate, ratio
 
 FORMAT = 2
@@ -189,7 +190,7 @@ def judge(
     drivers: Sequence[str] | None = None,
     margin: int = 24,
     source: str = "prompts given by the caller",
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = quiet,
 ) -> Judged:
     """Have rules judge the same trees.
 
@@ -225,8 +226,7 @@ def judge(
     rows: list[Row] = []
     for label, drafter in drafters.items():
         for driver in drivers or chosen[label]:
-            if progress:
-                progress(f"{label}, driven by {driver}: {len(ready)} prompts, {len(seeds)} seeds")
+            progress(f"{label}, driven by {driver}: {len(ready)} prompts, {len(seeds)} seeds")
             for seed, prompt in product(seeds, ready):
                 watched = _Judge(chosen[label][driver], chosen[label], max_new_tokens, margin)
                 generate(
