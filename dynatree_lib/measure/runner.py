@@ -48,11 +48,10 @@ class Completed:
     kv_entries: int
     counters: dict[str, int] = field(default_factory=dict)
 
-    def run(
-        self, key: Key, seconds: float = 1.0, emissions: list[list[float]] | None = None, **peaks: int | None
-    ) -> Run:
+    def run(self, key: Key, seconds: float = 1.0, emissions: list[list[float]] | None = None, **peaks: Any) -> Run:
         """Return its record; where nothing was timed, with one emission after a second."""
-        shapes = {} if self.iterations is None else {
+        method, prompt, repeat = key
+        shapes: dict[str, Any] = {} if self.iterations is None else {
             "nodes": [len(one.tree) - 1 for one in self.iterations],
             "accepted": [len(one.verdict.path) for one in self.iterations],
             "depths": [one.tree.depth for one in self.iterations],
@@ -60,7 +59,7 @@ class Completed:
         }  # fmt: skip
         emissions = [[seconds, len(self.tokens)]] if emissions is None else emissions
         return Run(
-            *key, seconds, self.tokens, emissions, self.forwards, self.finish_reason,
+            method, prompt, repeat, seconds, self.tokens, emissions, self.forwards, self.finish_reason,
             **shapes, counters=self.counters, kv_entries=self.kv_entries, **peaks,
         )  # fmt: skip
 

@@ -110,10 +110,10 @@ def level_costs(
         _check(model, prefixes, widths, turns)
     target, draft, work = pair.target, _remembering(pair.draft), {}
     for prefix, width in product(prefixes, widths):
-        probes = [LevelsProbe(draft, levels, width) for levels in (1 + LEVELS, 1)]
-        both = [_begun(target, probe, prefix, turns, clock) for probe in probes]
+        probes = (LevelsProbe(draft, levels, width) for levels in (1 + LEVELS, 1))
+        deep, shallow = (_begun(target, probe, prefix, turns, clock) for probe in probes)
         siblings = np.arange(width) % draft.vocab_size, np.full(width, ROOT)
-        work[prefix, width] = partial(_level, target, *both, siblings, clock)
+        work[prefix, width] = partial(_level, target, deep, shallow, siblings, clock)
     return _measured(work, ("prefix", "width", "level"), turns, target.device, progress)
 
 
