@@ -16,8 +16,8 @@ from dynatree_lib.measure import bandwidth
 from dynatree_lib.measure.methods import METHODS as TABLE
 from dynatree_lib.measure.protocol import Results
 from dynatree_lib.measure.records import Header, Records, Run
-from dynatree_lib.measure.tables import quote
 from tests.models import VOCABULARY, noisy_copy, random_model
+from tools.fill_tables import quote
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, TokenTree, ToyModel, generate
+from dynatree_lib.costs import CostCurve
 from dynatree_lib.decoding import Iteration
 from dynatree_lib.drafters import DRAFTERS
 from dynatree_lib.drafters.base import ModelDrafter
@@ -87,7 +88,8 @@ def test_a_step_in_the_cost_stays_in_the_forecast_and_is_no_marginal_cost_of_cos
     costs = measured(lambda nodes: 1.0 if nodes == 1 else 1.5 + nodes / 100, lambda nodes: 0.1, max_rows=16)
     assert costs.verify_points == pytest.approx([1, 1.52, 1.54, 1.58, 1.66])
     assert float(read(costs.verify_points, 2)) == pytest.approx(1.52)
-    assert (costs.verify.step, costs.verify.marginal_cost(1)) == pytest.approx((0.51, 0.01))
+    curve = CostCurve(costs.verify_points)
+    assert (curve.step, curve.marginal_cost(1)) == pytest.approx((0.51, 0.01))
     marginal_costs = {"verify_cost": costs.verify_points, "draft_cost": costs.draft_points}
     assert costs.options() == {**marginal_costs, "overhead": pytest.approx(costs.overhead, abs=1e-4)}
 

@@ -14,8 +14,8 @@ from dynatree_lib.cli.options import COMMANDS
 from dynatree_lib.measure import methods
 from dynatree_lib.measure.protocol import read_results
 from dynatree_lib.measure.statistics import ratio
-from dynatree_lib.measure.tables import filled
 from dynatree_lib.models import engines
+from tools.fill_tables import filled
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "outputs" / "reference" / "cpu"

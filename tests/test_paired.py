@@ -13,7 +13,7 @@ from dynatree_lib import SampledTree, Sampling, ToyModel, generate
 from dynatree_lib.drafters import AdaptiveTree, FixedTree
 from dynatree_lib.experiments.traversal.decisions import Stopwatch, decision_shares, synthetic_tree, time_decisions
 from dynatree_lib.measure import exact
-from dynatree_lib.measure.judge import Judged, expected_tokens, judge, read_judged
+from dynatree_lib.measure.judge import Judged, expected_tokens, judge, judged_frame, read_judged
 from dynatree_lib.measure.prompts import BenchPrompt
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import RandomSource
@@ -156,7 +156,7 @@ class TestJudge:
         for mine, its in zip(judged.rows, again.rows, strict=True):
             assert {**mine, "tokens": None} == {**its, "tokens": None}
             assert its["tokens"] == pytest.approx(mine["tokens"], abs=1e-5)
-        frame = again.frame()
+        frame = judged_frame(again.rows)
         assert list(frame["tokens"]) == [tokens for row in again.rows for tokens in row["tokens"].values()]
         assert set(frame["iterations"]) == {1}
         older = file.read_text().replace('"format": 2', '"format": 1').replace('"emitted"', '"kept"')

@@ -51,4 +51,4 @@ rows = stage_rows(load_pair("tiny"), ["ar", "ptd", sys.argv[2]], load_workload("
 found = {"environment": describe_environment(), "rows": rows}
 Path(sys.argv[1], "ptd_stages.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 PYTHON
-python3 -m dynatree_lib.measure.tables docs/results.md
+python3 -m tools.fill_tables docs/results.md

@@ -1,6 +1,6 @@
 """Every table that the library computes from the records in outputs/reference, as one JSON file.
 
-python3 tools/reference_tables.py [FILE]
+python3 -m tools.reference_tables [FILE]
 
 FILE is tests/reference_tables.json by default. A test compares it with what the library computes now, so that moving or
 rewriting the code that computes a table cannot change a number unnoticed. Nothing is measured here.
@@ -39,8 +39,8 @@ def run_tables() -> Iterator[tuple[str, Any]]:
     from dynatree_lib.measure.metrics import drafting_metrics
     from dynatree_lib.measure.protocol import read_results
     from dynatree_lib.measure.statistics import ratio
-    from dynatree_lib.measure.tables import quote
     from dynatree_lib.measure.tune import load_tuned
+    from tools.fill_tables import quote
 
     costs = load_tuned(CPU / "tuned.json").costs
     for name in RUNS:

@@ -28,14 +28,14 @@ from ..decoding import autoregressive, generate
 from ..drafters import FixedTree
 from ..fast.plain import autoregressive_fast
 from ..fast.static import StaticModel, static_pair
-from ..measure.bandwidth import forward_bytes, matmul_flops, measure_bandwidth, median_seconds
+from ..measure.bandwidth import ceilings, forward_bytes, matmul_flops, measure_bandwidth, median_seconds
 from ..measure.clock import known_objects_frozen, quiet_machine, synchronize
-from ..measure.cost_model import MeasuredCosts, counts_of, measure_costs
-from ..measure.environment import cache_bytes_per_row, describe_environment, describe_model, public_text, weight_bytes
-from ..measure.methods import METHODS, Variant, variants
+from ..measure.cost_model import MeasuredCosts, measure_costs, prediction_rows
+from ..measure.environment import describe_environment, describe_model, public_text, weight_bytes
+from ..measure.grids import labelled
+from ..measure.methods import Variant, variants
 from ..measure.prompts import BenchPrompt
 from ..measure.protocol import read_results, run_benchmark
-from ..measure.trace import Trace
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair, load_pair
 from ..paths import write_atomically
@@ -285,8 +285,7 @@ def plain(shapes: Shapes, bytes_per_second: float) -> list[Row]:
     for prefix in shapes.plan.prefixes:
         tokens = min(shapes.plan.tokens, shapes.target.context - prefix - 1)
         ids = any_text(shapes.target, prefix)
-        cached = cache_bytes_per_row(shapes.target) * (prefix + tokens / 2)
-        bound = (forward_bytes(shapes.target) + cached) / bytes_per_second
+        bound = 1 / ceilings(shapes.target, prefix + tokens // 2, bytes_per_second, 1.0)["memory"]
         fast, ours = (_per_token(shapes, decode, ids, tokens) for decode in (autoregressive_fast, autoregressive))
         out.append({"prefix": prefix, "tokens": tokens, "bound": bound, "ar_fast": fast, "ar": ours,
                     "ar_fast_over_bound": fast / bound, "ar_over_bound": ours / bound})  # fmt: skip
@@ -309,28 +308,19 @@ def _per_token(shapes: Shapes, decode: Callable[..., object], ids: list[int], to
 
 def iterations(shapes: Shapes, steps: Sequence[Row]) -> list[Row]:
     """Measure an iteration with a full tree after each prefix: seconds, steps of `ar-fast`, where its time goes."""
-    out, marks = [], list[float]()
-
-    def mark(tokens: list[int]) -> None:
-        marks.append(time.perf_counter())
-
-    for step in steps:
-        ids, tokens = any_text(shapes.target, step["prefix"]), min(step["tokens"], 64)
-        options: Row = {"max_new_tokens": tokens, "eos_token_ids": ()}
-        for _ in range(2):  # the first run does not count
-            marks.clear()
-            with quiet_machine(shapes.device):
-                text = generate(shapes.target, ids, shapes.tree, on_tokens=mark, **options)
-        trace = Trace(time.perf_counter, lambda: synchronize(shapes.device))
-        trace.begin()
-        drafter = FixedTree(trace.instrument(shapes.draft, "draft"), tau=None, **shapes.plan.tree)
-        generate(trace.instrument(shapes.target, "target"), ids, drafter, on_tokens=trace.on_tokens, **options)
-        parts = trace.parts(trace.now())
-        nodes = [len(iteration.tree) for iteration in text.iterations[1:-1]]  # the last tree is cut by the text's end
-        seconds, whole = float(np.median(np.diff(marks[:-1]))), sum(parts.values())
-        out.append({"prefix": step["prefix"], "nodes": float(np.mean(nodes)), "levels": shapes.plan.tree["depth"],
-                    "seconds": seconds, "steps_of_ar_fast": seconds / step["ar_fast"],
-                    "shares": {name: part / whole for name, part in parts.items()}})  # fmt: skip
+    prompts = [BenchPrompt.from_ids(str(step["prefix"]), any_text(shapes.target, step["prefix"])) for step in steps]
+    records = run_benchmark(
+        shapes.pair, labelled("fixed-tree", {"tree": {"tau": None, **shapes.plan.tree}}), prompts,
+        max_new_tokens=min(64, *(step["tokens"] for step in steps)), trace=len(prompts), progress=progress,
+    ).records  # fmt: skip
+    out = []
+    for step, prompt in zip(steps, prompts, strict=True):
+        run, split = records.runs["tree", prompt.id, 0], records.splits["tree", prompt.id, 0]
+        seconds = float(np.median(np.diff([at for at, _ in run.emissions[:-1]])))  # the last tree is cut by the end
+        shares = {part: getattr(split, part) / split.seconds for part in ("draft", "verify", "host")}
+        out.append({"prefix": step["prefix"], "nodes": 1 + float(np.mean(np.array(run.nodes)[1:-1])),
+                    "levels": shapes.plan.tree["depth"], "seconds": seconds,
+                    "steps_of_ar_fast": seconds / step["ar_fast"], "shares": shares})  # fmt: skip
     return out
 
 
@@ -383,10 +373,9 @@ def methods(plan: Plan, folder: str, device: torch.device, dtype: torch.dtype, o
     longest = pair.target.context - max(plan.tokens, 200)
     workload = load_workload("bundled", limit=plan.prompts, max_tokens=longest, tokenizer=pair.tokenizer)
     measured = costs(pair, workload.prompts[: plan.texts], plan)
-    cost_aware = [
-        Variant(f"{name}, measured costs", name, METHODS[name], {**METHODS[name].defaults, **measured.options()})
-        for name in ("cost-aware-tree", "lookup-tree")
-    ]
+    cost_aware: list[Variant] = []
+    for name in ("cost-aware-tree", "lookup-tree"):
+        cost_aware += labelled(name, {f"{name}, measured costs": measured.options()})
     results = run_benchmark(
         pair, [*variants(METHODS_MEASURED), *cost_aware], workload.prompts, max_new_tokens=plan.tokens,
         trace=min(3, plan.prompts), records=out / "pair.jsonl", existing="replace", progress=progress,
@@ -398,58 +387,41 @@ def methods(plan: Plan, folder: str, device: torch.device, dtype: torch.dtype, o
 def joined(record: Record, out: Path) -> list[Row]:
     """Predict the trained pair's counts at the costs of the shapes."""
     measured, plain_step = MeasuredCosts.from_json(record.rows("costs")), record.rows("plain")[0]["ar_fast"]
-    records = read_results(out / "pair.jsonl").records
     rows = []
-    for entry in records.header.setup["methods"]:
-        runs = [run for run in records.runs.values() if run.method == entry["label"]]
-        if not runs or "commit" not in entry["options"]:
-            continue  # a loop of its own, which the cost model does not know
-        counts = counts_of(runs, records.header)
-        steps = measured.steps(counts)
-        seconds = steps * measured.step_seconds
+    for row in prediction_rows(read_results(out / "pair.jsonl"), measured):
+        speed = row["tokens_per_iteration"] / (row["predicted_iteration"] * measured.step_seconds)
         rows.append(
-            {"method": entry["label"], "tokens_per_iteration": counts.tokens / counts.iterations,
-             "nodes": float(np.mean(counts.nodes)), "iteration_in_steps": steps / counts.iterations,
-             "predicted_tokens_per_second": counts.tokens / seconds, "predicted_over_ar": measured.speed(counts),
-             "predicted_over_ar_fast": counts.tokens * plain_step / seconds}
+            {"method": row["method"], "tokens_per_iteration": row["tokens_per_iteration"],
+             "iteration_in_steps": row["predicted_iteration"], "predicted_tokens_per_second": speed,
+             "predicted_over_ar": row["predicted"], "predicted_over_ar_fast": speed * plain_step}
         )  # fmt: skip
     return rows
-
-
-def _worst(column: str, **where: Any) -> Callable[[Sequence[Row]], float | None]:
-    """Return the largest value of a column, of rows with these values."""
-    return lambda rows: max((row[column] for row in rows if where.items() <= row.items()), default=None)
-
-
-def _best_over(reference: str, rows: Row) -> float | None:
-    """Return the fastest method of this library that drafts, over a reference."""
-    entries = rows["results"]["methods"]
-    drafting = [row for row in entries if "commit" in row["options"] and row["method"] != "ar"]
-    best = max((row["tokens_per_second"] for row in drafting), default=None)
-    speeds = {row["label"]: row["tokens_per_second"] for row in entries}
-    return None if best is None or reference not in speeds else best / speeds[reference]
-
-
-GOALS: tuple[tuple[str, str, Callable[[Any], float | None], Row], ...] = (
-    ("ar-fast over the bandwidth bound, worst prefix", "plain", _worst("ar_fast_over_bound"), {"at most": 1.4}),
-    ("forward of 64 nodes over one of 1, worst prefix", "forwards", _worst("over_one_row", model="static", rows=64),
-     {"at most": 1.3}),
-    ("iteration in steps of ar-fast, worst prefix", "iterations", _worst("steps_of_ar_fast"), {"at most": 2.5}),
-    ("peak memory with trees over plain decoding and the draft's weights", "memory",
-     lambda rows: rows["trees_over_both"].get("reserved"), {"at most": 1.05}),
-    ("best drafted method over ar-fast, trained pair", "methods", partial(_best_over, "ar-fast"), {"at least": 1.8}),
-    ("best drafted method over hf-generate, trained pair", "methods", partial(_best_over, "hf-generate"),
-     {"at least": 6.0}),
-)  # fmt: skip
-"""Goal, measurement, its number, and the most or least that the number should be."""
 
 
 def goals(record: Record) -> list[Row]:
     """Return goal by goal: the number `measured` (None where its measurement is missing), and its limit."""
     rows = {name: record.body.get(name, {}).get("rows") for name in CAPTIONS}
+    entries = rows["methods"]["results"]["methods"] if rows["methods"] else []
+    drafting = [row["tokens_per_second"] for row in entries if "commit" in row["options"] and row["method"] != "ar"]
+    over = {row["label"]: max(drafting) / row["tokens_per_second"] for row in entries if drafting}
+
+    def worst(name: str, column: str, **where: Any) -> float | None:
+        """Return the largest value of a column, of rows with these values."""
+        return max((row[column] for row in rows[name] or () if where.items() <= row.items()), default=None)
+
+    reserved = rows["memory"] and rows["memory"]["trees_over_both"].get("reserved")
+    nodes = worst("forwards", "over_one_row", model="static", rows=64)
+    found = (
+        ("ar-fast over the bandwidth bound, worst prefix", "plain", worst("plain", "ar_fast_over_bound"), 1.4),
+        ("forward of 64 nodes over one of 1, worst prefix", "forwards", nodes, 1.3),
+        ("iteration in steps of ar-fast, worst prefix", "iterations", worst("iterations", "steps_of_ar_fast"), 2.5),
+        ("peak memory with trees over plain decoding and the draft's weights", "memory", reserved, 1.05),
+        ("best drafted method over ar-fast, trained pair", "methods", over.get("ar-fast"), 1.8),
+        ("best drafted method over hf-generate, trained pair", "methods", over.get("hf-generate"), 6.0),
+    )
     return [
-        {"goal": goal, "from": name, "measured": None if rows[name] is None else number(rows[name]), **limit}
-        for goal, name, number, limit in GOALS
+        {"goal": goal, "from": name, "measured": number, "at least" if name == "methods" else "at most": limit}
+        for goal, name, number, limit in found
     ]
 
 

@@ -1,12 +1,14 @@
-"""Conditions of a timed run: a device that has finished, no garbage collected meanwhile, how many threads."""
+"""Conditions of a timed run: a device that has finished, no garbage collected meanwhile, turns, how many threads."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +16,8 @@ import torch
 from ..models.pairs import Pair
 from ..sampling import GREEDY
 from .environment import available_cores
+
+T = TypeVar("T")
 
 NODES, LEVELS, TURNS = 16, 4, 15
 """Nodes the target scores, levels the draft reads, and timed iterations of each number of threads."""
@@ -54,6 +58,32 @@ def quiet_machine(device: torch.device) -> Iterator[None]:
             gc.enable()
 
 
+def rotated(items: Sequence[T], turn: int) -> list[T]:
+    """Return the items in the order of a turn: another one goes first in each."""
+    first = turn % len(items)
+    return [*items[first:], *items[:first]]
+
+
+def interleaved(work: Sequence[Callable[[], T]], turns: int, device: torch.device) -> list[list[T]]:
+    """Do all work in every turn, the first one rotated, so that a slow minute of the machine hits all of it alike.
+
+    Args:
+        work: functions that time themselves.
+        turns: how often.
+        device: waited for before each function.
+
+    Returns:
+        the results of each function, one per turn.
+    """
+    results: list[list[T]] = [[] for _ in work]
+    with known_objects_frozen():
+        for turn in range(turns):
+            for place in rotated(range(len(work)), turn):
+                with quiet_machine(device):
+                    results[place].append(work[place]())
+    return results
+
+
 def choose_threads(pair: Pair, clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
     """Set torch to the number of threads with the fastest iteration, which for small models is seldom every core.
 
@@ -73,14 +103,14 @@ def choose_threads(pair: Pair, clock: Callable[[], float] = time.perf_counter) -
             session.score(np.ones(nodes, np.int64), np.arange(nodes) - 1, GREEDY)
             session.rollback()
 
-    times: dict[int, list[float]] = {count: [] for count in counts}
-    for _ in range(TURNS + 1):
-        for count in counts:
-            torch.set_num_threads(count)
-            iterate()  # wakes the threads
-            start = clock()
-            iterate()
-            times[count].append(clock() - start)
-    medians = {count: median(seconds[1:]) for count, seconds in times.items()}  # the first turn warms up
+    def timed(count: int) -> float:
+        torch.set_num_threads(count)
+        iterate()  # wakes the threads
+        start = clock()
+        iterate()
+        return clock() - start
+
+    times = interleaved([partial(timed, count) for count in counts], TURNS + 1, pair.target.device)
+    medians = {count: median(seconds[1:]) for count, seconds in zip(counts, times, strict=True)}  # the first warms up
     torch.set_num_threads(min(medians, key=medians.__getitem__))
     return medians

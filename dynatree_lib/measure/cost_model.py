@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,12 +99,13 @@ def count(
         ValueError: for what `variants` and `prepare_prompts` refuse, and for methods with a loop of their own.
     """
     chosen, ready = check_countable(variants(methods)), prepare_prompts(pair, prompts, max_new_tokens)
+    entries = [{"label": one.label, "name": one.name, "options": one.options} for one in chosen]
+    header = Header({}, {"methods": entries, "prompts": [{"id": one.id, "tokens": len(one.ids)} for one in ready]})
     counts = {}
     for method in chosen:
-        texts = zip(ready, decoded(pair, method, ready, max_new_tokens, sampling or Sampling(), seed), strict=True)
-        rebuilt = method.options["commit"] == "rebuild"
-        parts = (counted(text, len(prompt.ids), method.name, rebuilt) for prompt, text in texts)
-        counts[method.label] = Counts.total(parts)
+        texts = decoded(pair, method, ready, max_new_tokens, sampling or Sampling(), seed)
+        runs = (text.run((method.label, prompt.id, 0)) for prompt, text in zip(ready, texts, strict=True))
+        counts[method.label] = counts_of(runs, header)
     return counts
 
 
@@ -133,18 +133,6 @@ def _in_our_loop(options: Mapping[str, Any]) -> bool:
     return "commit" in options  # an option of every drafter of the table, and of nothing else
 
 
-def counted(text: Completed, prompt: int = 0, method: str = "", rebuilt: bool = False) -> Counts:
-    """Return the counts of one text; without `prompt`, `method` and `rebuilt`, of its nodes and levels alone."""
-    iterations = text.iterations or []
-    nodes = [len(iteration.tree) - 1 + iteration.side_nodes for iteration in iterations]
-    again = [len(iteration.verdict.path) for iteration in iterations] if rebuilt else []
-    return Counts(len(text.tokens), text.forwards, (*nodes, *again), *_drafted(text.counters), prompt, method)
-
-
-def _drafted(counters: Mapping[str, int]) -> tuple[int, int]:
-    return counters.get("draft_forwards", 0), counters.get("draft_nodes", 0)
-
-
 def counts_of(runs: Iterable[Run], header: Header | None = None) -> Counts:
     """Return the counts from the records of one method.
 
@@ -165,8 +153,9 @@ def counts_of(runs: Iterable[Run], header: Header | None = None) -> Counts:
         entry = entries.get(run.method, {})
         rebuilt = entry.get("options", {}).get("commit") == "rebuild"
         nodes = np.add(run.nodes, run.side_nodes or 0).tolist() + (run.accepted if rebuilt else [])
-        levels, length = _drafted(run.counters), lengths.get(run.prompt, 0)
-        counts.append(Counts(len(run.tokens), run.iterations, tuple(nodes), *levels, length, entry.get("name", "")))
+        levels = [run.counters.get(name, 0) for name in ("draft_forwards", "draft_nodes")]
+        facts = (*levels, lengths.get(run.prompt, 0), entry.get("name", ""))
+        counts.append(Counts(len(run.tokens), run.iterations, tuple(nodes), *facts))
     return Counts.total(counts)
 
 
@@ -193,16 +182,6 @@ class MeasuredCosts:
     reading: tuple[float, float] = (0.0, 0.0)
     factors: dict[str, float] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
-
-    @cached_property
-    def verify(self) -> CostCurve:
-        """The target's curve as cost-aware drafting reads it."""
-        return CostCurve(self.verify_points)
-
-    @cached_property
-    def draft(self) -> CostCurve:
-        """The draft's curve as cost-aware drafting reads it."""
-        return CostCurve(self.draft_points)
 
     def options(self) -> dict[str, Any]:
         """Return the options of `CostAwareTree` for this machine."""
@@ -242,7 +221,7 @@ class MeasuredCosts:
             if (body["kind"], body["format"]) != ("costs", FORMAT):
                 raise ValueError
             costs: MeasuredCosts = typed({one.name: body[one.name] for one in fields(cls)}, cls)
-            _ = costs.verify, costs.draft  # the curves check their points
+            _ = CostCurve(costs.verify_points), CostCurve(costs.draft_points)  # which check their points
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"This is no cost model of format {FORMAT}; measure the costs again.") from error
         return costs

@@ -23,7 +23,6 @@ from ..models.toy import ToyModel
 from ..sampling import NOTHING, DraftDistributions, RandomSource, Sampling, Scores, probabilities
 from ..tree import TokenTree
 from ..verifiers.base import Drawing, Verdict, Verifier
-from .observe import ObservingVerifier
 
 Result = TypeVar("Result")
 Tokens = Sequence[int]
@@ -220,6 +219,35 @@ class Texts:
     nodes: int
     siblings: int
     accepted: float
+
+
+@dataclass
+class ObservingVerifier(Verifier):
+    """A rule whose decisions a subclass looks at in `observe`.
+
+    Attributes:
+        rule: the rule that decides, at every temperature.
+    """
+
+    rule: Verifier
+    name = "observing"
+
+    @override
+    def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
+        self.rule.check(sampling, drawing, chain)
+
+    @override
+    def verify(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
+        verdict = self.rule.verify(tree, scores, distributions, random)
+        self.observe(tree, scores, distributions, verdict)
+        return verdict
+
+    def observe(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, verdict: Verdict
+    ) -> None:
+        """Look at a decision; the arguments are those of `Verifier.verify` and the verdict."""
 
 
 @dataclass

@@ -29,10 +29,10 @@ from ..tree import TokenTree
 from ..verifiers import TargetWalk
 from ..verifiers.base import Verdict, Verifier
 from .environment import describe_environment, public_pair_name
-from .exact import Replay, outcomes
-from .observe import ObservingVerifier
+from .exact import ObservingVerifier, Replay, outcomes
 from .options import option_defaults
 from .prompts import prepare_prompts
+from .runner import quiet
 from .statistics import Estimate, ratio
 
 FORMAT = 2
@@ -131,10 +131,6 @@ class Judged:
         wanted = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
         return replace(self, rows=[row for row in self.rows if all(row[name] in wanted[name] for name in wanted)])
 
-    def frame(self) -> pd.DataFrame:
-        """Return one row per tree and rule (`judged_frame`)."""
-        return judged_frame(self.rows)
-
     def mean(self, rule: str) -> float:
         """Return a rule's tokens per iteration, the bonus token included."""
         return float(np.mean([row["tokens"][rule] for row in self.rows]))
@@ -147,7 +143,7 @@ class Judged:
         """
         if not self.rows:
             raise ValueError("There is no judged tree to compare rules on; give prompts, or another selection.")
-        return ratio(self.frame(), rule, over=base, column="rule", per="iterations", by="prompt", seed=seed)
+        return ratio(judged_frame(self.rows), rule, over=base, column="rule", per="iterations", by="prompt", seed=seed)
 
     def write(self, path: str | Path) -> None:
         """Write a header line and one line per tree, expectations rounded to five decimals."""
@@ -194,7 +190,7 @@ def judge(
     drivers: Sequence[str] | None = None,
     margin: int = 24,
     source: str = "prompts given by the caller",
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = quiet,
 ) -> Judged:
     """Have rules judge the same trees.
 
@@ -230,8 +226,7 @@ def judge(
     rows: list[Row] = []
     for label, drafter in drafters.items():
         for driver in drivers or chosen[label]:
-            if progress:
-                progress(f"{label}, driven by {driver}: {len(ready)} prompts, {len(seeds)} seeds")
+            progress(f"{label}, driven by {driver}: {len(ready)} prompts, {len(seeds)} seeds")
             for seed, prompt in product(seeds, ready):
                 watched = _Judge(chosen[label][driver], chosen[label], max_new_tokens, margin)
                 generate(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ from ..drafters.builder import DraftState, TreeBuilder
 from ..models.base import LanguageModel
 from ..sampling import GREEDY, Sampling
 from ..tree import ROOT, TokenTree
-from .clock import known_objects_frozen, quiet_machine, synchronize
+from .clock import interleaved, synchronize
 from .prompts import BenchPrompt
 
 DEEPEST = 8
@@ -114,7 +114,6 @@ class Timing:
 
     def begin(self, target: LanguageModel, ids: Sequence[int], clock: Callable[[], float]) -> None:
         """Begin a text with a block that counts for the prompt alone."""
-        self.state = None
         self.begins.append(self._block(target, ids, FIRST, clock)["seconds"].iloc[0])
 
     def go_on(self, target: LanguageModel, clock: Callable[[], float]) -> None:
@@ -154,12 +153,13 @@ def time_blocks(
     device = getattr(target, "device", torch.device("cpu"))
     for timing in timings:
         Timing(timing.drafter, timing.tokens).begin(target, prompts[0].ids, clock)
-    with known_objects_frozen():
-        for number, prompt in enumerate(prompts, 1):
-            progress(f"[{number}/{len(prompts)}] cost of an iteration: {len(timings)} drafters on {prompt.id}")
-            for turn in range(turns + 1):
-                first = turn % len(timings)
-                for timing in [*timings[first:], *timings[:first]]:
-                    with quiet_machine(device):
-                        timing.go_on(target, clock) if turn else timing.begin(target, prompt.ids, clock)
-                        synchronize(device)
+
+    def block(timing: Timing, ids: Sequence[int]) -> None:
+        timing.go_on(target, clock) if timing.state else timing.begin(target, ids, clock)
+        synchronize(device)
+
+    for number, prompt in enumerate(prompts, 1):
+        progress(f"[{number}/{len(prompts)}] cost of an iteration: {len(timings)} drafters on {prompt.id}")
+        for timing in timings:
+            timing.state = None
+        interleaved([partial(block, timing, prompt.ids) for timing in timings], turns + 1, device)

@@ -22,7 +22,7 @@ from ..models.huggingface import HFModel
 from ..models.pairs import Pair
 from ..sampling import Sampling
 from .bandwidth import forward_bytes, measure_bandwidth
-from .clock import known_objects_frozen, quiet_machine, synchronize
+from .clock import known_objects_frozen, quiet_machine, rotated, synchronize
 from .environment import describe_environment, describe_model, peak_rss_bytes, public_pair_name, public_text
 from .grids import rows
 from .methods import Variant, variants
@@ -285,8 +285,7 @@ class _Benchmark:
     def _schedule(self) -> Iterator[Key]:
         for number, prompt in enumerate(self.prompts):
             for repeat in range(self.setup["repeats"]):
-                first = (number + repeat) % len(self.methods)
-                for one in [*self.methods[first:], *self.methods[:first]]:
+                for one in rotated(self.methods, number + repeat):
                     yield one.label, prompt.id, repeat
 
     def _warm_up(self, labels: set[str]) -> None:
@@ -348,12 +347,9 @@ class _Benchmark:
                 )  # fmt: skip
                 synchronize(self.device)
                 seconds = self.clock() - start
-            return Run(
-                *key, seconds, done.tokens, emissions, done.forwards, done.finish_reason, **done.shapes(),
-                counters=done.counters, kv_entries=done.kv_entries,
-                peak_device_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None,
-                peak_rss_bytes=peak_rss_bytes(),
-            )  # fmt: skip
+            on_device = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+            peaks = {"peak_device_bytes": on_device, "peak_rss_bytes": peak_rss_bytes()}
+            return done.run(key, seconds, emissions, **peaks)
         except Exception as error:  # whatever one method does, the others are still measured
             return Failure(*key, _said(error))
 

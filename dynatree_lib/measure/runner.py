@@ -12,6 +12,7 @@ from ..drafters.builder import DraftState
 from ..models.base import LanguageModel
 from ..sampling import Sampling
 from ..verifiers import Verifier
+from .records import Key, Run
 
 OnTokens = Callable[[list[int]], None]
 Instrument = Callable[[LanguageModel, str], LanguageModel]
@@ -47,16 +48,20 @@ class Completed:
     kv_entries: int
     counters: dict[str, int] = field(default_factory=dict)
 
-    def shapes(self) -> dict[str, Any]:
-        """Return `nodes`, `accepted`, `depths` and `side_nodes` of each iteration, as `records.Run` has them."""
-        if self.iterations is None:
-            return dict.fromkeys(("nodes", "accepted", "depths", "side_nodes"))
-        return {
+    def run(self, key: Key, seconds: float = 1.0, emissions: list[list[float]] | None = None, **peaks: Any) -> Run:
+        """Return its record; where nothing was timed, with one emission after a second."""
+        method, prompt, repeat = key
+        shapes: dict[str, Any] = {} if self.iterations is None else {
             "nodes": [len(one.tree) - 1 for one in self.iterations],
             "accepted": [len(one.verdict.path) for one in self.iterations],
             "depths": [one.tree.depth for one in self.iterations],
             "side_nodes": [one.side_nodes for one in self.iterations],
-        }
+        }  # fmt: skip
+        emissions = [[seconds, len(self.tokens)]] if emissions is None else emissions
+        return Run(
+            method, prompt, repeat, seconds, self.tokens, emissions, self.forwards, self.finish_reason,
+            **shapes, counters=self.counters, kv_entries=self.kv_entries, **peaks,
+        )  # fmt: skip
 
 
 class Runner(Protocol):

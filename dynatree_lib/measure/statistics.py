@@ -192,13 +192,12 @@ def ratio(
     of: str = "tokens",
     per: str = "seconds",
     by: str = "conversation",
-    match: str = "prompt",
     column: str = "method",
     seed: int = 0,
 ) -> Estimate:
     """Return one method's quotient over another's, paired: `ratio(frame, "fixed-tree", over="ar")` is a speed-up.
 
-    Only rows whose `match` value both sides have are compared. Groups are drawn anew together for both sides.
+    Only rows of prompts that both sides have are compared. Groups are drawn anew together for both sides.
 
     A ratio of `TIMES` is a `robust_estimate`; runs are disturbed where the column `disturbed` says so.
 
@@ -209,12 +208,11 @@ def ratio(
         of: column above the line of each quotient.
         per: column below it.
         by: column whose groups are drawn anew.
-        match: column that pairs rows.
         column: column that holds the labels.
         seed: of the bootstrap.
 
     Raises:
-        ValueError: for a label without a row, or sides that share no pair.
+        ValueError: for a label without a row, or sides that share no prompt.
     """
     frame = pd.DataFrame(table)
     sides = []
@@ -224,10 +222,10 @@ def ratio(
         if missing:
             raise ValueError(f"There is no run of '{missing[0]}' in these records; take a label of the run.")
         sides.append(frame[frame[column].isin(wanted)])
-    shared = set(sides[0][match]) & set(sides[1][match])
+    shared = set(sides[0]["prompt"]) & set(sides[1]["prompt"])
     if not shared:
-        raise ValueError(f"'{method}' and '{over}' share no {match}; measure both in one run.")
-    first, second = (sums(side[side[match].isin(shared)], (of, per), by)[[of, per]] for side in sides)
+        raise ValueError(f"'{method}' and '{over}' share no prompt; measure both in one run.")
+    first, second = (sums(side[side["prompt"].isin(shared)], (of, per), by)[[of, per]] for side in sides)
     paired = first.add_suffix(" 1").join(second.add_suffix(" 2"))
     if not {of, per} & set(TIMES):
         return estimate(paired.to_numpy(float), sum_ratio, seed)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...measure.cost_model import Counts, MeasuredCosts, counted, decoded
+from ...measure.cost_model import MeasuredCosts, counts_of, decoded
 from ...measure.methods import Variant, variants
 from ...measure.prompts import prepare_prompts
 from ...measure.runner import Completed
@@ -56,7 +56,8 @@ def count_rows(texts: Texts, costs: MeasuredCosts | None = None) -> list[Row]:
     """
     rows = []
     for label, done in texts.items():
-        iterations, counts = [step for text in done for step in text.iterations or ()], Counts.total(map(counted, done))
+        iterations = [step for text in done for step in text.iterations or ()]
+        counts = counts_of(text.run((label, "", 0)) for text in done)
         accepted = [len(step.verdict.path) for step in iterations]
         shares = [path / drafted for path, drafted in zip(accepted, counts.nodes, strict=True) if drafted]
         row: Row = {

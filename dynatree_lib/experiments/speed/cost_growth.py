@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...decoding import DecodingState, generate
-from ...drafters import NoDraft
-from ...measure.clock import known_objects_frozen, quiet_machine, synchronize
+from ...decoding import generate
+from ...drafters import Drafter, NoDraft
+from ...measure.clock import interleaved, synchronize
 from ...measure.environment import describe_environment, describe_model, public_pair_name
 from ...measure.probes import DEEPEST, FIRST, LEVELS, LevelsProbe, RowsProbe, Timing
 from ...measure.runner import quiet
@@ -36,6 +36,8 @@ Row = dict[str, Any]
 Clock = Callable[[], float]
 Nodes = tuple[np.ndarray, np.ndarray]
 """(n,) tokens and parents."""
+Sample = tuple[float, float, float]
+"""Milliseconds in the loop, of the forward alone, and their difference."""
 
 PREFIXES = (128, 256, 512, 1000, 2000)
 NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -43,27 +45,6 @@ WIDTHS = (1, 2, 4, 8, 16)
 BLOCK = 8
 """Timed iterations of a shape, and forwards of it alone, before the next shape has its turn."""
 TURNS = 8
-
-
-@dataclass
-class _Shape:
-    """One shape of work and its times.
-
-    Attributes:
-        facts: columns that describe the shape.
-        timings: what is timed in the loop: iterations, or iterations with `levels` more levels and without.
-        session: the session of a state whose model is run alone.
-        nodes: what is scored alone.
-        levels: levels between the two timings; 0 for a single timing.
-        samples: milliseconds in the loop, alone, and their difference, of each turn.
-    """
-
-    facts: Row
-    timings: list[Timing]
-    session: Callable[[DecodingState], Session]
-    nodes: Nodes
-    levels: int = 0
-    samples: list[tuple[float, float, float]] = field(default_factory=list)
 
 
 def iteration_costs(
@@ -98,13 +79,11 @@ def iteration_costs(
             too short.
     """
     _check(pair.target, prefixes, nodes, turns)
-    target, vocabulary = _remembering(pair.target), pair.target.vocab_size
-    shapes = []
+    target, vocabulary, work = _remembering(pair.target), pair.target.vocab_size, {}
     for prefix, count in product(prefixes, nodes):
-        timing = Timing(NoDraft() if count == 1 else RowsProbe(count, vocabulary), BLOCK + 2)
-        facts = {"prefix": prefix, "nodes": count}
-        shapes.append(_Shape(facts, [timing], lambda state: state.target, _nodes(count, vocabulary)))
-    return _measured(target, shapes, turns, progress, clock)
+        timing = _begun(target, NoDraft() if count == 1 else RowsProbe(count, vocabulary), prefix, turns, clock)
+        work[prefix, count] = partial(_iteration, target, timing, _nodes(count, vocabulary), clock)
+    return _measured(work, ("prefix", "nodes", "iteration"), turns, target.device, progress)
 
 
 def level_costs(
@@ -129,13 +108,13 @@ def level_costs(
     """
     for model in (pair.target, pair.draft):
         _check(model, prefixes, widths, turns)
-    draft, shapes = _remembering(pair.draft), []
+    target, draft, work = pair.target, _remembering(pair.draft), {}
     for prefix, width in product(prefixes, widths):
-        timings = [Timing(LevelsProbe(draft, levels, width), BLOCK + 2) for levels in (1 + LEVELS, 1)]
+        probes = (LevelsProbe(draft, levels, width) for levels in (1 + LEVELS, 1))
+        deep, shallow = (_begun(target, probe, prefix, turns, clock) for probe in probes)
         siblings = np.arange(width) % draft.vocab_size, np.full(width, ROOT)
-        facts = {"prefix": prefix, "width": width}
-        shapes.append(_Shape(facts, timings, lambda state: state.drafting.session, siblings, LEVELS))
-    return _measured(pair.target, shapes, turns, progress, clock)
+        work[prefix, width] = partial(_level, target, deep, shallow, siblings, clock)
+    return _measured(work, ("prefix", "width", "level"), turns, target.device, progress)
 
 
 def forward_times(
@@ -154,22 +133,18 @@ def forward_times(
     Raises:
         ValueError: as for `iteration_costs`.
     """
-    times: dict[tuple[str, int], list[float]] = {(name, count): [] for name in models for count in counts}
-    sessions = {}
-    for name, model in models.items():
+    work: list[Callable[[], float]] = []
+    for model in models.values():
         _check(model, [prefix], counts, min(turns, 1))
-        sessions[name] = _remembering(model).session()
-        sessions[name].start(any_text(model, prefix))
-        sessions[name].flush()
-    for _ in range(turns + 1):  # the first turn does not count
-        for name, count in times:
-            with quiet_machine(models[name].device):
-                seconds = _alone(sessions[name], _nodes(count, models[name].vocab_size), clock)
-            times[name, count].append(1000 * seconds)
+        session = _remembering(model).session()
+        session.start(any_text(model, prefix))
+        session.flush()
+        work += [partial(_alone, session, _nodes(count, model.vocab_size), clock) for count in counts]
+    times = interleaved(work, turns + 1, next(iter(models.values())).device)
     return [
-        {"model": name, "rows": count, "prefix": prefix, "milliseconds": float(np.median(counted)),
-         "interval": _quartiles(counted)}
-        for (name, count), (_, *counted) in times.items()
+        {"model": name, "rows": count, "prefix": prefix, "milliseconds": 1000 * float(np.median(counted)),
+         "interval": _quartiles(1000 * np.array(counted))}
+        for (name, count), (_, *counted) in zip(product(models, counts), times, strict=True)  # the first turn warms up
     ]  # fmt: skip
 
 
@@ -257,42 +232,45 @@ def _remembering(model: LanguageModel) -> HFModel:
     return model.observed(LastForward())
 
 
+def _begun(target: HFModel, drafter: Drafter, prefix: int, turns: int, clock: Clock) -> Timing:
+    """Begin a text that has `prefix` tokens in the middle of what is timed."""
+    timing = Timing(drafter, BLOCK + 2)
+    timing.begin(target, any_text(target, prefix - FIRST - _timed(turns) // 2), clock)
+    return timing
+
+
 def _measured(
-    target: HFModel, shapes: Sequence[_Shape], turns: int, progress: Callable[[str], None], clock: Clock
+    work: Mapping[tuple[int, int], Callable[[], Sample]],
+    names: tuple[str, str, str],
+    turns: int,
+    device: torch.device,
+    progress: Callable[[str], None],
 ) -> list[Row]:
-    for shape in shapes:
-        for timing in shape.timings:
-            timing.begin(target, any_text(target, shape.facts["prefix"] - FIRST - _timed(turns) // 2), clock)
-    with known_objects_frozen():
-        for turn in range(turns):
-            progress(f"[{turn + 1}/{turns}] cost as work grows: {len(shapes)} shapes")
-            first = turn % len(shapes)
-            for shape in [*shapes[first:], *shapes[:first]]:
-                with quiet_machine(target.device):
-                    shape.samples.append((_level if shape.levels else _iteration)(target, shape, clock))
+    """Return a row per shape of the work; `names` are those of its two sizes and of what is timed."""
+    *sizes, whole = names
+    progress(f"cost of one {whole} as work grows: {len(work)} shapes, {turns} turns")
+    times = interleaved(list(work.values()), turns, device)
     rows = []
-    for shape in shapes:
-        row = dict(shape.facts)
-        names = ("level" if shape.levels else "iteration", "forward", "overhead")
-        for name, values in zip(names, np.array(shape.samples).T, strict=True):
+    for shape, samples in zip(work, times, strict=True):
+        row: Row = dict(zip(sizes, shape, strict=True))
+        for name, values in zip((whole, "forward", "overhead"), np.array(samples).T, strict=True):
             row |= {name: float(np.median(values)), f"{name}_interval": _quartiles(values)}
-        rows.append({**row, "turns": [list(sample) for sample in shape.samples]})
+        rows.append({**row, "turns": [list(sample) for sample in samples]})
     return rows
 
 
-def _iteration(target: HFModel, shape: _Shape, clock: Clock) -> tuple[float, float, float]:
+def _iteration(target: HFModel, timing: Timing, nodes: Nodes, clock: Clock) -> Sample:
     """Time one more block: medians of its iterations, of the mean of the forwards before and after each, of their gaps.
 
     So close together that whatever else the machine does meets both. The first and last iteration do not count.
     """
-    (timing,), marks = shape.timings, []
     assert timing.state is not None
-    session = shape.session(timing.state)
+    session, marks = timing.state.target, list[tuple[float, float, float]]()
 
     def mark(tokens: list[int]) -> None:
         synchronize(target.device)
         end = clock()
-        alone = _alone(session, shape.nodes, clock, 1)
+        alone = _alone(session, nodes, clock, 1)
         marks.append((end, alone, clock()))
 
     timing.state = generate(
@@ -303,15 +281,14 @@ def _iteration(target: HFModel, shape: _Shape, clock: Clock) -> tuple[float, flo
     return float(np.median(loop)), float(np.median(alone)), float(np.median(loop - alone))
 
 
-def _level(target: HFModel, shape: _Shape, clock: Clock) -> tuple[float, float, float]:
+def _level(target: HFModel, deep: Timing, shallow: Timing, siblings: Nodes, clock: Clock) -> Sample:
     """Time one more block with the levels and one without, and the forward of a level before and after the first."""
-    deep, shallow = shape.timings
     assert deep.state is not None
-    session = shape.session(deep.state)
-    before = _alone(session, shape.nodes, clock)
+    session = deep.state.drafting.session
+    before = _alone(session, siblings, clock)
     with_levels = _block(target, deep, clock)
-    alone = (before + _alone(session, shape.nodes, clock)) / 2
-    level = (with_levels - _block(target, shallow, clock)) / shape.levels
+    alone = (before + _alone(session, siblings, clock)) / 2
+    level = (with_levels - _block(target, shallow, clock)) / LEVELS
     return 1000 * level, 1000 * alone, 1000 * (level - alone)
 
 

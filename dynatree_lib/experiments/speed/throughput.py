@@ -23,7 +23,7 @@ from ...decoding import autoregressive
 from ...fast.batched import SharedForward
 from ...fast.batching import generate_batch
 from ...measure.baselines import lent_configuration
-from ...measure.clock import known_objects_frozen, quiet_machine, synchronize
+from ...measure.clock import known_objects_frozen, quiet_machine, rotated, synchronize
 from ...measure.methods import Variant, variants
 from ...measure.prompts import BenchPrompt, prepare_prompts
 from ...measure.protocol import divergence
@@ -109,8 +109,7 @@ def throughput(
     with known_objects_frozen():
         for repeat, size in product(range(repeats), batch_sizes):
             for number, first in enumerate(range(0, len(ready), size)):
-                turn = (number + repeat) % len(labels)
-                for label in [*labels[turn:], *labels[:turn]]:  # so that a slow minute hits all methods alike
+                for label in rotated(labels, number + repeat):  # so that a slow minute hits all methods alike
                     some = ready[first : first + size]
                     group = _timed(batches[label], some, max_new_tokens, pair.target.device, clock)
                     groups[size, label][first].append(group)

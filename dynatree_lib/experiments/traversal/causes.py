@@ -12,8 +12,7 @@ import torch
 from typing_extensions import override
 
 from ...drafters import SampledTree
-from ...measure.exact import Replay
-from ...measure.observe import ObservingVerifier
+from ...measure.exact import ObservingVerifier, Replay
 from ...models.huggingface import HFModel
 from ...models.pairs import Pair
 from ...sampling import DraftDistributions, RandomSource, Sampling, Scores

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from ...decoding import generate
 from ...drafters.base import Drafter
-from ...measure.observe import ObservingVerifier
+from ...measure.exact import ObservingVerifier
 from ...measure.prompts import prepare_prompts
 from ...models.pairs import Pair
 from ...sampling import DraftDistributions, RandomSource, Sampling, Scores, probabilities
