@@ -232,13 +232,14 @@ def _draw_boxes(drawn: go.Figure, boxes: pd.DataFrame, styles: Mapping[str, Styl
     """Draw edges, labels as annotations, and behind them a trace for each role, for the legend and for hovering."""
     boxes["hover"] += "<br>" + boxes["role"].map({role: meaning for role, (meaning, _) in styles.items()})
     groups = [(role, boxes[boxes["role"] == role]) for role in styles if role in set(boxes["role"])]
+    look: dict[str, Any]
     for role, part in reversed(groups):  # what was accepted lies on what was not
         ends = part[part["parent"] >= 0]
         x = (ends["x"].to_numpy()[:, None] + [-0.9, -0.13, -0.05, 0.05, np.nan]).ravel()
         y = ends[["above", "above", "y", "y", "y"]].to_numpy().ravel()
-        line = {"color": styles[role][1][1], "width": 3.5 if role in STRONG else 1.3}
-        line["dash"] = "dot" if role in ADDED else "solid"
-        drawn.add_scatter(x=x, y=y, mode="lines", line=line, name="edges", hoverinfo="skip", showlegend=False)
+        look = {"dash": "dot" if role in ADDED else "solid", "width": 3.5 if role in STRONG else 1.3}
+        look["color"] = styles[role][1][1]
+        drawn.add_scatter(x=x, y=y, mode="lines", line=look, name="edges", hoverinfo="skip", showlegend=False)
     for role, part in groups:
         meaning, (fill, line, _) = styles[role]
         marker = {"symbol": "square", "size": 12, "color": fill, "line": {"color": line, "width": 1.5}}
