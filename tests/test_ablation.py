@@ -1,14 +1,12 @@
 """Ablations: texts without a clock, trees side by side, adaptation along texts, and their pictures."""
 
-import json
-
 import numpy as np
 import pytest
 from models import noisy_copy, random_model
 
 import dynatree_lib as dt
 from dynatree_lib.experiments.adaptive import ablation
-from dynatree_lib.experiments.adaptive.figures import Panel, adaptation, progression
+from dynatree_lib.experiments.adaptive.figures import adaptation
 from dynatree_lib.measure import grids
 from dynatree_lib.measure.cost_model import MeasuredCosts
 from dynatree_lib.measure.methods import variant
@@ -90,35 +88,12 @@ def test_adaptation_carries_what_a_text_began_with():
     assert sharpness[1] != sharpness[0]
 
 
-def test_rows_are_written_without_nan(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    back = ablation.write_rows(path, [{"a": float("nan"), "b": "x"}, {"a": 1.5, "b": None}])
-    assert back == [{"a": None, "b": "x"}, {"a": 1.5, "b": None}]
-    assert [json.loads(line) for line in path.read_text().splitlines()] == back
-
-
 @pytest.fixture(scope="module", autouse=True)
 def drawing():
     pytest.importorskip("plotly")
 
 
 class TestFigures:
-    def test_progression_draws_every_side_and_leaves_out_what_is_missing(self):
-        rows = [
-            {"variant": "fixed tree", "speed": 10.0, "n": 3, "a": 0.5},
-            {"variant": "+ breadth & depth", "speed": 12.0},
-        ]
-        panels = [Panel("speed", "tokens/s", {"n": "iterations"}, "iterations"),
-                  Panel("n", "tokens", {"a": "one", "b": "other"}, "acceptance")]  # fmt: skip
-        figure = progression({"measured": rows, "published": rows[:1]}, panels)
-        bars = [trace for trace in figure.data if trace.type == "bar"]
-        assert [list(bar.y) for bar in bars] == [[10.0, 12.0], [3], [10.0], [3]]
-        assert list(bars[0].x) == ["fixed tree", "+ breadth<br>&amp; depth"]
-        assert [note.text for note in figure.layout.annotations][:2] == [
-            "measured: tokens/s and iterations", "measured: tokens and acceptance",
-        ]  # fmt: skip
-        assert sum(bool(trace.showlegend) for trace in figure.data) == 2  # both readings of acceptance, once
-
     def test_adaptation_has_a_panel_per_quantity_and_a_line_per_series(self):
         rows = [
             {"series": s, "tokens": t, "D": t / 10, "tau": None if t == 0 else 0.9} for s in "ab" for t in (0, 4, 9)

@@ -73,6 +73,12 @@ def test_rows_and_frames_become_records(out):
         assert [json.loads(line) for line in path.read_text().splitlines()] == rows
 
 
+def test_records_are_written_without_nan(out):
+    path = begin("10_x", profile="smoke").write_records("x", [{"a": float("nan"), "b": "x"}, {"a": 1.5, "b": None}])
+    back = [json.loads(line) for line in path.read_text().splitlines()]
+    assert back == [{"a": None, "b": "x"}, {"a": 1.5, "b": None}]
+
+
 def test_claims_keep_their_order_and_are_replaced_by_repetition(out):
     nb = begin("10_x", profile="smoke")
     record = nb.records("speed")

@@ -1,4 +1,4 @@
-"""Gains from records, the formulas of a chain, what a gain depends on, and the figures of gains."""
+"""Gains from records, the formulas of a chain, and what a gain depends on."""
 
 import math
 from types import SimpleNamespace
@@ -8,10 +8,7 @@ import pytest
 import torch
 from models import noisy_copy, random_model
 
-pytest.importorskip("plotly")
-
 from dynatree_lib import SampledTree, Sampling, ToyModel
-from dynatree_lib.experiments.traversal import figures as gains
 from dynatree_lib.experiments.traversal import tables
 from dynatree_lib.experiments.traversal.causes import AcceptedLevels, chain_ratios, noisy_draft
 from dynatree_lib.measure import exact
@@ -251,43 +248,3 @@ class TestCauses:
     def test_accepted_levels_refuse_what_the_rule_refuses(self):
         with pytest.raises(ValueError, match="rule for chains"):
             judge(PAIR, {"tree": SampledTree(PAIR.draft)}, {"block": AcceptedLevels(Block())}, PROMPTS)
-
-
-class TestFigures:
-    ROWS = (
-        {"tree": "chain", "task": "all", "gain": 8.0, "gain_interval": [6, 10], "apart": 7.0,
-         "apart_interval": [-3, 16], "paper": 2.8, "paper_interval": [1, 4]},
-        {"tree": "chain", "task": "qa <b>", "gain": 5.0, "gain_interval": [1, 9], "paper": None},
-        {"tree": "binary", "task": "all", "gain": 9.0, "gain_interval": [7, 11]},
-    )  # fmt: skip
-
-    def test_panels_have_a_mark_per_kind_and_published_ones_are_hollow(self):
-        kinds = {"same trees": "gain", "separate runs": "apart"}
-        drawn = gains.gain_panels(self.ROWS, kinds, {"Table 2": "paper"}, band=(2.2, 5.7), title="gain")
-        assert [(trace.name, len(trace.x)) for trace in drawn.data] == [
-            ("same trees", 2), ("separate runs", 1), ("Table 2", 1),
-            ("same trees", 1), ("separate runs", 0), ("Table 2", 0),
-        ]  # fmt: skip
-        assert [trace.showlegend for trace in drawn.data] == [True] * 3 + [False] * 3
-        assert all(("open" in trace.marker.symbol) == (trace.name == "Table 2") for trace in drawn.data)
-        first = drawn.data[0]
-        assert (list(first.error_x.array), list(first.error_x.arrayminus)) == ([2, 4], [2, 4])
-        places = [trace.y[0] for trace in drawn.data[:3]]
-        assert places == sorted(places)  # marks of one line do not lie on each other
-        assert max(places) < 0.5
-        assert list(drawn.layout.yaxis.ticktext) == ["all", "qa &lt;b&gt;"]
-        bands = [shape for shape in drawn.layout.shapes if shape.type == "rect"]
-        assert [(shape.x0, shape.x1) for shape in bands] == [(2.2, 5.7)] * 2
-
-    def test_the_plane_has_lines_rings_and_hollow_cells(self):
-        rows = [
-            {"series": "T=1", "token_level": x, "gain": x, "gain_interval": [x - 1, x + 1], "own": x == 2}
-            for x in (3, 2, 1)
-        ]
-        cells = [{"series": "Table 2", "token_level": 4, "gain": 2.0, "text": "qa"}]
-        drawn = gains.gain_plane(rows, cells, title="plane")
-        line, ring, cell = drawn.data
-        assert list(line.x) == [1, 2, 3]
-        assert (list(ring.x), list(ring.y)) == ([2], [2])
-        assert "open" in cell.marker.symbol
-        assert len(gains.gain_plane([{**row, "own": False} for row in rows]).data) == 1

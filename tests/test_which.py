@@ -1,8 +1,5 @@
 """Drafters with rules, compared: exact values against enumeration, ratios and crossings against numbers by hand."""
 
-import math
-
-import numpy as np
 import pytest
 from models import noisy_copy, prompt, random_model
 from pandas import concat
@@ -260,13 +257,6 @@ class TestMap:
         assert which.best(greedy, self.ALL) == []
         assert len(which.summary(greedy, self.ALL)) == 2
 
-    def test_neighbours_with_one_answer_become_a_range(self):
-        found = which.advice(which.best(self.FOUND, self.ALL))
-        assert [row["temperatures"] for row in found] == ["0.2", "0.4", "0.8 to 1"]
-        assert found[0]["take"] == "top + target-walk"
-        assert found[1]["take"] == "distinct + traversal, or top + target-walk"
-        assert found[2]["sampled / deterministic"] == "1.75 to 1.77"
-
     def test_the_default_rule_is_checked_where_a_drafter_is(self):
         found = which.rule_checks(
             self.FOUND, {"distinct": "traversal", "iid": "traversal"}, ["traversal", "token-level"]
@@ -289,14 +279,3 @@ class TestMap:
         assert row["4 nodes"] == pytest.approx(3.05)
         assert row["8 nodes"] == 4
         assert row["8 nodes_interval"] == (4, 4)
-
-    def test_is_drawn_with_names_and_open_cells_white(self):
-        pytest.importorskip("plotly")
-        from dynatree_lib.experiments.traversal.figures import best_map
-
-        figure = best_map(which.best(self.FOUND, self.ALL), "temperature", "budget")
-        (drawn,) = figure.data
-        assert drawn.text[0][0] == "<b>top</b><br>+ target-walk<br>0.66 [0.65, 0.67]"
-        assert drawn.z[0][0] < 0 == drawn.z[0][1] < drawn.z[0][2]
-        assert math.exp(drawn.z[0][2]) == pytest.approx(1.75)
-        assert np.allclose((drawn.zmin, drawn.zmax), (-drawn.zmax, max(abs(value) for value in drawn.z[0])))

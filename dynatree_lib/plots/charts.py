@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -25,6 +26,7 @@ MEASURED_AND_PUBLISHED = ("measured", "published")
 MOST_TICKS = 6
 """Values that a logarithmic axis of one panel can name without crowding."""
 
+MARKS = ("circle", "diamond-open", "square-open", "triangle-up-open")
 # The number inside a horizontal bar, upright and in one size whatever the bar's height.
 INSIDE = {"textposition": "inside", "insidetextanchor": "start", "textangle": 0, "constraintext": "none"}
 
@@ -54,33 +56,6 @@ def error_bars(values: Sequence[float | None], intervals: Sequence[Sequence[floa
 
 def _bars_of(rows: Sequence[Row], value: str, interval: str | None) -> dict[str, Any] | None:
     return error_bars([row.get(value) for row in rows], [row.get(interval) if interval else None for row in rows])
-
-
-def _add_lines(
-    drawn: go.Figure, rows: Sequence[Row], x: str, y: str, series: str | None, lines: Sequence[Any], *,
-    interval: str | None = None, text: str | None = None, name: str = "{}", hollow: str = "", **look: Any,
-) -> None:  # fmt: skip
-    """Add a line of the complete rows, ascending in `x`, for each of the values `lines` of the column `series`.
-
-    Further arguments: columns with [low, high] of `y` and with the text shown on hovering, the name of a line with its
-    value for {}, "-open" for hollow markers, and attributes of every line.
-    """
-    colors, symbols = theme.series_colors(lines), theme.series_symbols(lines)
-    for one in lines:
-        line = [row for row in rows if (not series or row[series] == one) and None not in (row.get(x), row.get(y))]
-        line.sort(key=lambda row: row[x])
-        if not line:
-            continue
-        drawn.add_scatter(
-            x=[row[x] for row in line],
-            y=[row[y] for row in line],
-            text=[str(row[text]) for row in line] if text else None,
-            error_y=_bars_of(line, y, interval),
-            name=name.format(theme.escaped(one if isinstance(one, str) else f"{series} = {one:g}")),
-            line_color=colors[one],
-            marker={"size": 9, "color": colors[one], "symbol": symbols[one] + hollow},
-            **look,
-        )
 
 
 def _numbers(values: Iterable[float | None]) -> list[str]:
@@ -226,10 +201,24 @@ def sweep_lines(
     sides = [as_rows(side) for side in (rows, published) if side is not None]
     everything = [row for side in sides for row in side]
     lines = span(everything, series) if series else [""]
-    look: Row = {"interval": interval, "text": text, "mode": "lines+markers"}
-    for side, kind, dash, hollow in zip(sides, names, ("solid", "dash"), ("", "-open"), strict=False):
-        name = kind if series is None else "{}" + (f" ({kind})" if hollow else "")
-        _add_lines(drawn, side, x, y, series, lines, name=name, hollow=hollow, line_dash=dash, **look)
+    colors, symbols = theme.series_colors(lines), theme.series_symbols(lines)
+    looks = zip(sides, names, ("solid", "dash"), ("", "-open"), strict=False)
+    for (side, kind, dash, hollow), one in product(looks, lines):
+        line = [row for row in side if (not series or row[series] == one) and None not in (row.get(x), row.get(y))]
+        line.sort(key=lambda row: row[x])
+        if not line:
+            continue
+        name = theme.escaped(one if isinstance(one, str) else f"{series} = {one:g}") + (f" ({kind})" if hollow else "")
+        drawn.add_scatter(
+            x=[row[x] for row in line],
+            y=[row[y] for row in line],
+            text=[str(row[text]) for row in line] if text else None,
+            error_y=_bars_of(line, y, interval),
+            mode="lines+markers",
+            name=name if series else kind,
+            line={"color": colors[one], "dash": dash},
+            marker={"size": 9, "color": colors[one], "symbol": symbols[one] + hollow},
+        )
     if reference is not None:
         drawn.add_hline(y=reference, line=theme.REFERENCE)
     places = sorted({row[x] for row in everything if row.get(x) is not None})
@@ -314,16 +303,13 @@ def scatter(
 
     `reference` marks a value of `y`; `diagonal` draws the line on which both columns are equal.
     """
-    rows = as_rows(rows)
-    drawn = theme.figure(title, x=x_title or x, y=y_title or y, height=430)
-    lines = span(rows, series) if series else [""]
-    _add_lines(drawn, rows, x, y, series, lines, text=text, mode="markers", marker_opacity=0.8)
+    words: Row = {"title": title, "x_title": x_title, "y_title": y_title, "reference": reference}
+    drawn = sweep_lines(rows, x, y, series, text=text, **words)
+    drawn.update_traces(mode="markers", marker_opacity=0.8).update_layout(height=430)
     if diagonal:
-        ends = [0, max((row[x] for row in rows), default=1)]
+        ends = [0, max((value for trace in drawn.data for value in trace.x), default=1)]
         drawn.add_scatter(x=ends, y=ends, mode="lines", line=theme.IDEAL, name="equal", hoverinfo="skip")
-    if reference is not None:
-        drawn.add_hline(y=reference, line=theme.REFERENCE)
-    return theme.finish(drawn, series is not None)
+    return drawn
 
 
 def interval_dots(
@@ -356,23 +342,26 @@ def interval_dots(
     kinds = {"measured": (value, interval), **(also or {})}
     if band is not None:
         drawn.add_vrect(x0=band[0], x1=band[1], fillcolor=theme.GRID, opacity=0.7, line_width=0, layer="below")
-    styles = zip(kinds.items(), theme.SERIES_COLORS, ("circle", "diamond-open", "square-open"), strict=False)
-    for (kind, (column, ends)), color, symbol in styles:
-        known = [row for row in rows if row.get(column) is not None]
-        bars = _bars_of(known, column, ends)
+    styles = zip(kinds.items(), theme.SERIES_COLORS, MARKS, strict=False)
+    for number, ((kind, (column, ends)), color, symbol) in enumerate(styles):
+        known = [(place, row) for place, row in enumerate(rows) if row.get(column) is not None]
+        bars = _bars_of([row for _, row in known], column, ends)
+        shift = 0.7 * ((number + 0.5) / len(kinds) - 0.5)  # marks of one line do not lie on each other
         drawn.add_scatter(
-            x=[row[column] for row in known],
-            y=[str(row[label]) for row in known],
+            x=[row[column] for _, row in known],
+            y=[place + shift for place, _ in known],
+            text=[theme.escaped(str(row[label])) for _, row in known],
             error_x=None if bars is None else {**bars, "color": color, "width": 3},
             mode="markers",
             name=kind,
+            hovertemplate="%{text}: %{x:.4g}<extra>%{fullData.name}</extra>",
             marker={"size": 9, "color": color, "symbol": symbol, "line": {"width": 2, "color": color}},
         )
     for (kind, at), dash in zip((references or {}).items(), ("dash", "dot", "dashdot", "longdash"), strict=False):
         drawn.add_vline(x=at, line={**theme.REFERENCE, "dash": dash}, name=kind, showlegend=True)
-    labels = [str(row[label]) for row in rows]
-    drawn.update_yaxes(type="category", categoryorder="array", categoryarray=labels[::-1], ticksuffix="  ")
-    return theme.finish(drawn.update_yaxes(range=[-0.7, len(rows) - 0.3]), len(kinds) > 1)
+    labels = [theme.escaped(str(row[label])) for row in rows]
+    drawn.update_yaxes(tickvals=list(range(len(rows))), ticktext=labels, ticksuffix="  ")
+    return theme.finish(drawn.update_yaxes(range=[len(rows) - 0.3, -0.7]), len(kinds) > 1)
 
 
 # ------------------------------------------------------------------------------------------------------------- tables

@@ -6,7 +6,7 @@ Tokens are labelled as a reader can see them: spaces and line ends visible, long
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,19 @@ from plotly import graph_objects as go
 from ..decoding import Iteration
 from ..masks import ancestor_matrix
 from ..tree import TokenTree
-from ..verifiers.base import Verdict
 from . import theme
 
 ROW_HEIGHT = 34  # px between two leaves
 LEVEL_WIDTH = 132  # px between two levels, wide enough for a label
 LONGEST_LABEL = 11  # characters
-HEADING = 1.3  # rows of height that a heading takes
+NARROW = 100  # px between two levels where there are columns
+GAP = 0.4  # levels between two columns
+HEADING = 1.2  # rows of height that a heading takes
 SHOWN_PREFIX = 6  # prefix columns drawn of a long prefix
 VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
-ROLES = {
+Style = tuple[str, tuple[str, str, str]]
+ROLES: Mapping[str, Style] = {
     "node 0": ("node 0: last committed token", theme.NODE0),
     "accepted": ("accepted by the target", theme.ACCEPTED),
     "bonus": ("bonus: the target's own next token", theme.BONUS),
@@ -36,6 +38,10 @@ ROLES = {
     "below tau": ("path probability below tau", theme.BELOW_TAU),
 }
 """Role of a drawn token -> its text in the legend, and its (fill, line, text) colours."""
+STRONG = ("accepted", "bonus", "last")
+"""Roles with a strong edge."""
+ADDED = ("bonus", "added")
+"""Roles with a dotted edge: tokens that the target adds."""
 
 
 # -------------------------------------------------------------------------------------------------------------- tokens
@@ -76,49 +82,90 @@ def draft_tree(
         tau: nodes whose path probability is below it are drawn pale, because pruning is about them.
         title: above the figure; by default the counts.
     """
-    verdict = None
+    nodes = tree.tree if isinstance(tree, Iteration) else tree
+    counts = f"A tree of {len(nodes) - 1} drafted nodes, {nodes.depth} levels deep"
     if isinstance(tree, Iteration):
-        verdict, tree = tree.verdict, tree.tree
-    counts = f"A tree of {len(tree) - 1} drafted nodes, {tree.depth} levels deep"
-    if verdict is not None:
-        accepted = len(verdict.path)
-        counts = f"{len(tree) - 1} nodes drafted, {accepted} accepted, {accepted + 1} tokens committed by one target "
+        accepted = len(tree.verdict.path)
+        counts = f"{len(nodes) - 1} nodes drafted, {accepted} accepted, {accepted + 1} tokens committed by one target "
         counts += "forward"
-    boxes = _boxes(tree, verdict, tau)
-    boxes["text"] = [theme.escaped(label(token, tokenizer, LONGEST_LABEL)) for token in boxes["token"]]
-    boxes["full_text"] = [theme.escaped(label(token, tokenizer, 60)) for token in boxes["token"]]
-    bottom, levels = boxes["y"].max(), int(boxes["level"].max()) + 1
-    drawn = theme.figure(title or counts, height=round(ROW_HEIGHT * (bottom + 1)) + 120)
-    drawn.update_layout(margin={"l": 10, "r": 10, "t": 85, "b": 10}, hovermode="closest", legend_itemsizing="constant")
-    if levels > 7:
-        drawn.update_layout(width=LEVEL_WIDTH * levels + 40)
-    drawn.update_xaxes(visible=False, range=[-0.08, max(levels, 4) + 0.05])
-    drawn.update_yaxes(visible=False, range=[bottom + 0.6, -0.6])
-    _draw_edges(drawn, boxes)
-    _draw_boxes(drawn, boxes)
-    return drawn
+    return draw_trees([("", _verified_boxes(tree, tokenizer, tau))], ROLES, title=title or counts)
 
 
-def _boxes(tree: TokenTree, verdict: Verdict | None, tau: float | None) -> pd.DataFrame:
-    """Return one row per drawn token: the nodes, and the bonus token below the last accepted node.
+def stacked_trees(iterations: Mapping[str, Iteration], tokenizer: Any = None, *, title: str = "") -> go.Figure:
+    """Draw an iteration of several methods below each other, for example all from the same place in a text.
+
+    Args:
+        iterations: heading -> iteration; drawn from top to bottom.
+        tokenizer: shows token text instead of numbers.
+        title: above the figure.
+    """
+    parts = []
+    for heading, iteration in iterations.items():
+        count = iteration.committed
+        text = f"<b>{theme.escaped(heading)}</b>: {len(iteration.tree) - 1} drafted, "
+        text += f"{count} {'token' if count == 1 else 'tokens'} committed by one target forward"
+        parts.append((text, _verified_boxes(iteration, tokenizer)))
+    return draw_trees(parts, ROLES, title=title)
+
+
+def _verified_boxes(tree: Iteration | TokenTree, tokenizer: Any, tau: float | None = None) -> pd.DataFrame:
+    """Return `tree_boxes` of a tree, with the bonus token below the last accepted node.
 
     Where a text ended inside an accepted path, its last token is a drafted node, and there is no bonus token.
     """
-    boxes = pd.DataFrame({"token": tree.tokens, "parent": tree.parents, "level": tree.depths})
-    boxes["probability"], boxes["cumulative"] = np.exp(tree.logprobs), np.exp(tree.cumulative)
-    boxes["role"] = "drafted" if verdict is None else "rejected"
+    verdict = None
+    if isinstance(tree, Iteration):
+        verdict, tree = tree.verdict, tree.tree
+    roles = np.full(len(tree), "drafted" if verdict is None else "rejected", dtype=object)
+    probability, cumulative = np.exp(tree.logprobs), np.exp(tree.cumulative)
     if tau is not None:
-        boxes.loc[boxes["cumulative"] < tau, "role"] = "below tau"
+        roles[cumulative < tau] = "below tau"
+    notes, details = [""], [""]  # of node 0
+    for node in range(1, len(tree)):
+        share = probability[node]
+        notes.append(" <.01" if share < 0.005 else f" {share:.2f}".replace("0.", ".", 1))
+        place = f"node {node}, parent {tree.parents[node]}, level {tree.depths[node]}"
+        details.append(f"<br>{place}<br>draft probability {share:.4f}, of the path {cumulative[node]:.4f}")
     if verdict is not None:
-        boxes.loc[list(verdict.path), "role"] = "accepted"
         end = verdict.path[-1] if verdict.path else 0
-        last = (boxes["parent"] == end) & (boxes["token"] == verdict.next_token)
-        boxes.loc[last, "role"] = "last"
+        last = (tree.parents == end) & (tree.tokens == verdict.next_token)
+        roles[list(verdict.path)] = "accepted"
+        roles[last] = "last"
         if not last.any():
-            boxes.loc[len(boxes)] = [verdict.next_token, end, len(verdict.path) + 1, np.nan, np.nan, "bonus"]
-    boxes.loc[0, ["role", "probability", "cumulative"]] = ["node 0", np.nan, np.nan]
-    boxes["y"] = leaf_places(boxes["parent"].to_numpy())
-    return boxes
+            tree = TokenTree.build([*tree.tokens, verdict.next_token], [*tree.parents, end])
+            roles, notes, details = np.append(roles, "bonus"), [*notes, ""], [*details, ""]
+    roles[0] = "node 0"
+    return tree_boxes(tree, roles.tolist(), tokenizer, notes=notes, details=details)
+
+
+def tree_boxes(
+    tree: TokenTree,
+    roles: Sequence[str],
+    tokenizer: Any = None,
+    *,
+    notes: Sequence[str] | None = None,
+    details: Sequence[str] | None = None,
+    ringed: Collection[int] = (),
+) -> pd.DataFrame:
+    """Return a row per node, as `draw_trees` takes them.
+
+    Args:
+        tree: n nodes.
+        roles: (n,) of each node, which decides about its colours.
+        tokenizer: shows token text instead of numbers.
+        notes: (n,) HTML after the label.
+        details: (n,) HTML shown on hovering.
+        ringed: nodes with a strong frame.
+    """
+    boxes = pd.DataFrame({"parent": tree.parents, "level": tree.depths, "y": leaf_places(tree.parents), "role": roles})
+    short, long = (
+        pd.Series([theme.escaped(label(token, tokenizer, longest)) for token in tree.tokens])
+        for longest in (LONGEST_LABEL, 60)
+    )
+    boxes["text"] = "<b>" + short + "</b>" + pd.Series(notes or [""] * len(tree))
+    boxes["hover"] = "<b>" + long + "</b> (token " + pd.Series(tree.tokens).astype(str) + ")"
+    boxes["hover"] += pd.Series(details or [""] * len(tree))
+    return boxes.assign(ringed=boxes.index.isin(list(ringed)))
 
 
 def leaf_places(parents: np.ndarray) -> np.ndarray:
@@ -139,73 +186,79 @@ def leaf_places(parents: np.ndarray) -> np.ndarray:
     return places
 
 
-def _draw_edges(drawn: go.Figure, boxes: pd.DataFrame) -> None:
-    strong = {"bonus": (theme.BONUS[1], 3, "dot"), "last": (theme.BONUS[1], 3.5, "solid")}
-    strong["accepted"] = (theme.ACCEPTED[1], 3.5, "solid")
-    kinds = boxes["role"].where(boxes["role"].isin(strong), "other")[1:]
-    for kind in ("other", *strong):
-        x: list[float | None] = []
-        y: list[float | None] = []
-        for box in boxes[1:][kinds == kind].itertuples():
-            above = boxes["y"][box.parent]
-            x += [box.level - 0.9, box.level - 0.13, box.level - 0.05, box.level + 0.05, None]
-            y += [above, above, box.y, box.y, None]
-        color, width, dash = strong.get(kind, (theme.REJECTED[1], 1.2, "solid"))
-        style = {"line": {"color": color, "width": width, "dash": dash}, "name": f"edges: {kind}"}
-        if x:
-            drawn.add_scatter(x=x, y=y, mode="lines", hoverinfo="skip", showlegend=False, **style)
-
-
-def _draw_boxes(drawn: go.Figure, boxes: pd.DataFrame) -> None:
-    """Draw labels as annotations, and behind them a trace for each role, for the legend and for hovering."""
-    hover = []
-    for box in boxes.itertuples():
-        lines = [f"<b>{box.full_text}</b> (token {box.token})", ROLES[box.role][0]]
-        text, look = f"<b>{box.text}</b>", {"showarrow": False, "xanchor": "left", "borderpad": 3}
-        if not np.isnan(box.probability):
-            lines.insert(1, f"node {box.Index}, parent {box.parent}, level {box.level}")
-            lines.append(f"draft probability {box.probability:.4f}, of the path {box.cumulative:.4f}")
-            text += " <.01" if box.probability < 0.005 else f" {box.probability:.2f}".replace("0.", ".", 1)
-        hover.append("<br>".join(lines))
-        fill, line, ink = ROLES[box.role][1]
-        look |= {"bgcolor": fill, "bordercolor": line, "borderwidth": 1.3, "font": {"color": ink, "size": 13}}
-        drawn.add_annotation(x=box.level, y=box.y, text=text, hovertext=hover[-1], **look)
-    boxes = boxes.assign(hover=hover)
-    for role, (meaning, (fill, line, _)) in ROLES.items():
-        part = boxes[boxes["role"] == role]
-        marker = {"symbol": "square", "size": 7, "color": fill, "line": {"color": line, "width": 1.5}}
-        style = {"mode": "markers", "marker": marker, "hovertemplate": "%{text}<extra></extra>", "name": meaning}
-        if len(part):
-            drawn.add_scatter(x=list(part["level"] + 0.03), y=list(part["y"]), text=list(part["hover"]), **style)
-
-
-def stacked_trees(iterations: Mapping[str, Iteration], tokenizer: Any = None, *, title: str = "") -> go.Figure:
-    """Draw an iteration of several methods below each other, for example all from the same place in a text.
+def draw_trees(
+    parts: Sequence[tuple[str, pd.DataFrame]],
+    styles: Mapping[str, Style],
+    *,
+    title: str,
+    columns: int = 1,
+    row_height: int = ROW_HEIGHT,
+    ring: tuple[str, str] = ("", theme.INK),
+) -> go.Figure:
+    """Draw one tree or more in a grid, line by line, under one legend.
 
     Args:
-        iterations: heading -> iteration; drawn from top to bottom.
-        tokenizer: shows token text instead of numbers.
+        parts: of each tree its heading (HTML, or none) and its boxes (`tree_boxes`).
+        styles: role -> what the legend says, and (fill, line, text) colours.
         title: above the figure.
+        columns: trees in a line.
+        row_height: px between two leaves.
+        ring: what the legend says of ringed boxes, and the colour of their frame.
     """
-    drawn, top, levels = theme.figure(title), 0.0, 4.0
-    for heading, iteration in iterations.items():
-        part, count = draft_tree(iteration, tokenizer), iteration.committed
-        text = f"<b>{theme.escaped(heading)}</b>: {len(iteration.tree) - 1} drafted, "
-        text += f"{count} {'token' if count == 1 else 'tokens'} committed by one target forward"
-        drawn.add_annotation(x=0, y=top, text=text, showarrow=False, xanchor="left", font_size=14)
-        top += HEADING
-        for trace in part.data:
-            drawn.add_trace(trace.update(y=[None if y is None else y + top for y in trace.y]))
-        for note in part.layout.annotations:
-            drawn.add_annotation(note.update(y=note.y + top))
-        top += part.layout.yaxis.range[0] + HEADING / 2
-        levels = max(levels, part.layout.xaxis.range[1])
-    drawn.update_xaxes(visible=False, range=[-0.08, levels])
-    drawn.update_yaxes(visible=False, range=[top - HEADING / 2, -0.8])
-    drawn.update_layout(height=round(ROW_HEIGHT * (top + 0.3)) + 110, hovermode="closest", legend_itemsizing="constant")
-    if levels > 7:
-        drawn.update_layout(width=round(LEVEL_WIDTH * levels) + 40)
-    return theme.share_legend(drawn).update_layout(margin={"l": 10, "r": 10, "t": 95, "b": 10})
+    drawn, top, placed = theme.figure(title), 0.0, []
+    wide = max(boxes["level"].max() for _, boxes in parts) + 1 + GAP
+    for first in range(0, len(parts), columns):
+        lowest = top
+        for column, (heading, boxes) in enumerate(parts[first : first + columns]):
+            left, y = column * wide, boxes["y"] + top
+            if heading:
+                y += HEADING
+                drawn.add_annotation(x=left, y=top, text=heading, showarrow=False, xanchor="left", font_size=14)
+            above = y.reindex(boxes["parent"]).to_numpy()
+            placed.append(boxes.assign(x=boxes["level"] + left, y=y, above=above))
+            lowest = max(lowest, y.max())
+        top = lowest + 1.5
+    _draw_boxes(drawn, pd.concat(placed), styles, ring)
+    across = max(wide * min(columns, len(parts)) - GAP, 4.0)
+    drawn.update_xaxes(visible=False, range=[-0.08, across + 0.1])
+    drawn.update_yaxes(visible=False, range=[top - 0.7, -0.8])
+    drawn.update_layout(height=round(row_height * (top + 0.1)) + 125, margin={"l": 10, "r": 10, "t": 110, "b": 10})
+    if across > 7 or columns > 1:
+        drawn.update_layout(width=round((LEVEL_WIDTH if columns == 1 else NARROW) * across) + 40)
+    return theme.share_legend(drawn).update_layout(hovermode="closest", legend_itemsizing="constant")
+
+
+def _draw_boxes(drawn: go.Figure, boxes: pd.DataFrame, styles: Mapping[str, Style], ring: tuple[str, str]) -> None:
+    """Draw edges, labels as annotations, and behind them a trace for each role, for the legend and for hovering."""
+    boxes["hover"] += "<br>" + boxes["role"].map({role: meaning for role, (meaning, _) in styles.items()})
+    groups = [(role, boxes[boxes["role"] == role]) for role in styles if role in set(boxes["role"])]
+    look: dict[str, Any]
+    for role, part in reversed(groups):  # what was accepted lies on what was not
+        ends = part[part["parent"] >= 0]
+        x = (ends["x"].to_numpy()[:, None] + [-0.9, -0.13, -0.05, 0.05, np.nan]).ravel()
+        y = ends[["above", "above", "y", "y", "y"]].to_numpy().ravel()
+        look = {"dash": "dot" if role in ADDED else "solid", "width": 3.5 if role in STRONG else 1.3}
+        look["color"] = styles[role][1][1]
+        drawn.add_scatter(x=x, y=y, mode="lines", line=look, name="edges", hoverinfo="skip", showlegend=False)
+    for role, part in groups:
+        meaning, (fill, line, _) = styles[role]
+        marker = {"symbol": "square", "size": 12, "color": fill, "line": {"color": line, "width": 1.5}}
+        look = {"mode": "markers", "marker": marker, "name": meaning, "hovertemplate": "%{text}<extra></extra>"}
+        drawn.add_scatter(x=part["x"] + 0.06, y=part["y"], text=part["hover"], **look)
+    if boxes["ringed"].any():
+        legend_square(drawn, ring[0], "#ffffff", ring[1])
+    for box in boxes.itertuples():
+        fill, line, ink = styles[box.role][1]
+        frame = {"bordercolor": ring[1], "borderwidth": 3} if box.ringed else {"bordercolor": line, "borderwidth": 1.3}
+        look = {"showarrow": False, "xanchor": "left", "align": "left", "borderpad": 3, "bgcolor": fill}
+        look |= {"font": {"color": ink, "size": 13}, "hovertext": box.hover, **frame}
+        drawn.add_annotation(x=box.x, y=box.y, text=box.text, **look)
+
+
+def legend_square(drawn: go.Figure, text: str, fill: str, line: str, width: float = 2) -> None:
+    """Add a square of these colours to the legend."""
+    marker = {"symbol": "square", "size": 13, "color": fill, "line": {"color": line, "width": width}}
+    drawn.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=text, hoverinfo="skip")
 
 
 # ------------------------------------------------------------------------------------------------- masks and positions
@@ -241,23 +294,39 @@ def tree_mask(
     same_level = tree.depths[:, None] == tree.depths[None, :]
     kinds = np.where(np.eye(len(tree), dtype=bool), 4, np.where(ancestor_matrix(tree.parents), 3, same_level))
     kinds = np.hstack([np.full((len(tree), shown), 2), kinds])
-    texts = [
-        [f"{node} → {column}: {list(KINDS)[kind]}" for column, kind in zip(columns, row, strict=True)]
-        for node, row in zip(nodes, kinds, strict=True)
-    ]
     title = title or f"Tree attention mask: {len(tree)} rows, {prefix} + {len(tree)} columns"
-    drawn = theme.figure(title, x="seen (columns: end of the prefix | nodes)", y="who looks (rows)")
-    drawn.update_layout(height=26 * len(tree) + 230, margin={"l": 120, "r": 30, "t": 110, "b": 20})
-    scale = [(place / 5, color) for kind, color in enumerate(KINDS.values()) for place in (kind, kind + 1)]
-    look = {"zmin": -0.5, "zmax": 4.5, "colorscale": scale, "showscale": False, "xgap": 1, "ygap": 1}
-    drawn.add_heatmap(z=kinds, text=texts, hovertemplate="%{text}<extra></extra>", name="mask", **look)
-    for kind, color in KINDS.items():
-        marker = {"symbol": "square", "size": 13, "color": color, "line": {"color": "#999999", "width": 1}}
-        drawn.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=kind)
-    drawn.add_vline(x=shown - 0.5, line={"color": theme.INK, "width": 2})
-    drawn.update_xaxes(tickvals=list(range(len(columns))), ticktext=columns, tickangle=-60)
-    drawn.update_yaxes(tickvals=list(range(len(nodes))), ticktext=nodes, autorange="reversed", ticks="")
-    return drawn.update_xaxes(showgrid=False).update_yaxes(showgrid=False)
+    drawn = draw_mask(kinds, KINDS, nodes, columns, title).update_xaxes(tickangle=-60)
+    drawn.update_xaxes(title_text="seen (columns: end of the prefix | nodes)")
+    drawn.update_yaxes(title_text="who looks (rows)")
+    return drawn.add_vline(x=shown - 0.5, line={"color": theme.INK, "width": 2})
+
+
+def draw_mask(
+    cells: np.ndarray, kinds: Mapping[str, str], rows: Sequence[str], columns: Sequence[str], title: str
+) -> go.Figure:
+    """Draw a mask as a table in colours, under a legend.
+
+    Args:
+        cells: (rows, columns) number of the kind of each entry.
+        kinds: name -> colour.
+        rows: labels of who looks.
+        columns: labels of what is seen.
+        title: above the figure.
+    """
+    names, count = list(kinds), len(kinds)
+    texts = [
+        [f"{row} → {column}: {names[cell]}" for column, cell in zip(columns, line, strict=True)]
+        for row, line in zip(rows, cells, strict=True)
+    ]
+    drawn = theme.figure(title, height=26 * len(rows) + 230, margin={"l": 120, "r": 60, "t": 110, "b": 40})
+    scale = [(place / count, color) for kind, color in enumerate(kinds.values()) for place in (kind, kind + 1)]
+    look = {"zmin": -0.5, "zmax": count - 0.5, "colorscale": scale, "showscale": False, "xgap": 1, "ygap": 1}
+    drawn.add_heatmap(z=cells, text=texts, hovertemplate="%{text}<extra></extra>", name="mask", **look)
+    for kind, color in kinds.items():
+        legend_square(drawn, kind, color, "#999999", width=1)
+    drawn.update_xaxes(tickvals=list(range(len(columns))), ticktext=columns, showgrid=False)
+    drawn.update_yaxes(tickvals=list(range(len(rows))), ticktext=rows, showgrid=False, ticks="")
+    return drawn.update_xaxes(range=[-0.5, len(columns) - 0.5]).update_yaxes(range=[len(rows) - 0.5, -0.5])
 
 
 def positions(tree: TokenTree, prefix: int, tokenizer: Any = None, *, title: str = "") -> go.Figure:

@@ -71,10 +71,14 @@ class Notebook:
         return path
 
     def write_records(self, name: str, rows: Table) -> Path:
-        """Write a table (a data frame, or dictionaries) into the JSONL file of that name, and return its path."""
+        """Write a table (a data frame, or dictionaries) into the JSONL file of that name, and return its path.
+
+        A value that is not a number (NaN) is written as null.
+        """
         path = self.records(name)
-        dictionaries = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows
-        path.write_text("".join(json.dumps(row) + "\n" for row in dictionaries), encoding="utf-8")
+        rows = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows
+        known = [{key: None if value != value else value for key, value in row.items()} for row in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in known), encoding="utf-8")
         return path
 
     def headline(

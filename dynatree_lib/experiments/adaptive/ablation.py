@@ -5,9 +5,7 @@ Texts are decoded without a clock, so that the same seed gives the same numbers;
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,10 +107,3 @@ def adaptation_frame(texts: Texts) -> pd.DataFrame:
                 rows.append({"series": label, "text": number, "tokens": before, **iteration.adaptation})
                 before += iteration.committed
     return pd.DataFrame(rows)
-
-
-def write_rows(path: Path, rows: Iterable[Row]) -> list[Row]:
-    """Write rows as JSON lines, NaN as null, and return them as the file has them."""
-    rows = [{name: None if value != value else value for name, value in row.items()} for row in rows]
-    path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows), encoding="utf-8")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

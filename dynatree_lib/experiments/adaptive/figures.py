@@ -1,52 +1,32 @@
-"""Figures of DynaTree adaptive: how a tree grew (its Figure 3), an ablation (Figure 5), history along texts, settings
-(Figure 8). Decisions are read off the finished tree and the values in use; nothing is drafted or measured here.
+"""Figures of DynaTree adaptive: how a tree grew (its Figure 3), and history along texts.
 
-As in `plots`, functions take a data frame or rows, and names of columns.
+Decisions are read off the finished tree and the values in use; nothing is drafted or measured here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
-import pandas as pd
-from plotly import express as px
 from plotly import graph_objects as go
-from plotly.subplots import make_subplots
 
 from ...decoding import Iteration
 from ...drafters import AdaptiveTree
 from ...measure.statistics import Table
 from ...plots import theme
 from ...plots.charts import Row, line_panels
-from ...plots.trees import LONGEST_LABEL, draft_tree
-from ...plots.trees import label as token_label
-from ..ptd.figures import legend_square
+from ...plots.trees import Style, draw_trees, tree_boxes
 
 # ------------------------------------------------------------------------------------------------- growth of one tree
-STRETCH = 1.45  # two lines in a box instead of one
-
-# What the rule decided for a node -> (fill, line, ink). The first four were expanded.
-DECISIONS = {
-    "B_min": ("#dcebf8", "#0072b2", "#0b2d45"),
-    "B_mid": ("#c9eddf", "#009e73", "#0b3d2e"),
-    "B_max": ("#fde6b8", "#e69f00", "#4d3500"),
-    "top-1": (theme.INK, theme.INK, "#ffffff"),
-    "rho_stop": ("#ffffff", "#c4c4c4", "#767676"),
-    "D_0": ("#ececec", "#8c8c8c", "#4d4d4d"),
-    "D_max": ("#e3d7ea", "#882255", "#46112c"),
-    "tau": ("#ffffff", "#c4c4c4", "#767676"),
-    "no room": ("#f7d9d9", "#c44e4e", "#5c1f1f"),
-}
+TALL = 50  # px between two leaves whose boxes have two lines
 
 
 def growth_rows(iteration: Iteration, drafter: AdaptiveTree) -> list[Row]:
     """Return one row per node of a tree that `drafter` drafted.
 
     Keys: `node`, `level` d(u), `path` p(u), `confidence` c(u) (the draft's best next token; None for a leaf),
-    `children`, `decision` (a key of `DECISIONS`: the breadth of an expanded node, or the rule that kept a leaf from
-    being expanded), `deep` (expanded although d(u) >= D_0).
+    `children`, `decision` (a key of `decision_styles`: the breadth of an expanded node, or the rule that kept a leaf
+    from being expanded), `deep` (expanded although d(u) >= D_0).
 
     Raises:
         ValueError: if the iteration does not carry an adaptive tree's values.
@@ -106,111 +86,41 @@ def grown_tree(iteration: Iteration, drafter: AdaptiveTree, tokenizer: object = 
         f"D₀ = {now['base_depth']:.2f}, D_max = {drafter.max_depth}, τ_h = {now['tau_high']:.2f}, "
         f"τ_ℓ = {drafter.tau_low:.2f}, ρ_stop = {drafter.rho_stop:.2f}, ρ_deep = {now['rho_deep']:.2f}"
     )
-    drawn = draft_tree(tree, tokenizer, title=title or values)
-    drawn.data = [trace for trace in drawn.data if trace.mode == "lines"]
-    drawn.update_layout(height=round((drawn.layout.height - 120) * STRETCH) + 130, margin_t=105)
-    decided = {row["decision"] for row in rows}
-    entries = [(text, *DECISIONS[name][:2]) for name, text in _meanings(drafter, now).items() if name in decided]
-    if any(row["deep"] for row in rows):
-        text = f"thick: expanded at D₀ = {int(now['base_depth'])} or deeper, p(u) > ρ_deep"
-        entries.append((text, "#ffffff", theme.INK))
-    for entry in entries:
-        legend_square(drawn, *entry)
-    for box, row in zip(drawn.layout.annotations, rows, strict=True):  # without a verdict, in the order of the nodes
-        fill, line, ink = DECISIONS[row["decision"]]
-        width, color = (3, theme.INK) if row["deep"] else (1.3, line)
-        token = theme.escaped(token_label(int(tree.tokens[row["node"]]), tokenizer, LONGEST_LABEL))
-        numbers, hover = f"p {row['path']:.2f}", f"node {row['node']}, level {row['level']}, p(u) {row['path']:.4f}"
+    notes, details = [], []
+    for row in rows:
+        number, detail = f"p {row['path']:.2f}", f"node {row['node']}, level {row['level']}, p(u) {row['path']:.4f}"
         if row["confidence"] is not None:
-            numbers += f" · c {row['confidence']:.2f}"
-            hover += f"<br>c(u) {row['confidence']:.4f}, {row['children']} children"
-        text, look = f"<b>{token}</b><br>{numbers.replace(' 0.', ' .')}", {"font": {"color": ink, "size": 12}}
-        box.update(text=text, bgcolor=fill, bordercolor=color, borderwidth=width, align="left", **look)
-        box.hovertext = f"<b>{token}</b><br>{hover}"
-    return drawn
+            number += f" · c {row['confidence']:.2f}"
+            detail += f"<br>c(u) {row['confidence']:.4f}, {row['children']} children"
+        notes.append("<br>" + number.replace(" 0.", " ."))
+        details.append("<br>" + detail)
+    roles, deep = [row["decision"] for row in rows], [row["node"] for row in rows if row["deep"]]
+    boxes = tree_boxes(tree, roles, tokenizer, notes=notes, details=details, ringed=deep)
+    ring = (f"thick: expanded at D₀ = {int(now['base_depth'])} or deeper, p(u) > ρ_deep", theme.INK)
+    return draw_trees([("", boxes)], decision_styles(drafter, now), title=title or values, row_height=TALL, ring=ring)
 
 
-def _meanings(drafter: AdaptiveTree, now: Mapping[str, float]) -> dict[str, str]:
-    """Decision -> its text in the legend, with the values in use."""
+def decision_styles(drafter: AdaptiveTree, now: Mapping[str, float]) -> dict[str, Style]:
+    """Return for each decision about a node its text in the legend, with the values in use, and its colours.
+
+    Nodes of the first four were expanded.
+    """
     high, low = f"{now['tau_high']:.2f}", f"{drafter.tau_low:.2f}"
     middle = f"{low} ≤ c(u) < {high}" if drafter.breadth else "breadth is fixed"
+    shallow = f"leaf: at D₀, p(u) ≤ ρ_deep = {now['rho_deep']:g}" if drafter.depth else "leaf: at D₀"
     budget = f"leaf: node budget {drafter.max_nodes} or text length used up"
+    budget += ", or no child above τ" if drafter.prune == "remove" else ""
     return {
-        "B_min": f"B_min = {drafter.min_branching}: c(u) ≥ {high}",
-        "B_mid": f"B_mid = {drafter.mid_branching}: {middle}",
-        "B_max": f"B_max = {drafter.max_branching}: c(u) < {low}",
-        "top-1": "the draft's top-1 token alone",
-        "rho_stop": f"leaf: p(u) < ρ_stop = {drafter.rho_stop:g}",
-        "D_0": f"leaf: at D₀, p(u) ≤ ρ_deep = {now['rho_deep']:g}" if drafter.depth else "leaf: at D₀",
-        "D_max": f"leaf: at D_max = {drafter.max_depth}",
-        "tau": f"leaf: p(u) < τ = {drafter.tau}",
-        "no room": budget + (", or no child above τ" if drafter.prune == "remove" else ""),
+        "B_min": (f"B_min = {drafter.min_branching}: c(u) ≥ {high}", theme.DRAFTED),
+        "B_mid": (f"B_mid = {drafter.mid_branching}: {middle}", theme.ACCEPTED),
+        "B_max": (f"B_max = {drafter.max_branching}: c(u) < {low}", theme.BONUS),
+        "top-1": ("the draft's top-1 token alone", theme.NODE0),
+        "rho_stop": (f"leaf: p(u) < ρ_stop = {drafter.rho_stop:g}", theme.BELOW_TAU),
+        "D_0": (shallow, ("#ececec", "#8c8c8c", "#4d4d4d")),
+        "D_max": (f"leaf: at D_max = {drafter.max_depth}", ("#e3d7ea", "#882255", "#46112c")),
+        "tau": (f"leaf: p(u) < τ = {drafter.tau}", theme.BELOW_TAU),
+        "no room": (budget, ("#f7d9d9", "#c44e4e", "#5c1f1f")),
     }
-
-
-# ----------------------------------------------------------------------------------------------------------- ablation
-@dataclass(frozen=True)
-class Panel:
-    """A panel of `progression`: bars on the left axis, lines on the right one.
-
-    Attributes:
-        bar: column of the bars.
-        bar_title: of the left axis, and the bars' name.
-        lines: column -> name of each line.
-        line_title: of the right axis.
-    """
-
-    bar: str
-    bar_title: str
-    lines: Mapping[str, str]
-    line_title: str
-
-
-BARS = "#b9cde0"
-LINES = ("#d55e00", "#009e73", "#332288")
-
-
-def progression(sides: Mapping[str, Table], panels: Sequence[Panel], *, title: str = "") -> go.Figure:
-    """Draw variants from left to right, one row of panels per side (measured, published), two quantities in each.
-
-    Args:
-        sides: name -> table with a column `variant`; a row without a value in a drawn column is left out there.
-        panels: what to draw, from left to right.
-        title: above the figure.
-    """
-    titles = [f"{side}: {panel.bar_title} and {panel.line_title}" for side in sides for panel in panels]
-    specs = [[{"secondary_y": True}] * len(panels)] * len(sides)
-    space = {"horizontal_spacing": 0.16, "vertical_spacing": 0.24}
-    drawn = make_subplots(len(sides), len(panels), specs=specs, subplot_titles=titles, **space)
-    for row, table in enumerate(sides.values(), start=1):
-        for column, panel in enumerate(panels, start=1):
-            _draw_panel(drawn, pd.DataFrame(table), panel, {"row": row, "col": column})
-    drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=120 + 330 * len(sides))
-    drawn.update_layout(margin_t=120, legend={"y": 1 + 0.16 / len(sides)}, bargap=0.35)
-    return drawn.update_annotations(font_size=14)
-
-
-def _draw_panel(drawn: go.Figure, frame: pd.DataFrame, panel: Panel, place: dict[str, int]) -> None:
-    def points(column: str) -> tuple[list[str], list[float]]:
-        """Names, a line for each of their parts so that they stay upright below narrow bars, and values."""
-        known = frame.reindex(columns=["variant", column]).dropna()
-        return [theme.escaped(name).replace(" &amp; ", "<br>&amp; ") for name in known["variant"]], list(known[column])
-
-    names, values = points(panel.bar)
-    inside = {"text": [f"{value:.3g}" for value in values], "textposition": "inside", "insidetextanchor": "start"}
-    bar = {"name": panel.bar_title, "marker_color": BARS, "textangle": 0, "showlegend": False, **inside}
-    drawn.add_bar(x=names, y=values, **bar, **place)
-    for (column, name), color, symbol in zip(panel.lines.items(), LINES, theme.SYMBOLS, strict=False):
-        names, values = points(column)
-        line: Row = {"name": name, "legendgroup": name, "mode": "lines+markers", "line_color": color}
-        line["showlegend"] = place["row"] == 1 and len(panel.lines) > 1
-        drawn.add_scatter(x=names, y=values, marker={"size": 9, "symbol": symbol}, secondary_y=True, **line, **place)
-    top = max((value for column in panel.lines for value in points(column)[1]), default=1)
-    drawn.update_yaxes(title_text=panel.bar_title, secondary_y=False, **place).update_xaxes(tickangle=0, **place)
-    look: Row = {"title_text": panel.line_title, "range": [0, 1.15 * top], "showgrid": False, "nticks": 5}
-    if len(panel.lines) == 1:
-        look |= {"title_font_color": LINES[0], "tickfont_color": LINES[0]}
-    drawn.update_yaxes(secondary_y=True, tickmode="auto", **look, **place)
 
 
 # ------------------------------------------------------------------------------------------------------------ history
@@ -249,46 +159,3 @@ def adaptation(
     for mark in marks:
         drawn.add_vline(x=mark, line={"color": "#cccccc", "width": 1}, layer="below")
     return drawn.update_layout(height=130 + 190 * len(panels))
-
-
-# ----------------------------------------------------------------------------------------------------------- settings
-def setting_scatter(
-    table: Table,
-    x: str,
-    y: str,
-    value: str,
-    published: Table = None,
-    *,
-    mark: tuple[float, float] | None = None,
-    title: str = "",
-    unit: str = "",
-) -> go.Figure:
-    """Draw a sparse grid of settings, one large dot each, coloured by `value` with the number inside.
-
-    Args:
-        table: one row per dot.
-        x: column of the horizontal axis.
-        y: column of the vertical axis.
-        value: column that gives colour and number; both panels share the scale.
-        published: a table with the same columns, for a second panel.
-        mark: (x, y) of a setting to ring, such as the default.
-        title: above the figure.
-        unit: title of the colour bar.
-    """
-    sides = {"measured": table} if published is None else {"measured": table, "published": published}
-    dots = pd.concat({side: pd.DataFrame(rows) for side, rows in sides.items()}, names=["side"]).reset_index("side")
-    drawn = px.scatter(
-        dots, x, y, color=value, text=dots[value].map("{:.2f}".format), facet_col="side", facet_col_spacing=0.05,
-        color_continuous_scale="Cividis", labels={value: unit or value}, height=440, title=theme.escaped(title),
-        template=theme.TEMPLATE,
-    )  # fmt: skip
-    middle = (dots[value].min() + dots[value].max()) / 2  # white numbers on the dark half of the scale, dark elsewhere
-    for number, (side, trace) in enumerate(zip(sides, drawn.data, strict=True), start=1):
-        ink = ["#ffffff" if color < middle else theme.INK for color in trace.marker.color]
-        trace.update(marker_size=40, textfont={"size": 12, "color": ink})
-        trace.hovertemplate = f"{x} %{{x}}, {y} %{{y}}: %{{text}}<extra>{side}</extra>"
-        if mark is not None:
-            ring = {"size": 48, "symbol": "circle-open", "color": theme.INK, "line": {"width": 2}}
-            look = {"marker": ring, "hoverinfo": "skip", "showlegend": False}
-            drawn.add_scatter(x=mark[:1], y=mark[1:], mode="markers", **look, row=1, col=number)
-    return drawn.for_each_annotation(lambda note: note.update(text=note.text.removeprefix("side=") * (len(sides) > 1)))

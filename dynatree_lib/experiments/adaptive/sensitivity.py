@@ -1,11 +1,11 @@
-"""Limits of a sweep: settings of equal work, the neighbours and the luck of the best entry, choice by prediction.
+"""Limits of a sweep: the luck of the best entry, and choice by prediction.
 
 Functions take a data frame or rows; nothing is measured or decoded here. Ratios with intervals belong to `statistics`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
@@ -14,63 +14,6 @@ import pandas as pd
 from ...measure.statistics import Table
 
 Row = dict[str, Any]
-
-_OPTIONS = {
-    "tau_h": "tau_high",
-    "tau_l": "tau_low",
-    "B_min": "min_branching",
-    "B_max": "max_branching",
-    "D0": "base_depth",
-    "D_max": "max_depth",
-}
-_LABELS = {
-    "threshold": "tau_h {tau_h}, tau_l {tau_l}",
-    "branch": "B {B_min} to {B_max}",
-    "depth": "D {D0} to {D_max}",
-    "cross": "{name}",
-}
-
-
-def authors_settings(rows: Iterable[Row]) -> dict[str, Row]:
-    """Return the settings of DynaTree adaptive's Figure 8, from the rows of its authors' log, by readable labels.
-
-    Each row gets `setting`, its label; `options` of `adaptive-tree`; `spread`, its speed-up minus and plus a standard
-    deviation. B_mid is in no log: 2 as in the authors' code, or B_min where that is larger, because B_min <= B_mid.
-    """
-    settings = {}
-    for row in rows:
-        if row["group"] in _LABELS:
-            label = _LABELS[row["group"]].format(**row)
-            options = {ours: row[theirs] for theirs, ours in _OPTIONS.items()}
-            options["mid_branching"] = max(2, row["B_min"])
-            deviation = row["speedup"] * row["tokens_per_second_std"] / row["tokens_per_second"]
-            spread = [row["speedup"] - deviation, row["speedup"] + deviation]
-            settings[label] = {**row, "setting": label, "options": options, "spread": spread}
-    return settings
-
-
-def same_counts(table: Table, counts: Sequence[str], speed: str, label: str = "method") -> list[Row]:
-    """Group settings that did the same work, by all `counts` columns, and return how their speeds spread.
-
-    A group has `labels`, their names joined as `settings`, the counts, and `slowest`, `fastest` and their `ratio`. Rows
-    that lack a count are left out, and so are settings that share their work with no other.
-    """
-    groups = pd.DataFrame(table).dropna(subset=list(counts)).groupby(list(counts), sort=False)
-    spread = groups.agg(labels=(label, list), slowest=(speed, "min"), fastest=(speed, "max")).reset_index()
-    spread = spread.assign(settings=spread["labels"].str.join("; "), ratio=spread["fastest"] / spread["slowest"])
-    return spread[spread["labels"].str.len() > 1].to_dict("records")
-
-
-def neighbours(rows: Sequence[Row], best: Mapping[str, Any], axes: Sequence[str]) -> list[Row]:
-    """Return `best` and the rows one step away from it along one axis, with a column `step`: a plateau or a spike?"""
-    places = {axis: sorted({row[axis] for row in rows}) for axis in axes}
-    near = [{**best, "step": "the best"}]
-    for row in rows:
-        moved = {axis: abs(values.index(row[axis]) - values.index(best[axis])) for axis, values in places.items()}
-        if sum(moved.values()) == 1:
-            axis = max(moved, key=moved.__getitem__)
-            near.append({**row, "step": f"{axis} {best[axis]} → {row[axis]}"})
-    return near
 
 
 def luck(table: Table, labels: Sequence[str], reference: str, size: int) -> list[Row]:

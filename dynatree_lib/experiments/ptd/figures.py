@@ -7,9 +7,7 @@ the pool. The draft tree of the paper is the side tree of this library.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -21,15 +19,8 @@ from ...drafters import Proposal
 from ...drafters.pool import PoolNode
 from ...masks import ancestor_matrix
 from ...plots import theme
-from ...plots.trees import LEVEL_WIDTH, ROLES, ROW_HEIGHT, draft_tree, label
+from ...plots.trees import ROLES, Style, draw_mask, draw_trees, label, tree_boxes
 from ...tree import ROOT, TokenTree
-
-LONGEST = 9  # characters of a label
-HEADING = 1.1  # lines of height that a heading takes
-GAP = 0.4  # levels between two columns
-NARROW = 90  # px between two levels where there are columns
-Style = tuple[str, tuple[str, str, str]]
-"""Legend text of a role, and its fill, line and ink."""
 
 PURPLE = ("#efeaf7", "#ddd3ee", "#c8b9e4", "#b39fd9", "#9c84cd")
 DRAFT = (PURPLE[1], "#332288", "#1d1350")
@@ -46,17 +37,6 @@ FORWARD: Mapping[str, Style] = {
     "drafted": ("draft tree: an earlier prediction", DRAFT),
     "added": ("predicted now, joins the draft tree", ADDED),
 }
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A tree to draw: heading; of each node its role and the note after its token; nodes to ring."""
-
-    heading: str
-    tree: TokenTree
-    roles: Sequence[str]
-    notes: Sequence[str] = ()
-    ringed: Collection[int] = ()
 
 
 # ----------------------------------------------------------------------------------------------------- one iteration
@@ -91,7 +71,7 @@ def forward_trees(
             roles.append("added")
     committed = f"{iteration.committed} token{'s' * (iteration.committed > 1)} committed"
     text = f"One forward: last token, {len(tree) - 2} candidates, {drafted} draft nodes; {committed}"
-    return _draw([_Part("", TokenTree.build(tokens, parents), roles)], FORWARD, tokenizer, title=text)
+    return draw_trees([("", tree_boxes(TokenTree.build(tokens, parents), roles, tokenizer))], FORWARD, title=text)
 
 
 def joining(side_tree: TokenTree, predicted: Sequence[int], children: int | None = None) -> list[tuple[int, int]]:
@@ -144,24 +124,11 @@ def forward_mask(drafted: Iteration | Proposal, tokenizer: Any = None, prefix: i
     cells = np.where(ancestor_matrix(parents), 3 + group, apart.astype(int))
     cells = np.hstack([np.full((len(cells), prefix), 2), cells])
     names = [theme.escaped(label(token, tokenizer)) for token in tokens]
-    columns = ["prefix"] * prefix + names
-    figure = theme.figure(f"Who sees whom: {len(tokens)} nodes of one forward, relative positions above")
-    figure.update_layout(height=23 * len(tokens) + 210, margin={"l": 110, "r": 60, "t": 135, "b": 50}, legend_y=1.09)
-    count = len(CELLS)
-    steps = [(place, color) for i, color in enumerate(CELL_COLORS) for place in (i / count, (i + 1) / count)]
-    hovers = [
-        [f"{row} → {column}: {CELLS[cell]}" for column, cell in zip(columns, line, strict=True)]
-        for row, line in zip(names, cells, strict=True)
-    ]
-    look = {"colorscale": steps, "showscale": False, "xgap": 1, "ygap": 1, "hovertemplate": "%{text}<extra></extra>"}
-    figure.add_heatmap(z=cells, zmin=-0.5, zmax=count - 0.5, text=hovers, name="mask", **look)
-    for name, color in zip(CELLS, CELL_COLORS, strict=True):
-        legend_square(figure, f"seen: {name}" if name in GROUPS else name, color, "#999999", size=13, width=1)
+    title = f"Who sees whom: {len(tokens)} nodes of one forward, relative positions above"
+    figure = draw_mask(cells, dict(zip(CELLS, CELL_COLORS, strict=True)), names, ["prefix"] * prefix + names, title)
     places = ["≤ −1" if prefix == 1 else "…" if i == 0 else str(i - prefix) for i in range(prefix)]
-    for axis, texts in ((figure.layout.xaxis, [*places, *map(str, depths)]), (figure.layout.yaxis, names)):
-        axis.update(tickvals=list(range(len(texts))), ticktext=texts, ticks="", tickfont_size=12, showgrid=False)
-    figure.update_xaxes(side="top", tickangle=0, range=[-0.5, len(columns) - 0.5])
-    figure.update_yaxes(range=[len(names) - 0.5, -0.5])
+    figure.update_xaxes(side="top", tickangle=0, ticks="", ticktext=[*places, *map(str, depths)])
+    figure.update_layout(margin={"t": 135, "b": 50}, legend_y=1.09)
     _bracket(figure, group, prefix)
     return figure
 
@@ -206,8 +173,9 @@ def draft_steps(trees: Sequence[TokenTree], depth: int, tokenizer: Any = None) -
         dropped = f", {len(gone)} dropped after it" if gone else ""
         heading = f"iteration {number + 1}: {len(tree) - 1} draft nodes{dropped}"
         roles = ["last", *map(str, born[1:])]
-        parts.append(_Part(heading, tree, roles, ringed=gone))
-    return _draw(parts, styles, tokenizer, columns=2, title=f"The draft tree in {len(trees)} iterations")
+        parts.append((heading, tree_boxes(tree, roles, tokenizer, ringed=gone)))
+    title, ring = f"The draft tree in {len(trees)} iterations", ("dropped by the step that follows", DROPPED)
+    return draw_trees(parts, styles, title=title, columns=2, ring=ring)
 
 
 def draft_births(trees: Sequence[TokenTree], depth: int) -> list[np.ndarray]:
@@ -269,9 +237,9 @@ def pool_trees(
         (tree, shown), (_, nodes) = _clipped(root, levels, widest), _clipped(root)
         roles = ["root", *("new" if node.stamp == now else "old" for node in shown[1:])]
         heading = f"{len(nodes) - 1} nodes" + (f", {len(tree) - 1} shown" if len(tree) < len(nodes) else "")
-        parts.append(_Part(heading, tree, roles, ["", *(f"×{node.count}" for node in shown[1:])]))
-    title = "The pool: what followed a token, and how often"
-    return _draw(parts, styles, tokenizer, columns=columns, title=title)
+        notes = ["", *(f" ×{node.count}" for node in shown[1:])]
+        parts.append((heading, tree_boxes(tree, roles, tokenizer, notes=notes)))
+    return draw_trees(parts, styles, title="The pool: what followed a token, and how often", columns=columns)
 
 
 def _clipped(root: PoolNode, levels: float = math.inf, widest: int | None = None) -> tuple[TokenTree, list[PoolNode]]:
@@ -284,65 +252,3 @@ def _clipped(root: PoolNode, levels: float = math.inf, widest: int | None = None
             parents += [index] * len(best)
             depths += [depths[index] + 1] * len(best)
     return TokenTree.build([node.token for node in nodes], parents), nodes
-
-
-# ---------------------------------------------------------------------------------------------------------- the drawing
-def _draw(
-    parts: Sequence[_Part], styles: Mapping[str, Style], tokenizer: Any, *, columns: int = 1, title: str = ""
-) -> go.Figure:
-    """Draw trees in a grid, line by line, under one legend."""
-    figure, top = theme.figure(title), 0.0
-    wide = max(part.tree.depth for part in parts) + 1 + GAP if parts else 4.0
-    for first in range(0, len(parts), columns):
-        lowest = top
-        for column, part in enumerate(parts[first : first + columns]):
-            if part.heading:
-                look = {"showarrow": False, "xanchor": "left", "font": {"size": 13, "color": theme.MUTED}}
-                figure.add_annotation(x=column * wide, y=top, text=theme.escaped(part.heading), **look)
-            begin = top + (HEADING if part.heading else 0.0)
-            lowest = max(lowest, begin + _draw_part(figure, part, styles, tokenizer, column * wide, begin))
-        top = lowest + 1.5
-    drawn = {role for part in parts for role in part.roles}
-    for text, (fill, line, _) in dict(styles[role] for role in styles if role in drawn).items():
-        legend_square(figure, text, fill, line)
-    if any(part.ringed for part in parts):
-        legend_square(figure, "dropped by the step that follows", "#ffffff", DROPPED)
-    across = max(wide * min(columns, max(len(parts), 1)) - GAP, 4.0)
-    figure.update_xaxes(visible=False, range=[-0.08, across + 0.1])
-    figure.update_yaxes(visible=False, range=[top - 0.7, -0.8])
-    figure.update_layout(height=round(ROW_HEIGHT * (top + 0.1)) + 125, margin={"l": 10, "r": 10, "t": 110, "b": 10})
-    if across > 7 or columns > 1:
-        figure.update_layout(width=round((LEVEL_WIDTH if columns == 1 else NARROW) * across) + 40)
-    return figure.update_layout(hovermode="closest", legend_itemsizing="constant")
-
-
-def _draw_part(
-    figure: go.Figure, part: _Part, styles: Mapping[str, Style], tokenizer: Any, left: float, top: float
-) -> float:
-    """Draw edges and boxes of one tree; return the place of its lowest box below its first."""
-    boxes = draft_tree(part.tree).layout.annotations  # in the order of the nodes
-    edges: dict[Any, list[Any]] = defaultdict(list)  # one trace for all that look alike
-    for node, (box, role, token) in enumerate(zip(boxes, part.roles, part.tree.tokens.tolist(), strict=True)):
-        meaning, (fill, edge, ink) = styles[role]
-        ringed, note = node in part.ringed, part.notes[node] if part.notes else ""
-        text = f"<b>{theme.escaped(label(token, tokenizer, LONGEST))}</b> {note}".strip()
-        hover = f"<b>{theme.escaped(label(token, tokenizer, 60))}</b> (token {token})<br>{meaning}"
-        border = {"bordercolor": DROPPED, "borderwidth": 2.5} if ringed else {"bordercolor": edge}
-        box.update(x=left + box.x, y=top + box.y, text=text, hovertext=hover, bgcolor=fill, font_color=ink, **border)
-        figure.add_annotation(box)
-        if node:
-            x, y, above = box.x, box.y, boxes[part.tree.parents[node]].y
-            kind = edge, 3.5 if role in ("accepted", "bonus") else 1.4, ringed or role in ("added", "bonus")
-            edges[kind] += [(x - 0.9, above), (x - 0.13, above), (x - 0.05, y), (x + 0.05, y), (None, None)]
-    for (color, width, dotted), points in edges.items():
-        line = {"color": color, "width": width, "dash": "dot" if dotted else "solid"}
-        look = {"line": line, "hoverinfo": "skip", "showlegend": False}
-        along, across = zip(*points, strict=True)
-        figure.add_scatter(x=along, y=across, mode="lines", name="edges", **look)
-    return max(box.y for box in boxes) - top
-
-
-def legend_square(figure: go.Figure, text: str, fill: str, line: str, size: int = 12, width: int = 2) -> None:
-    """Add a square of these colours to the legend."""
-    marker = {"symbol": "square", "size": size, "color": fill, "line": {"color": line, "width": width}}
-    figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=text, hoverinfo="skip")

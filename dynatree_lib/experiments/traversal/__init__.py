@@ -1,1 +1,1 @@
-"""Traversal Verification: its tables, causes of its gain, what a decision costs, which rule when, and their figures."""
+"""Traversal Verification: its tables, causes of its gain, what a decision costs, which rule when."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -352,28 +352,6 @@ def best(frame: pd.DataFrame, pairs: Sequence[DrafterAndRule]) -> list[Row]:
         lead = compare(part, drawn, fixed)
         names = {"drawn": drawn.name, "fixed": fixed.name, "best": drawn.name if lead.value > 1 else fixed.name}
         out.append({**cell, **names, **_told(lead)})
-    return out
-
-
-def advice(rows: Iterable[Row]) -> list[Row]:
-    """Return rows of `best` as ranges of temperature: neighbours of one budget with the same answer become one row.
-
-    Keys: `budget`, `temperatures`, `take` (a name; both kinds where the interval includes 1), and the lead of drawing.
-    """
-
-    def choice(row: Row) -> str:
-        answers = {None: f"{row['drawn']}, or {row['fixed']}", True: row["drawn"], False: row["fixed"]}
-        return str(answers[row["holds"]])
-
-    out = []
-    ordered = sorted(rows, key=lambda row: (row["budget"], row["temperature"]))
-    for (budget, take), group in groupby(ordered, key=lambda row: (row["budget"], choice(row))):
-        first, *_, last = [*group] * 2
-        steps, lead = f"{first['temperature']:g}", first["text"]
-        if first is not last:
-            steps = f"{first['temperature']:g} to {last['temperature']:g}"
-            lead = f"{first['ratio']:.2f} to {last['ratio']:.2f}"
-        out.append({"budget": budget, "temperatures": steps, "take": take, "sampled / deterministic": lead})
     return out
 
 
