@@ -314,8 +314,8 @@ class TestReference:
 # ---------------------------------------------------------------------------------------------------------- the command
 @pytest.fixture
 def short(monkeypatch):
-    """Small trees, and controls over two and three tokens: the slices above have the others."""
-    monkeypatch.setattr(audit, "CONTROL_CASES", 2)
+    """Small trees, and three cases of each control: the slices above have the others."""
+    monkeypatch.setattr(audit, "CONTROL_CASES", 3)
     small = ("chain of 3", "top chain", "one, then two", "2x2 top")
     monkeypatch.setattr(audit, "TREES", {name: TREES[name] for name in small})
 
