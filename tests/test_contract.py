@@ -23,7 +23,7 @@ CASES = [(40, 120), (290, 30), (2, 1), (7, 2), (1, 90), *RANDOM]
 
 @pytest.fixture(scope="module", params=MAIN)
 def trial(request):
-    """A target, a draft, and transformers' greedy text: of every case, or of the first three (a drafter sees tokens)."""
+    """A target, a draft, and transformers' greedy text of every case, or of three: drafters see tokens alone."""
     target = random_model(request.param)
     cases = CASES if request.param == MAIN[0] else CASES[:3]
     return target, noisy_copy(target), [(prompt(n), hf_greedy(target, prompt(n), budget)) for n, budget in cases]
