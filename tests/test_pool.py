@@ -9,8 +9,7 @@ import reference
 import torch
 
 from dynatree_lib import Lookahead, ProgressiveTree, RandomSource, SelfDraft
-from dynatree_lib.drafters.pool import CandidatePool, NgramPool, best_first
-from dynatree_lib.drafters.progressive_tree import DraftNode
+from dynatree_lib.drafters.pool import CandidatePool, NgramPool, TokenNode, best_first
 from dynatree_lib.drafters.rates import SuccessRates
 from dynatree_lib.verifiers.base import Verdict
 
@@ -29,7 +28,7 @@ def random_branches(rng, count, depth, breadth, tokens):
 
 
 def as_node(branch):
-    node = DraftNode(branch[0])
+    node = TokenNode(branch[0])
     node.children = {child[0]: as_node(child) for child in branch[1]}
     return node
 
@@ -140,7 +139,7 @@ def test_a_short_cap_takes_the_likeliest_too():
     # Chances need not fall with rank, so siblings beyond the cap must be weighed too.
     pool, rates = CandidatePool(99), SuccessRates(PRIOR, 0.98)
     for token in (5, 6):
-        pool.child(pool.root(1), token)
+        pool.merge([1, token])
         pool.settle()
     for _ in range(20):
         learn_siblings(rates, 2, 1)
