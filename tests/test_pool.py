@@ -190,12 +190,12 @@ def test_ngrams_are_kept_by_the_token_before_them_latest_first():
 
 def test_joined_pools_are_apart():
     trees, ngrams = CandidatePool(100), NgramPool(3)
-    trees.child(trees.root(1), 2)
+    trees.merge([1, 2])
     ngrams.add(1, (2, 3))
     others = trees.joined(CandidatePool(100)), ngrams.joined(NgramPool(3))
     assert flat(others[0]) == flat(trees)
     assert (others[0].nodes, others[0].now, others[0].size) == (trees.nodes, trees.now + 1, trees.size)
-    others[0].child(others[0].root(1), 3)
+    others[0].merge([1, 3])
     others[0].settle()
     others[1].add(1, (5, 5))
     assert flat(trees) == {(1,): [0, 1], (1, 2): [0, 1]}
