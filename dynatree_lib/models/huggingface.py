@@ -194,7 +194,7 @@ class HFSession(Session):
         joined, forest, tail = laid_out(queue, tokens, parents)
         keys = self._positions(forest, self.position - len(queue))
         queries, mask = keys[len(keys) - len(joined) :], None
-        if len(joined) > 1 or not tail.all():  # one token that sees everything needs none, and attention is faster
+        if len(joined) > 1 or not tail.all():  # a token that sees everything needs no mask, which is faster
             base = self._cache.get_seq_length() - (len(parents) - len(tokens))  # committed KV entries
             mask = self.model.mask(base, tail, queries, keys)
         return self.model.forward(joined, queries, mask, self._cache, keep=len(tokens))
