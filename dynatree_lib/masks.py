@@ -38,7 +38,7 @@ def _ancestors(parents: bytes) -> np.ndarray:
 
 
 def laid_out(
-    queue: Sequence[int], tokens: np.ndarray, parents: np.ndarray
+    queue: Sequence[int] | np.ndarray, tokens: np.ndarray, parents: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lay q queued tokens and n new nodes out for one forward.
 

@@ -290,11 +290,14 @@ def _interrupts_held(handler: Callable[..., None]) -> Iterator[None]:
 
 def _on_shared(drafter: Drafter, target: LanguageModel, shared: BatchedModel) -> Drafter:
     """The drafter with a batched model in place of its draft model: that of the target where both are the same."""
-    if drafter.model is None:
+    draft = drafter.model
+    if draft is None:
         return drafter
-    if not is_dataclass(drafter) or getattr(drafter, "draft", None) is not drafter.model:
+    replaceable = getattr(drafter, "draft", None) is draft and is_dataclass(drafter)
+    if not replaceable:
         raise TypeError(
             f"'{drafter.name}' does not hold its draft model in a dataclass field, so that no batched model can take "
             "its place; make the drafter a dataclass with a field `draft`."
         )
-    return replace(drafter, draft=shared if drafter.model is target else BatchedModel(drafter.model, "draft"))
+    batched = shared if draft is target else BatchedModel(draft, "draft")
+    return replace(drafter, draft=batched)  # type: ignore[type-var]
