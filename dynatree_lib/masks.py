@@ -6,6 +6,7 @@ loop of the definition is in tests/reference.py and in notebook 02.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -36,11 +37,24 @@ def _ancestors(parents: bytes) -> np.ndarray:
     return out
 
 
-def below_chain(length: int, parents: np.ndarray) -> np.ndarray:
-    """Return the (length + n,) parents of a chain of this length with a forest of n nodes below its end."""
-    if not length:
-        return parents
-    return np.concatenate([np.arange(length) - 1, parents + length])  # roots, -1, come to hang below the last
+def laid_out(
+    queue: Sequence[int] | np.ndarray, tokens: np.ndarray, parents: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lay q queued tokens and n new nodes out for one forward.
+
+    Args:
+        queue: (q,) committed tokens that were not read yet.
+        tokens: (n,) the new nodes.
+        parents: (p,) parents of all pending nodes, the last n of which are new; roots hang below the queue's end.
+
+    Returns:
+        (q + n,) int64 tokens; (q + p,) parents of the forest of queue and pending nodes; (q + n, q + p) bool, which
+        nodes of the forest each token sees.
+    """
+    queued = len(queue)
+    if queued:  # a chain, below whose last token the roots, -1, come to hang
+        tokens, parents = np.concatenate([queue, tokens]), np.concatenate([np.arange(queued) - 1, parents + queued])
+    return tokens, parents, ancestor_matrix(parents)[len(parents) - len(tokens) :]
 
 
 def tree_mask(parents: np.ndarray, prefix: int) -> np.ndarray:

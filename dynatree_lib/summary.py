@@ -21,7 +21,6 @@ class Summary:
         side_nodes: mean nodes of the side tree per iteration.
         node_acceptance: accepted drafted tokens / drafted nodes (the "Accept." of the first DynaTree paper counts
             committed tokens instead; see the notebooks).
-        depth_acceptance: accepted drafted tokens / deepest level drafted, a path's share of its tree's depth.
     """
 
     tokens: int
@@ -31,7 +30,6 @@ class Summary:
     nodes: float
     side_nodes: float
     node_acceptance: float
-    depth_acceptance: float
 
     def __str__(self) -> str:
         return (
@@ -48,7 +46,6 @@ def summarize(generations: Generation | Iterable[Generation]) -> Summary:
     tokens = sum(len(generation.tokens) for generation in several)
     accepted = sum(len(one.verdict.path) for one in iterations)
     drafted = sum(len(one.tree) - 1 for one in iterations)
-    levels = sum(one.tree.depth for one in iterations)
     count = max(len(iterations), 1)
     return Summary(
         tokens=tokens,
@@ -58,7 +55,6 @@ def summarize(generations: Generation | Iterable[Generation]) -> Summary:
         nodes=drafted / count,
         side_nodes=sum(one.side_nodes for one in iterations) / count,
         node_acceptance=accepted / max(drafted, 1),
-        depth_acceptance=accepted / max(levels, 1),
     )
 
 

@@ -1,3 +1,6 @@
+import importlib.util
+from pathlib import Path
+
 import pytest
 from models import noisy_copy, random_model
 
@@ -6,7 +9,6 @@ from dynatree_lib.measure import grids
 from dynatree_lib.measure.prompts import BenchPrompt
 from dynatree_lib.measure.protocol import read_results, run_benchmark
 from dynatree_lib.models.pairs import Pair
-from dynatree_lib.training.evaluate import measure_acceptance
 from dynatree_lib.workloads import Prompt
 
 TARGET = random_model("gpt_neox")
@@ -60,12 +62,17 @@ def test_corrections_run_under_the_protocol_and_say_which_are_lossless():
 
 
 def test_acceptance_counts_tokens_per_iteration():
+    file = Path(__file__).resolve().parents[1] / "tools" / "pair_acceptance.py"
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+
     class Ids:
         def __call__(self, text):
             return type("Encoded", (), {"input_ids": [ord(letter) % 90 for letter in text]})
 
     prompts = [Prompt("a", "code", ("abc",)), Prompt("b", "math", ("xyz",)), Prompt("c", "math", ("pq",))]
-    found = measure_acceptance(Pair("random", TARGET, TARGET, Ids()), prompts, "three.")
+    found = tool.measure_acceptance(Pair("random", TARGET, TARGET, Ids()), prompts, "three.")
     greedy = found["greedy"]
     assert greedy["tokens per iteration, chain of 4"] == pytest.approx(128 * 3 / (26 * 3), abs=1e-3)  # a perfect draft
     assert set(greedy["chain of 4 by task"]) == {"code", "math"}

@@ -9,7 +9,7 @@ from models import CONTEXT, noisy_copy, prompt, random_model, raw_model
 
 from dynatree_lib import Chain, FixedTree, Sampling, autoregressive, generate, load_pair
 from dynatree_lib.fast.gpt_neox import PackedGPTNeoX, packed
-from dynatree_lib.masks import additive, ancestor_matrix, below_chain
+from dynatree_lib.masks import additive, ancestor_matrix, laid_out
 from dynatree_lib.models import engines
 from dynatree_lib.models.cache import TreeCache
 from dynatree_lib.models.huggingface import HFModel
@@ -162,7 +162,8 @@ def test_layers_on_several_devices_have_a_store_on_each():
 @pytest.mark.parametrize("queued", [0, 1, 4])
 def test_queued_tokens_are_a_chain_above_the_tree(queued):
     parents = np.array(TREE)
-    allowed = ancestor_matrix(below_chain(queued, parents))
+    tokens, forest, allowed = laid_out([9] * queued, np.arange(len(parents)), parents)
+    assert len(tokens) == len(forest)
     expected = np.zeros_like(allowed)
     expected[:queued, :queued] = np.tri(queued, dtype=bool)
     expected[queued:, :queued] = True

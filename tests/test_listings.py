@@ -24,7 +24,7 @@ from dynatree_lib import (
 )
 from dynatree_lib.drafters import DRAFTERS, NoDraft, PromptLookup, SampledTree
 from dynatree_lib.drafters.base import Proposal
-from dynatree_lib.drafters.progressive_tree import DraftNode
+from dynatree_lib.drafters.pool import TokenNode
 from dynatree_lib.experiments.ptd.listings import (
     READINGS,
     LineTwenty,
@@ -229,7 +229,7 @@ def next_token(rule, tree, scores):
 
 
 def grown(token, *children):
-    node = DraftNode(token)
+    node = TokenNode(token)
     node.children = {child.token: child for child in children}
     return node
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from models import hf_greedy, noisy_copy, prompt, random_model
 
-from dynatree_lib import Chain, FixedTree, ToyModel, autoregressive, generate
+from dynatree_lib import Chain, FixedTree, ToyModel, autoregressive, generate, masks
 from dynatree_lib.drafters.base import ModelDrafter
 from dynatree_lib.drafters.builder import TreeBuilder
 from dynatree_lib.drafters.fixed_tree import FixedTree as FixedTreeClass
@@ -95,8 +95,8 @@ greedy_verify, commit, grow = greedy.Greedy.verify, base.Session.commit, FixedTr
 
 
 FAULTS: dict[str, tuple[object, str, Callable]] = {
-    "siblings see each other": (huggingface, "ancestor_matrix", everything_visible),
-    "nodes do not see their ancestors": (huggingface, "ancestor_matrix", no_ancestors),
+    "siblings see each other": (masks, "ancestor_matrix", everything_visible),
+    "nodes do not see their ancestors": (masks, "ancestor_matrix", no_ancestors),
     "positions by index": (
         huggingface,
         "depth_positions",

@@ -9,8 +9,7 @@ import reference
 import torch
 
 from dynatree_lib import Lookahead, ProgressiveTree, RandomSource, SelfDraft
-from dynatree_lib.drafters.pool import CandidatePool, NgramPool, best_first
-from dynatree_lib.drafters.progressive_tree import DraftNode
+from dynatree_lib.drafters.pool import CandidatePool, NgramPool, TokenNode, best_first
 from dynatree_lib.drafters.rates import SuccessRates
 from dynatree_lib.verifiers.base import Verdict
 
@@ -29,7 +28,7 @@ def random_branches(rng, count, depth, breadth, tokens):
 
 
 def as_node(branch):
-    node = DraftNode(branch[0])
+    node = TokenNode(branch[0])
     node.children = {child[0]: as_node(child) for child in branch[1]}
     return node
 
@@ -140,7 +139,7 @@ def test_a_short_cap_takes_the_likeliest_too():
     # Chances need not fall with rank, so siblings beyond the cap must be weighed too.
     pool, rates = CandidatePool(99), SuccessRates(PRIOR, 0.98)
     for token in (5, 6):
-        pool.child(pool.root(1), token)
+        pool.merge([1, token])
         pool.settle()
     for _ in range(20):
         learn_siblings(rates, 2, 1)
@@ -191,12 +190,12 @@ def test_ngrams_are_kept_by_the_token_before_them_latest_first():
 
 def test_joined_pools_are_apart():
     trees, ngrams = CandidatePool(100), NgramPool(3)
-    trees.child(trees.root(1), 2)
+    trees.merge([1, 2])
     ngrams.add(1, (2, 3))
     others = trees.joined(CandidatePool(100)), ngrams.joined(NgramPool(3))
     assert flat(others[0]) == flat(trees)
     assert (others[0].nodes, others[0].now, others[0].size) == (trees.nodes, trees.now + 1, trees.size)
-    others[0].child(others[0].root(1), 3)
+    others[0].merge([1, 3])
     others[0].settle()
     others[1].add(1, (5, 5))
     assert flat(trees) == {(1,): [0, 1], (1, 2): [0, 1]}

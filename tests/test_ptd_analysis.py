@@ -204,7 +204,7 @@ def test_a_timed_drafter_is_the_drafter():
     assert {name for name, *_ in trace.events} == {"retrieval", "update"}
     timed = ptd_analysis.timed(dt.ProgressiveTree(), trace)
     states = [dt.ProgressiveTree().start([1, 2, 3], RandomSource(0, "draft")) for _ in range(2)]
-    states[1].pool.root(7)
+    states[1].pool.merge([7])
     assert timed.report(states[1]) == {"pool_nodes": 1.0}
     assert timed.report(timed.inherit(*states)) == {"pool_nodes": 1.0}
 

@@ -159,7 +159,7 @@ def test_pool_trees_show_the_latest_first_and_say_what_they_leave_out(steps):
     pool = CandidatePool(100)
     for token in (4, 5, 6, 5):
         pool.settle()
-        pool.child(pool.child(pool.root(3), token), 9)
+        pool.merge([3, token, 9])
     figure = pool_trees([pool.roots[3]], levels=1, widest=2)
     assert texts(figure) == ["6 nodes, 2 shown", "3", "5 ×2", "6 ×1"]
     assert {"merged in the latest iteration", "merged earlier"} <= legend(figure)

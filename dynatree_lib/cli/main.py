@@ -62,7 +62,3 @@ def raised_by_library(error: BaseException) -> bool:
         trace = trace.tb_next
     home = Path(__file__).resolve().parents[1]
     return trace is not None and Path(trace.tb_frame.f_code.co_filename).resolve().is_relative_to(home)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

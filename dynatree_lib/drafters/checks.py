@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COMPARE = {"<": operator.lt, "<=": operator.le}
 
 
-def require(holds: bool, message: str) -> None:
+def require(holds: object, message: str) -> None:
     """Raise ValueError with this message unless the rule holds."""
     if not holds:
         raise ValueError(message)

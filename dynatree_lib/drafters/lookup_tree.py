@@ -10,7 +10,6 @@ import numpy as np
 from typing_extensions import override
 
 from ..sampling import RandomSource, Scores
-from ..tree import ROOT, renumbering
 from ..verifiers.base import Verdict
 from .base import Proposal
 from .best_first_tree import highest
@@ -32,28 +31,22 @@ class LookupState(CostAwareState):
 class _Estimates:
     """What is known of the nodes of a tree builder.
 
+    The copied path is the nodes 1, 2, ... before all others. It stays so, because what is kept are the most probable
+    nodes, in their order, and no node is more probable than its parent.
+
     Attributes:
         probability: (n,) a(u).
-        copy: (n,) the child of each node that was copied, -1 for none.
+        copied: nodes of the copied path: node i < `copied` has the copied child i + 1.
     """
 
     probability: np.ndarray
-    copy: np.ndarray
+    copied: int
 
     def fresh(self, nodes: np.ndarray) -> np.ndarray:
         """Return the probability of each of these nodes without what its copied child promises already."""
-        copy = self.copy[nodes]
-        return self.probability[nodes] - np.where(copy >= 0, self.probability[copy], 0.0)
-
-    def append(self, probability: np.ndarray) -> None:
-        """Append nodes without copied children."""
-        self.probability = np.concatenate([self.probability, probability])
-        self.copy = np.concatenate([self.copy, np.full(len(probability), ROOT)])
-
-    def keep(self, nodes: np.ndarray) -> None:
-        """Forget all other nodes."""
-        self.copy = renumbering(len(self.probability), nodes)[self.copy[nodes]]
-        self.probability = self.probability[nodes]
+        out, above = self.probability[nodes], nodes < self.copied
+        out[above] -= self.probability[nodes[above] + 1]
+        return out
 
 
 @dataclass(frozen=True)
@@ -136,30 +129,29 @@ class LookupTree(CostAwareTree):
         probabilities = np.cumprod(state.copies.probabilities(len(state.copied)))
         pays = probabilities > rate * self.marginal_costs[1 : len(probabilities) + 1]
         count = len(probabilities) if pays.all() else int(pays.argmin())
-        estimates = _Estimates(np.append(1.0, probabilities[:count]), np.append(np.arange(1, count + 1), ROOT))
+        estimates = _Estimates(np.append(1.0, probabilities[:count]), count)
         builder.add_path(state.copied[:count], np.log(estimates.probability[1:] / estimates.probability[:-1]))
         return estimates
 
     def _read(self, builder: TreeBuilder, estimates: _Estimates, frontier: np.ndarray, rate: float) -> np.ndarray:
         """Read nodes of the frontier and add the children that pay; return the next frontier, copies included."""
         tokens, logprobs, sharp = builder.most_probable(frontier, self.branching, builder.state.sharpness)
-        copy = estimates.copy[frontier]
-        copied = np.where(copy >= 0, builder.tokens[copy], -1)[:, None] == tokens
         probabilities = estimates.fresh(frontier)[:, None] * np.exp(sharp)
-        for index in np.flatnonzero(copied.any(-1)):  # the draft proposes the copied token too
-            node = int(copy[index])
-            factor = 1 + float(probabilities[index][copied[index]][0]) / estimates.probability[node]
-            while node >= 0:  # the copies below become more probable in proportion
-                estimates.probability[node] *= factor
-                node = int(estimates.copy[node])
+        copies, proposed = frontier[frontier < estimates.copied] + 1, np.zeros(tokens.shape, bool)
+        for node in copies.tolist():  # one at most, because the path has a node per level
+            index = int(np.searchsorted(frontier, node - 1))
+            proposed[index] = tokens[index] == builder.tokens[node]
+            if proposed[index].any():  # the draft proposes the copied token too
+                factor = 1 + float(probabilities[index][proposed[index]][0]) / estimates.probability[node]
+                estimates.probability[node : estimates.copied + 1] *= factor  # the copies below in proportion
         least = rate * self.marginal_costs[min(len(builder), self.max_nodes)]
-        parents, ranks = np.nonzero((probabilities > least) & ~copied)
+        parents, ranks = np.nonzero((probabilities > least) & ~proposed)
         fresh_nodes = builder.add(frontier[parents], tokens[parents, ranks], logprobs[parents, ranks])
-        estimates.append(probabilities[parents, ranks])
-        following = np.sort(np.concatenate([copy[copy >= 0], fresh_nodes]))
+        estimates.probability = np.append(estimates.probability, probabilities[parents, ranks])
+        following = np.append(copies, fresh_nodes)
         if len(builder) <= self.max_nodes:
             return following
         best = highest(estimates.probability, self.max_nodes)
         builder.keep(best)
-        estimates.keep(best)
+        estimates.probability, estimates.copied = estimates.probability[best], int((best <= estimates.copied).sum()) - 1
         return np.flatnonzero(np.isin(best, following))

@@ -20,13 +20,13 @@ def random_tokens(text: Sequence[int], number: int, random: RandomSource) -> lis
     return [int(text[random.draw(weights)]) for _ in range(number)]
 
 
-class PoolNode:
-    """A node of a pooled candidate tree.
+class TokenNode:
+    """A node of a draft tree, or of a pooled candidate tree.
 
     Attributes:
         token: its token.
-        children: token -> node.
-        stamp: when it was merged last.
+        children: token -> node, in the order they were added.
+        stamp: when it was merged into the pool last.
         count: how often it was merged.
     """
 
@@ -34,9 +34,17 @@ class PoolNode:
 
     def __init__(self, token: int) -> None:
         self.token = token
-        self.children: dict[int, PoolNode] = {}
+        self.children: dict[int, TokenNode] = {}
         self.stamp = 0
         self.count = 0
+
+    @property
+    def height(self) -> int:
+        """Levels below it."""
+        levels, below = 0, [*self.children.values()]
+        while below:
+            levels, below = levels + 1, [child for node in below for child in node.children.values()]
+        return levels
 
 
 class CandidatePool:
@@ -52,28 +60,21 @@ class CandidatePool:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.roots: dict[int, PoolNode] = {}
+        self.roots: dict[int, TokenNode] = {}
         self.nodes = 0
         self.now = 0
 
-    def root(self, token: int) -> PoolNode:
-        """Return the tree kept for `token`, made where there is none, as merged now."""
-        return self._merged(self.roots, token)
-
-    def child(self, node: PoolNode, token: int) -> PoolNode:
-        """Return the child of a node, made where there is none, as merged now: one edge of M."""
-        return self._merged(node.children, token)
-
-    def _merged(self, siblings: dict[int, PoolNode], token: int) -> PoolNode:
+    def merged(self, siblings: dict[int, TokenNode], token: int) -> TokenNode:
+        """Return the node of `token` among siblings or the roots, made where there is none, as merged now by M."""
         node = self._made(siblings, token)
         node.stamp = self.now
         node.count += 1
         return node
 
-    def _made(self, siblings: dict[int, PoolNode], token: int) -> PoolNode:
+    def _made(self, siblings: dict[int, TokenNode], token: int) -> TokenNode:
         node = siblings.get(token)
         if node is None:
-            node = siblings[token] = PoolNode(token)
+            node = siblings[token] = TokenNode(token)
             self.nodes += 1
         return node
 
@@ -86,9 +87,9 @@ class CandidatePool:
 
     def merge(self, path: Sequence[int]) -> None:
         """Merge a path into the tree of its first token by M."""
-        node = self.root(path[0])
-        for token in path[1:]:
-            node = self.child(node, token)
+        siblings = self.roots
+        for token in path:
+            siblings = self.merged(siblings, token).children
 
     def joined(self, other: CandidatePool) -> CandidatePool:
         """Return a new pool of both pools' trees, merged by M, the other's as merged after everything in this one."""
@@ -105,7 +106,7 @@ class CandidatePool:
         both.settle()
         return both
 
-    def __iter__(self) -> Iterator[PoolNode]:
+    def __iter__(self) -> Iterator[TokenNode]:
         nodes = [*self.roots.values()]
         for node in nodes:  # grows while it is read
             nodes += node.children.values()
@@ -121,13 +122,13 @@ class CandidatePool:
         self.nodes = sum(1 for _ in self)
 
 
-def ranked(node: PoolNode) -> list[PoolNode]:
+def ranked(node: TokenNode) -> list[TokenNode]:
     """Return the children of a pooled node: those merged last first, then those merged most often, then the oldest."""
     return sorted(node.children.values(), key=lambda child: (-child.stamp, -child.count))
 
 
 def best_first(
-    root: PoolNode | None, rates: SuccessRates, depth: int, worth: Sequence[float]
+    root: TokenNode | None, rates: SuccessRates, depth: int, worth: Sequence[float]
 ) -> list[tuple[int, int, int]]:
     """Return the candidates below the root of a pooled tree that are most likely right, the likeliest first.
 
@@ -143,10 +144,10 @@ def best_first(
         token, parent (0 is the root, then in the order returned) and rank of each.
     """
     chosen: list[tuple[int, int, int]] = []
-    waiting: list[tuple[float, int, int, int, int, PoolNode]] = []
+    waiting: list[tuple[float, int, int, int, int, TokenNode]] = []
     number = count()  # of equally likely nodes the first goes first
 
-    def push(node: PoolNode, index: int, probability: float, level: int) -> None:
+    def push(node: TokenNode, index: int, probability: float, level: int) -> None:
         for rank, child in enumerate(ranked(node)[: len(worth) + len(rates)]):  # later ranks are no likelier
             entry = (-probability * rates[rank], next(number), index, rank, level + 1, child)
             heapq.heappush(waiting, entry)

@@ -17,31 +17,13 @@ from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal
 from .checks import check_counts, check_reach, check_rules, make_tuples, require
-from .pool import CandidatePool, PoolNode, best_first, random_tokens, ranked
+from .pool import CandidatePool, TokenNode, best_first, random_tokens, ranked
 from .rates import SuccessRates
 
 PRIOR = (0.5, 0.2, 0.1, 0.05, 0.03)
 """Probability of the candidates by rank before the text has shown any."""
 MEMORY = 0.98
 """Weight of the earlier candidates at each new candidate."""
-
-
-class DraftNode:
-    """A node of the draft tree T; its children stand in the order they were added."""
-
-    __slots__ = ("children", "token")
-
-    def __init__(self, token: int) -> None:
-        self.token = token
-        self.children: dict[int, DraftNode] = {}
-
-    @property
-    def height(self) -> int:
-        """Levels below it."""
-        levels, below = 0, [*self.children.values()]
-        while below:
-            levels, below = levels + 1, [child for node in below for child in node.children.values()]
-        return levels
 
 
 @dataclass
@@ -61,10 +43,10 @@ class ProgressiveState:
 
     root: int
     random: RandomSource
-    subtrees: list[DraftNode]
+    subtrees: list[TokenNode]
     pool: CandidatePool
     rates: SuccessRates
-    order: list[DraftNode] = field(default_factory=list)
+    order: list[TokenNode] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)
     committed: float = 0.0
@@ -160,11 +142,11 @@ class ProgressiveTree(Drafter):
 
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> ProgressiveState:
-        root = DraftNode(ROOT)
+        root = TokenNode(ROOT)
         level = [root]
         for count in self._levels:
             for node in level:
-                node.children = {token: DraftNode(token) for token in random_tokens(prompt, count, random)}
+                node.children = {token: TokenNode(token) for token in random_tokens(prompt, count, random)}
             level = [child for node in level for child in node.children.values()]
         state = ProgressiveState(
             int(prompt[-1]), random, [*root.children.values()], CandidatePool(self.max_pool),
@@ -258,9 +240,9 @@ class ProgressiveTree(Drafter):
         """Make T^i from T^(i-1): a node gets the token predicted there as a child, unless it has its children."""
         for node, token in zip(state.order, predicted, strict=True):
             if token not in node.children and len(node.children) < self.children:
-                node.children[token] = DraftNode(token)
+                node.children[token] = TokenNode(token)
 
-    def stepped(self, subtree: DraftNode) -> DraftNode:
+    def stepped(self, subtree: TokenNode) -> TokenNode:
         """Return the earliest child's branch of a subtree that is too deep (stepwise pruning)."""
         return next(iter(subtree.children.values())) if subtree.height > self.depth else subtree
 
@@ -290,11 +272,11 @@ class ProgressiveTree(Drafter):
     def merge_draft(self, state: ProgressiveState) -> None:
         """Merge every subtree of the draft tree into the pooled tree with its root token, by M."""
         pool = state.pool
-        todo: list[tuple[DraftNode, list[PoolNode]]] = [(subtree, []) for subtree in state.subtrees]
+        todo: list[tuple[TokenNode, list[TokenNode]]] = [(subtree, []) for subtree in state.subtrees]
         for node, above in todo:  # grows while it is read; `above`: where the paths from its ancestors end in the pool
-            ends = [pool.child(end, node.token) for end in above]
+            ends = [pool.merged(end.children, node.token) for end in above]
             if node.children:
-                ends.append(pool.root(node.token))
+                ends.append(pool.merged(pool.roots, node.token))
                 todo += ((child, ends) for child in node.children.values())
 
     def merge_text(self, state: ProgressiveState, tokens: Sequence[int]) -> None:

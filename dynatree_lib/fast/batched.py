@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from ..masks import ancestor_matrix, below_chain, depth_positions
+from ..masks import depth_positions, laid_out
 from ..models.base import LanguageModel, Session
 from ..models.huggingface import LONGEST_JOINT_PREFILL, HFModel, HFSession
 from .static import AimedCache
@@ -200,11 +200,9 @@ class SlotSession(Session):
 
     def _request(self, queue: list[int], chunk: int, tokens: np.ndarray, parents: np.ndarray) -> Request:
         """The first `chunk` tokens of the queue and these nodes, the last of the pending nodes of `parents`."""
-        count, forest = len(tokens), below_chain(chunk, parents)
-        joined = np.concatenate([np.asarray(queue[:chunk], np.int64), tokens])
+        joined, forest, tail = laid_out(queue[:chunk], tokens, parents)
         positions = depth_positions(forest, self.position - len(queue))[-len(joined) :]
-        base, tail = self.entries - (len(parents) - count), ancestor_matrix(forest)[-len(joined) :]
-        return Request(self, joined, positions, base, tail, count)
+        return Request(self, joined, positions, self.entries - (len(parents) - len(tokens)), tail, len(tokens))
 
     @override
     def _keep(self, nodes: np.ndarray) -> None:

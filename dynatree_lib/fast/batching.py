@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from itertools import islice
 from queue import SimpleQueue
@@ -63,7 +63,7 @@ def generate_batch(
     Args:
         target: an `HFModel` without sliding windows.
         prompts: token ids of each text, as for `generate`.
-        drafter: for all of them; a dataclass, with its draft model, an `HFModel` as well, in a field.
+        drafter: for all of them; a dataclass, with its draft model, an `HFModel` as well, in the field `draft`.
         seeds: one per prompt; by default all have `seed` of the options, 0 if it is not given, as a loop over
             `generate` would. (Equal prompts then give equal texts.)
         max_batch: most texts at a time; by default all.
@@ -293,12 +293,11 @@ def _on_shared(drafter: Drafter, target: LanguageModel, shared: BatchedModel) ->
     draft = drafter.model
     if draft is None:
         return drafter
-    names: list[str] = [field.name for field in fields(drafter)] if is_dataclass(drafter) else []
-    batched = shared if draft is target else BatchedModel(draft, "draft")
-    changed: dict[str, Any] = {name: batched for name in names if getattr(drafter, name) is draft}
-    if not changed:
+    replaceable = getattr(drafter, "draft", None) is draft and is_dataclass(drafter)
+    if not replaceable:
         raise TypeError(
             f"'{drafter.name}' does not hold its draft model in a dataclass field, so that no batched model can take "
             "its place; make the drafter a dataclass with a field `draft`."
         )
-    return replace(drafter, **changed)  # type: ignore[type-var]
+    batched = shared if draft is target else BatchedModel(draft, "draft")
+    return replace(drafter, draft=batched)  # type: ignore[type-var]

@@ -121,13 +121,8 @@ def _one_by_one(
     logits = target.forward(np.array(ids), np.arange(length), None, cache, 1)
     token, place = torch.zeros(2, 1, 1, dtype=torch.int64, device=target.device)
     for position in range(length, length + budget):
-        if sampling.greedy:
-            best = logits[-1].max(-1)
-            if not best.values.isfinite():
-                raise ValueError(bad_logits(target.name, 0))
-            chosen = int(best.indices)
-        else:
-            chosen = random.draw(Scores(logits[-1:], sampling, target.name).distribution(0))
+        scores = Scores(logits[-1:], sampling, target.name)
+        chosen = int(scores.argmax[0]) if sampling.greedy else random.draw(scores.distribution(0))
         yield [chosen]
         if position + 1 < length + budget:
             token.fill_(chosen)

@@ -20,7 +20,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 from typing_extensions import override
 
-from ..masks import ancestor_matrix, below_chain, depth_positions
+from ..masks import depth_positions, laid_out
 from ..models.cache import TreeCache
 from ..models.check import check_tree_attention
 from ..models.huggingface import HFModel, HFSession, in_inference_mode
@@ -136,11 +136,9 @@ class StaticSession(HFSession):
             waiting, position = waiting[:0], self.position
         if not len(tokens):
             return torch.empty(0, model.vocab_size)
-        forest = below_chain(len(waiting), parents)
-        new = len(waiting) + len(tokens)
-        positions = depth_positions(forest, position)[-new:]
-        joined = np.concatenate([waiting, tokens]) if len(waiting) else tokens
-        shape = buffers.send(position, joined, positions, ancestor_matrix(forest)[-new:])
+        joined, forest, seen = laid_out(waiting, tokens, parents)
+        positions = depth_positions(forest, position)[-len(joined) :]
+        shape = buffers.send(position, joined, positions, seen)
         return model.forward(joined, positions, shape, buffers.cache, keep=len(tokens))
 
     @override

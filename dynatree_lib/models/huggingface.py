@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..masks import additive, ancestor_matrix, below_chain, depth_positions, sliding_window
+from ..masks import additive, depth_positions, laid_out, sliding_window
 from .base import LanguageModel, Session
 from .cache import TreeCache
 from .check import check_architecture, check_tree_attention
@@ -191,10 +191,13 @@ class HFSession(Session):
             queue = []
         if not len(tokens):
             return torch.empty(0, self.model.vocab_size)
-        joined = np.concatenate([np.asarray(queue, np.int64), tokens]) if queue else tokens
-        base = self._cache.get_seq_length() - (len(parents) - len(tokens))  # committed KV entries
-        mask, positions = self._mask_and_positions(base, len(queue), len(tokens), parents)
-        return self.model.forward(joined, positions, mask, self._cache, keep=len(tokens))
+        joined, forest, tail = laid_out(queue, tokens, parents)
+        keys = self._positions(forest, self.position - len(queue))
+        queries, mask = keys[len(keys) - len(joined) :], None
+        if len(joined) > 1 or not tail.all():  # a token that sees everything needs no mask, which is faster
+            base = self._cache.get_seq_length() - (len(parents) - len(tokens))  # committed KV entries
+            mask = self.model.mask(base, tail, queries, keys)
+        return self.model.forward(joined, queries, mask, self._cache, keep=len(tokens))
 
     def _prefill(self, queue: np.ndarray) -> None:
         if not len(queue):
@@ -205,19 +208,8 @@ class HFSession(Session):
             mask = self.model.mask(base, np.tri(len(queue), dtype=bool), positions, positions)
         self.model.forward(queue, positions, mask, self._cache, keep=1)
 
-    def _mask_and_positions(self, base: int, queued: int, count: int, parents: np.ndarray) -> tuple[Any, np.ndarray]:
-        """Return a mask over [committed, queued, pending] columns for the queued tokens and the last `count` nodes."""
-        keys = self._node_positions(parents)
-        if queued:
-            keys = np.concatenate([np.arange(self.position - queued, self.position), keys])
-        queries = keys[len(keys) - queued - count :]
-        tail = ancestor_matrix(below_chain(queued, parents))[-len(queries) :]
-        if len(queries) == 1 and tail.all():
-            return None, queries  # one token that sees everything needs no mask, and attention is faster without
-        return self.model.mask(base, tail, queries, keys), queries
-
-    def _node_positions(self, parents: np.ndarray) -> np.ndarray:
-        return depth_positions(parents, self.position)
+    def _positions(self, forest: np.ndarray, first: int) -> np.ndarray:
+        return depth_positions(forest, first)
 
     @in_inference_mode
     def _keep(self, nodes: np.ndarray) -> None:

@@ -98,11 +98,8 @@ def store_model(model: Any, folder: Path) -> None:
     half = copy.deepcopy(model).half()
     half.config.use_cache = True
     half.save_pretrained(folder)
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config.pop("torch_dtype", None)
-    config["dtype"] = "float32"
-    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    half.config.dtype = torch.float32
+    half.config.save_pretrained(folder)
 
 
 def write_pair(out: Path, models: Mapping[str, Any], tokenizer: Any, card: dict[str, Any]) -> dict[str, Any]:

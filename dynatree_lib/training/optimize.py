@@ -90,8 +90,7 @@ class Run:
         loss: of a batch.
         runtime: how the steps run.
         log: takes a line of progress.
-        checkpoint: file of the checkpoint.
-        mark: of everything that the checkpoint depends on.
+        checkpoint: file of the checkpoint; the caller knows that it is of this recipe and these texts.
         step, seconds: steps taken, and seconds of training, over all resumptions.
     """
 
@@ -102,7 +101,6 @@ class Run:
     runtime: Runtime
     log: Log
     checkpoint: Path
-    mark: str
     step: int = 0
     seconds: float = 0.0
 
@@ -112,7 +110,6 @@ class Run:
     def save(self) -> None:
         """Write the checkpoint."""
         state = {
-            "mark": self.mark,
             "progress": {"step": self.step, "seconds": self.seconds},
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -121,13 +118,8 @@ class Run:
             torch.save(state, file)
 
     def resume(self) -> None:
-        """Read the checkpoint; ValueError when it belongs to another recipe or corpus."""
+        """Read the checkpoint."""
         state = torch.load(self.checkpoint, map_location=self.runtime.device, weights_only=True)
-        if state["mark"] != self.mark:
-            raise ValueError(
-                f"The checkpoint {self.checkpoint.name} was made with another recipe or other texts; "
-                "pass --force to start anew."
-            )
         self.model.load_state_dict(state["model"])
         for optimizer, stored in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(stored)

@@ -50,8 +50,9 @@ class Training:
         """Return weight, sizes and hashes of every part."""
         return {name: {"weight": self.recipe.parts[name], **part.record()} for name, part in self.parts.items()}
 
-    def mark(self, *recipes: Any) -> str:
-        """Return what a checkpoint of these recipes on this corpus is recognised by."""
+    def mark(self) -> str:
+        """Return what a working folder of this recipe on this corpus is recognised by."""
+        recipes = self.recipe.target, self.recipe.draft, self.recipe.on_policy
         values = self.corpus_record(), self.recipe.seed, [asdict(recipe) for recipe in recipes]
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -60,8 +61,7 @@ class Training:
         recipe, runtime = self.recipe, self.runtime
         model = build_model(recipe.target, recipe.model_vocab_size, recipe.seed, end).to(runtime.device)
         windows, loss = target_windows(tokens, recipe), target_loss(model, runtime)
-        mark = self.mark(recipe.target)
-        return Run(model, recipe.target, windows, loss, runtime, self.log, self.work / "target.pt", mark)
+        return Run(model, recipe.target, windows, loss, runtime, self.log, self.work / "target.pt")
 
     def draft_run(self, target: Any, tokens: Tokens, own: np.ndarray, end: int) -> Run:
         """Return the optimization of a fresh draft on the corpus and on the target's own text (rows, width)."""
@@ -69,8 +69,7 @@ class Training:
         model = build_model(recipe.draft, recipe.model_vocab_size, recipe.seed + 1, end).to(runtime.device)
         inherit_embeddings(model, target)
         windows, loss = draft_windows(tokens, own, recipe), draft_loss(model, target, runtime)
-        mark = self.mark(recipe.target, recipe.draft, recipe.on_policy)
-        return Run(model, recipe.draft, windows, loss, runtime, self.log, self.work / "draft.pt", mark)
+        return Run(model, recipe.draft, windows, loss, runtime, self.log, self.work / "draft.pt")
 
 
 def open_training(
@@ -95,7 +94,7 @@ def open_training(
         raise FileExistsError(f"{out} already holds a finished pair; pass --force to replace it, or another --out.")
     training = Training(recipe, load_corpus(recipe.parts, data, library), work, out, runtime, log)
     begun = work / "begun.json"
-    mark = training.mark(recipe.target, recipe.draft, recipe.on_policy)
+    mark = training.mark()
     if begun.is_file() and resume:
         stored = json.loads(begun.read_text(encoding="utf-8"))
         if stored["mark"] != mark:

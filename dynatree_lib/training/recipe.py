@@ -12,6 +12,7 @@ from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..drafters.checks import require
 from ..paths import data_path
 
 SHAPE_KEYS = (
@@ -111,15 +112,10 @@ class Recipe:
         return json.loads(json.dumps(asdict(self)))
 
 
-def _require(holds: object, sentence: str) -> None:
-    if not holds:
-        raise ValueError(sentence)
-
-
 def _build(kind: type[T], values: dict[str, Any], where: str) -> T:
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     unknown, missing = sorted(set(values) - names), sorted(names - set(values))
-    _require(
+    require(
         not unknown and not missing,
         f"The recipe's {where} has unknown keys {unknown} and lacks {missing}; it takes exactly {sorted(names)}.",
     )
@@ -130,16 +126,16 @@ def _model(values: dict[str, Any], where: str) -> ModelRecipe:
     phases = tuple(_build(Phase, phase, f"{where}.phases") for phase in values.get("phases", ()))
     model, about = _build(ModelRecipe, {**values, "phases": phases}, where), f"The recipe's {where}"
     missing = [key for key in SHAPE_KEYS if key not in model.shape]
-    _require(not missing, f"{about} lacks the shape entries {missing}; give all of {SHAPE_KEYS}.")
-    _require(phases, f"{about} has no phases; give at least one.")
-    _require(min(map(min, map(astuple, phases))) > 0, f"{about} has a phase with a number below 1: {phases}.")
+    require(not missing, f"{about} lacks the shape entries {missing}; give all of {SHAPE_KEYS}.")
+    require(phases, f"{about} has no phases; give at least one.")
+    require(min(map(min, map(astuple, phases))) > 0, f"{about} has a phase with a number below 1: {phases}.")
     longest, positions = max(phase.length for phase in phases), model.shape["max_position_embeddings"]
-    _require(
+    require(
         longest <= positions,
         f"{about} trains on {longest} positions but its shape has only {positions}: raise max_position_embeddings.",
     )
     whole = all(phase.batch % phase.micro_batch == 0 for phase in phases)
-    _require(whole, f"{about} has a batch that is no multiple of its micro_batch.")
+    require(whole, f"{about} has a batch that is no multiple of its micro_batch.")
     return model
 
 
@@ -152,9 +148,9 @@ def from_json(values: dict[str, Any]) -> Recipe:
     recipe = _build(Recipe, {**values, **models, "on_policy": on_policy}, "top level")
     parts, share = recipe.parts, on_policy.share
     entries, size = recipe.vocab_size, recipe.model_vocab_size
-    _require(parts and min(parts.values()) > 0, f"The recipe's parts are {parts}; every part needs a weight above 0.")
-    _require(size >= entries, f"model_vocab_size {size} is below the tokenizer's vocab_size {entries}: raise it.")
-    _require(0 <= share < 1, f"on_policy.share is {share}; it is a fraction of each batch within [0, 1).")
+    require(parts and min(parts.values()) > 0, f"The recipe's parts are {parts}; every part needs a weight above 0.")
+    require(size >= entries, f"model_vocab_size {size} is below the tokenizer's vocab_size {entries}: raise it.")
+    require(0 <= share < 1, f"on_policy.share is {share}; it is a fraction of each batch within [0, 1).")
     return recipe
 
 
@@ -167,5 +163,5 @@ def load_recipe(name: str) -> Recipe:
     folder = data_path("recipes")
     path = Path(name) if name.endswith(".json") else folder / f"{name}.json"
     known = ", ".join(sorted(entry.stem for entry in folder.glob("*.json")))
-    _require(path.is_file(), f"There is no recipe '{name}'. Known recipes: {known}; or give the path of a .json file.")
+    require(path.is_file(), f"There is no recipe '{name}'. Known recipes: {known}; or give the path of a .json file.")
     return from_json(json.loads(path.read_text(encoding="utf-8")))

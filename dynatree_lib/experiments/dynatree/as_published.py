@@ -92,8 +92,8 @@ class FlatPositionSession(HFSession):
     """Fault: no position ids for the tree, so a node's position is its place in the flattened tree."""
 
     @override
-    def _node_positions(self, parents: np.ndarray) -> np.ndarray:
-        return self.position + np.arange(len(parents))
+    def _positions(self, forest: np.ndarray, first: int) -> np.ndarray:
+        return first + np.arange(len(forest))
 
 
 class _ReadsAgain(HFSession):

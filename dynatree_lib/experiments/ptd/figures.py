@@ -16,7 +16,7 @@ from plotly import graph_objects as go
 
 from ...decoding import Iteration
 from ...drafters import Proposal
-from ...drafters.pool import PoolNode
+from ...drafters.pool import TokenNode
 from ...masks import ancestor_matrix
 from ...plots import theme
 from ...plots.trees import ROLES, Style, draw_mask, draw_trees, label, tree_boxes
@@ -214,7 +214,7 @@ def survivors(before: TokenTree, tree: TokenTree, depth: int) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------------------------------ the pool
 def pool_trees(
-    roots: Iterable[PoolNode], tokenizer: Any = None, *, levels: int = 3, widest: int = 4, columns: int = 1
+    roots: Iterable[TokenNode], tokenizer: Any = None, *, levels: int = 3, widest: int = 4, columns: int = 1
 ) -> go.Figure:
     """Draw cached candidate trees: what the pool has after some tokens, the latest merged first.
 
@@ -242,7 +242,7 @@ def pool_trees(
     return draw_trees(parts, styles, title="The pool: what followed a token, and how often", columns=columns)
 
 
-def _clipped(root: PoolNode, levels: float = math.inf, widest: int | None = None) -> tuple[TokenTree, list[PoolNode]]:
+def _clipped(root: TokenNode, levels: float = math.inf, widest: int | None = None) -> tuple[TokenTree, list[TokenNode]]:
     """Return the first children of the first levels as a token tree, and the nodes it holds; by default all."""
     nodes, parents, depths = [root], [ROOT], [0]
     for index, node in enumerate(nodes):  # grows while it is read

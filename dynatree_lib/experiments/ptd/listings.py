@@ -16,7 +16,8 @@ from typing_extensions import override
 
 from ...decoding import Generation
 from ...drafters.base import Proposal
-from ...drafters.progressive_tree import DraftNode, ProgressiveState, ProgressiveTree
+from ...drafters.pool import TokenNode
+from ...drafters.progressive_tree import ProgressiveState, ProgressiveTree
 from ...measure.statistics import Estimate, estimate
 from ...models.base import LanguageModel
 from ...sampling import DraftDistributions, RandomSource, Sampling, Scores
@@ -160,7 +161,7 @@ class LineTwenty(ProgressiveTree):
         return state
 
 
-def eligible(subtrees: Sequence[DraftNode], verified: Mapping[int, int], first: int) -> list[int]:
+def eligible(subtrees: Sequence[TokenNode], verified: Mapping[int, int], first: int) -> list[int]:
     """Return the tokens along eligible edges from the last token down, and the verification token of the last node.
 
     Args:
