@@ -324,7 +324,7 @@ def test_the_command_writes_a_record_that_can_be_read(short, tmp_path, capsys):
     path = tmp_path / "audit.json"
     assert cli.main(["audit", "--instances", "250", "--seed", "2", "--out", str(path)]) == 0
     shown, found = capsys.readouterr(), read_audit(path)
-    assert len(found.checks) >= 80
+    assert len(found.checks) >= 120
     assert f"All {len(found.checks)} instances are lossless" in shown.out
     assert all(f"{name} " in shown.out for name in (*RULES, *CONTROLS))
     assert f"Saved in {path}." in shown.out

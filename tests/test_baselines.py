@@ -110,3 +110,5 @@ def test_streaming_counts_what_it_evicts(pair):
     assert done.kv_entries <= 32 + 4
     wide = go(pair, "streaming-llm:cache=100", prompt(20), budget=60)
     assert (wide.counters["evictions"], wide.counters["evicted_entries"]) == (0, 0)
+    bounded = go(pair, "streaming-llm:cache=32,draft=streaming", prompt(20), budget=60)
+    assert len(bounded.tokens) == 60

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import GenerationConfig
@@ -18,7 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from ..drafters import Chain
-from ..fast.plain import autoregressive_fast
+from ..fast.plain import EVERY, autoregressive_fast
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair
 from ..sampling import Sampling
@@ -45,10 +45,13 @@ class HFAssisted:
 
     Attributes:
         num_assistant_tokens: most tokens drafted per iteration.
+        schedule: "constant", or "heuristic_transient": two more after a full hit, one fewer after a miss, from the
+            start again for each text. ("heuristic" would carry over from text to text.)
         confidence: draft probability below which drafting stops; 0 never stops.
     """
 
     num_assistant_tokens: int = 20
+    schedule: Literal["constant", "heuristic_transient"] = "constant"
     confidence: float = 0.4
 
     def __post_init__(self) -> None:
@@ -61,7 +64,7 @@ class HFAssisted:
         """The method on this pair."""
         assistant = {
             "num_assistant_tokens": self.num_assistant_tokens,
-            "num_assistant_tokens_schedule": "constant",
+            "num_assistant_tokens_schedule": self.schedule,
             "assistant_confidence_threshold": self.confidence,
         }
         return _HFRunner(pair.target, {}, self.num_assistant_tokens, pair.draft, assistant)
@@ -91,13 +94,23 @@ class HFPromptLookup:
 
 @dataclass(frozen=True)
 class ARFast:
-    """Plain decoding without trees, as fast as this library can: `plain.autoregressive_fast`."""
+    """Plain decoding without trees, as fast as this library can: `plain.autoregressive_fast`.
+
+    Attributes:
+        every: tokens that the host reads at a time where the device feeds itself.
+    """
+
+    every: int = EVERY
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every is {self.every}; read at least 1 token at a time.")
 
     def runner(self, pair: Pair, instrument: Instrument) -> Runner:
         """The method on this pair; it has no sessions to instrument."""
 
         def run(prompt_ids: Sequence[int], **request: Any) -> Completed:
-            out = autoregressive_fast(pair.target, prompt_ids, **request)
+            out = autoregressive_fast(pair.target, prompt_ids, every=self.every, **request)
             entries = len(prompt_ids) + len(out.tokens) - 1
             return Completed(out.tokens, len(out.tokens), None, out.finish_reason, entries)
 
@@ -113,18 +126,23 @@ class StreamingLLM:
         sinks: first entries of the text, which are never evicted.
         block: entries freed at least by an eviction; None is a sixteenth of the cache.
         length: K of the chain.
+        draft: "full": the draft reads the whole text; "streaming": its cache is bounded in the same way.
     """
 
     cache: int = 1024
     sinks: int = 4
     block: int | None = None
     length: int = 4
+    draft: Literal["full", "streaming"] = "full"
 
     def runner(self, pair: Pair, instrument: Instrument) -> Runner:
         """The method on this pair."""
-        target = instrument(StreamingModel(pair.target, self.cache, self.sinks, self.block), "target")
-        drafter = Chain(instrument(pair.draft, "draft"), self.length)
-        return DrafterRunner(target, drafter, cache_limit=self.cache, count=_evictions)
+        target = instrument(self._bounded(pair.target), "target")
+        draft = instrument(self._bounded(pair.draft) if self.draft == "streaming" else pair.draft, "draft")
+        return DrafterRunner(target, Chain(draft, self.length), cache_limit=self.cache, count=_evictions)
+
+    def _bounded(self, model: HFModel) -> StreamingModel:
+        return StreamingModel(model, self.cache, self.sinks, self.block)
 
 
 def _evictions(session: StreamingSession) -> dict[str, int]:
@@ -161,10 +179,7 @@ class _HFRunner:
                 stack.enter_context(lent_configuration(self.draft.model, assistant))
                 extra["assistant_model"] = self.draft.model
             stack.enter_context(torch.inference_mode())  # as this library's forwards run; less than no_grad
-            drawing, devices = not sampling.greedy, [self.target.device] if self.target.device.type == "cuda" else []
-            stack.enter_context(torch.random.fork_rng(devices, enabled=drawing))  # `generate` samples from torch's own
-            if drawing:
-                torch.manual_seed(seed)
+            stack.enter_context(_seeded(self.target.device, sampling, seed))
             # Without a mask transformers would take prompt tokens equal to the padding id for padding.
             out = self.target.model.generate(ids, attention_mask=torch.ones_like(ids), streamer=relay, **extra)
         tokens = _cut(out[0, len(prompt_ids) :].tolist(), max_new_tokens, eos_token_ids)
@@ -217,3 +232,14 @@ def lent_configuration(model: Any, configuration: GenerationConfig) -> Iterator[
     finally:
         model.generation_config = own
         logging.set_verbosity(level)
+
+
+@contextlib.contextmanager
+def _seeded(device: torch.device, sampling: Sampling, seed: int) -> Iterator[None]:
+    """Seed torch's global generator, which `generate` samples from, and put its state back afterwards."""
+    if sampling.greedy:
+        yield
+        return
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
