@@ -7,6 +7,7 @@ import torch
 from transformers import GenerationConfig
 
 from dynatree_lib.measure.methods import METHODS, variant
+from dynatree_lib.measure.streaming import StreamingModel
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import Sampling
@@ -112,3 +113,6 @@ def test_streaming_counts_what_it_evicts(pair):
     assert (wide.counters["evictions"], wide.counters["evicted_entries"]) == (0, 0)
     bounded = go(pair, "streaming-llm:cache=32,draft=streaming", prompt(20), budget=60)
     assert len(bounded.tokens) == 60
+    runners = {name: variant(f"streaming-llm:cache=32,draft={name}").runner(pair) for name in ("full", "streaming")}
+    assert runners["full"].drafter.draft is pair.draft
+    assert isinstance(runners["streaming"].drafter.draft, StreamingModel)
