@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,15 @@ def data_path(*parts: str) -> Path:
         f"{name} was found neither inside the installed package ({candidates[0]}) nor next to it in a checkout "
         f"({candidates[1]}). Install dynatree_lib from a wheel that carries its data, or run from a full checkout."
     )
+
+
+def cache_folder() -> Path:
+    """Return the folder for what is downloaded or made once: $DYNATREE_CACHE, or `dynatree` in the user's cache folder.
+
+    Everything in it can be deleted and is made again.
+    """
+    own = os.environ.get("DYNATREE_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dynatree"
 
 
 @contextmanager

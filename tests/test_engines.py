@@ -8,7 +8,8 @@ import torch
 from models import CONTEXT, noisy_copy, prompt, random_model, raw_model
 
 from dynatree_lib import Chain, FixedTree, Sampling, autoregressive, generate, load_pair
-from dynatree_lib.fast.gpt_neox import PackedGPTNeoX, packed
+from dynatree_lib.fast.gpt_neox import PackedGPTNeoX
+from dynatree_lib.fast.products import packed
 from dynatree_lib.masks import additive, ancestor_matrix, laid_out
 from dynatree_lib.models import engines
 from dynatree_lib.models.cache import TreeCache
@@ -41,6 +42,11 @@ def scored(model: HFModel) -> torch.Tensor:
         ("lean", "gpt_neox", torch.float32, 1e-3),
         ("packed", "gpt_neox", torch.float32, 1e-3),
         pytest.param("packed", "gpt_neox", torch.bfloat16, 0.3, marks=NEEDS_BFLOAT16),
+        *(("packed", kind, torch.float32, 1e-3) for kind in ("llama", "qwen2", "qwen3")),
+        *(
+            pytest.param("packed", kind, torch.bfloat16, 0.3, marks=NEEDS_BFLOAT16)
+            for kind in ("llama", "qwen2", "qwen3")
+        ),
     ],
 )
 def test_an_engine_gives_the_models_own_logits(engine, kind, dtype, close):
@@ -55,10 +61,11 @@ def test_auto_takes_the_fastest_that_serves():
         (kind, dtype): HFModel(raw_model(kind, dtype=dtype)).engine.name
         for kind, dtype in (
             ("gpt_neox", torch.float32), ("gpt_neox", torch.float64), ("gpt_neox-serial", torch.float32),
-            ("llama", torch.float32),
+            ("llama", torch.float32), ("llama", torch.float64), ("mistral-window", torch.float32),
+            ("gpt2", torch.float32),
         )
     }  # fmt: skip
-    assert list(names.values()) == ["packed", "lean", "lean", "eager"]
+    assert list(names.values()) == ["packed", "lean", "lean", "packed", "eager", "eager", "eager"]
     assert HFModel(raw_model("gpt_neox", attention="eager", dtype=torch.float32)).engine.name == "eager"
 
 
@@ -106,15 +113,18 @@ def test_texts_are_the_same_whatever_runs_the_forwards(engine):
         assert generate(other.target, ids, drafter, max_new_tokens=40).tokens == text
 
 
-def test_a_batch_of_rows_is_scored_as_its_sequences_alone():
-    model = random_model("gpt_neox")
+@pytest.mark.parametrize(
+    ("kind", "dtype", "close"), [("gpt_neox", torch.float64, 1e-12), ("llama", torch.float32, 1e-4)]
+)
+def test_a_batch_of_rows_is_scored_as_its_sequences_alone(kind, dtype, close):
+    model = random_model(kind, dtype=dtype)
     ids = torch.stack([prompt(6, seed)[0] for seed in (1, 2, 3)])
-    mask = additive(np.tri(6, dtype=bool), torch.float64)[None, None]
+    mask = additive(np.tri(6, dtype=bool), dtype)[None, None]
     places = torch.arange(6)[None]
     with torch.inference_mode():
         together = model.engine(ids, places.expand(3, -1), mask, TreeCache(model.layers), 6)
         apart = [model.engine(one[None], places, mask, TreeCache(model.layers), 6) for one in ids]
-    torch.testing.assert_close(together, torch.cat(apart), rtol=0, atol=1e-12)
+    torch.testing.assert_close(together, torch.cat(apart), rtol=0, atol=close)
 
 
 # --------------------------------------------------------------------------------------------------------- the cache

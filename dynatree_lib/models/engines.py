@@ -32,7 +32,7 @@ class Engine(Protocol):
     serves: ClassVar[str]
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> Self | None:
+    def of(cls, model: PreTrainedModel) -> Engine | None:
         """The engine of this model, or None where it cannot run it."""
         ...
 

@@ -1,0 +1,232 @@
+"""Text of a chat model for its draft to learn from: prompts of many kinds, and the model's own answers to them.
+
+A draft is asked about nothing but its target's answers, so they are what it learns from. Prompts come from data sets
+and from the target itself, which writes user turns. Answers are kept in numbered files, each written whole, so that a
+stopped run loses at most one.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..models.cache import TreeCache
+from ..models.huggingface import HFModel
+from ..paths import whole_file
+from ..workloads import read_rows
+
+LONGEST_PROMPT = 640
+"""Tokens; a passage is cut before it comes to more."""
+TOP = 16
+"""Most probable next tokens of the target that are kept with every token of an answer."""
+LANGUAGES = ("German", "French", "Spanish", "Italian")
+STORIES = (
+    "Write a short story about {}.",
+    "Write a blog post about {} with three highlights.",
+    "Imagine you are {}. Introduce yourself to me.",
+    "Explain {} to a ten-year-old child.",
+    "What are the most important facts about {}?",
+    "Write an email to a friend about {}.",
+)
+CODE = ("{}", "{} Use Python.", "{} Explain how your code works.", "Python task: {} Add two tests.")
+QUESTIONS = (
+    "{passage}\n\nQuestion: What does the text say about {title}?",
+    "{passage}\n\nExtract the names, places and dates of the text as a list.",
+    "{passage}\n\nAnswer with the help of the text: why is {title} notable?",
+)
+
+
+@dataclass
+class Answer:
+    """The target's text after a prompt, and what it would have said at each of its places.
+
+    Attributes:
+        tokens: n ids.
+        top: n arrays (`TOP`,) of the most probable ids at each place, the likeliest first.
+        shares: their probabilities at temperature 1.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    top: list[np.ndarray] = field(default_factory=list)
+    shares: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prompt: its kind of task, and its token ids with the chat template."""
+
+    kind: str
+    ids: tuple[int, ...]
+
+
+def passages(text: str) -> Iterator[tuple[str, str]]:
+    """Yield title and text of every paragraph of WikiText with 60 to 300 words, its spaced punctuation mended."""
+    title = ""
+    for line in text.splitlines():
+        heading = re.fullmatch(r" = ([^=].*[^=]) = ?", line)
+        if heading:
+            title = heading[1]
+        elif title and 60 <= line.count(" ") <= 300:
+            mended = re.sub(r" @(.)@ ", r"\1", line.strip())
+            mended = re.sub(r" ([,.;:!?%)\]]|'s|n't)(?= |$)", r"\1", mended)
+            yield title, re.sub(r"([(\[]) ", r"\1", mended)
+
+
+def requests(data: Path) -> list[tuple[str, str]]:
+    """List kind and text of the user's turn for every prompt that the data sets in `data` give.
+
+    GSM8K's training questions, MBPP's training tasks, templates over the paragraphs of WikiText-2's validation part.
+    """
+    out = [("math", row["question"]) for row in read_rows("gsm8k", "train", data / "gsm8k")[0]]
+    tasks = [row for row in read_rows("mbpp", "train", data / "mbpp")[0] if 601 <= row["task_id"] <= 974]
+    out += [("code", template.format(row["text"].strip())) for template in CODE for row in tasks]
+    text = (data / "wikitext-2-raw" / "wiki.valid.raw").read_text(encoding="utf-8")
+    for number, (title, passage) in enumerate(passages(text)):
+        out.append(("summary", f"Summarize: {passage}"))
+        out.append(("rag", QUESTIONS[number % len(QUESTIONS)].format(passage=passage, title=title)))
+        for place, sentence in enumerate(re.split(r"(?<=[.!?]) (?=[A-Z])", passage)[:3]):
+            language = LANGUAGES[(number + place) % len(LANGUAGES)]
+            out.append(("translation", f"Translate English to {language}: {sentence}"))
+        out.append(("story", STORIES[number % len(STORIES)].format(title)))
+    return out
+
+
+@torch.inference_mode()
+def continued(
+    model: HFModel, prompts: Sequence[Sequence[int]], temperatures: Sequence[float], limit: int, random: torch.Generator
+) -> list[Answer]:
+    """Continue prompts in one batch until their end of text, which is part of the text, or `limit` tokens.
+
+    Args:
+        model: with an engine that takes batches; its logits past `vocab_size` are not looked at.
+        prompts: token ids of each.
+        temperatures: of each; 0 is greedy.
+        limit: tokens of an answer.
+        random: draws the sampled tokens.
+    """
+    longest, ends = max(map(len, prompts)), torch.tensor(model.eos_token_ids)
+    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    padding = torch.tensor([longest - len(prompt) for prompt in prompts])
+    heat, rows = torch.tensor(temperatures, dtype=torch.float32), torch.arange(len(prompts))
+    lowest = torch.finfo(model.dtype).min
+    cache, out = TreeCache(model.layers, limit), [Answer() for _ in prompts]
+    columns = torch.arange(longest + limit)
+    hidden = torch.zeros(len(prompts), longest + limit, dtype=model.dtype)
+    hidden = hidden.masked_fill(columns < padding[:, None], lowest)[:, None, None]  # (B, 1, 1, columns)
+    causal = torch.full((longest, longest), lowest, dtype=model.dtype).triu(1)
+    mask = torch.maximum(hidden[..., :longest] + causal, torch.tensor(lowest, dtype=model.dtype))
+    mask[..., torch.arange(longest), torch.arange(longest)] = 0  # a row of padding sees itself, so that nothing is NaN
+    positions = (torch.arange(longest) - padding[:, None]).clamp_min(0)
+    for step in range(limit):
+        logits = model.engine(ids, positions, mask, cache, 1)[:, -1, : model.vocab_size].float()
+        drawn = torch.multinomial((logits / heat.clamp_min(1e-6)[:, None]).softmax(-1), 1, generator=random)[:, 0]
+        chosen = torch.where(heat <= 0, logits.argmax(-1), drawn)
+        best = logits.topk(TOP)
+        shares = (best.values - logits.logsumexp(-1, keepdim=True)).exp().numpy().astype(np.float16)
+        top = best.indices.numpy().astype(np.uint16)
+        for place, (row, token) in enumerate(zip(rows.tolist(), chosen.tolist(), strict=True)):
+            out[row].tokens.append(token)
+            out[row].top.append(top[place])
+            out[row].shares.append(shares[place])
+        going = ~torch.isin(chosen, ends)
+        if not going.any():
+            break
+        if not going.all():
+            cache.stores = [store[:, :, going].contiguous() for store in cache.stores]
+            cache._views = {layer: tuple(part.unbind(0)) for layer, part in enumerate(cache.states.unbind(0))}
+            rows, heat, padding, hidden, chosen = (each[going] for each in (rows, heat, padding, hidden, chosen))
+        ids, positions = chosen[:, None], (longest + step - padding)[:, None]
+        mask = hidden[..., : longest + step + 1]
+    return out
+
+
+def write_answers(
+    model: HFModel,
+    asked: Sequence[Asked],
+    folder: Path,
+    *,
+    temperatures: Sequence[float] = (0.0, 1.0, 0.7),
+    batch: int = 48,
+    limit: int = 160,
+    seed: int = 0,
+    log: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Answer all prompts, a file of answers for every few batches; files that are there are not written again.
+
+    Args:
+        model: the target.
+        asked: the prompts; the n-th is answered at the temperature that its number deals.
+        folder: of the files, `answers-0000.npz` and so on.
+        temperatures: dealt out in turn.
+        batch: prompts at a time.
+        limit: most tokens of an answer.
+        seed: of order and draws.
+        log: takes a line of progress.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    order = np.random.default_rng(seed).permutation(len(asked))
+    kinds = sorted({one.kind for one in asked})
+    size = 8 * batch
+    for number, start in enumerate(range(0, len(order), size)):
+        path = folder / f"answers-{number:04d}.npz"
+        if path.is_file():
+            continue
+        begun, members = time.monotonic(), order[start : start + size]
+        members = sorted(members.tolist(), key=lambda member: len(asked[member].ids))  # little padding
+        random = torch.Generator().manual_seed(seed * 1_000_003 + number)
+        heats = {member: temperatures[member % len(temperatures)] for member in members}
+        texts = list[Answer]()
+        for first in range(0, len(members), batch):
+            group = members[first : first + batch]
+            texts += continued(
+                model, [asked[member].ids for member in group], [heats[member] for member in group], limit, random
+            )
+        with whole_file(path) as file:
+            np.savez_compressed(
+                file,
+                prompts=np.concatenate([np.asarray(asked[member].ids, np.uint16) for member in members]),
+                prompt_lengths=np.array([len(asked[member].ids) for member in members], np.uint16),
+                answers=np.concatenate([np.asarray(text.tokens, np.uint16) for text in texts]),
+                answer_lengths=np.array([len(text.tokens) for text in texts], np.uint16),
+                top=np.concatenate([np.stack(text.top) for text in texts]),
+                shares=np.concatenate([np.stack(text.shares) for text in texts]),
+                temperatures=np.array([heats[member] for member in members], np.float32),
+                kinds=np.array([kinds.index(asked[member].kind) for member in members], np.uint8),
+                names=np.array(kinds),
+            )
+        tokens, seconds = sum(len(text.tokens) for text in texts), time.monotonic() - begun
+        log(f"{path.name}: {tokens:,} tokens, {tokens / seconds:.0f} tokens/s")
+
+
+def ask(tokenizer: Any, turns: Iterable[tuple[str, str]], longest: int = LONGEST_PROMPT) -> list[Asked]:
+    """Put each user's turn, given with its kind, into the chat template; turns of more than `longest` tokens are left
+    out."""
+    out = []
+    for kind, text in turns:
+        messages = [{"role": "user", "content": text}]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        if len(ids) <= longest:
+            out.append(Asked(kind, tuple(ids)))
+    return out
+
+
+def written_turns(
+    model: HFModel, tokenizer: Any, count: int, seed: int, batch: int = 64, limit: int = 96
+) -> list[tuple[str, str]]:
+    """Let the target write user turns, at temperature 1 after the beginning of one; unfinished ones are left out."""
+    begin = tokenizer.apply_chat_template([{"role": "user", "content": "X"}])["input_ids"]
+    spot = max(place for place, token in enumerate(begin) if tokenizer.decode([token]) == "X")
+    random, out = torch.Generator().manual_seed(seed), list[tuple[str, str]]()
+    while len(out) < count:
+        for answer in continued(model, [begin[:spot]] * batch, [1.0] * batch, limit, random):
+            text = tokenizer.decode(answer.tokens, skip_special_tokens=True).strip()
+            if answer.tokens[-1] in model.eos_token_ids and len(text.split()) >= 3:
+                out.append(("own", text))
+    return out[:count]
