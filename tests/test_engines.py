@@ -1,6 +1,7 @@
 """Engines: transformers' own forward, the lean one and the packed one give the same logits; which is chosen when."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from models import CONTEXT, noisy_copy, prompt, random_model, raw_model
 
 from dynatree_lib import Chain, FixedTree, Sampling, autoregressive, generate, load_pair
+from dynatree_lib.fast import compiled, kernels, native
 from dynatree_lib.fast.gpt_neox import PackedGPTNeoX
 from dynatree_lib.fast.products import packed
 from dynatree_lib.masks import additive, ancestor_matrix, laid_out
@@ -19,6 +21,7 @@ TREE = [-1, 0, 0, 1, 1, 3, 2]
 NEEDS_BFLOAT16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 on this CPU"
 )
+NEEDS_AVX512_BFLOAT16 = pytest.mark.skipif(not kernels.BFLOAT16, reason="this CPU does not multiply in bfloat16")
 
 
 def scored(model: HFModel) -> torch.Tensor:
@@ -47,13 +50,22 @@ def scored(model: HFModel) -> torch.Tensor:
             pytest.param("packed", kind, torch.bfloat16, 0.3, marks=NEEDS_BFLOAT16)
             for kind in ("llama", "qwen2", "qwen3")
         ),
+        *(
+            ("linears", kind, torch.float32, 1e-3)
+            for kind in ("gpt2", "opt", "phi3", "olmo2", "falcon", "mistral-window")
+        ),
+        pytest.param("linears", "gpt2", torch.bfloat16, 0.3, marks=NEEDS_BFLOAT16),
+        *(("compiled", kind, torch.float32, 1e-3) for kind in ("llama", "qwen2", "qwen3")),
+        pytest.param("compiled", "llama", torch.bfloat16, 0.3, marks=NEEDS_AVX512_BFLOAT16),
     ],
 )
 def test_an_engine_gives_the_models_own_logits(engine, kind, dtype, close):
     raw = raw_model(kind, dtype=dtype)
     made = HFModel(raw, engine=engine)
     assert made.engine.name == engine
-    torch.testing.assert_close(scored(made), scored(HFModel(raw, engine="eager")), rtol=0, atol=close)
+    torch.testing.assert_close(
+        scored(made), scored(HFModel(raw, engine="eager")), rtol=0, atol=close, check_dtype=False
+    )
 
 
 def test_auto_takes_the_fastest_that_serves():
@@ -65,8 +77,8 @@ def test_auto_takes_the_fastest_that_serves():
             ("gpt2", torch.float32),
         )
     }  # fmt: skip
-    assert list(names.values()) == ["packed", "lean", "lean", "packed", "eager", "eager", "eager"]
-    assert HFModel(raw_model("gpt_neox", attention="eager", dtype=torch.float32)).engine.name == "eager"
+    assert list(names.values()) == ["packed", "lean", "lean", "compiled", "eager", "linears", "linears"]
+    assert HFModel(raw_model("gpt_neox", attention="eager", dtype=torch.float32)).engine.name == "linears"
 
 
 def test_auto_does_not_copy_large_weights(monkeypatch):
@@ -81,8 +93,56 @@ def test_without_onednn_there_is_no_packed_engine(monkeypatch):
     assert HFModel(raw_model("gpt_neox", dtype=torch.float32)).engine.name == "lean"
 
 
+def test_without_numba_the_packed_engine_serves(monkeypatch):
+    monkeypatch.setattr(compiled, "find_spec", lambda name: None)
+    assert HFModel(raw_model("llama", dtype=torch.float32)).engine.name == "packed"
+    with pytest.raises(ValueError, match="where numba is installed"):
+        HFModel(raw_model("llama", dtype=torch.float32), engine="compiled")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_compiled_forwards_are_the_same_on_any_number_of_threads_and_in_any_order(threads):
+    """Forwards of 1 to 64 tokens behind texts of several lengths, each of a chain and of a random tree."""
+    raw, before = raw_model("qwen3", dtype=torch.float32), torch.get_num_threads()
+    own, other = HFModel(raw, engine="compiled"), HFModel(raw, engine="eager")
+    random = np.random.default_rng(threads)
+    torch.set_num_threads(threads)
+    try:
+        for count in random.permutation([1, 2, 7, 8, 9, 16, 17, 33, native.FEW, native.FEW + 1]).tolist():
+            text = prompt(int(random.integers(1, 200)), count)[0].tolist()
+            tokens = random.integers(0, 97, count)
+            parents = [-1, *(int(random.integers(-1, node)) for node in range(1, count))]
+            found, expected = (scores_after(model, text, tokens, parents) for model in (own, other))
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+    finally:
+        torch.set_num_threads(before)
+
+
+def scores_after(model, text, tokens, parents):
+    session = model.session()
+    session.start(text)
+    return session.score(tokens, parents, Sampling()).logits
+
+
+def test_two_texts_at_once_do_not_disturb_each_other():
+    """The threads of a team serve one forward at a time."""
+    model = HFModel(raw_model("llama", dtype=torch.float32), engine="compiled")
+    expected = [autoregressive(model, prompt(size), max_new_tokens=60).tokens for size in (5, 9)]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda size: autoregressive(model, prompt(size), max_new_tokens=60).tokens, (5, 9)))
+    assert found == expected
+
+
 @pytest.mark.parametrize(
-    ("engine", "kind"), [("packed", "llama"), ("lean", "gpt2"), ("packed", "gpt_neox"), ("packed", "gpt_neox-serial")]
+    ("engine", "kind"),
+    [
+        ("packed", "llama"),
+        ("compiled", "llama"),
+        ("compiled", "gpt2"),
+        ("lean", "gpt2"),
+        ("packed", "gpt_neox"),
+        ("packed", "gpt_neox-serial"),
+    ],
 )
 def test_an_engine_that_cannot_serve_is_refused(engine, kind):
     with pytest.raises(ValueError, match=f"Engine '{engine}' cannot run this {kind[:4]}.*engine='auto'"):
@@ -90,7 +150,7 @@ def test_an_engine_that_cannot_serve_is_refused(engine, kind):
 
 
 def test_an_unknown_engine_is_refused_before_any_work():
-    with pytest.raises(ValueError, match="engine is 'fast'; choose from auto, eager, lean, packed"):
+    with pytest.raises(ValueError, match="engine is 'fast'; choose from auto, eager, linears, lean, packed, compiled"):
         load_pair("tiny", engine="fast")
 
 

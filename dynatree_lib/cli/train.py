@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..paths import cache_folder
+
 if TYPE_CHECKING:
     from ..training.optimize import Runtime
 
@@ -25,8 +27,9 @@ def main(args: argparse.Namespace) -> int:
     """
     import transformers
 
+    from ..training.draft import open_draft_training, train_draft
     from ..training.pipeline import open_training, train_pair
-    from ..training.recipe import load_recipe
+    from ..training.recipe import DraftRecipe, load_recipe
 
     transformers.utils.logging.disable_progress_bar()
     recipe = load_recipe(args.recipe)
@@ -34,14 +37,22 @@ def main(args: argparse.Namespace) -> int:
         if value is not None and value <= 0:
             raise ValueError(f"{name} is {value}; give a number above 0, or leave it out for the recipe's own steps.")
     if args.steps is not None:
-        recipe = recipe.rescaled(args.steps / recipe.target.steps, args.steps / recipe.target.steps)
+        recipe = recipe.of_steps(args.steps)
     begun = time.monotonic()
 
     def log(line: str) -> None:
         sys.stderr.write(f"[{(time.monotonic() - begun) / 60:6.1f} min] {line}\n")
         sys.stderr.flush()
 
-    work, out = args.work or Path("outputs/train") / recipe.name, args.out or Path("data") / recipe.name
+    out = args.out or Path("data") / recipe.name
+    if isinstance(recipe, DraftRecipe):
+        work = args.work or cache_folder() / "training" / recipe.name
+        train_draft(
+            open_draft_training(recipe, args.data, work, out, _runtime(args), log, args.force), args.max_minutes
+        )
+        log(f"the draft is in {out}")
+        return 0
+    work = args.work or Path("outputs/train") / recipe.name
     training = open_training(recipe, args.data, work, out, _runtime(args), log, args.resume, args.force)
     train_pair(training, args.max_minutes)
     log(f"the pair is in {out}")

@@ -50,6 +50,7 @@ class TreeBuilder:
         state: the state of the text, a `DraftState`.
         sampling: the target's.
         highest: largest token id the draft knows.
+        drafted: (K,) ids of the tokens that the draft's logits are of, or None for all.
         distributions: what sampled children were drawn from; None before the first.
         tokens, parents, logprobs, draws: (n,) as in `TokenTree`.
         cumulative: (n,) float64 draft log-probability of the path to each node.
@@ -67,6 +68,7 @@ class TreeBuilder:
         self.state = state
         self.sampling = sampling
         self.highest = highest
+        self.drafted = state.session.drafted
         self.distributions: DraftDistributions | None = None
         self._columns = {name: np.empty(CAPACITY, dtype) for name, dtype in COLUMNS.items()}
         self._write(0, [state.root], [ROOT], [0.0], [0.0], [-1], [POINT])
@@ -107,7 +109,7 @@ class TreeBuilder:
         tokens, logprobs, sharp = most_probable(self.logits(frontier), breadth, sharpness)
         if np.isnan(logprobs[:, 0]).any():
             raise ValueError(bad_logits(self.state.session.owner, int(frontier[np.isnan(logprobs[:, 0])][0])))
-        return tokens, logprobs, sharp
+        return self._named(tokens), logprobs, sharp
 
     def sample(
         self, frontier: np.ndarray, logits: torch.Tensor, counts: np.ndarray, draw: Draw, sampling: Sampling
@@ -136,12 +138,22 @@ class TreeBuilder:
         self.distributions = self.distributions or DraftDistributions(self.state.session.owner)
         children: list[tuple[int, int, int]] = []
         for index, (node, count) in enumerate(zip(frontier.tolist(), counts.tolist(), strict=True)):
-            self.distributions.record(node, distributions[index])
+            self.distributions.record(node, self._spread(distributions[index]))
             how = "top" if sampling.greedy else draw
             children += [(index, *child) for child in _children(distributions[index], count, how, self.state.random)]
         indices, tokens, draws = np.array(children, np.int64).reshape(-1, 3).T
         logprobs = plain[torch.from_numpy(indices), torch.from_numpy(tokens)]
-        return indices, tokens, logprobs.double().numpy(), draws.astype(np.uint8)
+        return indices, self._named(tokens), logprobs.double().numpy(), draws.astype(np.uint8)
+
+    def _named(self, tokens: np.ndarray) -> np.ndarray:
+        """Ids of tokens that are numbered as the draft's logits."""
+        return tokens if self.drafted is None else self.drafted[tokens]
+
+    def _spread(self, distribution: torch.Tensor) -> torch.Tensor:
+        """(V,) distribution of one over the draft's logits."""
+        if self.drafted is None:
+            return distribution
+        return distribution.new_zeros(self.highest + 1).index_copy_(0, torch.from_numpy(self.drafted), distribution)
 
     def add(
         self, parents: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, draws: np.ndarray | int = POINT

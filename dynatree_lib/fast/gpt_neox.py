@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch.nn import functional
@@ -45,8 +45,8 @@ class LeanGPTNeoX:
     """
 
     name = "lean"
-    copies_weights = False
-    serves = "GPT-NeoX models with sdpa attention on one device"
+    copies_weights: ClassVar[bool] = False
+    serves: ClassVar[str] = "GPT-NeoX models with sdpa attention on one device"
 
     def __init__(self, model: GPTNeoXForCausalLM) -> None:
         core, config = model.gpt_neox, model.config
@@ -134,8 +134,8 @@ class PackedGPTNeoX(LeanGPTNeoX):
     """
 
     name = "packed"
-    copies_weights = True
-    serves = (
+    copies_weights: ClassVar[bool] = True
+    serves: ClassVar[str] = (
         "GPT-NeoX models with sdpa attention and parallel residuals, in float32 or bfloat16 on a CPU whose torch has "
         "oneDNN"
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch.nn import functional
@@ -22,6 +22,14 @@ from .products import packed, packs
 FAMILY = ("llama", "qwen2", "qwen3", "mistral")
 FEW = 64
 """Tokens of a forward up to which attention is two batched products; for more, torch's fused kernel is faster."""
+
+
+def serves_family(model: PreTrainedModel) -> bool:
+    """Return whether a model is of the Llama family, with sdpa attention and no sliding windows."""
+    config = model.config
+    windows = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    windows = windows or (config.model_type == "mistral" and config.sliding_window is not None)
+    return config.model_type in FAMILY and config._attn_implementation == "sdpa" and not windows
 
 
 class PackedLlama:
@@ -35,8 +43,10 @@ class PackedLlama:
     """
 
     name = "packed"
-    copies_weights = True
-    serves = "Llama, Qwen2, Qwen3 and Mistral models in float32 or bfloat16 on a CPU whose torch has oneDNN"
+    copies_weights: ClassVar[bool] = True
+    serves: ClassVar[str] = (
+        "Llama, Qwen2, Qwen3 and Mistral models in float32 or bfloat16 on a CPU whose torch has oneDNN"
+    )
 
     @torch.no_grad()
     def __init__(self, model: Any) -> None:
@@ -61,11 +71,7 @@ class PackedLlama:
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
         """Make the packed forward of a model, or None where the model has none."""
-        config = model.config
-        windows = "sliding_attention" in (getattr(config, "layer_types", None) or ())
-        windows = windows or (config.model_type == "mistral" and config.sliding_window is not None)
-        serves = config.model_type in FAMILY and config._attn_implementation == "sdpa" and not windows
-        return cls(model) if serves and packs(model) else None
+        return cls(model) if serves_family(model) and packs(model) else None
 
     def _fold(self, norm: Any, *weights: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Scale of a norm, and the matrices after it joined; the scale is None where the matrices have it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from transformers import PreTrainedModel
 
 from ..models.engines import Engine
@@ -15,8 +17,8 @@ class Packed:
     """Chooses among the packed forwards; see them for what each does."""
 
     name = "packed"
-    copies_weights = True
-    serves = "; ".join(kind.serves for kind in KINDS)
+    copies_weights: ClassVar[bool] = True
+    serves: ClassVar[str] = "; ".join(kind.serves for kind in KINDS)
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Engine | None:

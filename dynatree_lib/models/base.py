@@ -43,8 +43,11 @@ class Session(ABC):
 
     `length` is the number of committed KV entries, `position` the position of the next token; they differ where
     entries were evicted. Queued tokens count in `position` and not in `length` until the next `score` reads them.
-    `forwards` and `scored` count the calls of `score` and the nodes in them since `start`.
+    `forwards` and `scored` count the calls of `score` and the nodes in them since `start`. `drafted` holds the (K,) ids
+    of the tokens that the logits are of, ascending, for a model that drafts these alone; None for all V.
     """
+
+    drafted: np.ndarray | None = None
 
     def __init__(self, owner: str) -> None:
         self.owner = owner

@@ -55,6 +55,16 @@ class TreeCache(Cache):
             self.size = end
         return keys[:, :, :end], values[:, :, :end]
 
+    def room_for(self, like: torch.Tensor, heads: int, width: int, count: int) -> tuple[int, torch.Tensor]:
+        """Allocate what `count` further entries of (heads, width) states need, with the dtype and device of `like`.
+
+        Returns:
+            entries in use, and the store of a model on one device, for a caller that writes the states itself and
+            then sets `size`.
+        """
+        self._reserve(like.new_empty(1, heads, 0, width), self.size + count)
+        return self.size, self.states
+
     def _reserve(self, like: torch.Tensor, end: int) -> None:
         """Allocate stores for `end` entries, where there are none or they are too small."""
         if not self.stores:

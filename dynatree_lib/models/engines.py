@@ -39,7 +39,7 @@ class Engine(Protocol):
     def __call__(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Any, keep: int
     ) -> torch.Tensor:
-        """(B, keep, V) logits of the last `keep` of n tokens of B sequences.
+        """(B, keep, V) logits, in the weights' dtype or float32, of the last `keep` of n tokens of B sequences.
 
         Args:
             ids: (B, n) int64 token ids.
@@ -56,8 +56,8 @@ class Eager:
     """transformers' own forward."""
 
     name = "eager"
-    copies_weights = False
-    serves = "every model"
+    copies_weights: ClassVar[bool] = False
+    serves: ClassVar[str] = "every model"
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model

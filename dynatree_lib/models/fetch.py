@@ -7,7 +7,9 @@ this library and their peers load one and the same model.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import shutil
 import subprocess
@@ -179,7 +181,8 @@ def dequantise(spec: Packaged, folder: Path) -> None:
     logging.disable_progress_bar()
     try:
         AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(folder)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that no setting hides
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
         config = model.config
         if hasattr(config, "quantization_config"):  # save_pretrained refuses a model that still calls itself quantised
             del config.quantization_config

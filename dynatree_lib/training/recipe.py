@@ -107,9 +107,67 @@ class Recipe:
         """Return the same recipe with the steps of both models multiplied, as `ModelRecipe.rescaled`."""
         return replace(self, target=self.target.rescaled(target), draft=self.draft.rescaled(draft))
 
+    def of_steps(self, steps: int) -> Recipe:
+        """Return the same recipe with so many steps of the target, and the draft's in proportion."""
+        return self.rescaled(steps / self.target.steps, steps / self.target.steps)
+
     def as_json(self) -> dict[str, Any]:
         """Return plain lists, dicts and numbers; `from_json` reads them back."""
         return json.loads(json.dumps(asdict(self)))
+
+
+@dataclass(frozen=True)
+class DraftRecipe:
+    """A draft for a model that exists: some of its layers, trained on its own answers.
+
+    Attributes:
+        name, about, seed: of the recipe.
+        target: name of a packaged model (`models.fetch.PACKAGED`).
+        layers: numbers of the target's layers that the draft begins with.
+        tokens: most frequent tokens that it drafts.
+        variation: weight of the total variation distance in the loss.
+        own_turns: user turns that the target writes itself, besides those that data sets and templates give.
+        temperatures: of the answers, dealt out in turn; 0 is greedy.
+        limit: tokens of an answer.
+        batch: prompts answered at a time.
+        draft: the optimization; its phases count texts, and `length` is their mean number of tokens.
+    """
+
+    name: str
+    about: str
+    seed: int
+    target: str
+    layers: tuple[int, ...]
+    tokens: int
+    variation: float
+    own_turns: int
+    temperatures: tuple[float, ...]
+    limit: int
+    batch: int
+    draft: ModelRecipe
+
+    def of_steps(self, steps: int) -> DraftRecipe:
+        """Return the same recipe with so many steps."""
+        return replace(self, draft=self.draft.rescaled(steps / self.draft.steps))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain lists, dicts and numbers; `draft_from_json` reads them back."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+def draft_from_json(values: dict[str, Any]) -> DraftRecipe:
+    """Check and build a draft's recipe; ValueError names an entry that is unknown, missing or out of range."""
+    own = dict(values.get("draft", {}))
+    phases = tuple(_build(Phase, phase, "draft.phases") for phase in own.get("phases", ()))
+    draft = _build(ModelRecipe, {"shape": {}, **own, "phases": phases}, "draft")
+    require(phases, "The recipe's draft has no phases; give at least one.")
+    lists = {key: tuple(values.get(key, ())) for key in ("layers", "temperatures")}
+    recipe = _build(DraftRecipe, {**values, **lists, "draft": draft}, "top level")
+    require(recipe.layers and recipe.temperatures, "The recipe names no layers or no temperatures; give both.")
+    require(0 <= recipe.variation < 1, f"variation is {recipe.variation}; it is a weight within [0, 1).")
+    for key in ("tokens", "limit", "batch"):
+        require(getattr(recipe, key) > 0, f"{key} is {getattr(recipe, key)}; give a number above 0.")
+    return recipe
 
 
 def _build(kind: type[T], values: dict[str, Any], where: str) -> T:
@@ -154,7 +212,7 @@ def from_json(values: dict[str, Any]) -> Recipe:
     return recipe
 
 
-def load_recipe(name: str) -> Recipe:
+def load_recipe(name: str) -> Recipe | DraftRecipe:
     """Load a recipe by the name of a file in data/recipes or by path.
 
     Raises:
@@ -164,4 +222,5 @@ def load_recipe(name: str) -> Recipe:
     path = Path(name) if name.endswith(".json") else folder / f"{name}.json"
     known = ", ".join(sorted(entry.stem for entry in folder.glob("*.json")))
     require(path.is_file(), f"There is no recipe '{name}'. Known recipes: {known}; or give the path of a .json file.")
-    return from_json(json.loads(path.read_text(encoding="utf-8")))
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return draft_from_json(values) if "layers" in values else from_json(values)

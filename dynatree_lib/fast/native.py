@@ -1,0 +1,192 @@
+"""A whole forward of few tokens of a Llama-family model in one call of machine code (`kernels`)."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import threading
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from ..models.engines import Eager
+from . import kernels
+
+FEW = 64
+"""Tokens of a forward up to which this engine runs it; more run in transformers' own forward."""
+ALIGNMENT = 64
+
+
+class Team:
+    """The threads that run forwards of one dtype together: the caller's and `threads - 1` that sleep in between."""
+
+    def __init__(self, threads: int, half: bool) -> None:
+        self.threads, self.half = threads, half
+        self.job = np.zeros(kernels.FIELDS, np.int64)
+        self.counter = np.zeros(32, np.int64)
+        self.semaphores = np.zeros((threads, 16), np.int64)  # a sem_t takes at most 128 bytes
+        self.signals = self.semaphores.ctypes.data + 128 * np.arange(threads)
+        self.lock = threading.Lock()
+        library = ctypes.CDLL(None)
+        for thread in range(1, threads):
+            library.sem_init(ctypes.c_void_p(int(self.signals[thread])), 0, 0)
+            arguments = self.job, thread, threads, half, int(self.signals[thread])
+            threading.Thread(target=kernels.serve, args=arguments, daemon=True).start()
+
+    def run(self, job: np.ndarray) -> None:
+        """Run one forward; the caller holds the lock."""
+        self.job[:] = job
+        kernels.run(self.job, self.threads, self.half, self.signals)
+
+
+_teams: dict[tuple[int, int, bool], Team] = {}
+
+
+def team(threads: int, half: bool) -> Team:
+    """Return this process's threads for forwards of a dtype."""
+    key = os.getpid(), threads, half  # threads do not survive a fork
+    if key not in _teams:
+        _teams[key] = Team(threads, half)
+    return _teams[key]
+
+
+def blocked(weight: torch.Tensor, half: bool) -> torch.Tensor:
+    """Pack an (out, in) matrix in blocks of `kernels.WIDTH` outputs, the last one filled with zeros."""
+    short = -len(weight) % kernels.WIDTH
+    weight = torch.nn.functional.pad(weight, (0, 0, 0, short)) if short else weight
+    if half:
+        blocks = weight.view(-1, kernels.WIDTH, weight.shape[1] // 2, 2)
+        return blocks.transpose(1, 2).reshape(-1)
+    return weight.view(-1, kernels.WIDTH, weight.shape[1]).transpose(1, 2).reshape(-1)
+
+
+def aligned(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Allocate `count` elements that begin at a cache line."""
+    size = dtype.itemsize
+    raw = torch.empty(count + ALIGNMENT // size, dtype=dtype)
+    skip = -raw.data_ptr() % ALIGNMENT // size
+    return raw[skip : skip + count]
+
+
+class CompiledLlama:
+    """The forward of one model of the Llama family on a CPU, with a packed copy of its weights.
+
+    Args:
+        model: in eval mode, on the CPU, in float32, or in bfloat16 where the processor multiplies in it.
+    """
+
+    name = "compiled"
+    copies_weights: ClassVar[bool] = True
+    serves: ClassVar[str] = "see `compiled.Compiled`"
+
+    @torch.no_grad()
+    def __init__(self, model: Any) -> None:
+        core, config = model.model, model.config
+        self.wide = Eager(model)
+        self.dtype = core.embed_tokens.weight.dtype
+        self.half = self.dtype == torch.bfloat16
+        self.embedding, self.layers = core.embed_tokens.weight, config.num_hidden_layers
+        heads, groups = config.num_attention_heads, config.num_key_value_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        width, mlp, rows = config.hidden_size, config.intermediate_size, len(model.lm_head.weight)
+        across, self.vocab_size = (heads + 2 * groups) * size, rows
+        self.rows = rows + -rows % kernels.WIDTH
+        count = self.layers * width * (across + heads * size + 3 * mlp)
+        self.weights, self.head = aligned(count, self.dtype), aligned(self.rows * width, self.dtype)
+        self.vectors = torch.zeros(self.layers * (2 * width + across + 2 * size) + width)
+        place = 0
+        for index, layer in enumerate(core.layers):
+            attention, part = layer.self_attn, layer.mlp
+            joined = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+            gate, up = (each.weight.view(-1, kernels.WIDTH, width) for each in (part.gate_proj, part.up_proj))
+            grown = torch.stack([gate, up], 1).reshape(-1, width)  # blocks of gate and up in turn
+            for matrix in (joined, attention.o_proj.weight, grown, part.down_proj.weight):
+                packed = blocked(matrix, self.half)
+                self.weights[place : place + len(packed)] = packed
+                place += len(packed)
+            biases = [each.bias for each in (attention.q_proj, attention.k_proj, attention.v_proj)]
+            norms = [getattr(attention, name).weight for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+            vectors = self.vectors[index * (2 * width + across + 2 * size) :]
+            vectors[:width] = layer.input_layernorm.weight
+            vectors[width : width + across] = torch.cat(biases) if biases[0] is not None else 0
+            vectors[width + across : 2 * width + across] = layer.post_attention_layernorm.weight
+            if norms:
+                vectors[2 * width + across : 2 * width + across + 2 * size] = torch.cat(norms)
+        self.vectors[-width:] = core.norm.weight
+        self.head[:] = blocked(model.lm_head.weight, self.half)
+        everywhere = torch.arange(config.max_position_embeddings)[None]
+        cos, sin = core.rotary_emb(torch.zeros(1), everywhere)
+        self.cos, self.sin = (table[0, :, : size // 2].contiguous() for table in (cos, sin))
+        self.hidden, self.qkv = aligned(FEW * width, torch.float32), aligned(FEW * across, torch.float32)
+        self.mixed, self.grown = aligned(FEW * heads * size, torch.float32), aligned(FEW * mlp, torch.float32)
+        self.private = aligned(0, torch.float32)
+        self.width, self.across = width, across
+        job = self.job = np.zeros(kernels.FIELDS, np.int64)
+        job[kernels.LAYERS], job[kernels.SIZE], job[kernels.HEADS] = self.layers, size, heads
+        job[kernels.GROUPS], job[kernels.MLP], job[kernels.WIDTH_OF_HIDDEN] = groups, mlp, width
+        job[kernels.ROWS], job[kernels.HALF], job[kernels.HEAD_NORMS] = self.rows, size // 2, bool(norms)
+        job[kernels.WEIGHTS], job[kernels.VECTOR_WEIGHTS] = self.weights.data_ptr(), self.vectors.data_ptr()
+        job[kernels.HEAD], job[kernels.COS], job[kernels.SIN] = (
+            each.data_ptr() for each in (self.head, self.cos, self.sin)
+        )
+        job[kernels.HIDDEN], job[kernels.QKV] = self.hidden.data_ptr(), self.qkv.data_ptr()
+        job[kernels.MIXED], job[kernels.GROWN] = self.mixed.data_ptr(), self.grown.data_ptr()
+        job[[kernels.EPS, kernels.SCALE]] = np.array([config.rms_norm_eps, 1 / math.sqrt(size)]).view(np.int64)
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Self | None:
+        """Make the compiled forward of a model, or None where it has none."""
+        config: Any = model.config
+        plain = config.hidden_act == "silu" and not getattr(config, "mlp_bias", False)
+        plain = plain and model.model.layers[0].self_attn.o_proj.bias is None
+        dtypes = (torch.float32, torch.bfloat16) if kernels.BFLOAT16 else (torch.float32,)
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        heads, groups = config.num_attention_heads, config.num_key_value_heads
+        widths = config.hidden_size, config.intermediate_size, (heads + 2 * groups) * size
+        fits = all(width % kernels.WIDTH == 0 for width in widths)
+        return cls(model) if plain and fits and model.dtype in dtypes else None
+
+    def __call__(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Any, keep: int
+    ) -> torch.Tensor:
+        """Compute (B, keep, V) logits, float32, as `Engine` says."""
+        batch, count = ids.shape
+        if batch > 1 or count > FEW or not hasattr(cache, "room_for"):
+            return self.wide(ids, positions, mask, cache, keep)
+        members = team(torch.get_num_threads(), self.half)
+        with members.lock:  # one forward at a time: buffers and threads are shared
+            return self._run(members, ids, positions, mask, cache, keep)
+
+    def _run(
+        self,
+        members: Team,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: Any,
+        keep: int,
+    ) -> torch.Tensor:
+        count, job = ids.shape[1], self.job
+        base, store = cache.room_for(self.embedding, job[kernels.GROUPS], job[kernels.SIZE], count)
+        columns = base + count
+        private = 4 * (2 * kernels.TILE * kernels.WIDTH + (columns + 31) // 16 * 16 + FEW * self.width)
+        private = (private + 4095) // 4096 * 4096
+        if len(self.private) * 4 < private * members.threads:
+            self.private = aligned(private * members.threads // 2, torch.float32)  # with space to grow
+        self.hidden[: count * self.width].view(count, self.width).copy_(self.embedding[ids[0]])
+        logits = torch.empty(1, keep, self.rows)
+        if mask is not None:
+            mask = mask.to(self.dtype).contiguous()
+        positions = positions.contiguous()
+        job[kernels.TOKENS], job[kernels.KEEP], job[kernels.BASE], job[kernels.COLUMNS] = count, keep, base, columns
+        job[kernels.CAPACITY], job[kernels.STORE] = store.shape[-2], store.data_ptr()
+        job[kernels.MASK] = 0 if mask is None else mask.data_ptr()
+        job[kernels.POSITIONS], job[kernels.LOGITS] = positions.data_ptr(), logits.data_ptr()
+        job[kernels.PRIVATE], job[kernels.PRIVATE_BYTES] = self.private.data_ptr(), private
+        job[kernels.BARRIER] = members.counter.ctypes.data
+        members.run(job)
+        cache.size = columns
+        return logits[..., : self.vocab_size]

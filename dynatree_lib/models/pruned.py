@@ -1,0 +1,102 @@
+"""Drafts made of a few of their target's layers: made from a target, stored without what the target has, loaded again.
+
+Such a draft shares the target's token table and head. So its folder holds a few megabytes of layers, and in memory the
+tables exist once. Loaded, it is an ordinary model of the target's class, which any library can use as a draft.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..paths import whole_file, write_atomically
+
+LAYERS, WEIGHTS, TOKENS = "layers.json", "layers.safetensors", "tokens.npy"
+"""Files of such a folder: what the draft was made from, its weights, and the tokens that it drafts."""
+
+
+def pruned(target: Any, layers: Sequence[int]) -> Any:
+    """Return a model of some of the target's layers (copied), with its token table and head (shared).
+
+    Args:
+        target: a transformers model whose decoder is `model` with `embed_tokens`, `layers`, `norm` and `rotary_emb`,
+            as in the Llama family.
+        layers: numbers of the target's layers, in the draft's order.
+
+    Raises:
+        ValueError: for a number that the target has no layer of.
+    """
+    outside = [layer for layer in layers if not 0 <= layer < len(target.model.layers)]
+    if outside or not layers:
+        raise ValueError(f"layers is {list(layers)}; the target has layers 0 to {len(target.model.layers) - 1}.")
+    config = copy.deepcopy(target.config)
+    config.num_hidden_layers = len(layers)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[layer] for layer in layers]
+    with torch.device("meta"):
+        draft = type(target)(config)
+    draft.model.embed_tokens, draft.lm_head = target.model.embed_tokens, target.lm_head
+    for name in ("rotary_emb", "norm"):
+        setattr(draft.model, name, copy.deepcopy(getattr(target.model, name)))
+    for place, layer in enumerate(layers):
+        draft.model.layers[place] = copy.deepcopy(target.model.layers[layer])
+        draft.model.layers[place].self_attn.layer_idx = place
+    draft.generation_config = copy.deepcopy(target.generation_config)
+    return draft.eval()
+
+
+def short_head(model: Any, tokens: np.ndarray) -> Any:
+    """Return the same model (weights shared) whose (K,) logits are those of the given tokens alone."""
+    other = copy.copy(model)
+    other._modules = dict(model._modules)
+    rows = model.lm_head.weight.detach()[torch.from_numpy(tokens)]
+    other.lm_head = torch.nn.Linear(rows.shape[1], len(rows), bias=False, device="meta")
+    other.lm_head.weight = torch.nn.Parameter(rows, requires_grad=False)
+    return other
+
+
+def own_weights(draft: Any) -> dict[str, torch.Tensor]:
+    """Return the weights that a pruned draft does not share with its target."""
+    shared = {draft.model.embed_tokens.weight.data_ptr(), draft.lm_head.weight.data_ptr()}
+    return {name: weight for name, weight in draft.state_dict().items() if weight.data_ptr() not in shared}
+
+
+def store_pruned(draft: Any, layers: Sequence[int], tokens: np.ndarray, folder: Path) -> None:
+    """Write a draft's own weights in float16, the layers it was made from, and the (K,) ids of the tokens it drafts."""
+    from safetensors.torch import save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    halves = {name: weight.detach().half().contiguous() for name, weight in own_weights(draft).items()}
+    with whole_file(folder / WEIGHTS) as file:
+        file.write(save(halves))
+    with whole_file(folder / TOKENS) as file:
+        np.save(file, tokens.astype(np.uint16 if tokens.max() < 2**16 else np.int64))
+    write_atomically(folder / LAYERS, json.dumps({"layers": list(layers)}) + "\n")
+
+
+def load_pruned(folder: Path, target: Any) -> tuple[Any, np.ndarray]:
+    """Load a draft that `store_pruned` wrote, in the target's dtype and on its device.
+
+    Returns:
+        the draft, and (K,) int64 ids of the tokens it drafts, ascending.
+
+    Raises:
+        ValueError: where the weights do not fit this target.
+    """
+    from safetensors.torch import load_file
+
+    draft = pruned(target, json.loads((folder / LAYERS).read_text(encoding="utf-8"))["layers"])
+    stored, own = load_file(folder / WEIGHTS), own_weights(draft)
+    if {name: weight.shape for name, weight in stored.items()} != {name: weight.shape for name, weight in own.items()}:
+        raise ValueError(f"The draft in {folder.name} was made for another target than '{target.config.name_or_path}'.")
+    with torch.no_grad():
+        for name, weight in own.items():
+            weight.copy_(stored[name])
+    draft.config.name_or_path = folder.name
+    return draft, np.load(folder / TOKENS).astype(np.int64)

