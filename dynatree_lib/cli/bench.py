@@ -66,6 +66,7 @@ def report(results: Results) -> str:
     where = arguments.machine(results.records.header.environment, setup["target"]["device"])
     lines = [
         f"{setup['pair']} in {setup['dtype']} on {where}; {setup['max_new_tokens']} new tokens, {setup['eos_rule']}.",
+        f"Forwards by the engine {setup['target']['engine']} (target) and {setup['draft']['engine']} (draft).",
         setup["workload"] + ("" if setup["turns"].startswith("the first") else f" Turns: {setup['turns']}."),
         "",
         *arguments.text_lines(method_table(summaries)),

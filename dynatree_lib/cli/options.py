@@ -49,7 +49,9 @@ def add_sampling(to: Options, temperature: float = 0.0) -> None:
 def add_machine(to: Options, dtypes: str | None = None) -> None:
     """--device, --dtype, --engine, --static, --threads; with a default of --dtypes, that list for --dtype, --static."""
     to.add_argument("--device", help="cpu, cuda, cuda:1, auto (default: cpu)")
-    to.add_argument("--engine", default="auto", help="eager, lean or packed forwards (default: the fastest)")
+    to.add_argument(
+        "--engine", default="auto", help="eager, linears, lean, packed or compiled forwards (default: the fastest)"
+    )
     to.add_argument("--threads", help="torch threads; auto tries how many are fastest (default: torch's own choice)")
     if dtypes is not None:
         to.add_argument("--dtypes", default=dtypes, metavar="LIST", help="one after the other (default: %(default)s)")

@@ -15,7 +15,7 @@ import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 FEATURES = llvm.get_host_cpu_features()
 WIDE = bool(FEATURES.get("avx512f"))
@@ -29,10 +29,10 @@ TILE = 8 if WIDE else 5
 """Tokens that one pass over a block serves: their sums stay in registers."""
 
 (
-    STOP, TOKENS, KEEP, BASE, COLUMNS, CAPACITY, LAYERS, SIZE, HEADS, GROUPS, MLP, WIDTH_OF_HIDDEN, ROWS, HALF,
-    WEIGHTS, VECTOR_WEIGHTS, HEAD, STORE, MASK, POSITIONS, COS, SIN, HIDDEN, QKV, MIXED, GROWN, LOGITS, PRIVATE,
-    PRIVATE_BYTES, HEAD_NORMS, EPS, SCALE, BARRIER, FIELDS,
-) = range(34)  # fmt: skip
+    STOP, TOKENS, KEEP, BASE, COLUMNS, CAPACITY, LAYERS, SIZE, HEADS, GROUPS, MLP, HIDDEN_SIZE, ROWS,
+    WEIGHTS, VECTOR_WEIGHTS, HEAD, STORE, MASK, POSITIONS, COS, SIN, HIDDEN, QKV, VISIBLE, MIXED,
+    GROWN, LOGITS, PRIVATE, PRIVATE_BYTES, HEAD_NORMS, EPS, SCALE, BARRIER, TAKEN, FIELDS,
+) = range(35)  # fmt: skip
 """Places in a job, an int64 array: sizes, then addresses. EPS and SCALE hold float64 bits."""
 
 I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -56,33 +56,28 @@ class _BFloat(ir.Type):
 def _product(pairs):
     """Make the intrinsic out[t, :WIDTH] = block @ inputs[t] for `count` tokens (1 to TILE).
 
-    Its arguments are addresses and numbers: of the block, of inputs and the distance of their rows in elements, inputs
-    per output, number of tokens, address of out. `pairs` makes the bfloat16 form, whose blocks hold two inputs of every
-    output side by side.
+    Its arguments are addresses and numbers: of the block, vectors between two of its steps (VECTORS in a packed
+    matrix), of the inputs, inputs per output, number of tokens, address of out. While it works it fetches two cache
+    lines a step from the address `ahead`, at the offsets `one` and `other`, into the second-level cache. `pairs` makes
+    the bfloat16 form, whose blocks hold two inputs of every output side by side.
     """
 
     @intrinsic
-    def multiply(typing, block, inputs, stride, size, count, out):
+    def product(typing, block, stride, inputs, size, count, out, ahead, one, other):
         def generate(context, builder, signature, arguments):
-            block, inputs, stride, size, count, out = arguments
+            block, stride, inputs, size, count, out, ahead, *offsets = arguments
             vector = ir.VectorType(F32, LANES)
-            if pairs:
-                stored = ir.VectorType(_BFloat(), 2 * LANES)
-                fused = cgutils.get_or_insert_function(
-                    builder.module,
-                    ir.FunctionType(vector, (vector, stored, stored)),
-                    "llvm.x86.avx512bf16.dpbf16ps.512",
-                )
-            else:
-                stored = vector
-                fused = cgutils.get_or_insert_function(
-                    builder.module, ir.FunctionType(vector, (vector,) * 3), f"llvm.fma.v{LANES}f32"
-                )
+            stored = ir.VectorType(_BFloat(), 2 * LANES) if pairs else vector
+            name = "llvm.x86.avx512bf16.dpbf16ps.512" if pairs else f"llvm.fma.v{LANES}f32"
+            operands = (vector, stored, stored)
+            fused = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, operands), name)
+            line = ir.FunctionType(ir.VoidType(), (I8.as_pointer(), I32, I32, I32))
+            fetch = cgutils.get_or_insert_function(builder.module, line, "llvm.prefetch.p0")
             element, steps = (I32, builder.lshr(size, I64(1))) if pairs else (F32, size)
-            stride = builder.lshr(stride, I64(1)) if pairs else stride
             blocks = builder.inttoptr(block, stored.as_pointer())
             first = builder.inttoptr(inputs, element.as_pointer())
             target = builder.inttoptr(out, vector.as_pointer())
+            lines = [builder.inttoptr(builder.add(ahead, offset), I8.as_pointer()) for offset in offsets]
             splat = ir.Constant(ir.VectorType(I32, LANES), [0] * LANES)
             after = builder.append_basic_block("after")
             switch = builder.switch(count, after)
@@ -90,19 +85,21 @@ def _product(pairs):
                 start = builder.append_basic_block(f"tokens{tokens}")
                 switch.add_case(I64(tokens), start)
                 builder.position_at_end(start)
-                rows = [builder.gep(first, [builder.mul(stride, I64(row))]) for row in range(tokens)]
+                rows = [builder.gep(first, [builder.mul(steps, I64(row))]) for row in range(tokens)]
                 loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
                 builder.branch(loop)
                 builder.position_at_end(loop)
                 step = builder.phi(I64)
                 step.add_incoming(I64(0), start)
                 sums = [[builder.phi(vector) for _ in range(VECTORS)] for _ in range(tokens)]
+                place = builder.mul(step, stride)
                 weights = [
-                    builder.load(
-                        builder.gep(blocks, [builder.add(builder.mul(step, I64(VECTORS)), I64(part))]), align=64
-                    )
+                    builder.load(builder.gep(blocks, [builder.add(place, I64(part))]), align=64)
                     for part in range(VECTORS)
                 ]
+                for each in lines:
+                    there = builder.gep(each, [builder.mul(step, I64(VECTORS * 64))])
+                    builder.call(fetch, [there, I32(0), I32(2), I32(1)])
                 following = []
                 for row in range(tokens):
                     value = builder.load(builder.gep(rows[row], [step]), align=4)
@@ -130,9 +127,9 @@ def _product(pairs):
             builder.position_at_end(after)
             return context.get_dummy_value()
 
-        return types.void(*(types.int64,) * 6), generate
+        return types.void(*(types.int64,) * 9), generate
 
-    return multiply
+    return product
 
 
 multiply_float32 = _product(pairs=False)
@@ -215,8 +212,12 @@ def _pause(typing):
 yield_core = types.ExternalFunction("sched_yield", types.int32())
 wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
 post = types.ExternalFunction("sem_post", types.int32(types.int64))
-fast = njit(fastmath=True, error_model="numpy", nogil=True, cache=True)
-inline = njit(fastmath=True, error_model="numpy", nogil=True, cache=True, inline="never")
+options = {"error_model": "numpy", "nogil": True, "cache": True}
+FREE = {"nsz", "arcp", "contract", "afn", "reassoc"}
+"""What may be rounded otherwise. Infinities and NaN stay what they are: a model with broken weights is to be noticed."""
+fast, softmax = njit(fastmath=FREE, **options), njit(fastmath={*FREE, "nnan"}, **options)  # for a maximum of vectors
+NEVER = np.float32(-1e30)
+"""Added to a score that a token does not see."""
 
 
 @fast
@@ -239,322 +240,372 @@ def floats(address, count):
     return carray(_pointer(address), (count,), np.float32)
 
 
-@fast
-def halves(address, count):
-    """An array of bfloat16 bits at an address."""
-    return carray(_pointer(address), (count,), np.uint16)
+def numbers(address, count, kind):
+    """An array of the weights' kind at an address: float32, or the bits of bfloat16. `kind` is any array of it."""
 
 
-@fast
-def widened(bits):
-    """The float32 of bfloat16 bits."""
-    return _float_of_bits(np.int32(np.uint32(bits) << np.uint32(16)))
+def number(value):
+    """The float32 of a number of the weights' kind."""
 
 
-@fast
-def rounded(value):
-    """The bfloat16 bits nearest to a float32, ties to even."""
-    bits = np.uint32(_bits_of_float(value))
-    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+def put(numbers, place, value):
+    """Store a float32 as a number of the weights' kind, rounded to nearest, ties to even."""
 
 
-@fast
+def multiply(block, inputs, size, count, out, ahead, one, other, kind):
+    """Multiply one block with up to TILE rows of inputs, from and to addresses; see `_product`."""
+
+
+@overload(numbers)
+def _numbers(address, count, kind):
+    dtype = np.uint16 if kind.dtype == types.uint16 else np.float32
+    return lambda address, count, kind: carray(_pointer(address), (count,), dtype)
+
+
+@overload(number)
+def _number(value):
+    if value == types.uint16:
+        return lambda value: _float_of_bits(np.int32(np.uint32(value) << np.uint32(16)))
+    return lambda value: value
+
+
+@overload(put)
+def _put(numbers, place, value):
+    if numbers.dtype != types.uint16:
+
+        def store(numbers, place, value):
+            numbers[place] = value
+
+    else:
+
+        def store(numbers, place, value):
+            bits = np.uint32(_bits_of_float(value))
+            odd = (bits >> np.uint32(16)) & np.uint32(1)
+            numbers[place] = np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+    return store
+
+
+@overload(multiply)
+def _multiply(block, inputs, size, count, out, ahead, one, other, kind):
+    product = multiply_bfloat16 if kind.dtype == types.uint16 else multiply_float32
+
+    def call(block, inputs, size, count, out, ahead, one, other, kind):
+        product(block, VECTORS, inputs, size, count, out, ahead, one, other)
+
+    return call
+
+
+@softmax
 def exponential(value):
-    """E to the power of a float32, to about one unit in the last place; 0 below -87."""
+    """e to the power of a float32, to about one unit in the last place; 0 below -87."""
     value = min(max(value, np.float32(-87.0)), np.float32(88.0))
     whole = np.floor(value * np.float32(1.4426950408889634) + np.float32(0.5))
     rest = value - whole * np.float32(0.693359375) + whole * np.float32(2.12194440e-4)
-    sum_ = np.float32(1.9875691500e-4)
-    sum_ = sum_ * rest + np.float32(1.3981999507e-3)
-    sum_ = sum_ * rest + np.float32(8.3334519073e-3)
-    sum_ = sum_ * rest + np.float32(4.1665795894e-2)
-    sum_ = sum_ * rest + np.float32(1.6666665459e-1)
-    sum_ = sum_ * rest + np.float32(5.0000001201e-1)
-    sum_ = sum_ * rest * rest + rest + np.float32(1.0)
-    return sum_ * _float_of_bits((np.int32(whole) + np.int32(127)) << np.int32(23))
+    series = np.float32(1.9875691500e-4)  # of e^rest, by Cephes
+    series = series * rest + np.float32(1.3981999507e-3)
+    series = series * rest + np.float32(8.3334519073e-3)
+    series = series * rest + np.float32(4.1665795894e-2)
+    series = series * rest + np.float32(1.6666665459e-1)
+    series = series * rest + np.float32(5.0000001201e-1)
+    series = series * rest * rest + rest + np.float32(1.0)
+    return series * _float_of_bits((np.int32(whole) + np.int32(127)) << np.int32(23))
 
 
 @fast
-def normalise(hidden, start, count, width, scale, eps, out, half):
-    """Write the RMS norm of `count` rows from row `start` to an address, as float32 or as bfloat16."""
-    wide, narrow = floats(out, count * width), halves(out, count * width)
+def inverse_rms(values, eps):
+    """One over the root mean square of an array."""
+    total = np.float32(0)
+    for place in range(len(values)):
+        total += values[place] * values[place]
+    return np.float32(1 / np.sqrt(total / np.float32(len(values)) + eps))
+
+
+@fast
+def normalise(hidden, start, count, width, scale, eps, out):
+    """Write the RMS norm of `count` rows of `hidden`, from row `start` on."""
     for row in range(count):
         source = hidden[(start + row) * width : (start + row + 1) * width]
-        total = np.float32(0)
+        factor = inverse_rms(source, eps)
         for place in range(width):
-            total += source[place] * source[place]
-        factor = np.float32(1 / np.sqrt(total / np.float32(width) + eps))
-        if half:
-            to = narrow[row * width : (row + 1) * width]
-            for place in range(width):
-                to[place] = rounded(source[place] * factor * scale[place])
-        else:
-            into = wide[row * width : (row + 1) * width]
-            for place in range(width):
-                into[place] = source[place] * factor * scale[place]
+            put(out, row * width + place, source[place] * factor * scale[place])
 
 
 @fast
-def multiply(block, inputs, stride, size, count, out, half):
-    """Multiply one block with up to TILE rows of inputs."""
-    if half:
-        multiply_bfloat16(block, inputs, stride, size, count, out)
-    else:
-        multiply_float32(block, inputs, stride, size, count, out)
+def tiles(n):
+    """The number of passes over a block for n tokens, and the most tokens of a pass: as even as possible."""
+    passes = (n + TILE - 1) // TILE
+    return passes, (n + passes - 1) // passes
 
 
 @fast
-def rotate(values, start, norm, normed, eps, cos, sin, position, half_size):
-    """Turn a head's (2 * half_size,) values by their position, after its norm where it has one."""
-    if normed:
-        total = np.float32(0)
-        for place in range(2 * half_size):
-            total += values[start + place] * values[start + place]
-        factor = np.float32(1 / np.sqrt(total / np.float32(2 * half_size) + eps))
-        for place in range(2 * half_size):
-            values[start + place] = values[start + place] * factor * norm[place]
-    first, second = values[start : start + half_size], values[start + half_size : start + 2 * half_size]
-    c, s = (
-        cos[position * half_size : (position + 1) * half_size],
-        sin[position * half_size : (position + 1) * half_size],
-    )
-    for place in range(half_size):
+def multiply_rows(block, ahead, inputs, size, first, count, number, passes, out, kind):
+    """Multiply one block with rows of inputs in pass `number` of several; fetch a block `ahead` bytes on meanwhile.
+
+    A matrix is read from memory while the block before is worked on: in one pass both cache lines of a step, in
+    several passes one line each in the first two.
+    """
+    one = 64 if number == 1 and VECTORS > 1 else 0
+    other = 64 * (VECTORS - 1) if passes == 1 else one
+    ahead = block + ahead if number < 2 else block
+    multiply(block, inputs + first * size * kind.itemsize, size, count, out, ahead, one, other, kind)
+
+
+@fast
+def project(weights, inputs, n, size, outputs, target, bias, adds, tile_address, kind, taken, threads):
+    """Multiply n rows with blocks of a matrix, as long as there are any; store them, with a bias, or add them.
+
+    Args:
+        taken: address of a counter of the blocks that threads have taken.
+        weights, inputs: addresses; inputs are (n, size).
+        target: (n, outputs) float32.
+        bias: (outputs,), or of length 0.
+        adds: whether products are added to what the target holds.
+        tile_address: of space for TILE by WIDTH numbers.
+    """
+    tile, blocks, block_bytes = floats(tile_address, TILE * WIDTH), outputs // WIDTH, WIDTH * size * kind.itemsize
+    passes, most = tiles(n)
+    block = _arrive(taken)
+    while block < blocks:
+        there, ahead = weights + block * block_bytes, threads * block_bytes
+        for number in range(passes):
+            begin = number * most
+            count = min(most, n - begin)
+            multiply_rows(there, ahead, inputs, size, begin, count, number, passes, tile_address, kind)
+            for row in range(count):
+                place = (begin + row) * outputs + block * WIDTH
+                for lane in range(WIDTH):
+                    value = tile[row * WIDTH + lane]
+                    if adds:
+                        value += target[place + lane]
+                    elif len(bias):
+                        value += bias[block * WIDTH + lane]
+                    target[place + lane] = value
+        block = _arrive(taken)
+
+
+@fast
+def grow(weights, inputs, n, size, mlp, target, tile_address, kind, taken, threads):
+    """Store silu(gate) * up of n rows in the (n, mlp) target; blocks of gate and up lie in turn."""
+    tile, up = floats(tile_address, 2 * TILE * WIDTH), tile_address + TILE * WIDTH * 4
+    blocks, block_bytes = mlp // WIDTH, WIDTH * size * kind.itemsize
+    passes, most = tiles(n)
+    block = _arrive(taken)
+    while block < blocks:
+        gate, ahead = weights + 2 * block * block_bytes, 2 * threads * block_bytes
+        for number in range(passes):
+            begin = number * most
+            count = min(most, n - begin)
+            multiply_rows(gate, ahead, inputs, size, begin, count, number, passes, tile_address, kind)
+            multiply_rows(gate + block_bytes, ahead, inputs, size, begin, count, number, passes, up, kind)
+            for row in range(count):
+                place = (begin + row) * mlp + block * WIDTH
+                for lane in range(WIDTH):
+                    value = tile[row * WIDTH + lane]
+                    value = value / (np.float32(1) + exponential(-value)) * tile[(TILE + row) * WIDTH + lane]
+                    put(target, place + lane, value)
+        block = _arrive(taken)
+
+
+@fast
+def rotate(values, norm, eps, cos, sin):
+    """Turn a head's values by their position, after their norm where they have one (`norm` of length 0: none)."""
+    if len(norm):
+        factor = inverse_rms(values, eps)
+        for place in range(len(values)):
+            values[place] = values[place] * factor * norm[place]
+    half = len(cos)
+    first, second = values[:half], values[half:]
+    for place in range(half):
         a, b = first[place], second[place]
-        first[place] = a * c[place] - b * s[place]
-        second[place] = b * c[place] + a * s[place]
+        first[place] = a * cos[place] - b * sin[place]
+        second[place] = b * cos[place] + a * sin[place]
 
 
 @fast
-def attend(query, keys, values, mask, masked, columns, size, scale, scores, out):
-    """Write one head's attention of one token over `columns` keys to `out`."""
-    top = np.float32(-np.inf)
-    for column in range(columns):
-        key = keys[column * size : (column + 1) * size]
-        score = np.float32(0)
+def see(visible, mask, n, base, columns, thread, threads):
+    """Write what is added to each token's scores: 0 or `NEVER`, or the mask's numbers; (n, columns)."""
+    for row in range(thread, n, threads):
+        for column in range(columns):
+            place = row * columns + column
+            if len(mask):
+                visible[place] = number(mask[place])
+            else:
+                visible[place] = np.float32(0) if column <= base + row else NEVER
+
+
+@fast
+def lay_out(store, key_place, value_place, columns, size, wide, keys, values, block):
+    """Copy WIDTH columns of one head as float32: keys transposed, (size, WIDTH); values as they are, (WIDTH, wide).
+
+    Places past the last column are left as they are.
+
+    Args:
+        store: keys and values of a layer; the head's begin at the two places.
+        keys, values: space for all blocks of the head.
+        block: number of the block.
+    """
+    first = block * WIDTH
+    last = min(first + WIDTH, columns)
+    for column in range(first, last):
+        source, target = store[key_place + column * size :], keys[first * size + column - first :]
         for place in range(size):
-            score += query[place] * key[place]
-        score *= scale
-        if masked:
-            score += mask[column]
-        scores[column] = score
-        top = max(top, score)
-    total = np.float32(0)
-    for column in range(columns):
-        share = exponential(scores[column] - top)
-        scores[column] = share
-        total += share
-    for place in range(size):
-        out[place] = 0
-    for column in range(columns):
-        share = scores[column]
-        if share > 0:
-            value = values[column * size : (column + 1) * size]
-            for place in range(size):
-                out[place] += share * value[place]
-    for place in range(size):
-        out[place] /= total
-
-
-@fast
-def attend_half(query, keys, values, mask, masked, columns, size, scale, scores, out):
-    """The same over keys, values and mask in bfloat16."""
-    top = np.float32(-np.inf)
-    for column in range(columns):
-        key = keys[column * size : (column + 1) * size]
-        score = np.float32(0)
+            target[place * WIDTH] = number(source[place])
+    for column in range(first, last):
+        source, target = store[value_place + column * size :], values[column * wide :]
         for place in range(size):
-            score += query[place] * widened(key[place])
-        score *= scale
-        if masked:
-            score += widened(mask[column])
-        scores[column] = score
-        top = max(top, score)
-    total = np.float32(0)
-    for column in range(columns):
-        share = exponential(scores[column] - top)
-        scores[column] = share
-        total += share
-    for place in range(size):
-        out[place] = 0
-    for column in range(columns):
-        share = scores[column]
-        if share > 0:
-            value = values[column * size : (column + 1) * size]
-            for place in range(size):
-                out[place] += share * widened(value[place])
-    for place in range(size):
-        out[place] /= total
+            target[place] = number(source[place])
+
+
+@softmax
+def attend(
+    queries, count, keys, values, visible, first, share, columns, size, wide, scale, scores, tile_address
+):  # fmt: skip
+    """Write the attention of up to TILE queries over one head's keys to `queries`, in their place.
+
+    Args:
+        queries: (count, size) float32; query i belongs to token (first + i) // share.
+        keys, values: addresses of blocks that `lay_out` wrote.
+        visible: (n, columns) as `see` writes it.
+        scores: space for (TILE, columns) numbers.
+        tile_address: of space for TILE by WIDTH numbers.
+    """
+    tile, there = floats(tile_address, TILE * WIDTH), queries.ctypes.data
+    for begin in range(0, columns, WIDTH):
+        block, lanes = keys + begin * size * 4, min(WIDTH, columns - begin)
+        multiply_float32(block, VECTORS, there, size, count, tile_address, block, 0, 0)
+        for row in range(count):
+            seen, place = (first + row) // share * columns + begin, row * columns + begin
+            for lane in range(lanes):
+                scores[place + lane] = tile[row * WIDTH + lane] * scale + visible[seen + lane]
+    for row in range(count):
+        own = scores[row * columns : (row + 1) * columns]
+        top = NEVER
+        for column in range(columns):
+            top = max(top, own[column])
+        total = np.float32(0)
+        for column in range(columns):
+            part = exponential(own[column] - top)
+            own[column] = part
+            total += part
+        total = 1 / total
+        for column in range(columns):
+            own[column] *= total
+    for begin in range(0, wide, WIDTH):
+        block = values + begin * 4
+        multiply_float32(block, wide // LANES, scores.ctypes.data, columns, count, tile_address, block, 0, 0)
+        for row in range(count):
+            for lane in range(min(WIDTH, size - begin)):
+                queries[row * size + begin + lane] = tile[row * WIDTH + lane]
 
 
 @fast
-def work(job, thread, threads, half):
-    """Do one thread's part of a forward; all return when all are done."""
+def work(job, thread, threads, kind):
+    """Do one thread's part of a forward; all threads return when all are done. `kind` as for `numbers`."""
     n, keep, base, columns, capacity = job[TOKENS], job[KEEP], job[BASE], job[COLUMNS], job[CAPACITY]
     layers, size, heads, groups, mlp = job[LAYERS], job[SIZE], job[HEADS], job[GROUPS], job[MLP]
-    width, rows, half_size = job[WIDTH_OF_HIDDEN], job[ROWS], job[HALF]
-    weights, counter = job[WEIGHTS], job[BARRIER]
+    hidden_size, rows, half, counter = job[HIDDEN_SIZE], job[ROWS], job[SIZE] // 2, job[BARRIER]
     eps, scale = np.float32(_double_of_bits(job[EPS])), np.float32(_double_of_bits(job[SCALE]))
     inner, across, share = heads * size, (heads + 2 * groups) * size, heads // groups
-    element = 2 if half else 4
-    hidden, qkv = floats(job[HIDDEN], n * width), floats(job[QKV], n * across)
+    width, wide = (columns + WIDTH - 1) // WIDTH * WIDTH, (size + WIDTH - 1) // WIDTH * WIDTH
+    hidden, qkv, nothing = floats(job[HIDDEN], n * hidden_size), floats(job[QKV], n * across), floats(job[HIDDEN], 0)
+    mixed, grown = numbers(job[MIXED], n * inner, kind), numbers(job[GROWN], n * mlp, kind)
     positions = carray(_pointer(job[POSITIONS]), (n,), np.int64)
-    cos, sin = floats(job[COS], half_size << 40), floats(job[SIN], half_size << 40)
-    private = job[PRIVATE] + thread * job[PRIVATE_BYTES]
-    tile_address, scores_address = private, private + 2 * TILE * WIDTH * 4
-    normed = scores_address + 4 * ((columns + 31) // 16 * 16)
-    tile = floats(tile_address, 2 * TILE * WIDTH)
-    vector_bytes = 4 * (2 * width + across + 2 * size)
-    masked = job[MASK] != 0
+    visible = floats(job[VISIBLE], n * width)
+    # a thread's own space: two tiles of products, queries of a tile, their scores, a head's keys and values, rows
+    tile = job[PRIVATE] + thread * job[PRIVATE_BYTES]
+    queries, scores_place = floats(tile + 8 * TILE * WIDTH, TILE * wide), tile + 4 * TILE * (2 * WIDTH + wide)
+    scores, keys_place = floats(scores_place, TILE * width), scores_place + 4 * TILE * width
+    keys, values = floats(keys_place, width * wide), floats(keys_place + 4 * width * wide, width * wide)
+    normed_place = keys_place + 8 * width * wide
+    normed = numbers(normed_place, n * hidden_size, kind)
+    weights, count_of_vectors = job[WEIGHTS], 2 * hidden_size + across + 2 * size
+    mask = numbers(job[MASK], n * columns if job[MASK] else 0, kind)
+    see(visible, mask, n, base, columns, thread, threads)
+    passes, _ = tiles(n * share)
+    taken = job[TAKEN]
     for layer in range(layers):
-        vectors = floats(job[VECTOR_WEIGHTS] + layer * vector_bytes, 2 * width + across + 2 * size)
-        bias = vectors[width : width + across]
-        # queries, keys, values
-        normalise(hidden, 0, n, width, vectors[:width], eps, normed, half)
-        blocks = across // WIDTH
-        for block in range(blocks * thread // threads, blocks * (thread + 1) // threads):
-            for begin in range(0, n, TILE):
-                count = min(TILE, n - begin)
-                multiply(
-                    weights + block * WIDTH * width * element, normed + begin * width * element, width, width, count,
-                    tile_address, half,
-                )  # fmt: skip
-                for row in range(count):
-                    place = (begin + row) * across + block * WIDTH
-                    for lane in range(WIDTH):
-                        qkv[place + lane] = tile[row * WIDTH + lane] + bias[block * WIDTH + lane]
-        weights += across * width * element
+        vectors = floats(job[VECTOR_WEIGHTS] + 4 * layer * count_of_vectors, count_of_vectors)
+        bias, head_norms = vectors[hidden_size : hidden_size + across], vectors[2 * hidden_size + across :]
+        layer_bytes = 2 * groups * capacity * size * kind.itemsize
+        store = numbers(job[STORE] + layer * layer_bytes, 2 * groups * capacity * size, kind)
+        normalise(hidden, 0, n, hidden_size, vectors, eps, normed)
+        project(weights, normed_place, n, hidden_size, across, qkv, bias, False, tile, kind, taken, threads)
+        taken += 64
+        weights += across * hidden_size * kind.itemsize
         meet(counter, threads)
-        # turn queries and keys, store keys and values
-        key_norm, query_norm = vectors[2 * width + across + size :], vectors[2 * width + across :]
-        store = job[STORE] + layer * 2 * groups * capacity * size * element
-        for item in range(thread, n * (heads + groups), threads):
+        for item in range(thread, n * (heads + groups), threads):  # turn queries and keys, store keys and values
             row, head = item // (heads + groups), item % (heads + groups)
-            start = row * across + head * size
-            norm = query_norm if head < heads else key_norm
-            rotate(qkv, start, norm, job[HEAD_NORMS] != 0, eps, cos, sin, positions[row], half_size)
-            if head >= heads:
-                key_place = ((head - heads) * capacity + base + row) * size
-                value_place = key_place + groups * capacity * size
-                if half:
-                    stored = halves(store, 2 * groups * capacity * size)
-                    for place in range(size):
-                        stored[key_place + place] = rounded(qkv[start + place])
-                        stored[value_place + place] = rounded(qkv[start + groups * size + place])
-                else:
-                    kept = floats(store, 2 * groups * capacity * size)
-                    for place in range(size):
-                        kept[key_place + place] = qkv[start + place]
-                        kept[value_place + place] = qkv[start + groups * size + place]
-        meet(counter, threads)
-        # attention
-        for item in range(thread, n * heads, threads):
-            row, head = item // heads, item % heads
-            group = head // share
-            seen = columns if masked else base + row + 1
-            query = qkv[row * across + head * size : row * across + (head + 1) * size]
-            first, last = group * capacity * size, (groups + group) * capacity * size
-            result = floats(scores_address, columns)  # replaced below; keeps numba's types plain
-            if half:
-                stored = halves(store, 2 * groups * capacity * size)
-                mixed_tile = tile[:size]
-                attend_half(
-                    query, stored[first:], stored[last:], halves(job[MASK] + 2 * row * columns, columns), masked, seen,
-                    size, scale, result, mixed_tile,
-                )  # fmt: skip
-                target = halves(job[MIXED] + (row * inner + head * size) * 2, size)
-                for place in range(size):
-                    target[place] = rounded(mixed_tile[place])
-            else:
-                kept = floats(store, 2 * groups * capacity * size)
-                attend(
-                    query, kept[first:], kept[last:], floats(job[MASK] + 4 * row * columns, columns), masked, seen,
-                    size, scale, result, floats(job[MIXED] + (row * inner + head * size) * 4, size),
-                )  # fmt: skip
-        meet(counter, threads)
-        # output, added to the residual stream
-        blocks = width // WIDTH
-        for block in range(blocks * thread // threads, blocks * (thread + 1) // threads):
-            for begin in range(0, n, TILE):
-                count = min(TILE, n - begin)
-                multiply(
-                    weights + block * WIDTH * inner * element, job[MIXED] + begin * inner * element, inner, inner,
-                    count, tile_address, half,
-                )  # fmt: skip
-                for row in range(count):
-                    place = (begin + row) * width + block * WIDTH
-                    for lane in range(WIDTH):
-                        hidden[place + lane] += tile[row * WIDTH + lane]
-        weights += width * inner * element
-        meet(counter, threads)
-        # gate and up
-        normalise(hidden, 0, n, width, vectors[width + across :], eps, normed, half)
-        blocks = mlp // WIDTH
-        for block in range(blocks * thread // threads, blocks * (thread + 1) // threads):
-            for begin in range(0, n, TILE):
-                count = min(TILE, n - begin)
-                gate, up = weights + 2 * block * WIDTH * width * element, tile_address + TILE * WIDTH * 4
-                inputs = normed + begin * width * element
-                multiply(gate, inputs, width, width, count, tile_address, half)
-                multiply(gate + WIDTH * width * element, inputs, width, width, count, up, half)
-                for row in range(count):
-                    place = (begin + row) * mlp + block * WIDTH
-                    grown, bits = floats(job[GROWN] + 4 * place, WIDTH), halves(job[GROWN] + 2 * place, WIDTH)
-                    for lane in range(WIDTH):
-                        value = tile[row * WIDTH + lane]
-                        value = value / (np.float32(1) + exponential(-value)) * tile[(TILE + row) * WIDTH + lane]
-                        tile[row * WIDTH + lane] = value
-                    if half:
-                        for lane in range(WIDTH):
-                            bits[lane] = rounded(tile[row * WIDTH + lane])
-                    else:
-                        for lane in range(WIDTH):
-                            grown[lane] = tile[row * WIDTH + lane]
-        weights += 2 * mlp * width * element
-        meet(counter, threads)
-        blocks = width // WIDTH
-        for block in range(blocks * thread // threads, blocks * (thread + 1) // threads):
-            for begin in range(0, n, TILE):
-                count = min(TILE, n - begin)
-                multiply(
-                    weights + block * WIDTH * mlp * element, job[GROWN] + begin * mlp * element, mlp, mlp, count,
-                    tile_address, half,
-                )  # fmt: skip
-                for row in range(count):
-                    place = (begin + row) * width + block * WIDTH
-                    for lane in range(WIDTH):
-                        hidden[place + lane] += tile[row * WIDTH + lane]
-        weights += width * mlp * element
-        meet(counter, threads)
-    last_norm = floats(job[VECTOR_WEIGHTS] + layers * vector_bytes, width)
-    normalise(hidden, n - keep, keep, width, last_norm, eps, normed, half)
-    blocks = rows // WIDTH
-    for block in range(blocks * thread // threads, blocks * (thread + 1) // threads):
-        for begin in range(0, keep, TILE):
-            count = min(TILE, keep - begin)
-            multiply(
-                job[HEAD] + block * WIDTH * width * element, normed + begin * width * element, width, width, count,
-                tile_address, half,
+            start, turn = row * across + head * size, positions[row] * half
+            norm = head_norms[:size] if head < heads else head_norms[size:]
+            rotate(
+                qkv[start : start + size], norm if job[HEAD_NORMS] else nothing, eps,
+                floats(job[COS] + 4 * turn, half), floats(job[SIN] + 4 * turn, half),
             )  # fmt: skip
-            for row in range(count):
-                target = floats(job[LOGITS] + 4 * ((begin + row) * rows + block * WIDTH), WIDTH)
-                for lane in range(WIDTH):
-                    target[lane] = tile[row * WIDTH + lane]
+            if head >= heads:
+                place = ((head - heads) * capacity + base + row) * size
+                for offset in range(size):
+                    put(store, place + offset, qkv[start + offset])
+                    put(store, groups * capacity * size + place + offset, qkv[start + groups * size + offset])
+        meet(counter, threads)
+        for group in range(groups):  # each thread takes whole groups; of those that are left, rows
+            whole = group < groups // threads * threads
+            if whole and group % threads != thread:
+                continue
+            parts = passes if whole else max(passes, min(threads, n * share))
+            most = (n * share + parts - 1) // parts
+            place = group * capacity * size
+            for block in range(width // WIDTH):
+                lay_out(store, place, groups * capacity * size + place, columns, size, wide, keys, values, block)
+            for part in range(0 if whole else thread, parts, 1 if whole else threads):
+                first = part * most
+                count = min(most, n * share - first)
+                for row in range(count):
+                    start = (first + row) // share * across + (group * share + (first + row) % share) * size
+                    for offset in range(size):
+                        queries[row * size + offset] = qkv[start + offset]
+                attend(
+                    queries, count, keys.ctypes.data, values.ctypes.data, visible, first, share, columns, size, wide,
+                    scale, scores, tile,
+                )  # fmt: skip
+                for row in range(count):
+                    place = (first + row) // share * inner + (group * share + (first + row) % share) * size
+                    for offset in range(size):
+                        put(mixed, place + offset, queries[row * size + offset])
+        meet(counter, threads)
+        project(weights, job[MIXED], n, inner, hidden_size, hidden, nothing, True, tile, kind, taken, threads)
+        taken += 64
+        weights += hidden_size * inner * kind.itemsize
+        meet(counter, threads)
+        normalise(hidden, 0, n, hidden_size, vectors[hidden_size + across :], eps, normed)
+        grow(weights, normed_place, n, hidden_size, mlp, grown, tile, kind, taken, threads)
+        taken += 64
+        weights += 2 * mlp * hidden_size * kind.itemsize
+        meet(counter, threads)
+        project(weights, job[GROWN], n, mlp, hidden_size, hidden, nothing, True, tile, kind, taken, threads)
+        taken += 64
+        weights += hidden_size * mlp * kind.itemsize
+        meet(counter, threads)
+    last_norm = floats(job[VECTOR_WEIGHTS] + 4 * layers * count_of_vectors, hidden_size)
+    normalise(hidden, n - keep, keep, hidden_size, last_norm, eps, normed)
+    logits = floats(job[LOGITS], keep * rows)
+    project(job[HEAD], normed_place, keep, hidden_size, rows, logits, nothing, False, tile, kind, taken, threads)
     meet(counter, threads)
 
 
 @fast
-def run(job, threads, half, signals):
+def run(job, threads, kind, signals):
     """Run a forward: wake the other threads, take part, return when it is done."""
     for other in range(1, threads):
         post(signals[other])
-    work(job, 0, threads, half)
+    work(job, 0, threads, kind)
 
 
 @fast
-def serve(job, thread, threads, half, signal):
+def serve(job, thread, threads, kind, signal):
     """A worker's life: wait, work, until `job[STOP]`."""
     while True:
         wait(signal)
         if job[STOP]:
             return
-        work(job, thread, threads, half)
+        work(job, thread, threads, kind)

@@ -24,7 +24,7 @@ class Team:
     """The threads that run forwards of one dtype together: the caller's and `threads - 1` that sleep in between."""
 
     def __init__(self, threads: int, half: bool) -> None:
-        self.threads, self.half = threads, half
+        self.threads, self.kind = threads, np.empty(0, np.uint16 if half else np.float32)
         self.job = np.zeros(kernels.FIELDS, np.int64)
         self.counter = np.zeros(32, np.int64)
         self.semaphores = np.zeros((threads, 16), np.int64)  # a sem_t takes at most 128 bytes
@@ -33,13 +33,13 @@ class Team:
         library = ctypes.CDLL(None)
         for thread in range(1, threads):
             library.sem_init(ctypes.c_void_p(int(self.signals[thread])), 0, 0)
-            arguments = self.job, thread, threads, half, int(self.signals[thread])
+            arguments = self.job, thread, threads, self.kind, int(self.signals[thread])
             threading.Thread(target=kernels.serve, args=arguments, daemon=True).start()
 
     def run(self, job: np.ndarray) -> None:
         """Run one forward; the caller holds the lock."""
         self.job[:] = job
-        kernels.run(self.job, self.threads, self.half, self.signals)
+        kernels.run(self.job, self.threads, self.kind, self.signals)
 
 
 _teams: dict[tuple[int, int, bool], Team] = {}
@@ -122,18 +122,22 @@ class CompiledLlama:
         self.cos, self.sin = (table[0, :, : size // 2].contiguous() for table in (cos, sin))
         self.hidden, self.qkv = aligned(FEW * width, torch.float32), aligned(FEW * across, torch.float32)
         self.mixed, self.grown = aligned(FEW * heads * size, torch.float32), aligned(FEW * mlp, torch.float32)
-        self.private = aligned(0, torch.float32)
+        self.taken = np.zeros(
+            8 * (4 * self.layers + 1), np.int64
+        )  # a counter of blocks for each product, 64 bytes each
+        self.scratch, self.wide_head = aligned(0, torch.float32), size + -size % kernels.WIDTH
         self.width, self.across = width, across
         job = self.job = np.zeros(kernels.FIELDS, np.int64)
         job[kernels.LAYERS], job[kernels.SIZE], job[kernels.HEADS] = self.layers, size, heads
-        job[kernels.GROUPS], job[kernels.MLP], job[kernels.WIDTH_OF_HIDDEN] = groups, mlp, width
-        job[kernels.ROWS], job[kernels.HALF], job[kernels.HEAD_NORMS] = self.rows, size // 2, bool(norms)
+        job[kernels.GROUPS], job[kernels.MLP], job[kernels.HIDDEN_SIZE] = groups, mlp, width
+        job[kernels.ROWS], job[kernels.HEAD_NORMS] = self.rows, bool(norms)
         job[kernels.WEIGHTS], job[kernels.VECTOR_WEIGHTS] = self.weights.data_ptr(), self.vectors.data_ptr()
         job[kernels.HEAD], job[kernels.COS], job[kernels.SIN] = (
             each.data_ptr() for each in (self.head, self.cos, self.sin)
         )
         job[kernels.HIDDEN], job[kernels.QKV] = self.hidden.data_ptr(), self.qkv.data_ptr()
         job[kernels.MIXED], job[kernels.GROWN] = self.mixed.data_ptr(), self.grown.data_ptr()
+        job[kernels.TAKEN] = self.taken.ctypes.data
         job[[kernels.EPS, kernels.SCALE]] = np.array([config.rms_norm_eps, 1 / math.sqrt(size)]).view(np.int64)
 
     @classmethod
@@ -172,10 +176,15 @@ class CompiledLlama:
         count, job = ids.shape[1], self.job
         base, store = cache.room_for(self.embedding, job[kernels.GROUPS], job[kernels.SIZE], count)
         columns = base + count
-        private = 4 * (2 * kernels.TILE * kernels.WIDTH + (columns + 31) // 16 * 16 + FEW * self.width)
-        private = (private + 4095) // 4096 * 4096
-        if len(self.private) * 4 < private * members.threads:
-            self.private = aligned(private * members.threads // 2, torch.float32)  # with space to grow
+        width, tile = columns + -columns % kernels.WIDTH, kernels.TILE
+        private = tile * (2 * kernels.WIDTH + self.wide_head + width) + 2 * width * self.wide_head + FEW * self.width
+        private = 4 * private // 4096 * 4096 + 4096
+        shared = 4 * count * width
+        if len(self.scratch) * 4 < shared + private * members.threads:
+            self.scratch = aligned((shared + private * members.threads) // 2, torch.float32)  # with space to grow
+        job[kernels.VISIBLE], job[kernels.PRIVATE] = self.scratch.data_ptr(), self.scratch.data_ptr() + shared
+        job[kernels.PRIVATE_BYTES] = private
+        self.taken.fill(0)
         self.hidden[: count * self.width].view(count, self.width).copy_(self.embedding[ids[0]])
         logits = torch.empty(1, keep, self.rows)
         if mask is not None:
@@ -185,7 +194,6 @@ class CompiledLlama:
         job[kernels.CAPACITY], job[kernels.STORE] = store.shape[-2], store.data_ptr()
         job[kernels.MASK] = 0 if mask is None else mask.data_ptr()
         job[kernels.POSITIONS], job[kernels.LOGITS] = positions.data_ptr(), logits.data_ptr()
-        job[kernels.PRIVATE], job[kernels.PRIVATE_BYTES] = self.private.data_ptr(), private
         job[kernels.BARRIER] = members.counter.ctypes.data
         members.run(job)
         cache.size = columns

@@ -98,6 +98,7 @@ def describe_model(model: HFModel) -> dict[str, Any]:
         "parameters": model.parameters,
         "layers": model.layers,
         "vocabulary": model.vocab_size,
+        "drafted_tokens": model.vocab_size if model.drafted is None else len(model.drafted),
         "context": model.context,
         "dtype": str(model.dtype).removeprefix("torch."),
         "attention": model.model.config._attn_implementation,

@@ -26,6 +26,8 @@ LONGEST_PROMPT = 640
 """Tokens; a passage is cut before it comes to more."""
 TOP = 16
 """Most probable next tokens of the target that are kept with every token of an answer."""
+PACKED_AT = 0.8
+"""Share of a batch's texts that still go on, at which the cache is copied without the finished ones."""
 LANGUAGES = ("German", "French", "Spanish", "Italian")
 STORIES = (
     "Write a short story about {}.",
@@ -124,24 +126,28 @@ def continued(
     mask = torch.maximum(hidden[..., :longest] + causal, torch.tensor(lowest, dtype=model.dtype))
     mask[..., torch.arange(longest), torch.arange(longest)] = 0  # a row of padding sees itself, so that nothing is NaN
     positions = (torch.arange(longest) - padding[:, None]).clamp_min(0)
+    going = torch.ones(len(prompts), dtype=torch.bool)
     for step in range(limit):
         logits = model.engine(ids, positions, mask, cache, 1)[:, -1, : model.vocab_size].float()
         drawn = torch.multinomial((logits / heat.clamp_min(1e-6)[:, None]).softmax(-1), 1, generator=random)[:, 0]
-        chosen = torch.where(heat <= 0, logits.argmax(-1), drawn)
         best = logits.topk(TOP)
+        chosen = torch.where(heat <= 0, best.indices[:, 0], drawn)
         shares = (best.values - logits.logsumexp(-1, keepdim=True)).exp().numpy().astype(np.float16)
         top = best.indices.numpy().astype(np.uint16)
-        for place, (row, token) in enumerate(zip(rows.tolist(), chosen.tolist(), strict=True)):
-            out[row].tokens.append(token)
-            out[row].top.append(top[place])
-            out[row].shares.append(shares[place])
-        going = ~torch.isin(chosen, ends)
-        if not going.any():
+        for place in going.nonzero()[:, 0].tolist():
+            answer = out[int(rows[place])]
+            answer.tokens.append(int(chosen[place]))
+            answer.top.append(top[place])
+            answer.shares.append(shares[place])
+        going &= ~torch.isin(chosen, ends)
+        left = int(going.sum())
+        if not left:
             break
-        if not going.all():
+        if left <= PACKED_AT * len(going):  # until then finished texts are computed further, which is cheaper
             cache.stores = [store[:, :, going].contiguous() for store in cache.stores]
             cache._views = {layer: tuple(part.unbind(0)) for layer, part in enumerate(cache.states.unbind(0))}
             rows, heat, padding, hidden, chosen = (each[going] for each in (rows, heat, padding, hidden, chosen))
+            going = going[going]
         ids, positions = chosen[:, None], (longest + step - padding)[:, None]
         mask = hidden[..., : longest + step + 1]
     return out
