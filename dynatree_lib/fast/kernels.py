@@ -214,7 +214,7 @@ wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
 post = types.ExternalFunction("sem_post", types.int32(types.int64))
 options = {"error_model": "numpy", "nogil": True, "cache": True}
 FREE = {"nsz", "arcp", "contract", "afn", "reassoc"}
-"""What may be rounded otherwise. Infinities and NaN stay what they are: a model with broken weights is to be noticed."""
+"""What may be rounded otherwise. Infinities and NaN stay what they are, so that broken weights are noticed."""
 fast, softmax = njit(fastmath=FREE, **options), njit(fastmath={*FREE, "nnan"}, **options)  # for a maximum of vectors
 NEVER = np.float32(-1e30)
 """Added to a score that a token does not see."""
@@ -298,7 +298,7 @@ def _multiply(block, inputs, size, count, out, ahead, one, other, kind):
 
 @softmax
 def exponential(value):
-    """e to the power of a float32, to about one unit in the last place; 0 below -87."""
+    """Return e to the power of a float32, to about one unit in the last place; below -87 that of -87."""
     value = min(max(value, np.float32(-87.0)), np.float32(88.0))
     whole = np.floor(value * np.float32(1.4426950408889634) + np.float32(0.5))
     rest = value - whole * np.float32(0.693359375) + whole * np.float32(2.12194440e-4)
