@@ -14,6 +14,7 @@ from ..drafters.base import Drafter, ModelDrafter
 from ..models.pairs import Pair
 from ..verifiers import VERIFIERS
 from .baselines import ARFast, HFAssisted, HFGenerate, HFPromptLookup, StreamingLLM
+from .llama_cpp import LlamaCpp
 from .options import convert, option_defaults, option_types, parse_spec, split_specs
 from .runner import DrafterRunner, Instrument, Runner, untouched
 
@@ -96,6 +97,7 @@ METHODS: dict[str, Method] = {
     "hf-prompt-lookup": baseline(HFPromptLookup, draft=False, traced=False),
     "ar-fast": baseline(ARFast, draft=False, traced=False),
     "streaming-llm": baseline(StreamingLLM, lossless=False),
+    "llama-cpp": baseline(LlamaCpp, traced=False),
     **{kind.name: drafted(kind) for kind in DRAFTERS},
 }
 """Every method by name: the baselines, and every drafter of the library."""

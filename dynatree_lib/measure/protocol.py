@@ -29,7 +29,7 @@ from .methods import Variant, variants
 from .metrics import Bound, reference_label, summarize_records
 from .prompts import BenchPrompt, Turns, prepare_prompts
 from .records import Divergence, Failure, Header, Key, Records, Run, Split, check_writable, read_records
-from .runner import Completed, DrafterRunner, OnTokens, Runner, quiet
+from .runner import Completed, OnTokens, Runner, quiet
 from .trace import Trace
 
 NEAR_TIE = 1e-4
@@ -218,9 +218,10 @@ def _checked_runner(pair: Pair, one: Variant, sampling: Sampling, repeats: int) 
             "again; measure it with one repeat."
         )
     runner = one.runner(pair)
-    if isinstance(runner, DrafterRunner):
+    check = getattr(runner, "check", None)
+    if check is not None:
         try:
-            runner.check(sampling)
+            check(sampling)
         except ValueError as error:
             raise ValueError(f"'{one.label}' cannot run: {error}") from error
     return runner
@@ -346,10 +347,10 @@ class _Benchmark:
                     lambda tokens: emissions.append([self.clock() - start, len(tokens)]),
                 )  # fmt: skip
                 synchronize(self.device)
-                seconds = self.clock() - start
+                seconds = self.clock() - start if done.seconds is None else done.seconds
             on_device = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
             peaks = {"peak_device_bytes": on_device, "peak_rss_bytes": peak_rss_bytes()}
-            return done.run(key, seconds, emissions, **peaks)
+            return done.run(key, seconds, done.emissions or emissions, **peaks)
         except Exception as error:  # whatever one method does, the others are still measured
             return Failure(*key, _said(error))
 

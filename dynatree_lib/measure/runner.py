@@ -39,6 +39,8 @@ class Completed:
         finish_reason: "eos", "length", "context", "stop".
         kv_entries: entries of the target's cache at its fullest, drafted nodes included.
         counters: further counts of the method, such as evictions.
+        seconds: what the method took by its own clock, for one that runs as a process of its own; None otherwise.
+        emissions: seconds since its start and number of tokens, several times, where `seconds` is given.
     """
 
     tokens: list[int]
@@ -47,6 +49,8 @@ class Completed:
     finish_reason: str
     kv_entries: int
     counters: dict[str, int] = field(default_factory=dict)
+    seconds: float | None = None
+    emissions: list[list[float]] | None = None
 
     def run(self, key: Key, seconds: float = 1.0, emissions: list[list[float]] | None = None, **peaks: Any) -> Run:
         """Return its record; where nothing was timed, with one emission after a second."""

@@ -129,7 +129,7 @@ def continued(
     going = torch.ones(len(prompts), dtype=torch.bool)
     for step in range(limit):
         logits = model.engine(ids, positions, mask, cache, 1)[:, -1, : model.vocab_size].float()
-        drawn = torch.multinomial((logits / heat.clamp_min(1e-6)[:, None]).softmax(-1), 1, generator=random)[:, 0]
+        drawn = _drawn(logits / heat.clamp_min(1e-6)[:, None], random)
         best = logits.topk(TOP)
         chosen = torch.where(heat <= 0, best.indices[:, 0], drawn)
         shares = (best.values - logits.logsumexp(-1, keepdim=True)).exp().numpy().astype(np.float16)
@@ -151,6 +151,13 @@ def continued(
         ids, positions = chosen[:, None], (longest + step - padding)[:, None]
         mask = hidden[..., : longest + step + 1]
     return out
+
+
+def _drawn(logits: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    """Draw a token for each row: torch's own draw takes a random number for every token of the vocabulary."""
+    reached = logits.softmax(-1).cumsum(-1)
+    places = torch.rand(len(logits), 1, generator=random) * reached[:, -1:]
+    return torch.searchsorted(reached, places, right=True)[:, 0].clamp_max(logits.shape[-1] - 1)
 
 
 def write_answers(
@@ -179,7 +186,7 @@ def write_answers(
     folder.mkdir(parents=True, exist_ok=True)
     order = np.random.default_rng(seed).permutation(len(asked))
     kinds = sorted({one.kind for one in asked})
-    size = 8 * batch
+    size = 3 * batch
     for number, start in enumerate(range(0, len(order), size)):
         path = folder / f"answers-{number:04d}.npz"
         if path.is_file():

@@ -135,7 +135,7 @@ def _answered(training: DraftTraining, folder: Path) -> list[Path]:
     recipe, log = training.recipe, training.log
     dtype = torch.bfloat16 if training.runtime.autocast else torch.float32
     model = load_model(folder, dtype=dtype, engine="auto", device=training.runtime.device)
-    model = HFModel(model.model, model.tokenizer, engine="packed" if model.device.type == "cpu" else "eager")
+    model = HFModel(model.model, model.tokenizer, engine="eager")
     path = training.work / "turns.json"
     if not path.is_file():
         log(f"writing {recipe.own_turns:,} user turns")

@@ -1,0 +1,177 @@
+"""llama.cpp as a method of the benchmark: its example programs, on the same weights, prompts and threads.
+
+`tools/llama_cpp_peer.sh` builds the programs and writes the models. Each text is a process of its own, whose start and
+loading do not count: its own clock is read, from its report. A text comes back as characters, so that its tokens are
+those of the tokenizer; a text that differs shows where.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from ..models.pairs import Pair
+from .runner import Completed, Instrument, OnTokens, Runner
+
+FOLDER = "DYNATREE_LLAMA_CPP"
+"""Environment variable: the folder with llama.cpp's programs in `bin/`, and target and draft as GGUF files."""
+Tool = Literal["plain", "lookup", "lookahead", "speculative", "tree"]
+PROGRAMS = {
+    "plain": "llama-completion",
+    "lookup": "llama-lookup",
+    "lookahead": "llama-lookahead",
+    "speculative": "llama-speculative-simple",
+    "tree": "llama-speculative",
+}
+PROMPT_AND_REST = re.compile(r"(encoded|decoded) +(\d+) tokens in +([\d.]+) seconds")
+EVALUATIONS = re.compile(r"(prompt eval|eval) time = +([\d.]+) ms / +(\d+) (?:tokens|runs)")
+TIMEOUT = 600.0
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """llama.cpp on the pair's weights in GGUF files of the pair's dtype (or `weights`), greedy.
+
+    Attributes:
+        tool: "plain" decoding; "lookup", its prompt lookup; "lookahead"; "speculative", a chain by the draft; "tree", a
+            tree by the draft of `branches` sequences.
+        drafted: most tokens drafted per iteration.
+        branches: sequences of the tree.
+        split: probability of a draft's token above which a branch splits.
+        weights: "same" as the pair's dtype, or the file's own "q4_1".
+    """
+
+    tool: Tool = "plain"
+    drafted: int = 4
+    branches: int = 4
+    split: float = 0.1
+    weights: Literal["same", "q4_1"] = "same"
+
+    def __post_init__(self) -> None:
+        if self.tool not in get_args(Tool):
+            raise ValueError(f"tool is {self.tool!r}; choose from {', '.join(get_args(Tool))}.")
+        if self.drafted < 1 or self.branches < 1:
+            raise ValueError(f"drafted is {self.drafted} and branches is {self.branches}; both need to be at least 1.")
+
+    def runner(self, pair: Pair, instrument: Instrument) -> Runner:
+        """The method on this pair.
+
+        Raises:
+            ValueError: where the programs or models are missing, or the pair's dtype has no file.
+        """
+        dtypes = {torch.float32: "f32", torch.bfloat16: "bf16"}
+        if pair.target.dtype not in dtypes:
+            raise ValueError(f"llama.cpp is measured in float32 and bfloat16, not in {pair.target.dtype}.")
+        kind = dtypes[pair.target.dtype] if self.weights == "same" else self.weights
+        folder = Path(os.environ.get(FOLDER, ""))
+        files = {
+            "program": folder / "bin" / PROGRAMS[self.tool],
+            "target": folder / f"target-{kind}.gguf",
+            "draft": folder / f"draft-{kind}.gguf",
+        }
+        needed = ["program", "target", *(["draft"] if self.tool in ("speculative", "tree") else [])]
+        missing = [files[name].name for name in needed if not os.environ.get(FOLDER) or not files[name].is_file()]
+        if missing:
+            raise ValueError(
+                f"llama.cpp's {', '.join(missing)} were not found; run tools/llama_cpp_peer.sh once, and set {FOLDER} "
+                "to the folder that it names."
+            )
+        return _Process(self, pair, files)
+
+    def command(self, files: dict[str, Path], prompt: Path, tokens: int, budget: int) -> list[str]:
+        """The command line for a prompt of so many tokens in a file."""
+        shared = [
+            str(files["program"]), "-m", str(files["target"]), "-f", str(prompt), "-n", str(budget), "--temp", "0",
+            "-t", str(torch.get_num_threads()), "-c", str(tokens + budget + 64), "--no-escape",
+        ]  # fmt: skip
+        chain = ["-md", str(files["draft"]), "--spec-draft-n-max", str(self.drafted)]
+        own: dict[str, list[str]] = {
+            "plain": ["-no-cnv", "--no-display-prompt"],
+            "lookup": ["--spec-draft-n-max", str(self.drafted)],
+            "lookahead": [],
+            "speculative": chain,
+            "tree": [*chain, "-np", str(self.branches), "--spec-draft-p-split", str(self.split), "-kvu"],
+        }
+        return [*shared, *own[self.tool]]
+
+
+@dataclass(frozen=True)
+class _Process:
+    method: LlamaCpp
+    pair: Pair
+    files: dict[str, Path]
+
+    def check(self, sampling: Any) -> None:
+        """Refuse temperatures above 0: the programs divide drafted top tokens by their draft probability."""
+        if not sampling.greedy:
+            raise ValueError(
+                "llama.cpp is compared in greedy decoding only: above temperature 0 its speculative rule is biased."
+            )
+
+    def __call__(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        eos_token_ids: tuple[int, ...],
+        on_tokens: OnTokens,
+        sampling: Any,
+        seed: int,
+    ) -> Completed:
+        self.check(sampling)
+        text = self.pair.tokenizer.decode(list(prompt_ids))
+        with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            command = self.method.command(self.files, Path(file.name), len(prompt_ids), max_new_tokens)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            said = done.stderr.strip().splitlines()
+            raise RuntimeError(f"{command[0]} ended with {done.returncode}: {said[-1] if said else 'nothing was said'}")
+        read, wrote, first, rest = reported(done.stdout + done.stderr)
+        if read != len(prompt_ids):
+            raise RuntimeError(f"llama.cpp read the prompt as {read} tokens, not {len(prompt_ids)}.")
+        tokens = self.pair.tokenizer(continuation(done.stdout, text), add_special_tokens=False).input_ids
+        tokens = tokens[:max_new_tokens]
+        if len(tokens) < min(wrote, max_new_tokens) and eos_token_ids:
+            tokens = [*tokens, eos_token_ids[0]]
+        on_tokens(tokens)
+        emissions = [[first, 1.0], [first + rest, float(len(tokens) - 1)]]
+        reason = "eos" if tokens and tokens[-1] in eos_token_ids else "length"
+        return Completed(
+            tokens, wrote, None, reason, len(prompt_ids) + wrote, seconds=first + rest, emissions=emissions
+        )  # fmt: skip
+
+
+def reported(output: str) -> tuple[int, int, float, float]:
+    """Read a program's report: tokens of the prompt, tokens written, and the seconds of both.
+
+    Raises:
+        RuntimeError: where it holds none.
+    """
+    found = {kind: (int(count), float(seconds)) for kind, count, seconds in PROMPT_AND_REST.findall(output)}
+    if not found:
+        spent = {
+            kind: (int(count), float(milliseconds) / 1000) for kind, milliseconds, count in EVALUATIONS.findall(output)
+        }
+        found = {"encoded": spent.get("prompt eval", (0, 0.0)), "decoded": spent.get("eval", (0, 0.0))} if spent else {}
+        if found:  # the first token comes with the prompt
+            found["decoded"] = (found["decoded"][0] + 1, found["decoded"][1])
+    if not found:
+        raise RuntimeError("llama.cpp reported no times; is it a build of another version?")
+    (read, first), (wrote, rest) = found["encoded"], found["decoded"]
+    return read, wrote, first, rest
+
+
+def continuation(output: str, prompt: str) -> str:
+    """Return what a program wrote to its standard output after the prompt, which most of them repeat."""
+    start = output.find(prompt)
+    return (output[start + len(prompt) :] if start >= 0 else output).rstrip("\n")

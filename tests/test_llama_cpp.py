@@ -1,0 +1,113 @@
+"""llama.cpp as a method: what its programs are asked, how their reports are read, and what a user reads without them."""
+
+import pytest
+import torch
+from models import random_model
+
+from dynatree_lib import Sampling
+from dynatree_lib.measure.llama_cpp import FOLDER, PROGRAMS, LlamaCpp, continuation, reported
+from dynatree_lib.measure.methods import variant
+from dynatree_lib.measure.protocol import run_benchmark
+from dynatree_lib.measure.runner import untouched
+from dynatree_lib.models.pairs import Pair
+
+SPECULATIVE = """
+encoded    3 tokens in    0.250 seconds, speed:   12.000 t/s
+decoded    5 tokens in    0.500 seconds, speed:   10.000 t/s
+
+n_draft   = 4
+"""
+PLAIN = """
+common_perf_print: prompt eval time =     250.00 ms /     3 tokens (   83.33 ms per token,    12.00 tokens per second)
+common_perf_print:        eval time =     500.00 ms /     4 runs   (  125.00 ms per token,     8.00 tokens per second)
+"""
+
+
+class Words:
+    """A tokenizer whose tokens are words."""
+
+    chat_template = None
+
+    def decode(self, ids):
+        return " ".join(f"w{token}" for token in ids)
+
+    def __call__(self, text, add_special_tokens=True):
+        del add_special_tokens
+        return type("Encoding", (), {"input_ids": [40 + len(word) for word in text.split()]})()
+
+
+@pytest.fixture
+def pair():
+    target = random_model("llama", dtype=torch.float32)
+    return Pair("words", target, target, Words())
+
+
+@pytest.fixture
+def built(tmp_path, monkeypatch):
+    """A folder with programs that write their arguments down and print a report."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    for name in ("target", "draft"):
+        (tmp_path / f"{name}-f32.gguf").touch()
+    for tool, program in PROGRAMS.items():
+        text, report = (" one two three", PLAIN) if tool == "plain" else ("w1 w2 w3 one two three", SPECULATIVE)
+        path = tmp_path / "bin" / program
+        lines = f'echo "$@" > {tmp_path}/arguments', f"echo '{text}'", f"cat >&2 <<'END'\n{report}END"
+        path.write_text("\n".join(("#!/bin/sh", *lines, "")))
+        path.chmod(0o755)
+    return tmp_path
+
+
+def test_both_reports_say_the_same():
+    assert reported(SPECULATIVE) == reported(PLAIN) == (3, 5, 0.25, 0.5)
+    with pytest.raises(RuntimeError, match="reported no times"):
+        reported("a text")
+    assert continuation("\n\na prompt and more\n\n", "a prompt") == continuation(" and more", "a prompt") == " and more"
+
+
+@pytest.mark.parametrize("tool", PROGRAMS)
+def test_a_text_of_its_own_clock(pair, built, tool):
+    run = LlamaCpp(tool, drafted=6).runner(pair, untouched)
+    emitted: list[list[int]] = []
+    done = run(
+        [1, 2, 3], max_new_tokens=8, eos_token_ids=(7,), on_tokens=emitted.append, sampling=Sampling(), seed=0
+    )  # fmt: skip
+    assert done.tokens == [43, 43, 45, 7] == emitted[0]
+    assert (done.seconds, done.finish_reason) == (0.75, "eos")
+    assert done.emissions == [[0.25, 1.0], [0.75, 3.0]]
+    arguments = (built / "arguments").read_text().split()
+    assert arguments[arguments.index("-n") + 1] == "8"
+    assert ("--spec-draft-n-max" in arguments) == (tool not in ("plain", "lookahead"))
+    assert ("-md" in arguments) == (tool in ("speculative", "tree"))
+
+
+def test_it_is_measured_beside_others(pair, built):
+    results = run_benchmark(pair, "ar,llama-cpp", [list_prompt(3)], max_new_tokens=4, warmup=0)
+    assert not results.records.failures
+    run = results.records.runs["llama-cpp", "p", 0]
+    assert run.seconds == 0.75
+
+
+def list_prompt(size):
+    from dynatree_lib.measure.prompts import BenchPrompt
+
+    return BenchPrompt.from_ids("p", list(range(1, size + 1)))
+
+
+def test_what_cannot_be_measured_is_said_before(pair, tmp_path, monkeypatch):
+    monkeypatch.delenv(FOLDER, raising=False)
+    with pytest.raises(ValueError, match="run tools/llama_cpp_peer.sh once"):
+        LlamaCpp().runner(pair, untouched)
+    with pytest.raises(ValueError, match="tool is 'fast'"):
+        LlamaCpp("fast")
+    with pytest.raises(ValueError, match="is not one of plain, lookup"):
+        variant("llama-cpp:tool=fast")
+    double = Pair("d", random_model("llama"), random_model("llama"), Words())
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    with pytest.raises(ValueError, match="in float32 and bfloat16"):
+        LlamaCpp().runner(double, untouched)
+
+
+def test_sampling_is_refused(pair, built):
+    with pytest.raises(ValueError, match=r"greedy decoding only.*biased"):
+        run_benchmark(pair, "llama-cpp", [list_prompt(3)], max_new_tokens=4, sampling=Sampling(1.0))
