@@ -1,4 +1,4 @@
-"""llama.cpp as a method: what its programs are asked, how their reports are read, and what a user reads without them."""
+"""llama.cpp as a method: what its programs are asked, how their reports are read, what a user reads without them."""
 
 import pytest
 import torch

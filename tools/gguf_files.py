@@ -2,7 +2,7 @@
 
     python3 -m tools.gguf_files FOLDER
 
-The tensors are those that `load_pair("smollm2")` computes with; all other entries are copied from the target's own file.
+The tensors are those that `load_pair("smollm2")` computes with; all other entries are those of the target's own file.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ OWN = ("general.architecture", "general.file_type", "general.quantization_versio
 """Entries that are not copied: the writer writes them, or they differ."""
 NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
 }  # fmt: skip
 """Module of a layer in transformers -> tensor in a GGUF file."""
 

@@ -37,6 +37,7 @@ class Method:
         draft: whether it uses the pair's draft model.
         traced: whether its time can be split into drafting, verifying and the rest.
         drafter: (options, draft model or None) -> its drafter; None for methods with a loop of their own.
+        outside: whether it is a program that must be built first; `--methods all` leaves it out.
     """
 
     types: dict[str, Any]
@@ -47,6 +48,7 @@ class Method:
     draft: bool = True
     traced: bool = True
     drafter: Callable[[dict[str, Any], Any], Drafter] | None = None
+    outside: bool = False
 
 
 def drafted(drafter: type[Drafter]) -> Method:
@@ -97,7 +99,7 @@ METHODS: dict[str, Method] = {
     "hf-prompt-lookup": baseline(HFPromptLookup, draft=False, traced=False),
     "ar-fast": baseline(ARFast, draft=False, traced=False),
     "streaming-llm": baseline(StreamingLLM, lossless=False),
-    "llama-cpp": baseline(LlamaCpp, traced=False),
+    "llama-cpp": baseline(LlamaCpp, traced=False, outside=True),
     **{kind.name: drafted(kind) for kind in DRAFTERS},
 }
 """Every method by name: the baselines, and every drafter of the library."""
