@@ -145,11 +145,14 @@ def _mbpp(rows: Iterator[Row], options: _Options) -> Iterator[Prompt]:
             yield Prompt(f"mbpp/{row['task_id']}", "code", (text,), row["code"].replace("\r\n", "\n"))
 
 
-def _spec_bench(rows: Iterator[Row], options: _Options, only: tuple[str, ...] = SPEC_BENCH_TASKS) -> Iterator[Prompt]:
-    """Spec-Bench question.jsonl; MT-Bench's eight categories are its task multi_turn."""
+def _spec_bench(
+    rows: Iterator[Row], options: _Options, only: tuple[str, ...] = SPEC_BENCH_TASKS, categories: bool = False
+) -> Iterator[Prompt]:
+    """Spec-Bench question.jsonl; MT-Bench's eight categories are its task multi_turn, or a task each."""
     for row in rows:
-        task = row["category"] if row["category"] in SPEC_BENCH_TASKS else "multi_turn"
-        if task in only:
+        category = row["category"]
+        task = category if categories or category in SPEC_BENCH_TASKS else "multi_turn"
+        if categories or task in only:
             reference = row.get("reference") or ""  # a string, or lists of strings with one entry per turn or model
             text = reference if isinstance(reference, str) else json.dumps(reference, ensure_ascii=False)
             yield Prompt(str(row["question_id"]), task, tuple(row["turns"]), text)
@@ -221,6 +224,7 @@ DATA_SETS: dict[str, DataSet] = {
         bundled_task="chat",
     ),
     "spec-bench": _SPEC_BENCH,
+    "spec-bench/categories": replace(_SPEC_BENCH, prompts=partial(_spec_bench, categories=True)),
     **{
         f"spec-bench/{task}": replace(_SPEC_BENCH, prompts=partial(_spec_bench, only=(task,)), bundled_task=bundled)
         for task, bundled in zip(SPEC_BENCH_TASKS, _SPEC_BENCH_BUNDLED, strict=True)

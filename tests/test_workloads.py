@@ -172,6 +172,9 @@ def test_code_workloads(folder):
 def test_spec_bench_and_its_tasks(folder):
     assert {prompt.task for prompt in load_workload("spec-bench", source=folder)} == set(SPEC_BENCH_TASKS)
     assert load_workload("spec-bench/rag", source=folder).prompts[0].turns == ("rag",)
+    single = load_workload("spec-bench/categories", source=folder)
+    assert len(single) == len(load_workload("spec-bench", source=folder))
+    assert {prompt.task for prompt in single} == {"writing", "coding", *SPEC_BENCH_TASKS} - {"multi_turn"}
     assert load_workload("spec-bench/multi_turn", source=folder / "spec_bench").ids == ("80", "81")
     both = load_workload("mt-bench", source=folder / "spec_bench" / "question.jsonl")
     assert [(prompt.task, prompt.turns) for prompt in both] == [("writing", ("one", "two")), ("coding", ("one", "two"))]
