@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from typing import ClassVar
 
@@ -17,14 +18,15 @@ class Compiled:
     name = "compiled"
     copies_weights: ClassVar[bool] = True
     serves: ClassVar[str] = (
-        "Llama, Qwen2, Qwen3 and Mistral models on a CPU, in float32 (in bfloat16 where the processor has "
+        "Llama, Qwen2, Qwen3 and Mistral models on a CPU under Linux, in float32 (in bfloat16 where the processor has "
         "avx512_bf16), where numba is installed (pip install 'dynatree-lib[fast]')"
     )
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Engine | None:
         """Make the compiled forward of a model, or None where it has none."""
-        if model.device.type != "cpu" or not serves_family(model) or find_spec("numba") is None:
+        here = sys.platform == "linux" and model.device.type == "cpu" and find_spec("numba") is not None
+        if not here or not serves_family(model):
             return None
         from .native import CompiledLlama
 
