@@ -118,6 +118,27 @@ def test_compiled_forwards_are_the_same_on_any_number_of_threads_and_in_any_orde
         torch.set_num_threads(before)
 
 
+def test_a_worker_that_is_still_away_is_not_waited_for(monkeypatch):
+    """The caller then computes alone, with the same result, and the worker's counters stay as they are."""
+    raw = raw_model("llama", dtype=torch.float32)
+    model, other = HFModel(raw, engine="compiled"), HFModel(raw, engine="eager")
+    used = {alone: model.engine.taken[int(alone)].copy() for alone in (False, True)}
+    monkeypatch.setattr(native.Team, "ready", lambda members: False)
+    found, expected = (scores_after(each, [1, 2, 3], [4, 5, 6], [-1, 0, 0]) for each in (model, other))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+    assert (model.engine.taken[0] == used[False]).all()
+    assert not (model.engine.taken[1] == used[True]).all()
+    monkeypatch.undo()  # before the engine goes, which waits for workers
+
+
+def test_broken_weights_are_noticed():
+    raw = raw_model("llama", dtype=torch.float32)
+    model = HFModel(raw, engine="compiled")
+    model.engine.weights[5] = torch.nan
+    with pytest.raises(ValueError, match="hold NaN"):
+        autoregressive(model, [1, 2, 3], max_new_tokens=4)
+
+
 def scores_after(model, text, tokens, parents):
     session = model.session()
     session.start(text)
