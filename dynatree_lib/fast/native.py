@@ -161,7 +161,7 @@ class CompiledLlama:
         job[[kernels.EPS, kernels.SCALE]] = np.array([config.rms_norm_eps, 1 / math.sqrt(size)]).view(np.int64)
 
     def __del__(self) -> None:
-        for members in _teams.values():
+        for members in (_teams or {}).values():  # None while Python shuts down
             members.settle()
 
     @classmethod
