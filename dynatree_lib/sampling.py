@@ -182,12 +182,17 @@ class Scores:
         logits: (n, V) on any device.
         sampling: what the probabilities mean.
         owner: whose logits these are, for error messages.
+        features: (q + n, h) last hidden states of the q queued tokens that were read with the nodes, then of the
+            nodes; None from sessions that do not keep them.
     """
 
-    def __init__(self, logits: torch.Tensor, sampling: Sampling, owner: str = "model") -> None:
+    def __init__(
+        self, logits: torch.Tensor, sampling: Sampling, owner: str = "model", features: torch.Tensor | None = None
+    ) -> None:
         self.logits = logits
         self.sampling = sampling
         self.owner = owner
+        self.features = features
         self._distributions: dict[int, torch.Tensor] = {}
 
     def __len__(self) -> int:

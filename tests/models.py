@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers import models as families
 
+from dynatree_lib.models.eagle import EagleModel, eagle
 from dynatree_lib.models.huggingface import HFModel
 
 VOCABULARY = 97
@@ -73,6 +74,21 @@ def noisy_copy(model: HFModel, scale: float = 0.02, seed: int = 1) -> HFModel:
         for weight in other.parameters():
             weight += torch.randn_like(weight) * scale
     return HFModel(other, model.tokenizer)
+
+
+@cache
+def feature_draft(target: HFModel, engine: str = "auto") -> EagleModel:
+    """A draft on the features of a Llama target that agrees with it often and not always.
+
+    It has all the target's layers, which see the tokens' embeddings as the target's do, and a little of the features.
+    """
+    torch.manual_seed(2)
+    model = eagle(target.model, range(target.layers))
+    size, joint = target.feature_size, model.joint
+    with torch.no_grad():
+        joint.token_norm.weight.fill_(float(model.get_input_embeddings().weight.square().mean().sqrt()))
+        joint.map.weight.copy_(torch.cat([torch.eye(size), 0.02 * torch.randn(size, size)], 1))
+    return EagleModel(model, engine=engine)
 
 
 def prompt(length: int, seed: int = 0) -> torch.Tensor:

@@ -8,7 +8,7 @@ import pytest
 import reference
 import torch
 from examples import examples
-from models import CONFIGS, hf_greedy, noisy_copy, prompt, random_model, raw_model
+from models import CONFIGS, feature_draft, hf_greedy, noisy_copy, prompt, random_model, raw_model
 
 from dynatree_lib import FixedTree, Sampling, TokenTree, generate
 from dynatree_lib.drafters import DRAFTERS, ModelDrafter
@@ -21,12 +21,17 @@ RANDOM = np.random.default_rng(0).integers([1, 1], [301, 101], (1, 2)).tolist()
 CASES = [(40, 120), (290, 30), (2, 1), (7, 2), (1, 90), *RANDOM]
 
 
-@pytest.fixture(scope="module", params=MAIN)
+@pytest.fixture(scope="module", params=[*MAIN, "features"])
 def trial(request):
-    """A target, a draft, and transformers' greedy text of every case, or of three: drafters see tokens alone."""
-    target = random_model(request.param)
+    """A target, a draft, and transformers' greedy text of every case, or of three: drafters see tokens alone.
+
+    "features" is a Llama target with a draft on its features.
+    """
+    on_features = request.param == "features"
+    target = random_model("llama" if on_features else request.param)
+    draft = feature_draft(target) if on_features else noisy_copy(target)
     cases = CASES if request.param == MAIN[0] else CASES[:3]
-    return target, noisy_copy(target), [(prompt(n), hf_greedy(target, prompt(n), budget)) for n, budget in cases]
+    return target, draft, [(prompt(n), hf_greedy(target, prompt(n), budget)) for n, budget in cases]
 
 
 @pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from typing_extensions import override
 
 from ..models.base import LanguageModel
@@ -61,6 +62,11 @@ class Drafter(ABC):
     def model(self) -> LanguageModel | None:
         """The draft model, or None for drafters without one."""
         return None
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether `observe` needs the target's features with its scores."""
+        return self.model is not None and self.model.takes_features is not None
 
     @property
     def drawing(self) -> Drawing:
@@ -146,21 +152,35 @@ class ModelDrafter(Drafter):
         if not isinstance(self.draft, LanguageModel):
             raise TypeError(f"The draft is a {type(self.draft).__name__}; wrap a transformers model as HFModel(model).")
         session = self.draft.session()
+        if self.needs_features:
+            return DraftState(session, int(prompt[-1]), random, unread=self._known(prompt))
         session.start(self._known(prompt[:-1]))  # read by the first forward of `propose`
         return DraftState(session, int(prompt[-1]), random)
 
     @override
     def extend(self, state: Any, tokens: Sequence[int]) -> Any:
-        state.session.extend(self._known([state.root, *tokens[:-1]]))
+        if self.needs_features:
+            state.unread += self._known(tokens if state.unread else [state.root, *tokens])
+        else:
+            state.session.extend(self._known([state.root, *tokens[:-1]]))
         state.root = int(tokens[-1])
         return state
+
+    @override
+    def check(self, target: LanguageModel) -> None:
+        if self.needs_features and self.draft.takes_features != target.feature_size:
+            raise ValueError(
+                f"Draft '{self.draft.name}' reads features of width {self.draft.takes_features} of its target, and "
+                f"'{target.name}' gives {'none' if target.feature_size is None else f'{target.feature_size}'}; take "
+                "the target it was trained for, as an HFModel, or a draft that reads tokens alone."
+            )
 
     @override
     def propose(self, state: Any, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         state.session.rollback()  # an interrupted iteration may have left nodes behind
         max_depth = min(max_depth, self.draft.context - state.session.position - 1)
         builder = TreeBuilder(state, self.draft.vocab_size - 1, sampling)
-        if max_depth > 0:  # the draft's own context is not exhausted
+        if max_depth > 0 and not state.unread:  # the draft's own context is not exhausted
             self.grow(builder, max_depth)
         state.pending = builder.pending
         return Proposal(builder.tree(), builder.distributions)
@@ -178,7 +198,36 @@ class ModelDrafter(Drafter):
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
         path = [0, *verdict.path]
         read = [int(node) for node in state.pending[path] if node >= 0]
-        state.session.commit(read)
-        state.session.extend(self._known(proposal.tree.tokens[path[len(read) :]].tolist()))
+        if self.needs_features:
+            self._follow(state, read[:1], proposal.tree.tokens[path].tolist(), path, scores)
+        else:
+            state.session.commit(read)
+            state.session.extend(self._known(proposal.tree.tokens[path[len(read) :]].tolist()))
         state.root = verdict.next_token
         return state
+
+    def _follow(self, state: Any, read: list[int], tokens: list[int], path: list[int], scores: Scores) -> None:
+        """Let a draft on features read the path with the target's features in place of those it predicted.
+
+        Args:
+            state: of the text.
+            read: pending node of node 0, which came with a feature of the target; empty where it was not read.
+            tokens: of the path.
+            path: its nodes.
+            scores: of the target, for the queue that it read and for the nodes.
+        """
+        session, features = state.session, scores.features
+        assert features is not None
+        session.commit(read)
+        queued = len(features) - len(scores)
+        waiting = len(state.unread) - 1 if state.unread else 0  # node 0 is the last of them
+        known = min(waiting, queued)  # of the others, those that the target has just read
+        tokens = [*state.unread[waiting - known : waiting], *tokens]
+        features = torch.cat([features[queued - known : queued], features[queued:][path]])
+        if known < waiting or not session.position:  # nothing is known of the place before the first
+            tokens = tokens[1:]
+        else:
+            features = torch.cat([session.feature[None].to(features), features])
+        session.extend(self._known(tokens[len(read) :]), features[len(read) : -1])
+        session.feature = features[-1].to(session.feature)
+        state.unread = []

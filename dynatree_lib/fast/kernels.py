@@ -45,9 +45,12 @@ DEEP = 16
 (
     STOP, TOKENS, KEEP, BASE, COLUMNS, CAPACITY, LAYERS, SIZE, HEADS, GROUPS, MLP, HIDDEN_SIZE, ROWS,
     WEIGHTS, VECTOR_WEIGHTS, HEAD, STORE, MASK, POSITIONS, COS, SIN, HIDDEN, QKV, IDS, EMBEDDING, MIXED,
-    GROWN, LOGITS, PRIVATE, PRIVATE_BYTES, HEAD_NORMS, EPS, SCALE, TAKEN, LEFT, SHAPES, FIELDS,
-) = range(37)  # fmt: skip
-"""Places in a job, an int64 array: sizes, then addresses. EPS and SCALE hold float64 bits."""
+    GROWN, LOGITS, PRIVATE, PRIVATE_BYTES, HEAD_NORMS, EPS, SCALE, TAKEN, LEFT, SHAPES, JOINT, JOINT_NORMS, PAIRS,
+    GIVEN, FOUND, FIELDS,
+) = range(42)  # fmt: skip
+"""Places in a job, an int64 array: sizes, then addresses. EPS and SCALE hold float64 bits.
+JOINT is the matrix of a draft on features, or 0; GIVEN are the features that its tokens come with; FOUND is where the
+last hidden states go, or 0."""
 
 I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -656,7 +659,7 @@ def work(job, thread, threads, kind):
     scores, keys_place = floats(scores_place, TILE * width), scores_place + 4 * TILE * width
     keys, values = floats(keys_place, width * wide), floats(keys_place + 4 * width * wide, width * wide)
     visible, normed_place = floats(keys_place + 8 * width * wide, n * width), keys_place + 4 * width * (2 * wide + n)
-    normed = numbers(normed_place, n * hidden_size, kind)
+    normed = numbers(normed_place, 2 * n * hidden_size, kind)
     weights, count_of_vectors = job[WEIGHTS], 2 * hidden_size + across + 2 * size
     mask = numbers(job[MASK], n * columns if job[MASK] else 0, kind)
     begin(job[SHAPES], kind)
@@ -664,14 +667,28 @@ def work(job, thread, threads, kind):
     passes, _ = tiles(n * share, TILE)
     parts = max(passes, min(threads, n * share))  # of the queries of a group
     most, taken = (n * share + parts - 1) // parts, job[TAKEN]
+    pairs, given = floats(job[PAIRS], 2 * n * hidden_size), floats(job[GIVEN], n * hidden_size)
     row = _arrive(taken)
     while row < n:
         for place in range(hidden_size):
-            hidden[row * hidden_size + place] = number(embedding[ids[row] * hidden_size + place])
+            value = number(embedding[ids[row] * hidden_size + place])
+            if job[JOINT]:
+                pairs[2 * row * hidden_size + place] = value
+                pairs[(2 * row + 1) * hidden_size + place] = given[row * hidden_size + place]
+            else:
+                hidden[row * hidden_size + place] = value
         _arrive(taken + LINE)
         row = _arrive(taken)
     finish(taken + LINE, n)
     taken += 2 * LINE
+    if job[JOINT]:
+        scales = floats(job[JOINT_NORMS], 2 * hidden_size)  # of tokens, of features
+        for row in range(2 * n):
+            scale_of_row = scales[row % 2 * hidden_size : (row % 2 + 1) * hidden_size]
+            normalise(pairs, row, 1, hidden_size, scale_of_row, eps, normed[row * hidden_size :])
+        both = 2 * hidden_size
+        project(job[JOINT], normed_place, n, both, hidden_size, hidden, nothing, False, tile, kind, taken, threads)
+        taken += 2 * LINE
     for layer in range(layers):
         vectors = floats(job[VECTOR_WEIGHTS] + 4 * layer * count_of_vectors, count_of_vectors)
         bias, head_norms = vectors[hidden_size : hidden_size + across], vectors[2 * hidden_size + across :]
@@ -740,6 +757,15 @@ def work(job, thread, threads, kind):
         weights += hidden_size * mlp * kind.itemsize
         taken += 2 * LINE
     last_norm = floats(job[VECTOR_WEIGHTS] + 4 * layers * count_of_vectors, hidden_size)
+    if job[FOUND]:
+        features = floats(job[FOUND], n * hidden_size)
+        row = _arrive(taken)
+        while row < n:
+            normalise(hidden, row, 1, hidden_size, last_norm, eps, features[row * hidden_size :])
+            _arrive(taken + LINE)
+            row = _arrive(taken)
+        finish(taken + LINE, n)
+        taken += 2 * LINE
     normalise(hidden, n - keep, keep, hidden_size, last_norm, eps, normed)
     logits = floats(job[LOGITS], keep * rows)
     project(job[HEAD], normed_place, keep, hidden_size, rows, logits, nothing, False, tile, kind, taken, threads)
@@ -749,8 +775,8 @@ def work(job, thread, threads, kind):
 
 
 def counters(layers, groups):
-    """Return how many counters a forward needs, LINE bytes apart: those of the rows, of each layer, of the head."""
-    return 2 + layers * (2 * 5 + 1 + groups) + 2
+    """Return how many counters a forward needs, LINE bytes apart: those of tokens, joint, layers, features, head."""
+    return 2 * 2 + layers * (2 * 5 + 1 + groups) + 2 * 2
 
 
 @fast

@@ -98,6 +98,7 @@ class CompiledLlama:
 
     name = "compiled"
     copies_weights: ClassVar[bool] = True
+    gives_features: ClassVar[bool] = True
     serves: ClassVar[str] = "see `compiled.Compiled`"
 
     @torch.no_grad()
@@ -135,6 +136,7 @@ class CompiledLlama:
                 vectors[2 * width + across : 2 * width + across + 2 * size] = torch.cat(norms)
         self.vectors[-width:] = core.norm.weight
         self.head[:] = blocked(model.lm_head.weight, self.half)
+        self._take_joint(getattr(model, "joint", None), width)
         everywhere = torch.arange(config.max_position_embeddings)[None]
         cos, sin = core.rotary_emb(torch.zeros(1), everywhere)
         self.cos, self.sin = (table[0, :, : size // 2].contiguous() for table in (cos, sin))
@@ -157,8 +159,20 @@ class CompiledLlama:
         job[kernels.MIXED], job[kernels.GROWN] = self.mixed.data_ptr(), self.grown.data_ptr()
         self.shapes = kernels.tile_shapes()
         job[kernels.SHAPES] = self.shapes.ctypes.data
+        job[kernels.JOINT], job[kernels.JOINT_NORMS], job[kernels.PAIRS] = (
+            each.data_ptr() if len(each) else 0 for each in (self.joint, self.joint_norms, self.pairs)
+        )
         job[kernels.EMBEDDING] = self.embedding.data_ptr()
         job[[kernels.EPS, kernels.SCALE]] = np.array([config.rms_norm_eps, 1 / math.sqrt(size)]).view(np.int64)
+
+    def _take_joint(self, joint: Any, width: int) -> None:
+        """Pack what a draft on features has before its layers (`eagle.Joint`), where the model is one."""
+        self.joint, self.joint_norms = torch.empty(0, dtype=self.dtype), torch.empty(0)
+        self.pairs = aligned(0 if joint is None else 2 * FEW * width, torch.float32)
+        if joint is not None:
+            self.joint = aligned(2 * width * width, self.dtype)
+            self.joint[:] = blocked(joint.map.weight, self.half)
+            self.joint_norms = torch.cat([joint.token_norm.weight, joint.feature_norm.weight]).float()
 
     def __del__(self) -> None:
         for members in (_teams or {}).values():  # None while Python shuts down
@@ -203,7 +217,8 @@ class CompiledLlama:
         columns = base + count
         width, wide, tile = columns + -columns % kernels.WIDTH, self.wide_head, kernels.TILE
         private = 2 * kernels.DEEP * kernels.WIDTH + tile * (wide + width) + width * (2 * wide + count)
-        private = 4 * (private + (FEW + kernels.DEEP) * self.width)  # a tile may read rows past the last
+        rows = (FEW + kernels.DEEP) * (2 if len(self.joint) else 1)  # a tile may read rows past the last
+        private = 4 * (private + rows * self.width)
         private = private // 4096 * 4096 + 4096
         if len(self.scratch[-1]) * 4 < private * members.threads:  # smaller ones stay for workers that are late
             self.scratch.append(aligned(private * members.threads // 2, torch.float32))  # with space to grow
@@ -216,6 +231,14 @@ class CompiledLlama:
         if mask is not None:
             mask = mask.to(self.dtype).contiguous()
         positions = positions.contiguous()
+        given, features = torch.empty(0), torch.empty(0)
+        if len(self.joint):
+            given = cache.take(count).float().contiguous()
+        if cache.features is not None:
+            features = torch.empty(count, self.width)
+            cache.features.append(features)
+        job[kernels.GIVEN] = given.data_ptr()
+        job[kernels.FOUND] = features.data_ptr() if len(features) else 0
         job[kernels.TOKENS], job[kernels.KEEP], job[kernels.BASE], job[kernels.COLUMNS] = count, keep, base, columns
         job[kernels.CAPACITY], job[kernels.STORE] = store.shape[-2], store.data_ptr()
         job[kernels.MASK] = 0 if mask is None else mask.data_ptr()

@@ -80,7 +80,7 @@ class StaticModel(HFModel):
             raise ValueError(
                 f"capacity is {capacity} and sizes {tuple(sizes)}; give at least 2 and ascending positive numbers."
             )
-        self.session_class = StaticSession
+        self.session_class, self.feature_size = StaticSession, None
         self.buffers = Buffers(model, self.context, tuple(sizes), graphs)
         if check:
             check_tree_attention(self)

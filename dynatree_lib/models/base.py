@@ -25,6 +25,9 @@ class LanguageModel(ABC):
         context: most positions a sequence may have.
         eos_token_ids: tokens that end a text.
         vocabulary: fingerprint of the tokenizer's vocabulary, or None when unknown.
+        feature_size: width h of the features that its sessions give (`Scores.features`), or None where they give none.
+        takes_features: width of the features of its target that it drafts from, or None for a draft that reads tokens
+            alone.
     """
 
     name: str
@@ -32,6 +35,8 @@ class LanguageModel(ABC):
     context: int
     eos_token_ids: tuple[int, ...] = ()
     vocabulary: str | None = None
+    feature_size: int | None = None
+    takes_features: int | None = None
 
     @abstractmethod
     def session(self) -> Session:
@@ -44,10 +49,12 @@ class Session(ABC):
     `length` is the number of committed KV entries, `position` the position of the next token; they differ where
     entries were evicted. Queued tokens count in `position` and not in `length` until the next `score` reads them.
     `forwards` and `scored` count the calls of `score` and the nodes in them since `start`. `drafted` holds the (K,) ids
-    of the tokens that the logits are of, ascending, for a model that drafts these alone; None for all V.
+    of the tokens that the logits are of, ascending, for a model that drafts these alone; None for all V. With
+    `keep_features`, set before `start`, scores hold features.
     """
 
     drafted: np.ndarray | None = None
+    keep_features = False
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
@@ -106,7 +113,7 @@ class Session(ABC):
         self._queue = []
         self._parents = parents
         self.forwards, self.scored = self.forwards + 1, self.scored + len(tokens)
-        return Scores(logits, sampling, self.owner)
+        return Scores(logits, sampling, self.owner, self._features())
 
     def flush(self) -> None:
         """Read the queued tokens now, in a forward of their own."""
@@ -145,6 +152,10 @@ class Session(ABC):
 
         `parents` covers all pending nodes; the last len(tokens) of them are new. The caller empties the queue.
         """
+
+    def _features(self) -> torch.Tensor | None:
+        """Return the (q + n, h) features of what `_read` has just read, for a session that keeps them."""
+        return None
 
     @abstractmethod
     def _keep(self, nodes: np.ndarray) -> None:

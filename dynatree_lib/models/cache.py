@@ -22,6 +22,8 @@ class TreeCache(Cache):
             for each device, of the layers there. Empty before the first forward.
         size: entries in use. A forward appends its entries layer by layer; they count once the last layer has them,
             so that an interrupted forward leaves nothing behind.
+        features: None, or a list to which every forward appends the (n, h) last hidden states of its n tokens.
+        given: (m, h) features that the next m tokens come with, for a model that takes features; forwards use them up.
 
     Args:
         layers: L of the model.
@@ -34,6 +36,8 @@ class TreeCache(Cache):
         self.depth, self.capacity, self.devices = layers, capacity, devices
         self.stores: list[torch.Tensor] = []
         self.size = 0
+        self.features: list[torch.Tensor] | None = None
+        self.given: torch.Tensor | None = None
 
     @property
     def states(self) -> torch.Tensor:
@@ -54,6 +58,12 @@ class TreeCache(Cache):
         if layer_idx == self.depth - 1:
             self.size = end
         return keys[:, :, :end], values[:, :, :end]
+
+    def take(self, count: int) -> torch.Tensor:
+        """Return the (count, h) features that the next tokens come with, and forget them."""
+        assert self.given is not None
+        taken, self.given = self.given[:count], self.given[count:]
+        return taken
 
     def room_for(self, like: torch.Tensor, heads: int, width: int, count: int) -> tuple[int, torch.Tensor]:
         """Allocate what `count` further entries of (heads, width) states need, with the dtype and device of `like`.

@@ -25,6 +25,8 @@ class Engine(Protocol):
         name: what `HFModel(engine=...)` calls it.
         copies_weights: whether it holds a copy of the model's weights.
         serves: the models it serves, for messages.
+
+    An engine that knows a cache's `features` and `given` (`TreeCache`) says so with `gives_features = True`.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Eager:
 
     name = "eager"
     copies_weights: ClassVar[bool] = False
+    gives_features: ClassVar[bool] = True
     serves: ClassVar[str] = "every model"
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -69,14 +72,23 @@ class Eager:
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any, keep: int) -> torch.Tensor:
         """See `Engine`; a model with several types of layers takes a mask for each, in a dict."""
+        features, given = getattr(cache, "features", None), getattr(cache, "given", None)
+        if given is None:
+            inputs = {"input_ids": ids}
+        else:  # a model that takes features (`eagle`)
+            embedded = self.model.get_input_embeddings()(ids)
+            inputs = {"inputs_embeds": self.model.joint(embedded, cache.take(ids.shape[1])[None])}
         output = self.model(
-            input_ids=ids,
+            **inputs,
             position_ids=positions,
             attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=keep,
+            output_hidden_states=features is not None,
         )
+        if features is not None:
+            features.append(output.hidden_states[-1][0])
         logits: torch.Tensor = output.logits
         return logits
 

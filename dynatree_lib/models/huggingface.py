@@ -16,7 +16,7 @@ from ..masks import additive, depth_positions, laid_out, sliding_window
 from .base import LanguageModel, Session
 from .cache import TreeCache
 from .check import check_architecture, check_tree_attention
-from .engines import Engine, engine_of
+from .engines import Eager, Engine, engine_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 LONGEST_JOINT_PREFILL = 256
@@ -56,6 +56,7 @@ class HFModel(LanguageModel):
         self.eos_token_ids = _as_tuple(getattr(config, "eos_token_id", None) if ends is None else ends)
         self.vocabulary = vocabulary_fingerprint(tokenizer) if tokenizer is not None else None
         self.layers = int(config.num_hidden_layers)
+        self.feature_size = int(config.hidden_size)
         self.session_class: type[HFSession] = HFSession
         self.around: Callable[..., torch.Tensor] | None = None
         self.drafted: np.ndarray | None = None
@@ -184,9 +185,13 @@ class HFSession(Session):
 
     def _reset(self) -> None:
         self._cache = TreeCache(self.model.layers, devices=self.model.layer_devices)
+        if self.keep_features and not getattr(self.model.engine, "gives_features", False):
+            self.model = self.model.altered(engine=Eager(self.model.model))
 
     @in_inference_mode
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
+        if self.keep_features:
+            self._cache.features = []
         if len(queue) > LONGEST_JOINT_PREFILL or not len(tokens):
             self._prefill(np.asarray(queue, np.int64))
             queue = []
@@ -211,6 +216,12 @@ class HFSession(Session):
 
     def _positions(self, forest: np.ndarray, first: int) -> np.ndarray:
         return depth_positions(forest, first)
+
+    def _features(self) -> torch.Tensor | None:
+        if not self.keep_features:
+            return None
+        read = self._cache.features
+        return torch.cat(read) if read else torch.empty(0, self.model.feature_size or 0)
 
     @in_inference_mode
     def _keep(self, nodes: np.ndarray) -> None:

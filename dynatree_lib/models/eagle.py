@@ -1,0 +1,166 @@
+"""Drafts on their target's features: EAGLE's form (Li et al. 2024, section 4).
+
+Such a draft reads a token together with the target's last hidden state at the place before it, its feature, and
+predicts the feature and so the token that follow. Below the text, where the target has not been, it goes on with the
+features that it predicted itself. It has one or two layers, and the target's token table and head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ..sampling import GREEDY
+from ..tree import TokenTree
+from .base import Session
+from .check import TOLERANCE
+from .engines import Eager
+from .huggingface import HFModel, HFSession, in_inference_mode
+from .pruned import pruned
+
+
+class Joint(nn.Module):
+    """The input of the draft's layers: a linear map of the norms of a token's embedding and of a feature.
+
+    Args:
+        size: h, width of both.
+        eps: of the norms.
+    """
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.token_norm, self.feature_norm = nn.RMSNorm(size, eps), nn.RMSNorm(size, eps)
+        self.map = nn.Linear(2 * size, size, bias=False)
+
+    def forward(self, embedded: Tensor, features: Tensor) -> Tensor:
+        """Return (..., h) inputs for (..., h) embeddings of tokens and features of the places before them."""
+        features = features.to(embedded.dtype)
+        joined: Tensor = self.map(torch.cat([self.token_norm(embedded), self.feature_norm(features)], -1))
+        return joined
+
+
+def eagle(target: Any, layers: Sequence[int]) -> Any:
+    """Return an untrained draft on a target's features, whose layers begin as copies of the target's.
+
+    Args:
+        target: a transformers model, as for `pruned`.
+        layers: numbers of the target's layers.
+
+    Raises:
+        ValueError: as `pruned`.
+    """
+    draft = pruned(target, layers)
+    draft.joint = Joint(target.config.hidden_size, target.config.rms_norm_eps).to(target.dtype)
+    nn.init.normal_(draft.joint.map.weight, std=(2 * target.config.hidden_size) ** -0.5)
+    return draft.eval()
+
+
+class EagleModel(HFModel):
+    """A draft on features as a `LanguageModel`; drafters use it like any other draft model.
+
+    Args:
+        model: from `eagle`.
+        tokenizer: of the target.
+        check: compare the engine's tree of features with a walk down each of its paths.
+        engine: as for `HFModel`.
+
+    Raises:
+        ValueError: where the two differ.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None, *, check: bool = True, engine: str = "auto") -> None:
+        super().__init__(model, tokenizer, check=False, engine=engine)
+        self.takes_features, self.session_class = self.feature_size, EagleSession
+        if not getattr(self.engine, "gives_features", False):
+            self.engine = Eager(model)
+        if check:
+            _check_features(self)
+
+
+class EagleSession(HFSession):
+    """A sequence of tokens with their features.
+
+    Attributes:
+        feature: (h,) feature of the last committed token, which nodes below the text come with; zeros at first.
+
+    The first token of a text has no place before it and is never read, so positions are smaller by one than the
+    target's; attention looks at distances alone.
+    """
+
+    keep_features = True
+
+    @override
+    def _reset(self) -> None:
+        super()._reset()
+        model = self.model
+        self.feature = torch.zeros(model.takes_features or 0, dtype=model.dtype, device=model.device)
+        self._waiting: list[Tensor] = []  # features of the queue
+        self._predicted = self.feature.new_empty(0, len(self.feature))  # of the pending nodes
+
+    @override
+    def extend(self, tokens: Sequence[int], features: Tensor | None = None) -> None:
+        """Append committed tokens and the (n, h) features of the places before them; without these, they are zeros."""
+        super().extend(tokens)
+        if len(tokens):
+            given = self.feature.new_zeros(len(tokens), len(self.feature)) if features is None else features
+            self._waiting.append(given.to(self.feature))
+            self.feature = torch.zeros_like(self.feature)
+
+    @override
+    @in_inference_mode
+    def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> Tensor:
+        known = torch.cat([self._predicted, self.feature[None]])  # index -1 is that of nodes below the text
+        before = len(parents) - len(tokens)
+        above = parents[before:]
+        if (above >= before).any():
+            raise ValueError("A draft on features reads a tree level by level: a node comes with what its parent gave.")
+        self._cache.given = torch.cat([*self._waiting, known[torch.from_numpy(above).to(known.device)]])
+        logits = super()._read(queue, tokens, parents)
+        read = self._features()
+        assert read is not None
+        self._predicted = torch.cat([self._predicted, read[len(read) - len(tokens) :].to(known)])
+        self._waiting = []
+        return logits
+
+    @override
+    def _keep(self, nodes: np.ndarray) -> None:
+        super()._keep(nodes)
+        if len(nodes):
+            self.feature = self._predicted[int(nodes[-1])]
+        self._predicted = self._predicted[:0]
+
+
+@torch.inference_mode()
+def _check_features(model: EagleModel) -> None:
+    """Score a tree after a short text, level by level; compare with its paths, walked by transformers' own forward."""
+    random = np.random.default_rng(0)
+    ids = random.integers(1, model.vocab_size, 12)
+    features = torch.from_numpy(random.standard_normal((6, model.feature_size or 0))).to(model.device, model.dtype)
+
+    def begun(model: HFModel) -> Session:
+        session: Any = model.session()
+        session.extend(ids[:5], features[:5])
+        session.feature = features[5]
+        return session
+
+    tree = TokenTree.build(ids[5:].tolist(), [-1, 0, 0, 1, 1, 2, 3])
+    session, worst = begun(model), 0.0
+    levels = (slice(0, 1), slice(1, 3), slice(3, 6), slice(6, 7))
+    logits = torch.cat([session.score(tree.tokens[part], tree.parents[part], GREEDY).logits for part in levels])
+    plain = model.altered(engine=Eager(model.model))
+    for node in range(len(tree)):
+        walk = begun(plain)
+        for place, token in enumerate(tree.tokens[[0, *tree.path(node)]]):
+            expected = walk.score([token], [place - 1], GREEDY).logits[0]
+        worst = max(worst, float((logits[node] - expected).abs().max() / expected.abs().max().clamp_min(1e-6)))
+    allowed = TOLERANCE.get(model.dtype, 0.0)
+    if not np.isfinite(worst) or worst > allowed:
+        raise ValueError(
+            f"Draft '{model.name}' does not score a tree as it scores its paths (off by {worst:.2g} of the largest, "
+            f"allowed {allowed:.2g}, {model.dtype}); use engine='eager' or float32."
+        )

@@ -1,0 +1,155 @@
+"""Drafts on their target's features: the same as their literal definition, on every engine, in all of the loop."""
+
+import numpy as np
+import pytest
+import reference
+import torch
+from models import feature_draft, hf_greedy, noisy_copy, prompt, random_model
+
+from dynatree_lib import Chain, FixedTree, SampledTree, Sampling, generate
+from dynatree_lib.fast.batching import generate_batch
+from dynatree_lib.models.eagle import EagleModel, eagle
+from dynatree_lib.models.huggingface import HFModel
+from dynatree_lib.models.toy import ToyModel
+from dynatree_lib.sampling import GREEDY
+
+
+def drafted_as_defined(target, draft, text, iterations):
+    """Compare the draft's log-probabilities of every node, in every iteration but the first, with the definition."""
+    compared = 0
+    for number, iteration in enumerate(iterations):
+        tree = iteration.tree
+        if number == 0:
+            assert len(tree) == 1  # the target has not given the prompt's features yet
+        for node in range(1, len(tree)):
+            path = [0, *tree.path(node)]
+            logits = reference.feature_logits(target.model, draft.model, text, tree.tokens[path[1:-1]].tolist())
+            expected = logits[-1].log_softmax(-1)[tree.tokens[node]]
+            assert float(expected) == pytest.approx(tree.logprobs[node], abs=1e-9)
+            compared += 1
+        text = text + iteration.verdict.tokens(tree)
+    return compared, text
+
+
+@pytest.mark.parametrize("commit", ["gather", "rebuild"])
+@pytest.mark.parametrize("make", [Chain, lambda draft: FixedTree(draft, depth=3, branching=(2, 1), tau=None)])
+@torch.inference_mode()
+def test_every_node_is_drafted_as_defined(make, commit):
+    """Also where a text goes on with tokens from elsewhere, whose features come one iteration later."""
+    target = random_model("llama")
+    draft, ids = feature_draft(target), prompt(20)[0].tolist()
+    drafter = make(draft)
+    first = generate(target, ids, drafter, max_new_tokens=25, commit=commit)
+    compared, text = drafted_as_defined(target, draft, ids, first.iterations)
+    turn = [5, 6, 7]
+    second = generate(target, turn, drafter, max_new_tokens=25, state=first.state, commit=commit)
+    more, text = drafted_as_defined(target, draft, text + turn, second.iterations)
+    assert min(compared, more) > 20
+    assert len(first.iterations) < 25  # something was accepted
+    assert text[len(ids) :] == first.tokens + turn + second.tokens
+
+
+@torch.inference_mode()
+def test_a_prompt_longer_than_a_joint_forward():
+    target, ids = random_model("llama"), prompt(300)[0].tolist()
+    draft = feature_draft(target)
+    out = generate(target, ids, Chain(draft, 3), max_new_tokens=12)
+    compared, _ = drafted_as_defined(target, draft, ids, out.iterations)
+    assert compared > 5
+    assert out.tokens == hf_greedy(target, prompt(300), 12)
+
+
+def test_a_prompt_of_one_token():
+    target = random_model("llama")
+    out = generate(target, prompt(1), FixedTree(feature_draft(target)), max_new_tokens=30)
+    assert out.tokens == hf_greedy(target, prompt(1), 30)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_compiled_forward_of_a_draft_on_features_is_the_plain_one(dtype):
+    pytest.importorskip("numba")
+    target = HFModel(_wide(dtype))
+    if target.engine.name != "compiled":
+        pytest.skip(f"no compiled forward in {dtype} here")
+    models = [EagleModel(eagle(target.model, [1]), engine=name) for name in ("compiled", "eager")]
+    models[1].model.load_state_dict(models[0].model.state_dict())
+    models[1] = EagleModel(models[1].model, engine="eager")
+    tolerance = 1e-4 if dtype == torch.float32 else 0.15
+    features = torch.randn(11, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = []
+    for model in models:
+        session = model.session()
+        session.extend(range(1, 11), features[:10])
+        session.feature = features[10]
+        logits = [session.score([3], [-1], GREEDY).logits, session.score([4, 5], [0, 0], GREEDY).logits]
+        session.commit([0])
+        session.extend([9], features[:1])
+        found.append(torch.cat([*logits, session.score([7], [-1], GREEDY).logits]).float())
+    assert models[0].engine.name == "compiled"
+    assert torch.allclose(found[0], found[1], atol=tolerance * float(found[1].abs().max()), rtol=0)
+
+
+def test_the_compiled_target_gives_its_last_hidden_states():
+    pytest.importorskip("numba")
+    target = HFModel(_wide(torch.float32))
+    if target.engine.name != "compiled":
+        pytest.skip("no compiled forward here")
+    session = target.session()
+    session.keep_features = True
+    session.start([1, 2, 3])
+    scores = session.score([4, 5, 6], [-1, 0, 0], Sampling())
+    with torch.inference_mode():
+        expected = target.model(torch.tensor([[1, 2, 3, 4, 5]]), output_hidden_states=True).hidden_states[-1][0]
+    assert scores.features.shape == (6, 64)
+    assert torch.allclose(scores.features[:5], expected, atol=1e-4)
+    session.commit([0])
+    assert session.score([7], [-1], Sampling()).features.shape == (1, 64)  # those of this forward alone
+
+
+def test_sampled_drafting_records_what_it_drew_from():
+    target = random_model("llama")
+    drafter = SampledTree(feature_draft(target), depth=2)
+    out = generate(target, prompt(10), drafter, sampling=Sampling(1.0), max_new_tokens=20)
+    assert any(len(iteration.tree) > 1 for iteration in out.iterations)
+
+
+def test_targets_without_fitting_features_are_refused():
+    target = random_model("llama")
+    drafter = Chain(feature_draft(target))
+    toy = ToyModel(lambda context: [1 / 97] * 97, 97)
+    with pytest.raises(ValueError, match="reads features of width 32.*gives none"):
+        generate(toy, [1, 2], drafter)
+    with pytest.raises(ValueError, match="sessions of its own"):
+        generate_batch(target, [[1, 2], [3, 4]], drafter)
+
+
+def test_nodes_are_read_level_by_level():
+    draft = feature_draft(random_model("llama"))
+    with pytest.raises(ValueError, match="level by level"):
+        draft.session().score([1, 2], [-1, 0], GREEDY)
+
+
+def test_broken_weights_are_noticed_at_loading(monkeypatch):
+    target = random_model("llama")
+    monkeypatch.setattr(
+        "dynatree_lib.models.huggingface.depth_positions", lambda forest, first: first + np.arange(len(forest))
+    )
+    with pytest.raises(ValueError, match="does not score a tree as it scores its paths"):
+        EagleModel(eagle(target.model, [0]))
+
+
+def test_a_draft_on_tokens_keeps_no_features():
+    target = random_model("llama")
+    out = generate(target, prompt(5), Chain(noisy_copy(target)), max_new_tokens=5)
+    assert out.state.target.keep_features is False
+
+
+def _wide(dtype):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).to(dtype).eval()
