@@ -49,6 +49,17 @@ class Texts:
         """Tokens of each text, its prompt included."""
         return np.diff(self.prompt_offsets) + np.diff(self.answer_offsets)
 
+    def prompt_length(self, number: int) -> int:
+        """Tokens of a text's prompt."""
+        return int(self.prompt_offsets[number + 1] - self.prompt_offsets[number])
+
+    def tokens(self, number: int) -> np.ndarray:
+        """Token ids of a text, prompt and answer."""
+        prompt, answer = (
+            slice(*offsets[number : number + 2]) for offsets in (self.prompt_offsets, self.answer_offsets)
+        )
+        return np.concatenate([self.prompts[prompt], self.answers[answer]])
+
     def by_kind(self) -> dict[str, int]:
         """Number of texts of each kind of task."""
         return {str(kind): int(count) for kind, count in zip(*np.unique(self.kinds, return_counts=True), strict=True)}

@@ -1,0 +1,298 @@
+"""Training of a draft on its target's features, over the features that it predicts itself (as HASS and EAGLE-3 do).
+
+The target reads every text once and its last hidden states are stored; its probabilities are its head's of them. A
+draft goes over a window several times: first with the target's features, then with its own of the time before. So at
+step k it is where a drafter is at the k-th level of a chain: k - 1 features in a row are its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from ..paths import whole_file
+from .optimize import Loss, Runtime
+from .pruned import Texts
+
+LEVELS = 4
+"""Steps over its own features at which a draft is compared with its target."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of texts with their features: `length` tokens each, or what the text has.
+
+    Attributes:
+        texts: the texts.
+        states: one (tokens of the file, h) array of bfloat16 bits for each file of texts, in order.
+        length: of a window.
+    """
+
+    texts: Texts
+    states: tuple[np.ndarray, ...]
+    length: int
+
+    def __post_init__(self) -> None:
+        counted, needed = sum(map(len, self.states)), int(self.texts.lengths.sum())
+        if counted != needed:
+            raise ValueError(f"The texts have {needed} tokens and the stored features are of {counted}.")
+
+    def batches(self, seed: Sequence[int]) -> WindowBatches:
+        """Return endless batches; the n-th depends on the seed and n alone."""
+        return WindowBatches(self.texts.lengths, self.length, np.random.default_rng(list(seed)))
+
+    def placed(self, picks: np.ndarray) -> Window:
+        """Lay out (B, 2) windows, given by text and first place."""
+        size, starts = self.states[0].shape[1], np.cumsum([0, *map(len, self.states)])
+        offsets = np.concatenate([[0], np.cumsum(self.texts.lengths)])
+        ids = np.zeros((len(picks), self.length), np.int64)
+        states = np.zeros((len(picks), self.length + 1, size), np.uint16)
+        seen, answer = np.zeros((2, len(picks), self.length), bool)
+        for row, (number, begin) in enumerate(picks.tolist()):
+            text = self.texts.tokens(number)[begin : begin + self.length + 1]
+            first = int(offsets[number]) + begin
+            file = int(np.searchsorted(starts, first, side="right")) - 1
+            there = first - int(starts[file])
+            count = len(text) - 1
+            ids[row, :count], seen[row, :count] = text[1:], True
+            states[row, : count + 1] = self.states[file][there : there + count + 1]
+            answer[row, max(0, self.texts.prompt_length(number) - 2 - begin) : count] = True
+        return Window(
+            torch.from_numpy(ids),
+            torch.from_numpy(states).view(torch.bfloat16),
+            torch.from_numpy(picks[:, 1:] + 1 + np.arange(self.length)),
+            torch.from_numpy(seen),
+            torch.from_numpy(answer),
+        )
+
+
+@dataclass(frozen=True)
+class Window:
+    """A batch of windows.
+
+    Attributes:
+        ids: (B, n) tokens, without the first of each window.
+        states: (B, n + 1, h) bfloat16 features, that of the first token included.
+        positions: (B, n) of the tokens.
+        seen: (B, n) bool, where there is a token.
+        answer: (B, n) bool, where what follows is of the answer.
+    """
+
+    ids: Tensor
+    states: Tensor
+    positions: Tensor
+    seen: Tensor
+    answer: Tensor
+
+
+class WindowBatches:
+    """Endless batches of windows, every place of every text as likely as any other; see `Windows.batches`."""
+
+    def __init__(self, lengths: np.ndarray, length: int, random: np.random.Generator) -> None:
+        self.lengths, self.length, self.random = lengths, length, random
+
+    def batch(self, count: int) -> np.ndarray:
+        """Return (count, 2) texts and first places, int64."""
+        numbers = self.random.choice(len(self.lengths), count, p=self.lengths / self.lengths.sum())
+        free = np.maximum(self.lengths[numbers] - self.length, 1)
+        return np.stack([numbers, self.random.integers(0, free)], 1)
+
+    def skip(self, batches: int, count: int) -> None:
+        """Forget the next batches."""
+        for _ in range(batches):
+            self.batch(count)
+
+
+def write_states(
+    model: Any, texts: Sequence[Texts], paths: Sequence[Path], batch: int, log: Callable[[str], None]
+) -> None:
+    """Let the target read all texts; store its last hidden states, one file for each file of texts.
+
+    Args:
+        model: the target, a transformers model.
+        texts: of each file.
+        paths: of the files, (tokens, h) uint16, the bits of bfloat16; those that are there are not written again.
+        batch: texts at a time.
+        log: takes a line of progress.
+    """
+    for part, path in zip(texts, paths, strict=True):
+        if path.is_file():
+            continue
+        begun, lengths = time.monotonic(), part.lengths
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        out = np.empty((int(offsets[-1]), model.config.hidden_size), np.uint16)
+        order = np.argsort(lengths, kind="stable")
+        for first in range(0, len(order), batch):
+            numbers = order[first : first + batch]
+            ids = np.zeros((len(numbers), int(lengths[numbers].max())), np.int64)
+            for row, number in enumerate(numbers):
+                ids[row, : lengths[number]] = part.tokens(number)
+            with torch.inference_mode():
+                states = model.model(input_ids=torch.from_numpy(ids).to(model.device), use_cache=False)
+            bits = states.last_hidden_state.bfloat16().cpu().view(torch.uint16).numpy()
+            for row, number in enumerate(numbers):
+                out[offsets[number] : offsets[number + 1]] = bits[row, : lengths[number]]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as file:
+            np.save(file, out)
+        log(f"{path.name}: {len(out):,} tokens, {len(out) / (time.monotonic() - begun):.0f} tokens/s")
+
+
+def unrolled(draft: Any, window: Window, steps: int) -> list[Tensor]:
+    """Return the features (B, n, h) that a draft predicts at its first to last step over a window.
+
+    At step k a token comes with the feature that step k - 1 predicted for the place before it. Like a node at level k
+    of a chain, it sees the tokens up to k - 1 places back as step 1 read them, and those after as steps 2, ..., k did.
+    """
+    core = draft.model
+    embedded, entering = core.embed_tokens(window.ids), window.states[:, :-1]
+    turn = core.rotary_emb(embedded, window.positions)
+    past: list[list[tuple[Tensor, Tensor]]] = [[] for _ in core.layers]
+    out = list[Tensor]()
+    for _ in range(steps):
+        hidden = draft.joint(embedded, entering)
+        for layer, read in zip(core.layers, past, strict=True):
+            hidden = hidden + _attended(layer.self_attn, layer.input_layernorm(hidden), turn, read)
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        out.append(core.norm(hidden))
+        entering = torch.cat([entering[:, :1].to(out[-1]), out[-1][:, :-1]], 1)
+    return out
+
+
+def _attended(attention: Any, hidden: Tensor, turn: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Attention of one step; its (B, G, n, D) keys and values are appended to those of the steps before."""
+    batch, count, _ = hidden.shape
+    size = attention.head_dim
+    query, key, value = (
+        part(hidden).view(batch, count, -1, size).transpose(1, 2)
+        for part in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    query, key = apply_rotary_pos_emb(query, key, *turn)
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    past.append((key, value))
+    step = len(past)
+    if step == 1:
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    else:
+        rows = query.unflatten(1, (key.shape[1], -1))  # (B, G, heads of a group, n, D)
+        first_keys, first_values = (part[:, :, None] for part in past[0])
+        unseen = torch.ones(count, count, dtype=torch.bool).triu(2 - step).to(hidden.device)
+        far = (rows @ first_keys.transpose(-1, -2)).masked_fill(unseen, -torch.inf)
+        near = [
+            (_later(keys, step - number), _later(values, step - number))
+            for number, (keys, values) in enumerate(past[1:], 2)
+        ]
+        scores = torch.cat([far, *((rows * keys).sum(-1, keepdim=True) for keys, _ in near)], -1)
+        shares = (scores.float() * attention.scaling).softmax(-1).to(value.dtype)
+        mixed = shares[..., :count] @ first_values
+        for number, (_, values) in enumerate(near, count):
+            mixed = mixed + shares[..., number : number + 1] * values
+        mixed = mixed.flatten(1, 2)
+    return attention.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+def _later(states: Tensor, places: int) -> Tensor:
+    """(B, G, 1, n, D) states moved `places` along, zeros before them."""
+    moved = functional.pad(states, (0, 0, places, 0))[:, :, : states.shape[2]]
+    return moved[:, :, None]
+
+
+def features_loss(
+    draft: Any, windows: Windows, tokens: np.ndarray, steps: int, fading: float, variation: float, runtime: Runtime
+) -> Loss:
+    """Return the loss of a batch of windows: cross-entropy against the target's probabilities, at every step.
+
+    Args:
+        draft: from `models.eagle.eagle`.
+        windows: what the batches pick from.
+        tokens: (K,) ids of the softmax, the target's as well as the draft's.
+        steps: over its own features, at least 1.
+        fading: weight of a step relative to the step before.
+        variation: weight of the total variation distance, as in `pruned.answers_loss`.
+        runtime: how it runs.
+    """
+    head = draft.lm_head.weight.detach()[torch.from_numpy(tokens)]
+
+    def loss(picks: Tensor) -> Tensor:
+        window = windows.placed(picks.numpy())
+        total = torch.zeros(())
+        with runtime.precision():
+            wanted = (window.states[:, 1:].to(head.dtype) @ head.T).float().softmax(-1)
+            for step, found in enumerate(unrolled(draft, window, steps)):
+                used = window.seen.clone()
+                used[:, :step] = False  # these places have no feature of the step before
+                given = (found[used] @ head.T).float().log_softmax(-1)
+                part = -(wanted[used] * given).sum(-1).mean()
+                if variation:
+                    distance = 1 - torch.minimum(wanted[used], given.exp()).sum(-1).mean()
+                    part = (1 - variation) * part + variation * distance
+                total = total + fading**step * part
+        return total
+
+    return loss
+
+
+@torch.no_grad()
+def chain_agreement(
+    draft: Any, windows: Windows, tokens: np.ndarray, runtime: Runtime, batch: int = 16
+) -> dict[str, dict[str, Any]]:
+    """Compare the draft with the target on the ends of texts, by kind of task and in all.
+
+    Returns:
+        kind -> number of `tokens`; `first` and `overlap` as `pruned.agreement` has them, one number for each of
+        `LEVELS` steps; `loss` of the first step in nats; `greedy` and `sampled`, the tokens that an iteration with a
+        chain of `LEVELS` would commit, the bonus token included, if iterations began at every place of greedy texts
+        and of texts at temperature 1; None where there are none.
+    """
+    head, texts = draft.lm_head.weight[torch.from_numpy(tokens)], windows.texts
+    rows: dict[str, list[np.ndarray]] = {}
+    chains: dict[tuple[str, str], list[float]] = {}
+    draft.eval()
+    begins = np.maximum(texts.lengths - windows.length - 1, 0)
+    for numbers in np.array_split(np.arange(len(texts)), max(1, len(texts) // batch)):
+        window = windows.placed(np.stack([numbers, begins[numbers]], 1))
+        with runtime.precision():
+            wanted = (window.states[:, 1:].to(head.dtype) @ head.T).float().softmax(-1)
+            states = unrolled(draft, window, LEVELS)
+            given = [(state @ head.T).float().log_softmax(-1) for state in states]
+        best = wanted.argmax(-1)
+        hits = torch.stack([(part.argmax(-1) == best) for part in given]).numpy()  # (LEVELS, B, n)
+        overlaps = torch.stack([torch.minimum(wanted, part.exp()).sum(-1) for part in given]).numpy()
+        losses = -(wanted * given[0]).sum(-1).numpy()
+        used = (window.seen & window.answer).numpy()
+        for row, number in enumerate(numbers.tolist()):
+            columns = np.flatnonzero(used[row])
+            if not len(columns):
+                continue
+            figures = np.concatenate([hits[:, row, columns], overlaps[:, row, columns], losses[None, row, columns]])
+            begin = columns[: max(0, len(columns) - LEVELS + 1)]
+            along = begin + np.arange(LEVELS)[:, None]
+            kind = str(texts.kinds[number])
+            for name in (kind, "all"):
+                rows.setdefault(name, []).append(figures)
+                for heat, accepted, label in ((0, hits, "greedy"), (1, overlaps, "sampled")):
+                    if texts.temperatures[number] == heat:
+                        taken = accepted[np.arange(LEVELS)[:, None], row, along].astype(float)
+                        chains.setdefault((name, label), []).extend(1 + np.cumprod(taken, 0).sum(0))
+    draft.train()
+    out: dict[str, dict[str, Any]] = {}
+    for name, parts in sorted(rows.items()):
+        figures = np.concatenate(parts, 1)
+        mean = figures.mean(1).tolist()
+        out[name] = {
+            "tokens": figures.shape[1], "first": mean[:LEVELS], "overlap": mean[LEVELS:-1], "loss": mean[-1],
+            **{
+                label: float(np.mean(chains[name, label])) if chains.get((name, label)) else None
+                for label in ("greedy", "sampled")
+            },
+        }  # fmt: skip
+    return out
