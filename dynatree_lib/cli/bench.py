@@ -26,6 +26,8 @@ def main(args: argparse.Namespace) -> int:
     results = _measured(args)
     arguments.write_record(args.json, results.to_json())
     print(report(results), end="")
+    setup = results.records.header.setup
+    print(f"Forwards by the engine {setup['target']['engine']} (target) and {setup['draft']['engine']} (draft).")
     return 1 if results.records.failures else 0
 
 
@@ -67,7 +69,6 @@ def report(results: Results) -> str:
     where = arguments.machine(results.records.header.environment, setup["target"]["device"])
     lines = [
         f"{setup['pair']} in {setup['dtype']} on {where}; {setup['max_new_tokens']} new tokens, {setup['eos_rule']}.",
-        f"Forwards by the engine {setup['target']['engine']} (target) and {setup['draft']['engine']} (draft).",
         setup["workload"] + ("" if setup["turns"].startswith("the first") else f" Turns: {setup['turns']}."),
         "",
         *arguments.text_lines(method_table(summaries)),

@@ -23,6 +23,8 @@ from ..paths import whole_file
 from .optimize import Loss, Runtime
 from .pruned import Texts
 
+ROWS = 256
+"""Places whose logits are in memory at a time, so that they stay in the processor's cache."""
 LEVELS = 4
 """Steps over its own features at which a draft is compared with its target."""
 
@@ -224,21 +226,53 @@ def features_loss(
 
     def loss(picks: Tensor) -> Tensor:
         window = windows.placed(picks.numpy())
-        total = torch.zeros(())
         with runtime.precision():
-            wanted = (window.states[:, 1:].to(head.dtype) @ head.T).float().softmax(-1)
-            for step, found in enumerate(unrolled(draft, window, steps)):
-                used = window.seen.clone()
-                used[:, :step] = False  # these places have no feature of the step before
-                given = (found[used] @ head.T).float().log_softmax(-1)
-                part = -(wanted[used] * given).sum(-1).mean()
-                if variation:
-                    distance = 1 - torch.minimum(wanted[used], given.exp()).sum(-1).mean()
-                    part = (1 - variation) * part + variation * distance
-                total = total + fading**step * part
-        return total
+            found = unrolled(draft, window, steps)
+            used = window.seen.repeat(steps, 1, 1)
+            for step in range(steps):
+                used[step, :, :step] = False  # these places have no feature of the step before
+            weights = used.float() * (fading ** torch.arange(steps))[:, None, None] / used.sum((1, 2), keepdim=True)
+        dtype = torch.bfloat16 if runtime.autocast else head.dtype
+        return _HeadLoss.apply(
+            torch.stack(found).flatten(1, 2), window.states[:, 1:].flatten(0, 1), weights.flatten(1), head.to(dtype),
+            variation,
+        )  # fmt: skip
 
     return loss
+
+
+class _HeadLoss(torch.autograd.Function):
+    """The loss over a large softmax, a few rows at a time: its gradient is made with it, and no logits are kept."""
+
+    @staticmethod
+    def forward(context: Any, found: Tensor, states: Tensor, weights: Tensor, head: Tensor, variation: float) -> Tensor:
+        """Sum the weighted losses of (steps, N, h) predicted features against (N, h) of the target."""
+        gradients, total = torch.empty_like(found), 0.0
+        states, across = states.to(head.dtype), head.T.contiguous()
+        for first in range(0, len(states), ROWS):
+            rows = slice(first, first + ROWS)
+            wanted = (states[rows] @ across).float().softmax(-1)
+            for step, weight in enumerate(weights[:, rows, None]):
+                given = (found[step, rows].to(head.dtype) @ across).float().log_softmax(-1)
+                part = -(wanted * given).sum(-1, keepdim=True)
+                own = given.exp_()
+                slope = own - wanted
+                if variation:
+                    below = own < wanted
+                    caught = torch.where(below, own, 0.0)
+                    distance = 1 - torch.minimum(own, wanted).sum(-1, keepdim=True)
+                    slope = (1 - variation) * slope - variation * (caught - own * caught.sum(-1, keepdim=True))
+                    part = (1 - variation) * part + variation * distance
+                total += float((weight * part).sum())
+                gradients[step, rows] = ((weight * slope).to(head.dtype) @ head).to(gradients.dtype)
+        context.save_for_backward(gradients)
+        return found.new_tensor(total)
+
+    @staticmethod
+    def backward(context: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient for the predicted features."""
+        (gradients,) = context.saved_tensors
+        return gradients * outer[0], None, None, None, None
 
 
 @torch.no_grad()
