@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers import models as families
 
-from dynatree_lib.models.eagle import EagleModel, eagle
+from dynatree_lib.models.eagle import EagleModel
 from dynatree_lib.models.huggingface import HFModel
+from dynatree_lib.models.pruned import on_features
 
 VOCABULARY = 97
 CONTEXT = 600
@@ -83,7 +84,7 @@ def feature_draft(target: HFModel, engine: str = "auto") -> EagleModel:
     It has all the target's layers, which see the tokens' embeddings as the target's do, and a little of the features.
     """
     torch.manual_seed(2)
-    model = eagle(target.model, range(target.layers))
+    model = on_features(target.model, range(target.layers))
     size, joint = target.feature_size, model.joint
     with torch.no_grad():
         joint.token_norm.weight.fill_(float(model.get_input_embeddings().weight.square().mean().sqrt()))

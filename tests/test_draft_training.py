@@ -93,16 +93,18 @@ def test_batches_cover_an_epoch_once_and_skip_exactly():
     assert again.batch(10).tolist() == epoch[63].tolist()
 
 
-def test_a_run_from_prompts_to_a_draft(model, tmp_path, monkeypatch):
-    """Stopped after the answers it goes on; the draft learns, loads again, and the card says what it learnt from."""
-    recipe = replace(RECIPE, layers=(0, 2), tokens=60, own_turns=3, limit=8, batch=4)
-    phases = replace(recipe.draft.phases[0], steps=30, batch=8, micro_batch=4, length=20)
-    recipe = replace(recipe, draft=replace(recipe.draft, phases=(phases,), warmup=2))
+@pytest.mark.parametrize("kind", ["draft", "features"])
+def test_a_run_from_prompts_to_a_draft(model, tmp_path, monkeypatch, kind):
+    """The draft learns, loads again, and the card says what it learnt from."""
+    recipe = load_recipe("smollm2" if kind == "draft" else "smollm2-features")
+    recipe = replace(recipe, layers=(0, 2), tokens=60, own_turns=3, limit=8, batch=4)
+    phases = replace(recipe.draft.phases[0], steps=30 if kind == "draft" else 90, batch=8, micro_batch=4, length=20)
+    recipe = replace(recipe, draft=replace(recipe.draft, phases=(phases,), warmup=2, learning_rate=0.01))
     folder = tmp_path / "target"
     folder.mkdir()
     (folder / drafts.ORIGIN).write_text(json.dumps({"base": "a random model"}))
     asked = [Asked("code", tuple(prompt(size)[0].tolist())) for size in range(2, 100)]
-    monkeypatch.setattr(drafts, "fetch", lambda name, log: folder)
+    monkeypatch.setattr(drafts, "fetch", lambda name, log=None: folder)
     monkeypatch.setattr(drafts, "load_model", lambda place, **options: model)
     monkeypatch.setattr(drafts, "written_turns", lambda *given: [("own", "Hello?")])
     monkeypatch.setattr(drafts, "requests", lambda data: [("code", "x")])
@@ -111,13 +113,18 @@ def test_a_run_from_prompts_to_a_draft(model, tmp_path, monkeypatch):
     work, out = tmp_path / "work", tmp_path / "out"
     training = drafts.open_draft_training(recipe, tmp_path, work, out, PLAIN, lines.append)
     card = drafts.train_draft(training)
-    assert card["curve"][-1]["step"] == 30
-    untrained = agreement(pruned(model.model, (0, 2)), read_texts(sorted((work / "answers").iterdir())), None, PLAIN)
-    assert card["agreement"]["all"]["loss"] < untrained["all"]["loss"]
-    stored, tokens = load_pruned(out / "draft", model.model)
-    assert len(tokens) == 60 == len(np.load(out / "draft" / TOKENS))
+    assert card["curve"][-1]["step"] == phases.steps
+    if kind == "draft":
+        texts = read_texts(sorted((work / "answers").iterdir()))
+        untrained = agreement(pruned(model.model, (0, 2)), texts, None, PLAIN)["all"]["loss"]
+    else:
+        untrained = np.log(60)  # nats of a guess
+    assert card["agreement"]["all"]["loss"] < untrained
+    stored, tokens = load_pruned(out / kind, model.model)
+    assert hasattr(stored, "joint") == (kind == "features")
+    assert len(tokens) == 60 == len(np.load(out / kind / TOKENS))
     assert card["parameters"] == sum(weight.numel() for weight in own_weights(stored).values())
-    assert json.loads((out / "draft" / "card.json").read_text()) == card
+    assert json.loads((out / kind / "card.json").read_text()) == card
     with pytest.raises(FileExistsError, match="pass --force to replace it"):
         drafts.open_draft_training(recipe, tmp_path, work, out, PLAIN, lines.append)
     other = replace(recipe, limit=9)
@@ -131,6 +138,7 @@ def test_the_shipped_recipe_reads_back_and_wrong_ones_are_refused():
         ({"variation": 1.5}, "variation is 1.5"),
         ({"layers": []}, "names no layers"),
         ({"limit": 0}, "limit is 0"),
+        ({"unrolled": -1}, "unrolled is -1"),
         ({"speed": 1}, "unknown keys"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -8,8 +8,9 @@ from models import feature_draft, hf_greedy, noisy_copy, prompt, random_model
 
 from dynatree_lib import Chain, FixedTree, SampledTree, Sampling, generate
 from dynatree_lib.fast.batching import generate_batch
-from dynatree_lib.models.eagle import EagleModel, eagle
+from dynatree_lib.models.eagle import EagleModel
 from dynatree_lib.models.huggingface import HFModel
+from dynatree_lib.models.pruned import on_features
 from dynatree_lib.models.toy import ToyModel
 from dynatree_lib.sampling import GREEDY
 
@@ -71,7 +72,7 @@ def test_the_compiled_forward_of_a_draft_on_features_is_the_plain_one(dtype):
     target = HFModel(_wide(dtype))
     if target.engine.name != "compiled":
         pytest.skip(f"no compiled forward in {dtype} here")
-    models = [EagleModel(eagle(target.model, [1]), engine=name) for name in ("compiled", "eager")]
+    models = [EagleModel(on_features(target.model, [1]), engine=name) for name in ("compiled", "eager")]
     models[1].model.load_state_dict(models[0].model.state_dict())
     models[1] = EagleModel(models[1].model, engine="eager")
     tolerance = 1e-4 if dtype == torch.float32 else 0.15
@@ -135,7 +136,7 @@ def test_broken_weights_are_noticed_at_loading(monkeypatch):
         "dynatree_lib.models.huggingface.depth_positions", lambda forest, first: first + np.arange(len(forest))
     )
     with pytest.raises(ValueError, match="does not score a tree as it scores its paths"):
-        EagleModel(eagle(target.model, [0]))
+        EagleModel(on_features(target.model, [0]))
 
 
 def test_a_draft_on_tokens_keeps_no_features():

@@ -6,7 +6,7 @@ import reference
 import torch
 from models import feature_draft, prompt, random_model
 
-from dynatree_lib.models.eagle import eagle
+from dynatree_lib.models.pruned import on_features
 from dynatree_lib.training.eagle import Window, Windows, chain_agreement, features_loss, unrolled, write_states
 from dynatree_lib.training.optimize import Runtime
 from dynatree_lib.training.pruned import Texts
@@ -98,7 +98,7 @@ def test_batches_depend_on_the_seed_and_their_number_alone(folder_of_states):
 def test_a_draft_learns_and_is_compared(folder_of_states):
     target, _, texts, states, _ = folder_of_states
     torch.manual_seed(0)
-    draft = eagle(target.model, [2])
+    draft = on_features(target.model, [2])
     windows, tokens = Windows(texts, tuple(states), 24), np.arange(97)
     weights = [*draft.model.layers.parameters(), *draft.model.norm.parameters(), *draft.joint.parameters()]
     optimizer = torch.optim.AdamW(weights, lr=3e-3)
@@ -110,7 +110,7 @@ def test_a_draft_learns_and_is_compared(folder_of_states):
         optimizer.step()
     found = chain_agreement(draft, windows, tokens, RUNTIME)
     after = found["all"]
-    assert after["loss"] < before["loss"] - 1
+    assert after["loss"] < before["loss"] - 0.5
     assert after["first"][0] > before["first"][0] + 0.2
     assert found["one"]["sampled"] is None  # texts of that kind are greedy
     assert 1 <= found["one"]["greedy"] <= 5

@@ -1,5 +1,7 @@
 """Drafts made of their target's layers, which share its token table and draft its frequent tokens alone."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,11 @@ from models import VOCABULARY, hf_greedy, prompt, random_model, raw_model
 
 from dynatree_lib import Chain, LookupTree, SampledTree, Sampling, generate, load_pair
 from dynatree_lib.drafters import DRAFTERS, ModelDrafter
+from dynatree_lib.measure.methods import variant
 from dynatree_lib.models.fetch import PACKAGED
 from dynatree_lib.models.huggingface import HFModel
-from dynatree_lib.models.pruned import load_pruned, own_weights, pruned, short_head, store_pruned
+from dynatree_lib.models.pairs import load_pruned_pair
+from dynatree_lib.models.pruned import load_pruned, on_features, own_weights, pruned, short_head, store_pruned
 
 LAYERS = (0, 2)
 TOKENS = np.arange(1, VOCABULARY, 2)
@@ -41,15 +45,19 @@ def test_layers_that_do_not_exist_are_refused(layers):
         pruned(raw_model("llama"), layers)
 
 
-def test_a_stored_draft_comes_back(tmp_path):
+@pytest.mark.parametrize("make", [pruned, on_features])
+def test_a_stored_draft_comes_back(tmp_path, make):
     target = raw_model("llama", dtype=torch.float32)
-    draft = pruned(target, LAYERS)
+    draft = make(target, LAYERS)
     with torch.no_grad():
         for weight in own_weights(draft).values():
             weight.copy_(weight.half())
     store_pruned(draft, LAYERS, TOKENS, tmp_path)
     again, tokens = load_pruned(tmp_path, target)
     assert tokens.tolist() == TOKENS.tolist()
+    assert hasattr(again, "joint") == (make is on_features)
+    for name, weight in own_weights(draft).items():
+        assert torch.equal(own_weights(again)[name], weight)
     with torch.inference_mode():
         assert torch.equal(again(prompt(9)).logits, draft(prompt(9)).logits)
     assert (
@@ -85,6 +93,30 @@ def test_sampled_trees_record_distributions_over_the_whole_vocabulary():
     drafter = SampledTree(drafting(target), 2, 2)
     out = generate(target, prompt(30), drafter, max_new_tokens=30, sampling=Sampling(1.0), seed=3)
     assert len(out.tokens) == 30
+
+
+def test_a_pair_of_a_target_and_two_drafts(tmp_path):
+    """The library's drafters take the draft on features, other libraries the one that reads tokens alone."""
+    target = raw_model("llama", dtype=torch.float32)
+    target.save_pretrained(tmp_path / "target")
+    store_pruned(pruned(target, LAYERS), LAYERS, TOKENS, tmp_path / "draft")
+    words = SimpleNamespace(get_vocab=lambda: {str(number): number for number in range(VOCABULARY)})
+    options = {"dtype": torch.float32, "tokenizer": words}
+    pair = load_pruned_pair("x", tmp_path / "target", tmp_path, options | {"engine": "auto"})
+    assert pair.independent is None
+    assert pair.common_draft is pair.draft
+    store_pruned(on_features(target, [2]), [2], TOKENS, tmp_path / "features")
+    pair = load_pruned_pair("x", tmp_path / "target", tmp_path, options | {"engine": "auto"})
+    assert pair.draft.takes_features == 32
+    assert pair.common_draft is pair.independent
+    assert pair.independent.model.lm_head.weight.shape == (VOCABULARY, 32)  # of all tokens
+    expected = hf_greedy(pair.target, prompt(30), 20)
+    for spec, draft in (("chain", pair.draft), ("chain:independent=true", pair.independent)):
+        given = []
+        runner = variant(spec).runner(pair, lambda model, role, given=given: given.append(model) or model)
+        assert draft in given
+        found = runner(prompt(30)[0].tolist(), max_new_tokens=20, sampling=Sampling(), seed=0, eos_token_ids=())
+        assert found.tokens == expected
 
 
 def test_the_pair_says_how_to_get_its_target(monkeypatch, tmp_path):

@@ -44,14 +44,15 @@ def main(args: argparse.Namespace) -> int:
         sys.stderr.write(f"[{(time.monotonic() - begun) / 60:6.1f} min] {line}\n")
         sys.stderr.flush()
 
-    out = args.out or Path("data") / recipe.name
     if isinstance(recipe, DraftRecipe):
-        work = args.work or cache_folder() / "training" / recipe.name
+        out = args.out or Path("data") / recipe.target
+        work = args.work or cache_folder() / "training" / recipe.target
         train_draft(
             open_draft_training(recipe, args.data, work, out, _runtime(args), log, args.force), args.max_minutes
         )
-        log(f"the draft is in {out}")
+        log(f"the draft is in {out / recipe.kind}")
         return 0
+    out = args.out or Path("data") / recipe.name
     work = args.work or Path("outputs/train") / recipe.name
     training = open_training(recipe, args.data, work, out, _runtime(args), log, args.resume, args.force)
     train_pair(training, args.max_minutes)

@@ -67,7 +67,7 @@ class HFAssisted:
             "num_assistant_tokens_schedule": self.schedule,
             "assistant_confidence_threshold": self.confidence,
         }
-        return _HFRunner(pair.target, {}, self.num_assistant_tokens, pair.draft, assistant)
+        return _HFRunner(pair.target, {}, self.num_assistant_tokens, pair.common_draft, assistant)
 
 
 @dataclass(frozen=True)

@@ -56,19 +56,21 @@ def drafted(drafter: type[Drafter]) -> Method:
 
     `commit` is that of `generate`, `verifier` the name of a rule ("default" is the one `generate` chooses). Where the
     drafter learns anything, with `carry` a text begins with what it learnt in the text before; the warm-up is one, as
-    in the published code.
+    in the published code. With `independent` a drafter takes the pair's draft that reads tokens alone.
     """
     draft = issubclass(drafter, ModelDrafter)
     learns = drafter.inherit is not Drafter.inherit
-    types = {"commit": Literal["gather", "rebuild"], "verifier": RULES, **({"carry": bool} if learns else {})}
-    common = {"commit": "gather", "verifier": "default", **({"carry": False} if learns else {})}
+    switches = ("carry",) * learns + ("independent",) * draft
+    types = {"commit": Literal["gather", "rebuild"], "verifier": RULES, **dict.fromkeys(switches, bool)}
+    common = {"commit": "gather", "verifier": "default", **dict.fromkeys(switches, False)}
 
     def make(options: dict[str, Any], model: Any) -> Drafter:
         own = {name: value for name, value in options.items() if name not in common}
         return drafter(model, **own) if draft else drafter(**own)  # type: ignore[call-arg]
 
     def build(options: dict[str, Any], pair: Pair, instrument: Instrument) -> Runner:
-        model = instrument(pair.draft, "draft") if draft else None
+        own = pair.common_draft if options.get("independent") else pair.draft
+        model = instrument(own, "draft") if draft else None
         rule = None if options["verifier"] == "default" else _RULES[options["verifier"]]()
         target, loop = instrument(pair.target, "target"), {"commit": options["commit"], "verifier": rule}
         return DrafterRunner(target, make(options, model), loop, carry=options.get("carry", False))

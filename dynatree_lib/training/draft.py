@@ -1,6 +1,7 @@
 """From a model to a draft for it, stage by stage; every stage leaves files, so that a stopped run goes on.
 
-prompts and the user turns that the model writes -> its answers -> the draft -> agreement -> card.
+prompts and the user turns that the model writes -> its answers (-> its features) -> the draft -> agreement -> card.
+Drafts of one target learn from the same answers, in one working folder.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +21,23 @@ import torch
 from ..models.fetch import ORIGIN, fetch
 from ..models.huggingface import HFModel
 from ..models.pairs import load_model
-from ..models.pruned import LAYERS, TOKENS, WEIGHTS, pruned, store_pruned
+from ..models.pruned import LAYERS, TOKENS, WEIGHTS, on_features, pruned, store_pruned
 from ..paths import write_atomically
 from .answers import ask, requests, write_answers, written_turns
 from .card import hardware, versions
+from .eagle import Windows, chain_agreement, features_loss, write_states
 from .optimize import Log, Run, Runtime
-from .pruned import Batches, Texts, agreement, answers_loss, frequent, read_texts
-from .recipe import DraftRecipe
+from .pruned import Batches, agreement, answers_loss, frequent, read_texts
+from .recipe import DraftRecipe, ModelRecipe
 
 HELD_OUT_FILES = 1
 """Files of answers, the first ones, that the draft does not learn from."""
 EVALUATED = 64
 """Held-out texts that are compared at every checkpoint; the card compares all."""
+FADING = 0.8
+"""Weight of a step over a draft's own features relative to the step before."""
+TOGETHER = 16
+"""Texts that the target reads at a time for their features."""
 
 
 @dataclass(frozen=True)
@@ -53,22 +61,24 @@ class DraftTraining:
 def open_draft_training(
     recipe: DraftRecipe, data: Path | None, work: Path, out: Path, runtime: Runtime, log: Log, force: bool = False
 ) -> DraftTraining:
-    """Check what can be wrong before any work. Answers are kept between runs; `force` forgets them and the checkpoint.
+    """Check what can be wrong before any work. Answers are kept between runs; `force` forgets the draft's checkpoint.
 
     Raises:
         FileExistsError: when `out` holds a finished draft.
         ValueError: without a folder of data sets, or when `work` belongs to another recipe's answers.
     """
-    if (out / "draft" / LAYERS).is_file() and not force:
-        raise FileExistsError(f"{out} already holds a draft; pass --force to replace it, or another --out.")
+    if (out / recipe.kind / LAYERS).is_file() and not force:
+        raise FileExistsError(
+            f"{out / recipe.kind} already holds a draft; pass --force to replace it, or another --out."
+        )
     if data is None:
         raise ValueError("Prompts come from local data sets: give --data DIR with wikitext-2-raw/, gsm8k/ and mbpp/.")
     training = DraftTraining(recipe, data, work, out, runtime, log)
     begun = work / "begun.json"
     if force:
-        shutil.rmtree(work, ignore_errors=True)
+        (work / f"{recipe.kind}.pt").unlink(missing_ok=True)
     if begun.is_file() and json.loads(begun.read_text(encoding="utf-8"))["mark"] != training.mark():
-        raise ValueError(f"{work} holds the answers of another recipe; pass --force to start anew, or another --work.")
+        raise ValueError(f"{work} holds the answers of another recipe; remove it, or give another --work.")
     work.mkdir(parents=True, exist_ok=True)
     write_atomically(begun, json.dumps({"mark": training.mark(), "recipe": recipe.as_json()}, indent=2) + "\n")
     return training
@@ -91,22 +101,19 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
     log(f"{len(texts):,} texts with {len(texts.answers):,} answer tokens; {len(held_out):,} texts are held out")
     target = load_model(folder, engine="eager")
     tokens = frequent(texts, recipe.tokens, target.eos_token_ids)
-    run = _run(training, target, texts, held_out.spread(EVALUATED), tokens)
+    open_run = partial(_features_run if recipe.unrolled else _run, training, target, files, tokens)
+    run, compare = open_run(recipe.draft)
     if max_minutes is not None and not run.checkpoint.is_file():
         factor = min(1.0, max_minutes * 60 / run.predicted_seconds())
         log(f"steps multiplied by {factor:.3f} for --max-minutes {max_minutes:g}")
-        run = _run(training, target, texts, held_out.spread(EVALUATED), tokens, factor)
+        run, compare = open_run(recipe.draft.rescaled(factor))
     run.train()
     draft = run.model.eval()
-    figures = {
-        "agreement": agreement(draft, held_out, tokens, training.runtime),
-        "agreement_full_head": agreement(draft, held_out, None, training.runtime)["all"],
-        "head_covers": float(np.isin(held_out.top[:, 0], tokens).mean()),
-    }
-    out = training.out / "draft"
-    partial = out.with_name("draft.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    store_pruned(draft, recipe.layers, tokens, partial)
+    figures = {**compare(draft), "head_covers": float(np.isin(held_out.top[:, 0], tokens).mean())}
+    out = training.out / recipe.kind
+    partial_folder = out.with_name(f"{recipe.kind}.partial")
+    shutil.rmtree(partial_folder, ignore_errors=True)
+    store_pruned(draft, recipe.layers, tokens, partial_folder)
     card = {
         "recipe": recipe.as_json(),
         "target": json.loads((folder / ORIGIN).read_text(encoding="utf-8")),
@@ -120,13 +127,13 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
         "tokens_seen": round(run.step * run.recipe.phases[0].batch * len(texts.answers) / len(texts)),
         "curve": run.curve,
         **figures,
-        "files": {name: hashlib.sha256((partial / name).read_bytes()).hexdigest() for name in (WEIGHTS, TOKENS)},
+        "files": {name: hashlib.sha256((partial_folder / name).read_bytes()).hexdigest() for name in (WEIGHTS, TOKENS)},
         "hardware": hardware(training.runtime.device),
         "versions": versions(),
     }
-    write_atomically(partial / "card.json", json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(partial_folder / "card.json", json.dumps(card, indent=2, ensure_ascii=False) + "\n")
     shutil.rmtree(out, ignore_errors=True)
-    partial.replace(out)
+    partial_folder.replace(out)
     return card
 
 
@@ -152,21 +159,67 @@ def _answered(training: DraftTraining, folder: Path) -> list[Path]:
     return sorted(answers.glob("*.npz"))
 
 
+Compare = Callable[[Any], dict[str, Any]]
+"""Figures of a finished draft for its card."""
+
+
 def _run(
-    training: DraftTraining, target: HFModel, texts: Texts, held_out: Texts, tokens: np.ndarray, factor: float = 1.0
-) -> Run:
-    """The optimization of a fresh draft."""
+    training: DraftTraining, target: HFModel, files: Sequence[Path], tokens: np.ndarray, optimization: ModelRecipe
+) -> tuple[Run, Compare]:
+    """The optimization of a fresh draft that reads tokens alone, and how it is compared with its target."""
     recipe, runtime = training.recipe, training.runtime
-    draft: Any = pruned(target.model, recipe.layers)
+    held_out, texts = read_texts(files[:HELD_OUT_FILES]), read_texts(files[HELD_OUT_FILES:])
+    draft = _trainable(pruned(target.model, recipe.layers))
+    few = held_out.spread(EVALUATED)
+
+    def compare(draft: Any) -> dict[str, Any]:
+        return {
+            "agreement": agreement(draft, held_out, tokens, runtime),
+            "agreement_full_head": agreement(draft, held_out, None, runtime)["all"],
+        }
+
+    run = Run(
+        draft, optimization, lambda index, phase: Batches(texts.lengths, (recipe.seed, index)),
+        answers_loss(draft, texts, tokens, recipe.variation, runtime), runtime, training.log,
+        training.work / f"{recipe.kind}.pt", evaluate=lambda: agreement(draft, few, tokens, runtime)["all"],
+    )  # fmt: skip
+    return run, compare
+
+
+def _features_run(
+    training: DraftTraining, target: HFModel, files: Sequence[Path], tokens: np.ndarray, optimization: ModelRecipe
+) -> tuple[Run, Compare]:
+    """The same of a draft on features, which the target gives first."""
+    recipe, runtime = training.recipe, training.runtime
+    folder = training.work / "features"
+    paths = [folder / file.with_suffix(".npy").name for file in files]
+    dtype = torch.bfloat16 if runtime.autocast else torch.float32
+    parts = [read_texts([file]) for file in files]
+    write_states(
+        load_model(fetch(recipe.target), dtype=dtype, engine="eager").model, parts, paths, TOGETHER, training.log
+    )
+    states = [np.load(path, mmap_mode="r") for path in paths]
+    length = optimization.phases[0].length
+    texts = Windows(read_texts(files[HELD_OUT_FILES:]), tuple(states[HELD_OUT_FILES:]), length)
+    held_out = Windows(read_texts(files[:HELD_OUT_FILES]), tuple(states[:HELD_OUT_FILES]), length)
+    few = held_out.spread(EVALUATED)
+    draft = _trainable(on_features(target.model, recipe.layers))
+
+    def evaluate() -> dict[str, float]:
+        found = chain_agreement(draft, few, tokens, runtime)["all"]
+        return {"first": found["first"][0], "last": found["first"][-1], **{k: found[k] for k in ("loss", "greedy")}}
+
+    run = Run(
+        draft, optimization, lambda index, phase: texts.batches((recipe.seed, index)),
+        features_loss(draft, texts, tokens, recipe.unrolled, FADING, recipe.variation, runtime), runtime, training.log,
+        training.work / f"{recipe.kind}.pt", evaluate=evaluate,
+    )  # fmt: skip
+    return run, lambda draft: {"agreement": chain_agreement(draft, held_out, tokens, runtime)}
+
+
+def _trainable(draft: Any) -> Any:
+    """Let all weights learn that the draft does not share with its target."""
     draft.requires_grad_(True)
     for shared in (draft.model.embed_tokens, draft.lm_head):
         shared.requires_grad_(False)
-    loss = answers_loss(draft, texts, tokens, recipe.variation, runtime)
-
-    def evaluate() -> dict[str, float]:
-        return agreement(draft, held_out, tokens, runtime)["all"]
-
-    return Run(
-        draft, recipe.draft.rescaled(factor), lambda index, phase: Batches(texts.lengths, (recipe.seed, index)), loss,
-        runtime, training.log, training.work / "draft.pt", evaluate=evaluate,
-    )  # fmt: skip
+    return draft

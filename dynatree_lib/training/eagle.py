@@ -52,6 +52,13 @@ class Windows:
         """Return endless batches; the n-th depends on the seed and n alone."""
         return WindowBatches(self.texts.lengths, self.length, np.random.default_rng(list(seed)))
 
+    def spread(self, count: int) -> Windows:
+        """Return windows of `count` texts from all over these, or of all."""
+        offsets = np.concatenate([[0], np.cumsum(self.texts.lengths)])
+        whole = np.concatenate(self.states)
+        parts = [whole[offsets[number] : offsets[number + 1]] for number in self.texts.spread_numbers(count)]
+        return Windows(self.texts.spread(count), (np.concatenate(parts),), self.length)
+
     def placed(self, picks: np.ndarray) -> Window:
         """Lay out (B, 2) windows, given by text and first place."""
         size, starts = self.states[0].shape[1], np.cumsum([0, *map(len, self.states)])

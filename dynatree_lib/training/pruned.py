@@ -64,9 +64,13 @@ class Texts:
         """Number of texts of each kind of task."""
         return {str(kind): int(count) for kind, count in zip(*np.unique(self.kinds, return_counts=True), strict=True)}
 
+    def spread_numbers(self, count: int) -> np.ndarray:
+        """Return the numbers of the texts that `spread` takes, ascending."""
+        return np.unique(np.linspace(0, len(self) - 1, count).round().astype(int))
+
     def spread(self, count: int) -> Texts:
         """Return `count` texts from all over these, or all of them."""
-        numbers = np.unique(np.linspace(0, len(self) - 1, count).round().astype(int))
+        numbers = self.spread_numbers(count)
         prompts, answers = (
             [np.arange(offsets[number], offsets[number + 1]) for number in numbers]
             for offsets in (self.prompt_offsets, self.answer_offsets)

@@ -126,11 +126,14 @@ class DraftRecipe:
         layers: numbers of the target's layers that the draft begins with.
         tokens: most frequent tokens that it drafts.
         variation: weight of the total variation distance in the loss.
+        unrolled: steps over its own features that a draft on features (`training.eagle`) learns, each with 0.8 of the
+            weight of the one before; 0 is a draft that reads tokens alone.
         own_turns: user turns that the target writes itself, besides those that data sets and templates give.
         temperatures: of the answers, dealt out in turn; 0 is greedy.
         limit: tokens of an answer.
         batch: prompts answered at a time.
-        draft: the optimization; its phases count texts, and `length` is their mean number of tokens.
+        draft: the optimization. Its phases count texts, and `length` is their mean number of tokens; for a draft on
+            features they count windows of `length` tokens.
     """
 
     name: str
@@ -140,11 +143,17 @@ class DraftRecipe:
     layers: tuple[int, ...]
     tokens: int
     variation: float
+    unrolled: int
     own_turns: int
     temperatures: tuple[float, ...]
     limit: int
     batch: int
     draft: ModelRecipe
+
+    @property
+    def kind(self) -> str:
+        """Name of the folder that the draft lies in, beside others of its target: "draft" or "features"."""
+        return "features" if self.unrolled else "draft"
 
     def of_steps(self, steps: int) -> DraftRecipe:
         """Return the same recipe with so many steps."""
@@ -165,6 +174,7 @@ def draft_from_json(values: dict[str, Any]) -> DraftRecipe:
     recipe = _build(DraftRecipe, {**values, **lists, "draft": draft}, "top level")
     require(recipe.layers and recipe.temperatures, "The recipe names no layers or no temperatures; give both.")
     require(0 <= recipe.variation < 1, f"variation is {recipe.variation}; it is a weight within [0, 1).")
+    require(recipe.unrolled >= 0, f"unrolled is {recipe.unrolled}; give a number of steps, or 0.")
     for key in ("tokens", "limit", "batch"):
         require(getattr(recipe, key) > 0, f"{key} is {getattr(recipe, key)}; give a number above 0.")
     return recipe
