@@ -28,6 +28,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python >= 3.11 is needed: make setup PYTHON=/path/to/python3.11"'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	@$(BIN)/dynatree fetch smollm2 || echo 'Going on without SmolLM2: notebooks take the bundled pair instead.'
 	@touch $@
 
 reproduce: setup

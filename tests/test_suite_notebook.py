@@ -25,6 +25,17 @@ def test_profile_defaults_and_sizes(out):
     assert str(out) not in repr(nb)
 
 
+@pytest.mark.parametrize("here", [True, False])
+def test_notebooks_with_real_text_take_the_real_pair_where_it_is(monkeypatch, here, tmp_path):
+    monkeypatch.setattr("dynatree_lib.suite.notebook.fetched", lambda name: tmp_path if here else None)
+    assert begin("10_x", profile="smoke", real=True).pair == "tiny"
+    assert begin("10_x", profile="laptop").pair == "tiny"
+    assert begin("10_x", profile="laptop", pair="tiny", real=True).pair == "tiny"
+    nb = begin("10_x", profile="laptop", real=True)
+    assert nb.pair == ("smollm2" if here else "tiny")
+    assert ("dynatree fetch smollm2" in repr(nb)) is not here
+
+
 def test_without_a_run_it_writes_below_the_checkouts_outputs(monkeypatch, tmp_path):
     monkeypatch.delenv("DYNATREE_OUT", raising=False)
     monkeypatch.setenv("DYNATREE_ROOT", str(tmp_path))

