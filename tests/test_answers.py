@@ -5,7 +5,8 @@ import pytest
 import torch
 from models import hf_greedy, prompt, random_model
 
-from dynatree_lib.training.answers import TOP, Asked, continued, passages, write_answers
+from dynatree_lib.training import answers
+from dynatree_lib.training.answers import Asked, continued, own_turns, passages, write_answers
 
 WIKI = (
     """
@@ -35,8 +36,7 @@ def test_greedy_answers_of_a_batch_are_those_of_single_texts(model):
     prompts = [prompt(size)[0].tolist() for size in (3, 30, 11)]
     found = sources(model, prompts, [0.0, 0.0, 0.0])
     for ids, answer in zip(prompts, found, strict=True):
-        assert answer.tokens == hf_greedy(model, torch.tensor([ids]), 12)
-        assert [int(top[0]) for top in answer.top] == answer.tokens
+        assert answer == hf_greedy(model, torch.tensor([ids]), 12)
 
 
 def test_an_answer_ends_with_the_end_of_text_and_the_others_go_on(model):
@@ -46,19 +46,7 @@ def test_an_answer_ends_with_the_end_of_text_and_the_others_go_on(model):
     found = sources(model.altered(eos_token_ids=(end,)), prompts, [0.0, 0.0, 0.0])
     expected = [text[: text.index(end) + 1] if end in text else text for text in whole]
     assert len({len(text) for text in expected}) > 1
-    assert [answer.tokens for answer in found] == expected
-
-
-def test_shares_are_the_targets_probabilities(model):
-    ids = prompt(9)[0].tolist()
-    (answer,) = sources(model, [ids], [1.0], limit=5)
-    text = torch.tensor([[*ids, *answer.tokens]])
-    with torch.inference_mode():
-        expected = model.model(text).logits[0, len(ids) - 1 : -1].softmax(-1)
-    for place, (top, shares) in enumerate(zip(answer.top, answer.shares, strict=True)):
-        assert len(top) == TOP
-        assert shares.astype(float) == pytest.approx(expected[place][top.astype(int)].numpy(), abs=1e-3)
-        assert (np.diff(shares) <= 0).all()
+    assert found == expected
 
 
 def test_a_stopped_run_loses_at_most_one_file(model, tmp_path):
@@ -72,7 +60,7 @@ def test_a_stopped_run_loses_at_most_one_file(model, tmp_path):
     write_answers(model, asked, tmp_path / "a", **options)
     assert {name: (tmp_path / "a" / name).read_bytes() for name in names} == contents
     with np.load(tmp_path / "a" / names[0]) as stored:
-        assert stored["answers"].shape == (stored["answer_lengths"].sum(),) == stored["top"].shape[:1]
+        assert stored["answers"].shape == (stored["answer_lengths"].sum(),)
         assert stored["prompts"].shape == (stored["prompt_lengths"].sum(),)
         assert set(stored["names"][stored["kinds"]]) <= {"code", "math"}
 
@@ -81,3 +69,21 @@ def test_passages_are_paragraphs_of_some_length_with_their_punctuation_mended():
     ((title, text),) = passages(WIKI)
     assert title == "Some title"
     assert text.startswith("The tower, built in 1889, is 1,063 ft (324 m) tall. It stands there and it is seen.")
+
+
+def test_own_turns_are_written_once(model, monkeypatch, tmp_path):
+    asked = []
+
+    def written(model, tokenizer, count, seed, batch):
+        asked.append(seed)
+        return [f"turn {seed} {number}" for number in range(count)]
+
+    monkeypatch.setattr(answers, "written_turns", written)
+    first = own_turns(model, None, 10, tmp_path, seed=2, batch=2)
+    assert len(first) == len(set(first)) == 10
+    assert {kind for kind, _ in first} == {"own"}
+    assert asked == [2_000_006, 2_000_007]
+    (tmp_path / "turns-0001.json").unlink()
+    assert own_turns(model, None, 10, tmp_path, seed=2, batch=2) == first
+    assert asked == [2_000_006, 2_000_007, 2_000_007]
+    assert own_turns(model, None, 0, tmp_path / "none") == []

@@ -7,10 +7,11 @@ stopped run loses at most one.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,11 @@ import torch
 
 from ..models.cache import TreeCache
 from ..models.huggingface import HFModel
-from ..paths import whole_file
+from ..paths import whole_file, write_atomically
 from ..workloads import read_rows
 
 LONGEST_PROMPT = 640
 """Tokens; a passage is cut before it comes to more."""
-TOP = 16
-"""Most probable next tokens of the target that are kept with every token of an answer."""
 PACKED_AT = 0.8
 """Share of a batch's texts that still go on, at which the cache is copied without the finished ones."""
 LANGUAGES = ("German", "French", "Spanish", "Italian")
@@ -43,21 +42,6 @@ QUESTIONS = (
     "{passage}\n\nExtract the names, places and dates of the text as a list.",
     "{passage}\n\nAnswer with the help of the text: why is {title} notable?",
 )
-
-
-@dataclass
-class Answer:
-    """The target's text after a prompt, and what it would have said at each of its places.
-
-    Attributes:
-        tokens: n ids.
-        top: n arrays (`TOP`,) of the most probable ids at each place, the likeliest first.
-        shares: their probabilities at temperature 1.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    top: list[np.ndarray] = field(default_factory=list)
-    shares: list[np.ndarray] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -103,7 +87,7 @@ def requests(data: Path) -> list[tuple[str, str]]:
 @torch.inference_mode()
 def continued(
     model: HFModel, prompts: Sequence[Sequence[int]], temperatures: Sequence[float], limit: int, random: torch.Generator
-) -> list[Answer]:
+) -> list[list[int]]:
     """Continue prompts in one batch until their end of text, which is part of the text, or `limit` tokens.
 
     Args:
@@ -118,7 +102,7 @@ def continued(
     padding = torch.tensor([longest - len(prompt) for prompt in prompts])
     heat, rows = torch.tensor(temperatures, dtype=torch.float32), torch.arange(len(prompts))
     lowest = torch.finfo(model.dtype).min
-    cache, out = TreeCache(model.layers, limit), [Answer() for _ in prompts]
+    cache, out = TreeCache(model.layers, limit), [list[int]() for _ in prompts]
     columns = torch.arange(longest + limit)
     hidden = torch.zeros(len(prompts), longest + limit, dtype=model.dtype)
     hidden = hidden.masked_fill(columns < padding[:, None], lowest)[:, None, None]  # (B, 1, 1, columns)
@@ -130,15 +114,9 @@ def continued(
     for step in range(limit):
         logits = model.engine(ids, positions, mask, cache, 1)[:, -1, : model.vocab_size].float()
         drawn = _drawn(logits / heat.clamp_min(1e-6)[:, None], random)
-        best = logits.topk(TOP)
-        chosen = torch.where(heat <= 0, best.indices[:, 0], drawn)
-        shares = (best.values - logits.logsumexp(-1, keepdim=True)).exp().numpy().astype(np.float16)
-        top = best.indices.numpy().astype(np.uint16)
+        chosen = torch.where(heat <= 0, logits.argmax(-1), drawn)
         for place in going.nonzero()[:, 0].tolist():
-            answer = out[int(rows[place])]
-            answer.tokens.append(int(chosen[place]))
-            answer.top.append(top[place])
-            answer.shares.append(shares[place])
+            out[int(rows[place])].append(int(chosen[place]))
         going &= ~torch.isin(chosen, ends)
         left = int(going.sum())
         if not left:
@@ -196,7 +174,7 @@ def write_answers(
         members = sorted(order[start : start + size].tolist(), key=lambda member: len(asked[member].ids))
         random = torch.Generator().manual_seed(seed * 1_000_003 + number)
         heats = {member: temperatures[member % len(temperatures)] for member in members}
-        texts = list[Answer]()
+        texts = list[list[int]]()
         for first in range(0, len(members), batch):
             group = members[first : first + batch]
             texts += continued(
@@ -207,15 +185,13 @@ def write_answers(
                 file,
                 prompts=np.concatenate([np.asarray(asked[member].ids, np.uint16) for member in members]),
                 prompt_lengths=np.array([len(asked[member].ids) for member in members], np.uint16),
-                answers=np.concatenate([np.asarray(text.tokens, np.uint16) for text in texts]),
-                answer_lengths=np.array([len(text.tokens) for text in texts], np.uint16),
-                top=np.concatenate([np.stack(text.top) for text in texts]),
-                shares=np.concatenate([np.stack(text.shares) for text in texts]),
+                answers=np.concatenate([np.asarray(text, np.uint16) for text in texts]),
+                answer_lengths=np.array([len(text) for text in texts], np.uint16),
                 temperatures=np.array([heats[member] for member in members], np.float32),
                 kinds=np.array([kinds.index(asked[member].kind) for member in members], np.uint8),
                 names=np.array(kinds),
             )
-        tokens, seconds = sum(len(text.tokens) for text in texts), time.monotonic() - begun
+        tokens, seconds = sum(map(len, texts)), time.monotonic() - begun
         log(f"{path.name}: {tokens:,} tokens, {tokens / seconds:.0f} tokens/s")
 
 
@@ -231,16 +207,41 @@ def ask(tokenizer: Any, turns: Iterable[tuple[str, str]], longest: int = LONGEST
     return out
 
 
-def written_turns(
-    model: HFModel, tokenizer: Any, count: int, seed: int, batch: int = 64, limit: int = 96
+def own_turns(
+    model: HFModel,
+    tokenizer: Any,
+    count: int,
+    folder: Path,
+    *,
+    seed: int = 0,
+    batch: int = 64,
+    log: Callable[[str], None] = lambda line: None,
 ) -> list[tuple[str, str]]:
+    """Let the target write `count` user turns, in numbered files of a few batches; files there are not written again.
+
+    Returns:
+        kind, "own", and text of each.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    turns, size = list[str](), min(3 * batch, count)
+    for number in range(-(-count // size) if count else 0):
+        path = folder / f"turns-{number:04d}.json"
+        if not path.is_file():
+            written = written_turns(model, tokenizer, size, seed * 1_000_003 + number, batch)
+            write_atomically(path, json.dumps(written, ensure_ascii=False) + "\n")
+            log(f"{path.name}: {len(written)} user turns")
+        turns += json.loads(path.read_text(encoding="utf-8"))
+    return [("own", turn) for turn in turns[:count]]
+
+
+def written_turns(model: HFModel, tokenizer: Any, count: int, seed: int, batch: int = 64, limit: int = 96) -> list[str]:
     """Let the target write user turns, at temperature 1 after the beginning of one; unfinished ones are left out."""
     begin = tokenizer.apply_chat_template([{"role": "user", "content": "X"}])["input_ids"]
     spot = max(place for place, token in enumerate(begin) if tokenizer.decode([token]) == "X")
-    random, out = torch.Generator().manual_seed(seed), list[tuple[str, str]]()
+    random, out = torch.Generator().manual_seed(seed), list[str]()
     while len(out) < count:
         for answer in continued(model, [begin[:spot]] * batch, [1.0] * batch, limit, random):
-            text = tokenizer.decode(answer.tokens, skip_special_tokens=True).strip()
-            if answer.tokens[-1] in model.eos_token_ids and len(text.split()) >= 3:
-                out.append(("own", text))
+            text = tokenizer.decode(answer, skip_special_tokens=True).strip()
+            if answer[-1] in model.eos_token_ids and len(text.split()) >= 3:
+                out.append(text)
     return out[:count]

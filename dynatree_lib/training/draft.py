@@ -1,6 +1,6 @@
 """From a model to a draft for it, stage by stage; every stage leaves files, so that a stopped run goes on.
 
-prompts and the user turns that the model writes -> its answers (-> its features) -> the draft -> agreement -> card.
+prompts and the user turns that the model writes -> its answers -> its features -> the draft -> agreement -> card.
 Drafts of one target learn from the same answers, in one working folder.
 """
 
@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,12 @@ from ..models.huggingface import HFModel
 from ..models.pairs import load_model
 from ..models.pruned import LAYERS, TOKENS, WEIGHTS, on_features, pruned, store_pruned
 from ..paths import write_atomically
-from .answers import ask, requests, write_answers, written_turns
+from .answers import ask, own_turns, requests, write_answers
 from .card import hardware, versions
-from .eagle import Windows, chain_agreement, features_loss, write_states
+from .losses import chain_agreement, windows_loss
 from .optimize import Log, Run, Runtime
-from .pruned import Batches, agreement, answers_loss, frequent, read_texts
-from .recipe import DraftRecipe, ModelRecipe
+from .recipe import DraftRecipe
+from .texts import Windows, frequent, read_texts, write_features
 
 HELD_OUT_FILES = 1
 """Files of answers, the first ones, that the draft does not learn from."""
@@ -97,19 +95,22 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
     recipe, log = training.recipe, training.log
     folder = fetch(recipe.target, log=log)
     files = _answered(training, folder)
-    held_out, texts = read_texts(files[:HELD_OUT_FILES]), read_texts(files[HELD_OUT_FILES:])
-    log(f"{len(texts):,} texts with {len(texts.answers):,} answer tokens; {len(held_out):,} texts are held out")
+    states = write_features(_reader(training, folder).model, files, training.work / "features", TOGETHER, log)
+    length, split = recipe.draft.phases[0].length, HELD_OUT_FILES
+    held_out = Windows(read_texts(files[:split]), tuple(states[:split]), length)
+    texts = Windows(read_texts(files[split:]), tuple(states[split:]), length)
+    log(
+        f"{len(texts.texts):,} texts with {texts.texts.answer_tokens:,} answer tokens; {len(held_out.texts):,} held out"
+    )
     target = load_model(folder, engine="eager")
-    tokens = frequent(texts, recipe.tokens, target.eos_token_ids)
-    open_run = partial(_features_run if recipe.unrolled else _run, training, target, files, tokens)
-    run, compare = open_run(recipe.draft)
+    tokens = frequent(texts.texts, recipe.tokens, target.eos_token_ids)
+    run = _run(training, target, texts, held_out, tokens)
     if max_minutes is not None and not run.checkpoint.is_file():
         factor = min(1.0, max_minutes * 60 / run.predicted_seconds())
         log(f"steps multiplied by {factor:.3f} for --max-minutes {max_minutes:g}")
-        run, compare = open_run(recipe.draft.rescaled(factor))
+        run = _run(training, target, texts, held_out, tokens, factor)
     run.train()
     draft = run.model.eval()
-    figures = {**compare(draft), "head_covers": float(np.isin(held_out.top[:, 0], tokens).mean())}
     out = training.out / recipe.kind
     partial_folder = out.with_name(f"{recipe.kind}.partial")
     shutil.rmtree(partial_folder, ignore_errors=True)
@@ -118,15 +119,21 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
         "recipe": recipe.as_json(),
         "target": json.loads((folder / ORIGIN).read_text(encoding="utf-8")),
         "texts": {
-            name: {"texts": len(part), "answer_tokens": len(part.answers), "by_kind": part.by_kind()}
-            for name, part in (("training", texts), ("held_out", held_out))
+            name: {
+                "texts": len(part),
+                "tokens": len(part.tokens),
+                "answer_tokens": part.answer_tokens,
+                "by_kind": part.by_kind(),
+            }
+            for name, part in (("training", texts.texts), ("held_out", held_out.texts))
         },
         "parameters": sum(weight.numel() for weight in draft.parameters() if weight.requires_grad),
         "steps": run.step,
         "minutes": round(run.seconds / 60, 1),
-        "tokens_seen": round(run.step * run.recipe.phases[0].batch * len(texts.answers) / len(texts)),
+        "tokens_seen": run.step * run.recipe.phases[0].batch * length,
         "curve": run.curve,
-        **figures,
+        "agreement": chain_agreement(draft, held_out, tokens, training.runtime),
+        "head_covers": float(np.isin(held_out.texts.tokens, tokens).mean()),
         "files": {name: hashlib.sha256((partial_folder / name).read_bytes()).hexdigest() for name in (WEIGHTS, TOKENS)},
         "hardware": hardware(training.runtime.device),
         "versions": versions(),
@@ -140,16 +147,11 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
 def _answered(training: DraftTraining, folder: Path) -> list[Path]:
     """Write what answers are missing; return their files."""
     recipe, log = training.recipe, training.log
-    dtype = torch.bfloat16 if training.runtime.autocast else torch.float32
-    model = load_model(folder, dtype=dtype, engine="auto", device=training.runtime.device)
-    model = HFModel(model.model, model.tokenizer, engine="eager")
-    path = training.work / "turns.json"
-    if not path.is_file():
-        log(f"writing {recipe.own_turns:,} user turns")
-        own = written_turns(model, model.tokenizer, recipe.own_turns, recipe.seed, recipe.batch)
-        write_atomically(path, json.dumps(own, ensure_ascii=False) + "\n")
-    turns = [*requests(training.data), *(tuple(turn) for turn in json.loads(path.read_text(encoding="utf-8")))]
-    asked = ask(model.tokenizer, turns)
+    model = _reader(training, folder)
+    own = own_turns(
+        model, model.tokenizer, recipe.own_turns, training.work / "turns", seed=recipe.seed, batch=recipe.batch, log=log
+    )
+    asked = ask(model.tokenizer, [*requests(training.data), *own])
     log(f"{len(asked):,} prompts")
     answers = training.work / "answers"
     write_answers(
@@ -159,62 +161,29 @@ def _answered(training: DraftTraining, folder: Path) -> list[Path]:
     return sorted(answers.glob("*.npz"))
 
 
-Compare = Callable[[Any], dict[str, Any]]
-"""Figures of a finished draft for its card."""
+def _reader(training: DraftTraining, folder: Path) -> HFModel:
+    """The target, to write and to read texts in batches."""
+    dtype = torch.bfloat16 if training.runtime.autocast else torch.float32
+    return load_model(folder, dtype=dtype, engine="eager", device=training.runtime.device)
 
 
 def _run(
-    training: DraftTraining, target: HFModel, files: Sequence[Path], tokens: np.ndarray, optimization: ModelRecipe
-) -> tuple[Run, Compare]:
-    """The optimization of a fresh draft that reads tokens alone, and how it is compared with its target."""
+    training: DraftTraining, target: HFModel, texts: Windows, held_out: Windows, tokens: np.ndarray, factor: float = 1.0
+) -> Run:
+    """The optimization of a fresh draft."""
     recipe, runtime = training.recipe, training.runtime
-    held_out, texts = read_texts(files[:HELD_OUT_FILES]), read_texts(files[HELD_OUT_FILES:])
-    draft = _trainable(pruned(target.model, recipe.layers))
+    draft = _trainable((on_features if recipe.unrolled else pruned)(target.model, recipe.layers))
     few = held_out.spread(EVALUATED)
-
-    def compare(draft: Any) -> dict[str, Any]:
-        return {
-            "agreement": agreement(draft, held_out, tokens, runtime),
-            "agreement_full_head": agreement(draft, held_out, None, runtime)["all"],
-        }
-
-    run = Run(
-        draft, optimization, lambda index, phase: Batches(texts.lengths, (recipe.seed, index)),
-        answers_loss(draft, texts, tokens, recipe.variation, runtime), runtime, training.log,
-        training.work / f"{recipe.kind}.pt", evaluate=lambda: agreement(draft, few, tokens, runtime)["all"],
-    )  # fmt: skip
-    return run, compare
-
-
-def _features_run(
-    training: DraftTraining, target: HFModel, files: Sequence[Path], tokens: np.ndarray, optimization: ModelRecipe
-) -> tuple[Run, Compare]:
-    """The same of a draft on features, which the target gives first."""
-    recipe, runtime = training.recipe, training.runtime
-    folder = training.work / "features"
-    paths = [folder / file.with_suffix(".npy").name for file in files]
-    dtype = torch.bfloat16 if runtime.autocast else torch.float32
-    parts = [read_texts([file]) for file in files]
-    write_states(
-        load_model(fetch(recipe.target), dtype=dtype, engine="eager").model, parts, paths, TOGETHER, training.log
-    )
-    states = [np.load(path, mmap_mode="r") for path in paths]
-    length = optimization.phases[0].length
-    texts = Windows(read_texts(files[HELD_OUT_FILES:]), tuple(states[HELD_OUT_FILES:]), length)
-    held_out = Windows(read_texts(files[:HELD_OUT_FILES]), tuple(states[:HELD_OUT_FILES]), length)
-    few = held_out.spread(EVALUATED)
-    draft = _trainable(on_features(target.model, recipe.layers))
 
     def evaluate() -> dict[str, float]:
         found = chain_agreement(draft, few, tokens, runtime)["all"]
         return {"first": found["first"][0], "last": found["first"][-1], **{k: found[k] for k in ("loss", "greedy")}}
 
-    run = Run(
-        draft, optimization, lambda index, phase: texts.batches((recipe.seed, index)),
-        features_loss(draft, texts, tokens, recipe.unrolled, FADING, recipe.variation, runtime), runtime, training.log,
-        training.work / f"{recipe.kind}.pt", evaluate=evaluate,
+    return Run(
+        draft, recipe.draft.rescaled(factor), lambda index, phase: texts.batches((recipe.seed, index)),
+        windows_loss(draft, texts, tokens, max(recipe.unrolled, 1), FADING, recipe.variation, runtime), runtime,
+        training.log, training.work / f"{recipe.kind}.pt", evaluate=evaluate,
     )  # fmt: skip
-    return run, lambda draft: {"agreement": chain_agreement(draft, held_out, tokens, runtime)}
 
 
 def _trainable(draft: Any) -> Any:

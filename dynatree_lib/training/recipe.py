@@ -126,14 +126,13 @@ class DraftRecipe:
         layers: numbers of the target's layers that the draft begins with.
         tokens: most frequent tokens that it drafts.
         variation: weight of the total variation distance in the loss.
-        unrolled: steps over its own features that a draft on features (`training.eagle`) learns, each with 0.8 of the
-            weight of the one before; 0 is a draft that reads tokens alone.
+        unrolled: steps that a draft on features learns (`training.losses`), each with 0.8 of the weight of the one
+            before; 0 is a draft that reads tokens alone.
         own_turns: user turns that the target writes itself, besides those that data sets and templates give.
         temperatures: of the answers, dealt out in turn; 0 is greedy.
         limit: tokens of an answer.
         batch: prompts answered at a time.
-        draft: the optimization. Its phases count texts, and `length` is their mean number of tokens; for a draft on
-            features they count windows of `length` tokens.
+        draft: the optimization; its phases count windows of `length` tokens of the answers, all of one length.
     """
 
     name: str

@@ -1,16 +1,12 @@
-"""Training of a draft on its target's features, over the features that it predicts itself (as HASS and EAGLE-3 do).
+"""The losses of drafts made of their target's layers: what the target would say at every place of its texts.
 
-The target reads every text once and its last hidden states are stored; its probabilities are its head's of them. A
-draft goes over a window several times: first with the target's features, then with its own of the time before. So at
-step k it is where a drafter is at the k-th level of a chain: k - 1 features in a row are its own.
+The target's features are stored (`texts`), and its probabilities are its head's of them. A draft on features goes over
+a window several times: first with the target's features, then with its own of the time before, as HASS and EAGLE-3
+train theirs. So at step k it is where a drafter is at the k-th level of a chain: k - 1 features in a row are its own.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,141 +15,24 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from ..paths import whole_file
 from .optimize import Loss, Runtime
-from .pruned import Texts
+from .texts import Window, Windows
 
 ROWS = 256
 """Places whose logits are in memory at a time, so that they stay in the processor's cache."""
 LEVELS = 4
-"""Steps over its own features at which a draft is compared with its target."""
+"""Steps at which a draft is compared with its target."""
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Windows of texts with their features: `length` tokens each, or what the text has.
+def predicted(draft: Any, window: Window, steps: int) -> list[Tensor]:
+    """Return the last hidden states (B, n, h) of a draft over a window, at its first to last step.
 
-    Attributes:
-        texts: the texts.
-        states: one (tokens of the file, h) array of bfloat16 bits for each file of texts, in order.
-        length: of a window.
+    A draft that reads tokens alone is at every step where it was at the first.
     """
-
-    texts: Texts
-    states: tuple[np.ndarray, ...]
-    length: int
-
-    def __post_init__(self) -> None:
-        counted, needed = sum(map(len, self.states)), int(self.texts.lengths.sum())
-        if counted != needed:
-            raise ValueError(f"The texts have {needed} tokens and the stored features are of {counted}.")
-
-    def batches(self, seed: Sequence[int]) -> WindowBatches:
-        """Return endless batches; the n-th depends on the seed and n alone."""
-        return WindowBatches(self.texts.lengths, self.length, np.random.default_rng(list(seed)))
-
-    def spread(self, count: int) -> Windows:
-        """Return windows of `count` texts from all over these, or of all."""
-        offsets = np.concatenate([[0], np.cumsum(self.texts.lengths)])
-        whole = np.concatenate(self.states)
-        parts = [whole[offsets[number] : offsets[number + 1]] for number in self.texts.spread_numbers(count)]
-        return Windows(self.texts.spread(count), (np.concatenate(parts),), self.length)
-
-    def placed(self, picks: np.ndarray) -> Window:
-        """Lay out (B, 2) windows, given by text and first place."""
-        size, starts = self.states[0].shape[1], np.cumsum([0, *map(len, self.states)])
-        offsets = np.concatenate([[0], np.cumsum(self.texts.lengths)])
-        ids = np.zeros((len(picks), self.length), np.int64)
-        states = np.zeros((len(picks), self.length + 1, size), np.uint16)
-        seen, answer = np.zeros((2, len(picks), self.length), bool)
-        for row, (number, begin) in enumerate(picks.tolist()):
-            text = self.texts.tokens(number)[begin : begin + self.length + 1]
-            first = int(offsets[number]) + begin
-            file = int(np.searchsorted(starts, first, side="right")) - 1
-            there = first - int(starts[file])
-            count = len(text) - 1
-            ids[row, :count], seen[row, :count] = text[1:], True
-            states[row, : count + 1] = self.states[file][there : there + count + 1]
-            answer[row, max(0, self.texts.prompt_length(number) - 2 - begin) : count] = True
-        return Window(
-            torch.from_numpy(ids),
-            torch.from_numpy(states).view(torch.bfloat16),
-            torch.from_numpy(picks[:, 1:] + 1 + np.arange(self.length)),
-            torch.from_numpy(seen),
-            torch.from_numpy(answer),
-        )
-
-
-@dataclass(frozen=True)
-class Window:
-    """A batch of windows.
-
-    Attributes:
-        ids: (B, n) tokens, without the first of each window.
-        states: (B, n + 1, h) bfloat16 features, that of the first token included.
-        positions: (B, n) of the tokens.
-        seen: (B, n) bool, where there is a token.
-        answer: (B, n) bool, where what follows is of the answer.
-    """
-
-    ids: Tensor
-    states: Tensor
-    positions: Tensor
-    seen: Tensor
-    answer: Tensor
-
-
-class WindowBatches:
-    """Endless batches of windows, every place of every text as likely as any other; see `Windows.batches`."""
-
-    def __init__(self, lengths: np.ndarray, length: int, random: np.random.Generator) -> None:
-        self.lengths, self.length, self.random = lengths, length, random
-
-    def batch(self, count: int) -> np.ndarray:
-        """Return (count, 2) texts and first places, int64."""
-        numbers = self.random.choice(len(self.lengths), count, p=self.lengths / self.lengths.sum())
-        free = np.maximum(self.lengths[numbers] - self.length, 1)
-        return np.stack([numbers, self.random.integers(0, free)], 1)
-
-    def skip(self, batches: int, count: int) -> None:
-        """Forget the next batches."""
-        for _ in range(batches):
-            self.batch(count)
-
-
-def write_states(
-    model: Any, texts: Sequence[Texts], paths: Sequence[Path], batch: int, log: Callable[[str], None]
-) -> None:
-    """Let the target read all texts; store its last hidden states, one file for each file of texts.
-
-    Args:
-        model: the target, a transformers model.
-        texts: of each file.
-        paths: of the files, (tokens, h) uint16, the bits of bfloat16; those that are there are not written again.
-        batch: texts at a time.
-        log: takes a line of progress.
-    """
-    for part, path in zip(texts, paths, strict=True):
-        if path.is_file():
-            continue
-        begun, lengths = time.monotonic(), part.lengths
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        out = np.empty((int(offsets[-1]), model.config.hidden_size), np.uint16)
-        order = np.argsort(lengths, kind="stable")
-        for first in range(0, len(order), batch):
-            numbers = order[first : first + batch]
-            ids = np.zeros((len(numbers), int(lengths[numbers].max())), np.int64)
-            for row, number in enumerate(numbers):
-                ids[row, : lengths[number]] = part.tokens(number)
-            with torch.inference_mode():
-                states = model.model(input_ids=torch.from_numpy(ids).to(model.device), use_cache=False)
-            bits = states.last_hidden_state.bfloat16().cpu().view(torch.uint16).numpy()
-            for row, number in enumerate(numbers):
-                out[offsets[number] : offsets[number + 1]] = bits[row, : lengths[number]]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
-            np.save(file, out)
-        log(f"{path.name}: {len(out):,} tokens, {len(out) / (time.monotonic() - begun):.0f} tokens/s")
+    if hasattr(draft, "joint"):
+        return unrolled(draft, window, steps)
+    output = draft.model(input_ids=window.ids, position_ids=window.positions, use_cache=False)
+    return [output.last_hidden_state] * steps
 
 
 def unrolled(draft: Any, window: Window, steps: int) -> list[Tensor]:
@@ -215,18 +94,19 @@ def _later(states: Tensor, places: int) -> Tensor:
     return moved[:, :, None]
 
 
-def features_loss(
+def windows_loss(
     draft: Any, windows: Windows, tokens: np.ndarray, steps: int, fading: float, variation: float, runtime: Runtime
 ) -> Loss:
     """Return the loss of a batch of windows: cross-entropy against the target's probabilities, at every step.
 
     Args:
-        draft: from `models.eagle.eagle`.
+        draft: from `models.pruned`.
         windows: what the batches pick from.
         tokens: (K,) ids of the softmax, the target's as well as the draft's.
-        steps: over its own features, at least 1.
+        steps: of a draft on features; 1 for one that reads tokens alone.
         fading: weight of a step relative to the step before.
-        variation: weight of the total variation distance, as in `pruned.answers_loss`.
+        variation: weight of the total variation distance, which is what sampled drafting pays for; the cross-entropy
+            has the rest.
         runtime: how it runs.
     """
     head = draft.lm_head.weight.detach()[torch.from_numpy(tokens)]
@@ -234,7 +114,7 @@ def features_loss(
     def loss(picks: Tensor) -> Tensor:
         window = windows.placed(picks.numpy())
         with runtime.precision():
-            found = unrolled(draft, window, steps)
+            found = predicted(draft, window, steps)
             used = window.seen.repeat(steps, 1, 1)
             for step in range(steps):
                 used[step, :, :step] = False  # these places have no feature of the step before
@@ -289,10 +169,10 @@ def chain_agreement(
     """Compare the draft with the target on the ends of texts, by kind of task and in all.
 
     Returns:
-        kind -> number of `tokens`; `first` and `overlap` as `pruned.agreement` has them, one number for each of
-        `LEVELS` steps; `loss` of the first step in nats; `greedy` and `sampled`, the tokens that an iteration with a
-        chain of `LEVELS` would commit, the bonus token included, if iterations began at every place of greedy texts
-        and of texts at temperature 1; None where there are none.
+        kind -> number of `tokens`; for each of `LEVELS` steps `first`, how often the most probable tokens agree, and
+        `overlap`, the mass that both distributions share; `loss` of the first step in nats; `greedy` and `sampled`, the
+        tokens that an iteration with a chain of `LEVELS` would commit, the bonus token included, if iterations began
+        at every place of greedy texts and of texts at temperature 1; None where there are none.
     """
     head, texts = draft.lm_head.weight[torch.from_numpy(tokens)], windows.texts
     rows: dict[str, list[np.ndarray]] = {}
@@ -303,7 +183,7 @@ def chain_agreement(
         window = windows.placed(np.stack([numbers, begins[numbers]], 1))
         with runtime.precision():
             wanted = (window.states[:, 1:].to(head.dtype) @ head.T).float().softmax(-1)
-            states = unrolled(draft, window, LEVELS)
+            states = predicted(draft, window, LEVELS)
             given = [(state @ head.T).float().log_softmax(-1) for state in states]
         best = wanted.argmax(-1)
         hits = torch.stack([(part.argmax(-1) == best) for part in given]).numpy()  # (LEVELS, B, n)
