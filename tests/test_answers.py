@@ -6,7 +6,7 @@ import torch
 from models import hf_greedy, prompt, random_model
 
 from dynatree_lib.training import answers
-from dynatree_lib.training.answers import Asked, continued, own_turns, passages, write_answers
+from dynatree_lib.training.answers import Asked, continued, passages, sequences, write_answers
 
 WIKI = (
     """
@@ -49,41 +49,43 @@ def test_an_answer_ends_with_the_end_of_text_and_the_others_go_on(model):
     assert found == expected
 
 
-def test_a_stopped_run_loses_at_most_one_file(model, tmp_path):
-    asked = [Asked("code" if size % 2 else "math", tuple(prompt(size)[0].tolist())) for size in range(2, 22)]
-    options = {"batch": 1, "limit": 4, "seed": 3}
-    write_answers(model, asked, tmp_path / "a", **options)
-    names = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert names == [f"answers-{number:04d}.npz" for number in range(7)]  # 20 prompts, three to a file
-    contents = {name: (tmp_path / "a" / name).read_bytes() for name in names}
-    (tmp_path / "a" / names[1]).unlink()
-    write_answers(model, asked, tmp_path / "a", **options)
-    assert {name: (tmp_path / "a" / name).read_bytes() for name in names} == contents
-    with np.load(tmp_path / "a" / names[0]) as stored:
-        assert stored["answers"].shape == (stored["answer_lengths"].sum(),)
-        assert stored["prompts"].shape == (stored["prompt_lengths"].sum(),)
-        assert set(stored["names"][stored["kinds"]]) <= {"code", "math"}
+def prompts_of(kind, sizes):
+    return [Asked(kind, tuple(prompt(size)[0].tolist()), f"prompt of {size} tokens") for size in sizes]
+
+
+def test_a_stopped_run_loses_at_most_one_file_and_more_can_follow(model, tmp_path):
+    asked, options = prompts_of("code", range(2, 12)) + prompts_of("math", range(12, 22)), {"limit": 4, "seed": 3}
+    files = write_answers(model, asked, tmp_path, files=5, batch=1, **options)
+    assert [path.name for path in files] == [f"answers-{number:04d}.npz" for number in range(5)]
+    contents = [path.read_bytes() for path in files]
+    files[1].unlink()
+    more = write_answers(model, asked, tmp_path, files=9, batch=1, **options)
+    assert len(more) == 7  # 20 prompts, three to a file
+    assert [path.read_bytes() for path in files] == contents
+    lengths = []
+    for path in more:
+        with np.load(path) as stored:
+            assert stored["answers"].shape == (stored["answer_lengths"].sum(),)
+            assert stored["prompts"].shape == (stored["prompt_lengths"].sum(),)
+            assert set(stored["names"][stored["kinds"]]) <= {"code", "math"}
+            assert set(np.round(stored["temperatures"].astype(float), 2)) <= {0.0, 0.7, 1.0}
+            lengths += stored["prompt_lengths"].tolist()
+    assert sorted(lengths) == list(range(2, 22))
+
+
+def test_the_target_writes_a_share_of_the_prompts_and_known_texts_are_left_out(model, monkeypatch, tmp_path):
+    told = "please tell me a story about the red fox"
+    monkeypatch.setattr(answers, "written_turns", lambda *given: [told, "another turn"] + ["short"] * (given[2] - 2))
+    monkeypatch.setattr(answers, "ask", lambda tokenizer, turns: [Asked(kind, (1, 2), text) for kind, text in turns])
+    asked = prompts_of("code", range(2, 8))
+    known = sequences("Now, please tell me a STORY about the red hen!")
+    (path,) = write_answers(model, asked, tmp_path, files=1, own=0.5, batch=4, limit=2, known=known)
+    with np.load(path) as stored:
+        kinds = stored["names"][stored["kinds"]].tolist()
+    assert (kinds.count("own"), kinds.count("code")) == (5, 6)  # one of six overlaps in eight words
 
 
 def test_passages_are_paragraphs_of_some_length_with_their_punctuation_mended():
     ((title, text),) = passages(WIKI)
     assert title == "Some title"
     assert text.startswith("The tower, built in 1889, is 1,063 ft (324 m) tall. It stands there and it is seen.")
-
-
-def test_own_turns_are_written_once(model, monkeypatch, tmp_path):
-    asked = []
-
-    def written(model, tokenizer, count, seed, batch):
-        asked.append(seed)
-        return [f"turn {seed} {number}" for number in range(count)]
-
-    monkeypatch.setattr(answers, "written_turns", written)
-    first = own_turns(model, None, 10, tmp_path, seed=2, batch=2)
-    assert len(first) == len(set(first)) == 10
-    assert {kind for kind, _ in first} == {"own"}
-    assert asked == [2_000_006, 2_000_007]
-    (tmp_path / "turns-0001.json").unlink()
-    assert own_turns(model, None, 10, tmp_path, seed=2, batch=2) == first
-    assert asked == [2_000_006, 2_000_007, 2_000_007]
-    assert own_turns(model, None, 0, tmp_path / "none") == []

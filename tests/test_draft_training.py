@@ -1,13 +1,14 @@
 """A draft made of its target's layers learns from the target's answers: losses, batches, and the run as a whole."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 import torch
 from models import prompt, random_model
 
+from dynatree_lib.models.fetch import PACKAGED
 from dynatree_lib.models.pruned import TOKENS, load_pruned, on_features, own_weights, pruned
 from dynatree_lib.training import draft as drafts
 from dynatree_lib.training.answers import Asked
@@ -29,7 +30,7 @@ def model():
 def test_a_run_from_prompts_to_a_draft(model, tmp_path, monkeypatch, kind):
     """The draft learns, loads again, and the card says what it learnt from."""
     recipe = load_recipe("smollm2" if kind == "draft" else "smollm2-features")
-    recipe = replace(recipe, layers=(0, 2), tokens=60, own_turns=3, limit=8, batch=4)
+    recipe = replace(recipe, layers=(0, 2), tokens=60, files=9, own=0.0, limit=8, batch=4)
     phases = replace(recipe.draft.phases[0], steps=90, batch=8, micro_batch=4, length=20)
     recipe = replace(
         recipe,
@@ -37,11 +38,12 @@ def test_a_run_from_prompts_to_a_draft(model, tmp_path, monkeypatch, kind):
     )
     folder = tmp_path / "target"
     folder.mkdir()
-    (folder / drafts.ORIGIN).write_text(json.dumps({"base": "a random model"}))
+    origin = {**asdict(PACKAGED["smollm2"]), "base": "a random model", "weights": "random"}
+    (folder / drafts.ORIGIN).write_text(json.dumps(origin))
     asked = [Asked("code", tuple(prompt(size)[0].tolist())) for size in range(2, 100)]
     monkeypatch.setattr(drafts, "fetch", lambda name, log=None: folder)
     monkeypatch.setattr(drafts, "load_model", lambda place, **options: model)
-    monkeypatch.setattr(drafts, "own_turns", lambda *given, **options: [("own", "Hello?")])
+    monkeypatch.setattr(drafts, "load_workload", lambda name, source: [])
     monkeypatch.setattr(drafts, "requests", lambda data: [("code", "x")])
     monkeypatch.setattr(drafts, "ask", lambda tokenizer, turns: asked)
     lines: list[str] = []
@@ -61,6 +63,9 @@ def test_a_run_from_prompts_to_a_draft(model, tmp_path, monkeypatch, kind):
     assert len(tokens) == 60 == len(np.load(out / kind / TOKENS))
     assert card["parameters"] == sum(weight.numel() for weight in own_weights(stored).values())
     assert json.loads((out / kind / "card.json").read_text()) == card
+    page = (out / kind / "README.md").read_text()
+    assert "# A draft for a random model" in page
+    assert f"| code | {card['texts']['training']['texts']} | MBPP" in page
     with pytest.raises(FileExistsError, match="pass --force to replace it"):
         drafts.open_draft_training(recipe, tmp_path, work, out, PLAIN, lines.append)
     other = replace(recipe, limit=9)

@@ -63,6 +63,9 @@ def test_both_reports_say_the_same():
     with pytest.raises(RuntimeError, match="reported no times"):
         reported("a text")
     assert continuation("\n\na prompt and more\n\n", "a prompt") == continuation(" and more", "a prompt") == " and more"
+    assert (
+        continuation("a prompt and\x1b[0;96m mo\x1b[0mre", "a prompt") == " and more"
+    )  # lookahead colours its guesses
 
 
 @pytest.mark.parametrize("tool", PROGRAMS)
@@ -79,6 +82,7 @@ def test_a_text_of_its_own_clock(pair, built, tool):
     assert arguments[arguments.index("-n") + 1] == "8"
     assert ("--spec-draft-n-max" in arguments) == (tool not in ("plain", "lookahead"))
     assert ("-md" in arguments) == (tool in ("speculative", "tree"))
+    assert arguments[arguments.index("-c") + 1] == str((3 + 8 + 64) * (4 if tool == "tree" else 1))
 
 
 def test_it_is_measured_beside_others(pair, built):

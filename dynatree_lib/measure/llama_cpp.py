@@ -33,6 +33,7 @@ PROGRAMS = {
 }
 PROMPT_AND_REST = re.compile(r"(encoded|decoded) +(\d+) tokens in +([\d.]+) seconds")
 EVALUATIONS = re.compile(r"(prompt eval|eval) time = +([\d.]+) ms / +(\d+) (?:tokens|runs)")
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 TIMEOUT = 600.0
 
 
@@ -88,17 +89,20 @@ class LlamaCpp:
 
     def command(self, files: dict[str, Path], prompt: Path, tokens: int, budget: int) -> list[str]:
         """The command line for a prompt of so many tokens in a file."""
+        context = (tokens + budget + 64) * (self.branches if self.tool == "tree" else 1)  # each sequence has its part
         shared = [
             str(files["program"]), "-m", str(files["target"]), "-f", str(prompt), "-n", str(budget), "--temp", "0",
-            "-t", str(torch.get_num_threads()), "-c", str(tokens + budget + 64), "--no-escape",
+            "-t", str(torch.get_num_threads()), "-c", str(context), "--no-escape",
         ]  # fmt: skip
+        if self.weights == "q4_1":  # its AMX kernel for these blocks crashes; this leaves it out and nothing else
+            shared.append("--no-repack")
         chain = ["-md", str(files["draft"]), "--spec-draft-n-max", str(self.drafted)]
         own: dict[str, list[str]] = {
             "plain": ["-no-cnv", "--no-display-prompt"],
             "lookup": ["--spec-draft-n-max", str(self.drafted)],
             "lookahead": [],
-            "speculative": chain,
-            "tree": [*chain, "-np", str(self.branches), "--spec-draft-p-split", str(self.split), "-kvu"],
+            "speculative": [*chain, "--spec-type", "draft-simple"],
+            "tree": [*chain, "-np", str(self.branches), "--spec-draft-p-split", str(self.split)],
         }
         return [*shared, *own[self.tool]]
 
@@ -129,7 +133,7 @@ class _Process:
         self.check(sampling)
         text = self.pair.tokenizer.decode(list(prompt_ids))
         with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
-            file.write(text)
+            file.write(f"{text}\n")  # it takes one line end away
             file.flush()
             command = self.method.command(self.files, Path(file.name), len(prompt_ids), max_new_tokens)
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL)
@@ -172,6 +176,7 @@ def reported(output: str) -> tuple[int, int, float, float]:
 
 
 def continuation(output: str, prompt: str) -> str:
-    """Return what a program wrote to its standard output after the prompt, which most of them repeat."""
+    """Return what a program wrote to its standard output, without colours, after the prompt, which most repeat."""
+    output = COLOUR.sub("", output)
     start = output.find(prompt)
     return (output[start + len(prompt) :] if start >= 0 else output).rstrip("\n")

@@ -7,10 +7,9 @@ stopped run loses at most one.
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 
 from ..models.cache import TreeCache
 from ..models.huggingface import HFModel
-from ..paths import whole_file, write_atomically
+from ..paths import whole_file
 from ..workloads import read_rows
 
 LONGEST_PROMPT = 640
@@ -36,6 +35,16 @@ STORIES = (
     "What are the most important facts about {}?",
     "Write an email to a friend about {}.",
 )
+SOURCES = {
+    "math": "GSM8K, training questions",
+    "code": "MBPP, training tasks 601 to 974, in four wordings",
+    "summary": "paragraphs of WikiText-2's validation part",
+    "rag": "questions about such a paragraph",
+    "translation": "sentences of such a paragraph, into four languages",
+    "story": "templates over the titles of its articles",
+    "own": "user turns that the target wrote itself",
+}
+"""Where the prompts of each kind of task come from."""
 CODE = ("{}", "{} Use Python.", "{} Explain how your code works.", "Python task: {} Add two tests.")
 QUESTIONS = (
     "{passage}\n\nQuestion: What does the text say about {title}?",
@@ -46,10 +55,11 @@ QUESTIONS = (
 
 @dataclass(frozen=True)
 class Asked:
-    """One prompt: its kind of task, and its token ids with the chat template."""
+    """One prompt: its kind of task, its token ids with the chat template, and its text without."""
 
     kind: str
     ids: tuple[int, ...]
+    text: str = ""
 
 
 def passages(text: str) -> Iterator[tuple[str, str]]:
@@ -143,56 +153,83 @@ def write_answers(
     asked: Sequence[Asked],
     folder: Path,
     *,
+    files: int,
+    own: float = 0.0,
     temperatures: Sequence[float] = (0.0, 1.0, 0.7),
     batch: int = 48,
     limit: int = 160,
     seed: int = 0,
+    known: Collection[str] = (),
     log: Callable[[str], None] = lambda line: None,
-) -> None:
-    """Answer all prompts, a file of answers for every few batches; files that are there are not written again.
+) -> list[Path]:
+    """Answer prompts, three batches to a file; files that are there are not written again.
 
     Args:
-        model: the target.
-        asked: the prompts; the n-th is answered at the temperature that its number deals.
-        folder: of the files, `answers-0000.npz` and so on.
-        temperatures: dealt out in turn.
+        model: the target, with its tokenizer.
+        asked: the prompts, taken in random order.
+        folder: of the files, `answers-0000.npz` and so on. Each depends on its number and these arguments alone, so
+            that more files can follow later.
+        files: how many, as long as there are prompts.
+        own: share of a file's prompts that the model writes itself.
+        temperatures: of the answers, dealt out in turn.
         batch: prompts at a time.
         limit: most tokens of an answer.
         seed: of order and draws.
+        known: word sequences (`sequences`) that no prompt may hold.
         log: takes a line of progress.
+
+    Returns:
+        the files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     order = np.random.default_rng(seed).permutation(len(asked))
-    kinds = sorted({one.kind for one in asked})
-    size = 3 * batch
-    for number, start in enumerate(range(0, len(order), size)):
+    size, paths = 3 * batch, list[Path]()
+    written = round(own * size)
+    for number in range(files):
+        members = [asked[member] for member in order[number * (size - written) : (number + 1) * (size - written)]]
+        if not members and not written:
+            break
         path = folder / f"answers-{number:04d}.npz"
+        paths.append(path)
         if path.is_file():
             continue
-        begun = time.monotonic()
-        # by length, so that there is little padding
-        members = sorted(order[start : start + size].tolist(), key=lambda member: len(asked[member].ids))
-        random = torch.Generator().manual_seed(seed * 1_000_003 + number)
-        heats = {member: temperatures[member % len(temperatures)] for member in members}
+        begun, random = time.monotonic(), torch.Generator().manual_seed(seed * 1_000_003 + number)
+        turns = written_turns(model, model.tokenizer, written, random, batch) if written else []
+        members += ask(model.tokenizer, [("own", turn) for turn in turns])
+        members = [member for member in members if sequences(member.text).isdisjoint(known)]
+        members.sort(key=lambda member: len(member.ids))  # so that there is little padding
+        heats = random_order(temperatures, len(members), random)
         texts = list[list[int]]()
         for first in range(0, len(members), batch):
-            group = members[first : first + batch]
-            texts += continued(
-                model, [asked[member].ids for member in group], [heats[member] for member in group], limit, random
-            )
+            part = slice(first, first + batch)
+            texts += continued(model, [member.ids for member in members[part]], heats[part], limit, random)
+        kinds = sorted({member.kind for member in members})
         with whole_file(path) as file:
             np.savez_compressed(
                 file,
-                prompts=np.concatenate([np.asarray(asked[member].ids, np.uint16) for member in members]),
-                prompt_lengths=np.array([len(asked[member].ids) for member in members], np.uint16),
+                prompts=np.concatenate([np.asarray(member.ids, np.uint16) for member in members]),
+                prompt_lengths=np.array([len(member.ids) for member in members], np.uint16),
                 answers=np.concatenate([np.asarray(text, np.uint16) for text in texts]),
                 answer_lengths=np.array([len(text) for text in texts], np.uint16),
-                temperatures=np.array([heats[member] for member in members], np.float32),
-                kinds=np.array([kinds.index(asked[member].kind) for member in members], np.uint8),
+                temperatures=np.array(heats, np.float32),
+                kinds=np.array([kinds.index(member.kind) for member in members], np.uint8),
                 names=np.array(kinds),
             )
         tokens, seconds = sum(map(len, texts)), time.monotonic() - begun
         log(f"{path.name}: {tokens:,} tokens, {tokens / seconds:.0f} tokens/s")
+    return paths
+
+
+def random_order(values: Sequence[float], count: int, random: torch.Generator) -> list[float]:
+    """Return `count` of the values, each about equally often, in random order."""
+    dealt = [values[number % len(values)] for number in range(count)]
+    return [dealt[place] for place in torch.randperm(count, generator=random).tolist()]
+
+
+def sequences(text: str, length: int = 8) -> set[str]:
+    """Return all sequences of so many words of a text, by which two texts are seen to overlap."""
+    words = re.findall(r"\w+", text.lower())
+    return {" ".join(words[start : start + length]) for start in range(len(words) - length + 1)}
 
 
 def ask(tokenizer: Any, turns: Iterable[tuple[str, str]], longest: int = LONGEST_PROMPT) -> list[Asked]:
@@ -203,42 +240,17 @@ def ask(tokenizer: Any, turns: Iterable[tuple[str, str]], longest: int = LONGEST
         messages = [{"role": "user", "content": text}]
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
         if len(ids) <= longest:
-            out.append(Asked(kind, tuple(ids)))
+            out.append(Asked(kind, tuple(ids), text))
     return out
 
 
-def own_turns(
-    model: HFModel,
-    tokenizer: Any,
-    count: int,
-    folder: Path,
-    *,
-    seed: int = 0,
-    batch: int = 64,
-    log: Callable[[str], None] = lambda line: None,
-) -> list[tuple[str, str]]:
-    """Let the target write `count` user turns, in numbered files of a few batches; files there are not written again.
-
-    Returns:
-        kind, "own", and text of each.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    turns, size = list[str](), min(3 * batch, count)
-    for number in range(-(-count // size) if count else 0):
-        path = folder / f"turns-{number:04d}.json"
-        if not path.is_file():
-            written = written_turns(model, tokenizer, size, seed * 1_000_003 + number, batch)
-            write_atomically(path, json.dumps(written, ensure_ascii=False) + "\n")
-            log(f"{path.name}: {len(written)} user turns")
-        turns += json.loads(path.read_text(encoding="utf-8"))
-    return [("own", turn) for turn in turns[:count]]
-
-
-def written_turns(model: HFModel, tokenizer: Any, count: int, seed: int, batch: int = 64, limit: int = 96) -> list[str]:
+def written_turns(
+    model: HFModel, tokenizer: Any, count: int, random: torch.Generator, batch: int = 64, limit: int = 96
+) -> list[str]:
     """Let the target write user turns, at temperature 1 after the beginning of one; unfinished ones are left out."""
     begin = tokenizer.apply_chat_template([{"role": "user", "content": "X"}])["input_ids"]
     spot = max(place for place, token in enumerate(begin) if tokenizer.decode([token]) == "X")
-    random, out = torch.Generator().manual_seed(seed), list[str]()
+    out = list[str]()
     while len(out) < count:
         for answer in continued(model, [begin[:spot]] * batch, [1.0] * batch, limit, random):
             text = tokenizer.decode(answer, skip_special_tokens=True).strip()

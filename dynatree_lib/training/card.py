@@ -132,15 +132,15 @@ def write_pair(out: Path, models: Mapping[str, Any], tokenizer: Any, card: dict[
     return card
 
 
-def write_card(folder: Path, card: Mapping[str, Any]) -> None:
-    """Write card.json of a pair, and the README.md drawn from it."""
+def write_card(folder: Path, card: Mapping[str, Any], template: str = "card") -> None:
+    """Write card.json of a pair or of a draft (`template` "draft_card"), and the README.md drawn from it."""
     (folder / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(readme(card), encoding="utf-8")
+    (folder / "README.md").write_text(readme(card, template), encoding="utf-8")
 
 
-def readme(card: Mapping[str, Any]) -> str:
+def readme(card: Mapping[str, Any], template: str = "card") -> str:
     """Return the model card in Markdown; every number is the card's."""
-    text = files(__package__).joinpath("card.md.jinja").read_text(encoding="utf-8")
+    text = files(__package__).joinpath(f"{template}.md.jinja").read_text(encoding="utf-8")
     options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-    template = jinja2.Template(text, undefined=jinja2.StrictUndefined, **options)
-    return template.render(card, held_out_percent=HELD_OUT_PERCENT)
+    page = jinja2.Template(text, undefined=jinja2.StrictUndefined, **options)
+    return page.render(card, held_out_percent=HELD_OUT_PERCENT)

@@ -21,8 +21,9 @@ from ..models.huggingface import HFModel
 from ..models.pairs import load_model
 from ..models.pruned import LAYERS, TOKENS, WEIGHTS, on_features, pruned, store_pruned
 from ..paths import write_atomically
-from .answers import ask, own_turns, requests, write_answers
-from .card import hardware, versions
+from ..workloads import load_workload
+from .answers import SOURCES, ask, requests, sequences, write_answers
+from .card import hardware, versions, write_card
 from .losses import chain_agreement, windows_loss
 from .optimize import Log, Run, Runtime
 from .recipe import DraftRecipe
@@ -52,7 +53,7 @@ class DraftTraining:
     def mark(self) -> str:
         """Return what the answers of a working folder are recognised by."""
         recipe = self.recipe
-        of_answers = recipe.target, recipe.seed, recipe.own_turns, recipe.temperatures, recipe.limit, recipe.batch
+        of_answers = recipe.target, recipe.seed, recipe.own, recipe.temperatures, recipe.limit, recipe.batch
         return hashlib.sha256(repr(of_answers).encode()).hexdigest()
 
 
@@ -70,7 +71,9 @@ def open_draft_training(
             f"{out / recipe.kind} already holds a draft; pass --force to replace it, or another --out."
         )
     if data is None:
-        raise ValueError("Prompts come from local data sets: give --data DIR with wikitext-2-raw/, gsm8k/ and mbpp/.")
+        raise ValueError(
+            "Prompts come from local data sets: give --data DIR with wikitext-2-raw/, gsm8k/, mbpp/ and spec_bench/."
+        )
     training = DraftTraining(recipe, data, work, out, runtime, log)
     begun = work / "begun.json"
     if force:
@@ -132,13 +135,15 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
         "minutes": round(run.seconds / 60, 1),
         "tokens_seen": run.step * run.recipe.phases[0].batch * length,
         "curve": run.curve,
+        "curve_texts": EVALUATED,
+        "sources": SOURCES,
         "agreement": chain_agreement(draft, held_out, tokens, training.runtime),
         "head_covers": float(np.isin(held_out.texts.tokens, tokens).mean()),
         "files": {name: hashlib.sha256((partial_folder / name).read_bytes()).hexdigest() for name in (WEIGHTS, TOKENS)},
         "hardware": hardware(training.runtime.device),
         "versions": versions(),
     }
-    write_atomically(partial_folder / "card.json", json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+    write_card(partial_folder, card, "draft_card")
     shutil.rmtree(out, ignore_errors=True)
     partial_folder.replace(out)
     return card
@@ -148,17 +153,14 @@ def _answered(training: DraftTraining, folder: Path) -> list[Path]:
     """Write what answers are missing; return their files."""
     recipe, log = training.recipe, training.log
     model = _reader(training, folder)
-    own = own_turns(
-        model, model.tokenizer, recipe.own_turns, training.work / "turns", seed=recipe.seed, batch=recipe.batch, log=log
-    )
-    asked = ask(model.tokenizer, [*requests(training.data), *own])
-    log(f"{len(asked):,} prompts")
-    answers = training.work / "answers"
-    write_answers(
-        model, asked, answers, temperatures=recipe.temperatures, batch=recipe.batch, limit=recipe.limit,
-        seed=recipe.seed, log=log,
+    asked = ask(model.tokenizer, requests(training.data))
+    judged = load_workload("spec-bench", source=training.data)
+    known = set[str]().union(*(sequences(turn) for prompt in judged for turn in prompt.turns))
+    log(f"{len(asked):,} prompts from data sets; what overlaps with Spec-Bench is left out")
+    return write_answers(
+        model, asked, training.work / "answers", files=recipe.files, own=recipe.own, temperatures=recipe.temperatures,
+        batch=recipe.batch, limit=recipe.limit, seed=recipe.seed, known=known, log=log,
     )  # fmt: skip
-    return sorted(answers.glob("*.npz"))
 
 
 def _reader(training: DraftTraining, folder: Path) -> HFModel:

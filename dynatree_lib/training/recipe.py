@@ -128,7 +128,9 @@ class DraftRecipe:
         variation: weight of the total variation distance in the loss.
         unrolled: steps that a draft on features learns (`training.losses`), each with 0.8 of the weight of the one
             before; 0 is a draft that reads tokens alone.
-        own_turns: user turns that the target writes itself, besides those that data sets and templates give.
+        files: of answers, three batches each; more can be written later.
+        own: share of the prompts that are user turns which the target writes itself; the others come from data sets
+            and templates.
         temperatures: of the answers, dealt out in turn; 0 is greedy.
         limit: tokens of an answer.
         batch: prompts answered at a time.
@@ -143,7 +145,8 @@ class DraftRecipe:
     tokens: int
     variation: float
     unrolled: int
-    own_turns: int
+    files: int
+    own: float
     temperatures: tuple[float, ...]
     limit: int
     batch: int
@@ -174,7 +177,8 @@ def draft_from_json(values: dict[str, Any]) -> DraftRecipe:
     require(recipe.layers and recipe.temperatures, "The recipe names no layers or no temperatures; give both.")
     require(0 <= recipe.variation < 1, f"variation is {recipe.variation}; it is a weight within [0, 1).")
     require(recipe.unrolled >= 0, f"unrolled is {recipe.unrolled}; give a number of steps, or 0.")
-    for key in ("tokens", "limit", "batch"):
+    require(0 <= recipe.own <= 1, f"own is {recipe.own}; it is a share within [0, 1].")
+    for key in ("tokens", "limit", "batch", "files"):
         require(getattr(recipe, key) > 0, f"{key} is {getattr(recipe, key)}; give a number above 0.")
     return recipe
 
