@@ -60,7 +60,7 @@ def test_texts_are_prompts_with_their_answers(material):
     _, ids, _, windows = material
     texts = windows.texts
     assert [texts.text(number).tolist() for number in range(4)] == [one.tolist() for one in ids]
-    assert texts.answer_tokens == sum(len(one) - 5 for one in ids)
+    assert texts.answers.tolist() == [token for one in ids for token in one[5:].tolist()]
     assert texts.by_kind() == {"one": 2, "two": 2}
     few = texts.chosen(np.array([1, 3]))
     assert few.text(1).tolist() == ids[3].tolist()
@@ -73,7 +73,7 @@ def test_frequent_tokens_are_counted_and_the_end_is_among_them(material):
     assert len(tokens) == 20
     assert 96 in tokens
     assert (np.diff(tokens) > 0).all()
-    counts = np.bincount(texts.tokens, minlength=97)
+    counts = np.bincount(texts.answers, minlength=97)
     assert counts[np.setdiff1d(tokens, [96])].min() >= counts[np.setdiff1d(np.arange(97), tokens)].max()
 
 

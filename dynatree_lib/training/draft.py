@@ -102,9 +102,7 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
     length, split = recipe.draft.phases[0].length, HELD_OUT_FILES
     held_out = Windows(read_texts(files[:split]), tuple(states[:split]), length)
     texts = Windows(read_texts(files[split:]), tuple(states[split:]), length)
-    log(
-        f"{len(texts.texts):,} texts with {texts.texts.answer_tokens:,} answer tokens; {len(held_out.texts):,} held out"
-    )
+    log(f"{len(texts.texts):,} texts with {len(texts.texts.answers):,} answer tokens; {len(held_out.texts):,} held out")
     target = load_model(folder, engine="eager")
     tokens = frequent(texts.texts, recipe.tokens, target.eos_token_ids)
     run = _run(training, target, texts, held_out, tokens)
@@ -125,7 +123,7 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
             name: {
                 "texts": len(part),
                 "tokens": len(part.tokens),
-                "answer_tokens": part.answer_tokens,
+                "answer_tokens": len(part.answers),
                 "by_kind": part.by_kind(),
             }
             for name, part in (("training", texts.texts), ("held_out", held_out.texts))
@@ -138,7 +136,7 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
         "curve_texts": EVALUATED,
         "sources": SOURCES,
         "agreement": chain_agreement(draft, held_out, tokens, training.runtime),
-        "head_covers": float(np.isin(held_out.texts.tokens, tokens).mean()),
+        "head_covers": float(np.isin(held_out.texts.answers, tokens).mean()),
         "files": {name: hashlib.sha256((partial_folder / name).read_bytes()).hexdigest() for name in (WEIGHTS, TOKENS)},
         "hardware": hardware(training.runtime.device),
         "versions": versions(),

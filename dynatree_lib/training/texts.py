@@ -43,9 +43,9 @@ class Texts:
         return np.diff(self.offsets)
 
     @property
-    def answer_tokens(self) -> int:
-        """Tokens of all answers."""
-        return int(self.offsets[-1] - self.prompt_lengths.sum())
+    def answers(self) -> np.ndarray:
+        """Token ids of all answers, one after another."""
+        return np.concatenate([self.text(number)[start:] for number, start in enumerate(self.prompt_lengths)])
 
     def text(self, number: int) -> np.ndarray:
         """Token ids of a text."""
@@ -86,12 +86,12 @@ def read_texts(files: Sequence[Path]) -> Texts:
 
 
 def frequent(texts: Texts, count: int, always: Sequence[int] = ()) -> np.ndarray:
-    """Return the `count` most frequent tokens of texts, ascending.
+    """Return the `count` most frequent tokens of answers, ascending.
 
     Args:
         always: tokens that are among them in any case.
     """
-    counts = np.bincount(texts.tokens, minlength=2**16)
+    counts = np.bincount(texts.answers, minlength=2**16)
     counts[list(always)] = counts.max() + 1
     return np.sort(np.argsort(-counts, kind="stable")[:count])
 
