@@ -88,7 +88,7 @@ def feature_draft(target: HFModel, engine: str = "auto") -> EagleModel:
     size, joint = target.feature_size, model.joint
     with torch.no_grad():
         joint.token_norm.weight.fill_(float(model.get_input_embeddings().weight.square().mean().sqrt()))
-        joint.map.weight.copy_(torch.cat([torch.eye(size), 0.02 * torch.randn(size, size)], 1))
+        joint.map.weight.copy_(torch.cat([torch.eye(size), 0.003 * torch.randn(size, size)], 1))
     return EagleModel(model, engine=engine)
 
 

@@ -66,7 +66,7 @@ class Drafter(ABC):
     @property
     def needs_features(self) -> bool:
         """Whether `observe` needs the target's features with its scores."""
-        return self.model is not None and self.model.takes_features is not None
+        return getattr(self.model, "takes_features", None) is not None
 
     @property
     def drawing(self) -> Drawing:
