@@ -231,14 +231,13 @@ class CompiledLlama:
         if mask is not None:
             mask = mask.to(self.dtype).contiguous()
         positions = positions.contiguous()
-        given, features = torch.empty(0), torch.empty(0)
         if len(self.joint):
             given = cache.take(count).float().contiguous()
+            job[kernels.GIVEN] = given.data_ptr()
+        job[kernels.FOUND] = 0
         if cache.features is not None:
-            features = torch.empty(count, self.width)
-            cache.features.append(features)
-        job[kernels.GIVEN] = given.data_ptr()
-        job[kernels.FOUND] = features.data_ptr() if len(features) else 0
+            cache.features.append(torch.empty(count, self.width))
+            job[kernels.FOUND] = cache.features[-1].data_ptr()
         job[kernels.TOKENS], job[kernels.KEEP], job[kernels.BASE], job[kernels.COLUMNS] = count, keep, base, columns
         job[kernels.CAPACITY], job[kernels.STORE] = store.shape[-2], store.data_ptr()
         job[kernels.MASK] = 0 if mask is None else mask.data_ptr()

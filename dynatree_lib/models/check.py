@@ -6,6 +6,7 @@ of the mask. So a small tree is scored in one forward and compared with plain fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,15 +68,30 @@ def check_tree_attention(model: HFModel) -> None:
     session = model.session()
     session.start(prefix)
     scored = [session.score(tree.tokens[s], tree.parents[s], Sampling()).logits for s in (slice(0, 3), slice(3, 7))]
-    logits = torch.cat(scored)
+
+    def plain(path: list[int]) -> torch.Tensor:
+        ids = torch.tensor([prefix + path], device=model.device)
+        return model.model(ids, use_cache=False).logits[0, -1]
+
+    off = difference_from_paths(torch.cat(scored), tree, plain, model.dtype)
+    if off:
+        raise ValueError(
+            f"Model '{model.name}' does not score a token tree as it scores its paths ({off}), so its output would be "
+            "wrong; use float32."
+        )
+
+
+def difference_from_paths(
+    logits: torch.Tensor, tree: TokenTree, plain: Callable[[list[int]], torch.Tensor], dtype: torch.dtype
+) -> str | None:
+    """Say how far a tree's (n, V) logits are off, where that is more than `TOLERANCE` allows; None where it is not.
+
+    `plain` returns the (V,) logits after a path, given by its tokens from node 0 down.
+    """
     worst = 0.0
     for node in range(len(tree)):
-        path = tree.tokens[[0, *tree.path(node)]].tolist()
-        plain = model.model(torch.tensor([prefix + path], device=model.device), use_cache=False).logits[0, -1]
-        worst = max(worst, float((logits[node] - plain).abs().max() / plain.abs().max().clamp_min(1e-6)))
-    allowed = TOLERANCE.get(model.dtype, 0.0)
-    if not np.isfinite(worst) or worst > allowed:
-        raise ValueError(
-            f"Model '{model.name}' does not score a token tree as it scores its paths (off by {worst:.2g} of the "
-            f"largest, allowed {allowed:.2g}, {model.dtype}), so its output would be wrong; use float32."
-        )
+        expected = plain(tree.tokens[[0, *tree.path(node)]].tolist())
+        worst = max(worst, float((logits[node] - expected).abs().max() / expected.abs().max().clamp_min(1e-6)))
+    allowed = TOLERANCE.get(dtype, 0.0)
+    fits = np.isfinite(worst) and worst <= allowed
+    return None if fits else f"off by {worst:.2g} of the largest, allowed {allowed:.2g}, {dtype}"

@@ -18,7 +18,7 @@ from typing_extensions import override
 from ..sampling import GREEDY
 from ..tree import TokenTree
 from .base import Session
-from .check import TOLERANCE
+from .check import difference_from_paths
 from .engines import Eager
 from .huggingface import HFModel, HFSession, in_inference_mode
 
@@ -112,18 +112,17 @@ def _check_features(model: EagleModel) -> None:
         return session
 
     tree = TokenTree.build(ids[5:].tolist(), [-1, 0, 0, 1, 1, 2, 3])
-    session, worst = begun(model), 0.0
+    session = begun(model)
     levels = (slice(0, 1), slice(1, 3), slice(3, 6), slice(6, 7))
     logits = torch.cat([session.score(tree.tokens[part], tree.parents[part], GREEDY).logits for part in levels])
-    plain = model.altered(engine=Eager(model.model))
-    for node in range(len(tree)):
-        walk = begun(plain)
-        for place, token in enumerate(tree.tokens[[0, *tree.path(node)]]):
-            expected = walk.score([token], [place - 1], GREEDY).logits[0]
-        worst = max(worst, float((logits[node] - expected).abs().max() / expected.abs().max().clamp_min(1e-6)))
-    allowed = TOLERANCE.get(model.dtype, 0.0)
-    if not np.isfinite(worst) or worst > allowed:
+    eager = model.altered(engine=Eager(model.model))
+
+    def walked(path: list[int]) -> Tensor:
+        walk = begun(eager)
+        return [walk.score([token], [place - 1], GREEDY).logits[0] for place, token in enumerate(path)][-1]
+
+    off = difference_from_paths(logits, tree, walked, model.dtype)
+    if off:
         raise ValueError(
-            f"Draft '{model.name}' does not score a tree as it scores its paths (off by {worst:.2g} of the largest, "
-            f"allowed {allowed:.2g}, {model.dtype}); use engine='eager' or float32."
+            f"Draft '{model.name}' does not score a tree as it scores its paths ({off}); use engine='eager' or float32."
         )

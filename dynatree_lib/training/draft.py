@@ -97,8 +97,9 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
     """
     recipe, log = training.recipe, training.log
     folder = fetch(recipe.target, log=log)
-    files = _answered(training, folder)
-    states = write_features(_reader(training, folder).model, files, training.work / "features", TOGETHER, log)
+    reader = _reader(training, folder)
+    files = _answered(training, reader)
+    states = write_features(reader.model, files, training.work / "features", TOGETHER, log)
     length, split = recipe.draft.phases[0].length, HELD_OUT_FILES
     held_out = Windows(read_texts(files[:split]), tuple(states[:split]), length)
     texts = Windows(read_texts(files[split:]), tuple(states[split:]), length)
@@ -147,10 +148,9 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
     return card
 
 
-def _answered(training: DraftTraining, folder: Path) -> list[Path]:
+def _answered(training: DraftTraining, model: HFModel) -> list[Path]:
     """Write what answers are missing; return their files."""
     recipe, log = training.recipe, training.log
-    model = _reader(training, folder)
     asked = ask(model.tokenizer, requests(training.data))
     judged = load_workload("spec-bench", source=training.data)
     known = set[str]().union(*(sequences(turn) for prompt in judged for turn in prompt.turns))
