@@ -6,7 +6,7 @@ import torch
 from models import hf_greedy, prompt, random_model
 
 from dynatree_lib.training import answers
-from dynatree_lib.training.answers import Asked, continued, passages, sequences, write_answers
+from dynatree_lib.training.answers import Asked, continued, evenly_mixed, passages, sequences, write_answers
 
 WIKI = (
     """
@@ -51,6 +51,17 @@ def test_an_answer_ends_with_the_end_of_text_and_the_others_go_on(model):
 
 def prompts_of(kind, sizes):
     return [Asked(kind, tuple(prompt(size)[0].tolist()), f"prompt of {size} tokens") for size in sizes]
+
+
+def test_all_kinds_come_alike_until_they_run_out():
+    asked = prompts_of("math", range(2, 32)) + prompts_of("code", range(2, 8)) + prompts_of("story", range(2, 14))
+    order = evenly_mixed(asked, np.random.default_rng(1))
+    assert sorted(order) == list(range(48))
+    assert order != evenly_mixed(asked, np.random.default_rng(2))
+    kinds = [asked[number].kind for number in order]
+    assert all(set(kinds[place : place + 3]) == {"math", "code", "story"} for place in range(0, 18, 3))
+    assert set(kinds[18:30]) == {"math", "story"}
+    assert set(kinds[30:]) == {"math"}
 
 
 def test_a_stopped_run_loses_at_most_one_file_and_more_can_follow(model, tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,7 +167,7 @@ def write_answers(
 
     Args:
         model: the target, with its tokenizer.
-        asked: the prompts, taken in random order.
+        asked: the prompts, taken in random order and of all kinds alike, as long as a kind has any.
         folder: of the files, `answers-0000.npz` and so on. Each depends on its number and these arguments alone, so
             that more files can follow later.
         files: how many, as long as there are prompts.
@@ -182,7 +183,7 @@ def write_answers(
         the files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    order = np.random.default_rng(seed).permutation(len(asked))
+    order = evenly_mixed(asked, np.random.default_rng(seed))
     size, paths = 3 * batch, list[Path]()
     written = round(own * size)
     for number in range(files):
@@ -218,6 +219,15 @@ def write_answers(
         tokens, seconds = sum(map(len, texts)), time.monotonic() - begun
         log(f"{path.name}: {tokens:,} tokens, {tokens / seconds:.0f} tokens/s")
     return paths
+
+
+def evenly_mixed(asked: Sequence[Asked], random: np.random.Generator) -> list[int]:
+    """Return a random order of prompts in which every kind of task comes as often as any other until it runs out."""
+    seen, ranks = Counter[str](), dict[int, int]()
+    for number in random.permutation(len(asked)).tolist():
+        ranks[number] = seen[asked[number].kind]
+        seen[asked[number].kind] += 1
+    return sorted(ranks, key=lambda number: ranks[number])
 
 
 def random_order(values: Sequence[float], count: int, random: torch.Generator) -> list[float]:
