@@ -40,6 +40,12 @@ OPTIONS: dict[type[Drafter], list[dict[str, Any]]] = {
         {"verify_cost": (1.0, 1.0, 1.0), "draft_cost": (0.001, 0.001), "depth": 4, "max_nodes": 40},
         {"verify_cost": (1.0, 1.4, 2.2), "draft_cost": (0.2, 0.3), "learning": 0.0},
     ],
+    # nodes that cost nothing, a small budget, a chain
+    dt.CostAwareSampledTree: [
+        {},
+        {"verify_cost": (1.0, 1.0, 1.0), "draft_cost": (0.001, 0.001), "depth": 2, "branching": 2, "max_nodes": 5},
+        {"verify_cost": (1.0, 1.2, 1.6), "draft_cost": (0.01, 0.02), "overhead": 0.0, "branching": 1, "depth": 3},
+    ],
     # frequent matches of one token, free drafting beside copies, budgets that bind
     dt.LookupTree: [
         {},

@@ -299,6 +299,68 @@ def cost_aware_tree(
     return [(path[-1] if path else text[-1], kept.index(path[:-1]) if path else -1, nodes[path]) for path in kept]
 
 
+def cost_aware_sampled_tree(
+    distribution: Callable[[tuple[int, ...]], Sequence[float]],
+    text: Sequence[int],
+    drawn: Callable[[tuple[int, ...]], Sequence[int]],
+    verify: Callable[[int], float],
+    draft: Callable[[int], float],
+    rate: float,
+    accepted: Callable[[float, bool], float],
+    child: float,
+    branching: int,
+    depth: int,
+    max_nodes: int,
+    overhead: float,
+) -> dict[tuple[int, ...], float]:
+    """The rule of `CostAwareSampledTree`, one place at a time: paths and their estimated acceptance, in order.
+
+    `drawn` gives the tokens drawn below a path, in order; the rule must ask for as many. `accepted(q, later)` is the
+    counted probability that a token of draft probability q is accepted if tested, after siblings or not.
+    """
+    nodes: dict[tuple[int, ...], float] = {(): 1.0}
+    level: list[tuple[int, ...]] = [()]
+    for number in range(depth):
+        marginal_cost = verify(max(len(nodes), 2) + 1) - verify(max(len(nodes), 2))
+        if number == 0:
+            once = overhead + max(verify(2) - verify(1) - marginal_cost, 0.0)
+            gains = [sum(child**d for d in range(1, n + 1)) for n in range(1, depth + 1)]
+            read = (
+                level if any(g > rate * (n * (marginal_cost + draft(1)) + once) for n, g in enumerate(gains, 1)) else []
+            )
+        else:
+            ranked = sorted(level, key=lambda path: -nodes[path])
+            net = [
+                sum(nodes[path] for path in ranked[:k]) * child - rate * (k * marginal_cost + draft(k))
+                for k in range(1, len(ranked) + 1)
+            ]
+            count = net.index(max(net)) + 1 if net and max(net) > 0 else 0
+            read = [path for path in level if path in ranked[:count]]
+        space, level = max_nodes - len(nodes), []
+        fresh: dict[tuple[int, ...], float] = {}
+        for path in read:
+            p = distribution((*text, *path))
+            first, later = (sum(q * accepted(q, after) for q in p) for after in (False, True))
+            wanted, open_share = 0, nodes[path]  # of a(u) that no earlier sibling took
+            for place in range(branching):
+                chance = later if place else first
+                if open_share * chance <= rate * marginal_cost or len(fresh) + wanted >= space:
+                    break
+                wanted, open_share = wanted + 1, open_share * (1 - chance)
+            tokens = drawn(path)
+            assert len(tokens) == min(wanted, sum(q > 0 for q in p))
+            left = nodes[path]
+            for place, token in enumerate(tokens):
+                chance = accepted(p[token], place > 0)
+                fresh[(*path, token)] = left * chance
+                left *= 1 - chance
+        nodes |= fresh
+        level = list(fresh)
+        if not level or len(nodes) >= max_nodes:
+            break
+    return nodes
+
+
 VerdictLaw = dict[tuple[tuple[int, ...], int], Fraction]
 """Probability of every verdict on one given tree, by kept nodes from the top down and the extra token; no zeros."""
 

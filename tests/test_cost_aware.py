@@ -26,6 +26,14 @@ def convex(rng, first, count):
     return tuple(first + np.concatenate([[0.0], np.cumsum(slopes * 2.0 ** np.arange(count - 1))]))
 
 
+def priced(rng):
+    return {
+        "verify_cost": (1.0, *(float(rng.choice([0.0, 0.3])) + np.array(convex(rng, 1.0, 4)[1:]))),
+        "draft_cost": convex(rng, float(rng.uniform(0.01, 0.3)), 3),
+        "overhead": float(rng.choice([0.0, 0.2])),
+    }
+
+
 @pytest.fixture(scope="module")
 def trials():
     out = []
@@ -33,9 +41,7 @@ def trials():
         rng = np.random.default_rng(seed)
         toy = ToyModel.random(int(rng.integers(5, 9)), seed, sharpness=float(rng.uniform(1, 5)))
         options = {
-            "verify_cost": (1.0, *(float(rng.choice([0.0, 0.3])) + np.array(convex(rng, 1.0, 4)[1:]))),
-            "draft_cost": convex(rng, float(rng.uniform(0.01, 0.3)), 3),
-            "overhead": float(rng.choice([0.0, 0.2])),
+            **priced(rng),
             "rate": float(rng.uniform(0.3, 3)),
             "sharpness": float(rng.uniform(0.5, 3)),
             "child": float(rng.uniform(0.5, 1)),

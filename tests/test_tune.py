@@ -140,6 +140,8 @@ def test_the_candidates_are_specs_of_every_method_with_the_library_s_defaults():
     aware = [one for one in found if one.name == "cost-aware-tree"]
     assert all(one.options["verify_cost"] == FREE_ROWS.verify_points for one in aware)
     assert split_specs(",".join(labels)) == labels  # what `--methods` makes of them
+    drawn = {one.name for one in candidates(FREE_ROWS, max_rows=64, sampled=True)} - {one.name for one in found}
+    assert drawn == {"sampled-tree", "cost-aware-sampled-tree"}
     assert all(one.options["max_nodes"] <= 16 for one in candidates(FREE_ROWS, 16) if ":max_nodes" in one.label)
 
 
@@ -218,7 +220,7 @@ def quick(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tuning, "measure_costs", lambda pair, prompts, **options: FREE_ROWS)
     aware = "cost-aware-tree:verify_cost=1.0/1.0,draft_cost=0.3/0.3"
-    monkeypatch.setattr(tuning, "candidates", lambda costs, rows: tuning.variants([*FEW, aware]))
+    monkeypatch.setattr(tuning, "candidates", lambda costs, rows, sampled: tuning.variants([*FEW, aware]))
     return tmp_path
 
 

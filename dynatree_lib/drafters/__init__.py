@@ -10,6 +10,7 @@ from .adaptive_tree import AdaptiveTree
 from .base import Drafter, ModelDrafter, NoDraft, Proposal
 from .best_first_tree import BestFirstTree
 from .chain import Chain
+from .cost_aware_sampled_tree import CostAwareSampledTree
 from .cost_aware_tree import CostAwareTree
 from .fixed_tree import FixedTree
 from .lookahead import Lookahead
@@ -24,6 +25,7 @@ __all__ = [
     "AdaptiveTree",
     "BestFirstTree",
     "Chain",
+    "CostAwareSampledTree",
     "CostAwareTree",
     "Drafter",
     "FixedTree",

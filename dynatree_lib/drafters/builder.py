@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +43,18 @@ COLUMNS = {
     "tokens": np.int64, "parents": np.int64, "logprobs": np.float64, "cumulative": np.float64,
     "pending": np.int64, "draws": np.uint8,
 }  # fmt: skip
+
+
+class Given(NamedTuple):
+    """What the children of a level are drawn from.
+
+    Attributes:
+        sampled: (f, V) probabilities, on the CPU.
+        plain: (f, V) log-probabilities at temperature 1.
+    """
+
+    sampled: torch.Tensor
+    plain: torch.Tensor
 
 
 class TreeBuilder:
@@ -132,20 +144,35 @@ class TreeBuilder:
         Raises:
             ValueError: for logits that describe no distribution; the message names the node and the draft.
         """
+        return self.draw(frontier, self.distributions_of(frontier, logits, sampling), counts, draw, sampling)
+
+    def distributions_of(self, frontier: np.ndarray, logits: torch.Tensor, sampling: Sampling) -> Given:
+        """Return what children of the frontier's nodes can be drawn from, for a drafter that looks at it first."""
         given = unchecked(logits, Sampling(1.0) if sampling.greedy else sampling)
-        distributions, plain = torch.stack((given, logits.log_softmax(-1))).cpu()  # one transfer per level
-        bad = distributions.isnan().any(-1).nonzero()
+        sampled, plain = torch.stack((given, logits.log_softmax(-1))).cpu()  # one transfer per level
+        bad = sampled.isnan().any(-1).nonzero()
         if len(bad):
             raise ValueError(bad_logits(self.state.session.owner, int(frontier[int(bad[0])])))
+        return Given(sampled, plain)
+
+    def draw(
+        self, frontier: np.ndarray, given: Given, counts: np.ndarray, draw: Draw, sampling: Sampling
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Draw and record as `sample` does."""
         self.distributions = self.distributions or DraftDistributions(self.state.session.owner)
         children: list[tuple[int, int, int]] = []
         for index, (node, count) in enumerate(zip(frontier.tolist(), counts.tolist(), strict=True)):
-            self.distributions.record(node, self._spread(distributions[index]))
+            self.distributions.record(node, self._spread(given.sampled[index]))
             how = "top" if sampling.greedy else draw
-            children += [(index, *child) for child in _children(distributions[index], count, how, self.state.random)]
+            children += [(index, *child) for child in _children(given.sampled[index], count, how, self.state.random)]
         indices, tokens, draws = np.array(children, np.int64).reshape(-1, 3).T
-        logprobs = plain[torch.from_numpy(indices), torch.from_numpy(tokens)]
+        logprobs = given.plain[torch.from_numpy(indices), torch.from_numpy(tokens)]
         return indices, self._named(tokens), logprobs.double().numpy(), draws.astype(np.uint8)
+
+    def shares(self, given: Given, indices: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Return the (k,) probability of drawn tokens, by index into the frontier."""
+        numbers = tokens if self.drafted is None else np.searchsorted(self.drafted, tokens)
+        return given.sampled[torch.from_numpy(indices), torch.from_numpy(numbers)].double().numpy()
 
     def _named(self, tokens: np.ndarray) -> np.ndarray:
         """Ids of tokens that are numbered as the draft's logits."""

@@ -14,6 +14,7 @@ from typing_extensions import override
 from ..costs import INITIAL_STEPS, CostCurve
 from ..models.base import LanguageModel
 from ..sampling import RandomSource, Scores
+from ..tree import TokenTree
 from ..verifiers.base import Verdict
 from .base import ModelDrafter, Proposal
 from .best_first_tree import highest
@@ -124,11 +125,15 @@ class CostAwareTree(ModelDrafter):
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
         state.committed += len(verdict.path) + 1
         state.spent += state.drafting + float(self.tree_costs[len(proposal.tree)])
-        surprise = len(verdict.path) - state.expected
-        low, high = SHARPNESS
-        state.sharpness = max(low, min(high, state.sharpness * math.exp(self.learning * surprise)))
+        self.learn(state, proposal.tree, verdict.path)
         state.expected = state.drafting = 0.0  # an iteration without a tree promises nothing
         return super().observe(state, proposal, scores, verdict)
+
+    def learn(self, state: Any, tree: TokenTree, path: Sequence[int]) -> None:
+        """Compare what the tree promised with the path that was accepted of it."""
+        surprise = len(path) - state.expected
+        low, high = SHARPNESS
+        state.sharpness = max(low, min(high, state.sharpness * math.exp(self.learning * surprise)))
 
     def report(self, state: Any) -> dict[str, float]:
         """Return sharpness and rate in use."""
@@ -156,10 +161,10 @@ class CostAwareTree(ModelDrafter):
         return np.array([0.0, *CostCurve(self.draft_cost).at(np.arange(1, self.max_nodes + 1))])
 
     @cached_property
-    def path_gains(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens that a path of 1, 2, ... levels can be expected to gain, and its cost."""
+    def path_costs(self) -> tuple[np.ndarray, np.ndarray]:
+        """1, 2, ... levels, and the cost of a path of so many."""
         levels = np.arange(1, self.depth + 1)
-        return np.cumsum(self.child**levels), levels * (self.marginal_costs[1] + self.level_costs[1])
+        return levels, levels * (self.marginal_costs[1] + self.level_costs[1])
 
     # ------------------------------------------------------------------------------------------------------- the tree
     @override
@@ -184,12 +189,14 @@ class CostAwareTree(ModelDrafter):
                 estimate, frontier = estimate[best], np.flatnonzero(best >= before)
         state.expected = self.cut(builder, estimate, rate)
 
-    def levels_pay(self, rate: float, share: float, once: float) -> bool:
+    def levels_pay(self, rate: float, share: float, once: float, child: float) -> bool:
         """Return whether some number of levels, gaining `share` of their tokens, pays for itself and a cost `once`."""
-        gain, cost = self.path_gains
-        return bool((share * gain > rate * (cost + once)).any())
+        levels, cost = self.path_costs
+        return bool((share * np.cumsum(child**levels) > rate * (cost + once)).any())
 
-    def paying(self, frontier: np.ndarray, gains: np.ndarray, rate: float, nodes: int) -> np.ndarray:
+    def paying(
+        self, frontier: np.ndarray, gains: np.ndarray, rate: float, nodes: int, child: float | None = None
+    ) -> np.ndarray:
         """Return the nodes of the frontier that make up the next level, ascending; none where no level pays.
 
         Args:
@@ -197,15 +204,18 @@ class CostAwareTree(ModelDrafter):
             gains: (f,) tokens that the child of each may gain at most, a(u).
             rate: tokens per greedy step.
             nodes: of the tree.
+            child: in place of the hyper-parameter.
         """
+        child = self.child if child is None else child
         if nodes == 1:
-            return frontier if self.levels_pay(rate, 1.0, self.overhead + self.verifying.step) else frontier[:0]
+            once = self.overhead + self.verifying.step
+            return frontier if self.levels_pay(rate, 1.0, once, child) else frontier[:0]
         if len(frontier) <= 1:  # as below, without sorting
             cost = self.marginal_costs[nodes] + self.level_costs[1]
-            return frontier if len(frontier) and gains[0] * self.child > rate * cost else frontier[:0]
+            return frontier if len(frontier) and gains[0] * child > rate * cost else frontier[:0]
         order = np.argsort(-gains, kind="stable")
         cost = self.marginal_costs[nodes] * np.arange(1, len(order) + 1) + self.level_costs[1 : len(order) + 1]
-        net = np.cumsum(gains[order]) * self.child - rate * cost
+        net = np.cumsum(gains[order]) * child - rate * cost
         best = int(np.argmax(net))
         return np.sort(frontier[order[: best + 1]]) if net[best] > 0 else frontier[:0]
 

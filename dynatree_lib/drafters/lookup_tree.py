@@ -114,7 +114,7 @@ class LookupTree(CostAwareTree):
             fresh = estimates.fresh(frontier)
             if level or len(builder) == 1:
                 frontier = self.paying(frontier, fresh, rate, len(builder))
-            elif not self.levels_pay(rate, float(fresh[0]), self.overhead):
+            elif not self.levels_pay(rate, float(fresh[0]), self.overhead, self.child):
                 break  # the copy pays for the tree, but levels of drafting have to bear the overhead
             if not len(frontier):
                 break

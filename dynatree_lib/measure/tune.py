@@ -145,12 +145,13 @@ def load_tuned(path: str | Path) -> Tuned:
 
 
 # --------------------------------------------------------------------------------------------------------- candidates
-def candidates(costs: MeasuredCosts, max_rows: int = 64) -> list[Variant]:
+def candidates(costs: MeasuredCosts, max_rows: int = 64, sampled: bool = False) -> list[Variant]:
     """Return the configurations of every method that are worth counting: library defaults, and grids around them.
 
     Args:
         costs: given to cost-aware drafting.
         max_rows: largest budget of nodes.
+        sampled: whether texts are sampled, so that drawn trees are worth counting too.
     """
     budgets = [nodes for nodes in (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256) if nodes <= max_rows]
     priced = {name: (value,) for name, value in costs.options().items()} | {"max_nodes": (max_rows,)}
@@ -177,6 +178,9 @@ def candidates(costs: MeasuredCosts, max_rows: int = 64) -> list[Variant]:
         *_grid("self-draft", branches=(1, 3, 6), candidates=(3, 10)),
         *_grid("prompt-lookup", ngram=(2, 3), length=(6, 10, 15)),
     ]
+    if sampled:
+        specs += _grid("sampled-tree", depth=(1, 2, 3, 4, 6), branching=(1, (2, 1), (3, 1)))
+        specs += _grid("cost-aware-sampled-tree", **priced, branching=(1, 2, 4))
     return [variant(spec) for spec in dict.fromkeys(specs)]
 
 
@@ -210,7 +214,7 @@ def tune(
         sampling: greedy by default.
         seed: of sampling.
         costs: measured by default.
-        methods: specs of the candidates; `candidates(costs, max_rows)` by default.
+        methods: specs of the candidates; those of `candidates` by default.
         check: whether to time the best of each method against `ar` in one interleaved run. A method that was predicted
             to be slower is chosen if the interval of its measured ratio to the best prediction lies above 1.
         out: JSON file for the result.
@@ -228,7 +232,7 @@ def tune(
     costs = costs or measure_costs(pair, ready[:TIMED_PROMPTS], max_rows=max_rows, progress=say, clock=clock)
     say("acceptance by level and rank")
     acceptance = fit_acceptance(pair, ready, max_new_tokens, sampling, seed)
-    tried = given or candidates(costs, max_rows)
+    tried = given or candidates(costs, max_rows, not sampling.greedy)
 
     def counts_on(method: Variant, some: Sequence[BenchPrompt]) -> Counts:
         return count(pair, [method], some, max_new_tokens, sampling, seed)[method.label]

@@ -30,6 +30,7 @@ METHOD_COLORS = {
     "adaptive-tree": "#009e73",
     "best-first-tree": "#882255",
     "cost-aware-tree": "#ee3377",
+    "cost-aware-sampled-tree": "#66a61e",
     "lookup-tree": "#117733",
     "sampled-tree": "#44aa99",
     "ptd": "#332288",
