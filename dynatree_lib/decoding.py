@@ -15,7 +15,7 @@ import torch
 
 from .drafters.base import Drafter, NoDraft
 from .models.base import LanguageModel, Session
-from .sampling import RandomSource, Sampling
+from .sampling import RandomSource, Sampling, one_thread
 from .stopping import Stopping
 from .tree import TokenTree
 from .verifiers import default_verifier
@@ -227,7 +227,8 @@ class _Loop:
                 "for it; override `drawing` (Drawing.RECORDED where every token follows its recorded distribution)."
             )
         scores = state.target.score(*proposal.nodes, self.sampling)
-        verdict = self.verifier.verify(tree, scores, proposal.distributions, state.random)
+        with one_thread():
+            verdict = self.verifier.verify(tree, scores, proposal.distributions, state.random)
         fresh = verdict.tokens(tree)
         count, reason = self.stopping.cut(self.tokens, fresh, state.tail)
         verdict = Verdict(verdict.path[: count - 1], fresh[count - 1])
@@ -243,7 +244,8 @@ class _Loop:
     def _commit(self, tree: TokenTree, verdict: Verdict) -> None:
         target, path = self.state.target, [0, *verdict.path]
         if self.commit == "gather":
-            target.commit(path)
+            with one_thread():
+                target.commit(path)
         else:
             target.rollback()
             target.extend(tree.tokens[path].tolist())

@@ -1,10 +1,24 @@
-"""`--threads auto`: every number is tried, the fastest is set, whatever it is."""
+"""`--threads auto`: every number is tried, the fastest is set; and what is small runs on one."""
+
+from functools import partial
 
 import pytest
 import torch
 
-from dynatree_lib import load_pair
+from dynatree_lib import (
+    AdaptiveTree,
+    CostAwareSampledTree,
+    FixedTree,
+    Greedy,
+    SampledTree,
+    Sampling,
+    TargetWalk,
+    ToyModel,
+    generate,
+    load_pair,
+)
 from dynatree_lib.measure import clock as conditions
+from dynatree_lib.sampling import one_thread
 
 
 @pytest.fixture
@@ -29,3 +43,38 @@ def test_the_fastest_number_is_set(monkeypatch, restored, fastest):
     found = conditions.choose_threads(load_pair("tiny"), clock)
     assert found == {count: 1.0 if count == fastest else 5.0 for count in (1, 2, 3)}
     assert torch.get_num_threads() == fastest
+
+
+def test_small_operations_run_on_one_thread_and_leave_the_number_as_it_was(restored):
+    torch.set_num_threads(2)
+    with one_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    with pytest.raises(ZeroDivisionError):
+        one_thread()(lambda: 1 / 0)()
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])
+@pytest.mark.parametrize("kind", [FixedTree, AdaptiveTree, SampledTree, partial(CostAwareSampledTree, rate=0.5)])
+def test_between_forwards_nothing_wakes_torchs_threads(monkeypatch, restored, kind, sampling):
+    """Forwards run on all threads; choosing the nodes of a level and verifying on the caller's."""
+    torch.set_num_threads(2)
+    seen = {"forward": set(), "choice": set(), "verdict": set()}
+
+    def watched(name, function):
+        def run(*args, **options):
+            seen[name].add(torch.get_num_threads())
+            return function(*args, **options)
+
+        return run
+
+    toy = ToyModel.random(6, 3)
+    toy.distribution = watched("forward", toy.distribution)
+    for name in ("topk", "log_softmax"):
+        monkeypatch.setattr(torch.Tensor, name, watched("choice", getattr(torch.Tensor, name)))
+    for rule in (TargetWalk, Greedy):
+        monkeypatch.setattr(rule, "verify", watched("verdict", rule.verify))
+    verifier = Greedy() if sampling.greedy else TargetWalk()
+    generate(toy, [1, 2], kind(toy), max_new_tokens=12, sampling=sampling, verifier=verifier)
+    assert seen == {"forward": {2}, "choice": {1}, "verdict": {1}}

@@ -11,7 +11,7 @@ import numpy as np
 from typing_extensions import override
 
 from ..models.base import LanguageModel
-from ..sampling import RandomSource, Scores
+from ..sampling import RandomSource, Scores, one_thread
 from ..tree import POINT
 from ..verifiers.base import Drawing, Verdict
 from .base import ModelDrafter, Proposal
@@ -189,7 +189,8 @@ class AdaptiveTree(ModelDrafter):
         """Read the active nodes; return of all children the index into them, token, log-probability and draw."""
         if self.draw != "top":
             logits = builder.logits(active)
-            confidence = logits.log_softmax(-1).amax(-1).double().cpu().numpy()
+            with one_thread():
+                confidence = logits.log_softmax(-1).amax(-1).double().cpu().numpy()
             return builder.sample(active, logits, self._breadths(confidence, level, now), self.draw, builder.sampling)
         tokens, logprobs = builder.best(active, self._bounds(level)[1])
         chosen = np.arange(tokens.shape[1]) < self._breadths(logprobs[:, 0], level, now)[:, None]

@@ -9,7 +9,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from ..sampling import GREEDY, DraftDistributions, RandomSource, Sampling, Scores, bad_logits, unchecked
+from ..sampling import (
+    GREEDY,
+    DraftDistributions,
+    RandomSource,
+    Sampling,
+    Scores,
+    bad_logits,
+    one_thread,
+    unchecked,
+)  # fmt: skip
 from ..tree import DISTINCT, IID, POINT, ROOT, TokenTree, renumbering
 
 Draw = Literal["top", "iid", "distinct", "hybrid"]
@@ -146,6 +155,7 @@ class TreeBuilder:
         """
         return self.draw(frontier, self.distributions_of(frontier, logits, sampling), counts, draw, sampling)
 
+    @one_thread()
     def distributions_of(self, frontier: np.ndarray, logits: torch.Tensor, sampling: Sampling) -> Given:
         """Return what children of the frontier's nodes can be drawn from, for a drafter that looks at it first."""
         given = unchecked(logits, Sampling(1.0) if sampling.greedy else sampling)
@@ -155,6 +165,7 @@ class TreeBuilder:
             raise ValueError(bad_logits(self.state.session.owner, int(frontier[int(bad[0])])))
         return Given(sampled, plain)
 
+    @one_thread()
     def draw(
         self, frontier: np.ndarray, given: Given, counts: np.ndarray, draw: Draw, sampling: Sampling
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -237,6 +248,7 @@ def _children(distribution: torch.Tensor, count: int, draw: Draw, random: Random
     return [*((token, POINT) for token in top[: count - 1]), *((token, DISTINCT) for token in last)]
 
 
+@one_thread()
 def most_probable(
     logits: torch.Tensor, breadth: int, sharpness: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from ..sampling import RandomSource
+from ..sampling import RandomSource, one_thread
 from ..tree import TokenTree
 from ..verifiers.base import Drawing
 from .builder import TreeBuilder
@@ -120,6 +120,7 @@ class CostAwareSampledTree(CostAwareTree):
         state.classes = classes
         return None
 
+    @one_thread()
     def children(
         self, distributions: torch.Tensor, estimate: np.ndarray, chances: np.ndarray, least: float, space: int
     ) -> np.ndarray:

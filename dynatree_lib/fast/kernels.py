@@ -80,9 +80,9 @@ def _product(pairs):
     """
 
     @intrinsic
-    def product(typing, block, stride, inputs, size, count, out, ahead, one, other):
+    def product(typing, block, stride, inputs, size, count, out, ahead, pace, other):
         def generate(context, builder, signature, arguments):
-            block, stride, inputs, size, count, out, ahead, *offsets = arguments
+            block, stride, inputs, size, count, out, ahead, pace, other = arguments
             vector = ir.VectorType(F32, LANES)
             stored = ir.VectorType(_BFloat(), 2 * LANES) if pairs else vector
             name = "llvm.x86.avx512bf16.dpbf16ps.512" if pairs else f"llvm.fma.v{LANES}f32"
@@ -94,7 +94,7 @@ def _product(pairs):
             blocks = builder.inttoptr(block, stored.as_pointer())
             first = builder.inttoptr(inputs, element.as_pointer())
             target = builder.inttoptr(out, vector.as_pointer())
-            lines = [builder.inttoptr(builder.add(ahead, offset), I8.as_pointer()) for offset in offsets]
+            lines = [builder.inttoptr(builder.add(ahead, offset), I8.as_pointer()) for offset in (I64(0), other)]
             splat = ir.Constant(ir.VectorType(I32, LANES), [0] * LANES)
             after = builder.append_basic_block("after")
             switch = builder.switch(count, after)
@@ -115,7 +115,7 @@ def _product(pairs):
                     for part in range(VECTORS)
                 ]
                 for each in lines:
-                    there = builder.gep(each, [builder.mul(step, I64(VECTORS * 64))])
+                    there = builder.gep(each, [builder.mul(step, pace)])
                     builder.call(fetch, [there, I32(0), I32(2), I32(1)])
                 following = []
                 for row in range(tokens):
@@ -156,9 +156,9 @@ def _tiled():
     """
 
     @intrinsic
-    def product(typing, block, stride, inputs, size, count, out, ahead, one, other):
+    def product(typing, block, stride, inputs, size, count, out, ahead, pace, other):
         def generate(context, builder, signature, arguments):
-            block, _, inputs, size, _, out, ahead, *offsets = arguments
+            block, _, inputs, size, _, out, ahead, pace, other = arguments
             tile, address = ir.IntType(8), I8.as_pointer()
 
             def call(name, kinds, *values):
@@ -180,10 +180,10 @@ def _tiled():
             step = builder.phi(I64)  # of 32 inputs: 16 lines of 128 bytes of the block
             step.add_incoming(I64(0), start)
             there = builder.add(block, builder.mul(step, I64(2048)))
-            coming = builder.add(ahead, builder.mul(step, I64(2048)))
+            coming = builder.add(ahead, builder.mul(step, builder.mul(pace, I64(16))))
             for each in range(16):
-                for offset in offsets:
-                    place = builder.add(builder.add(coming, I64(128 * each)), offset)
+                for offset in (I64(0), other):
+                    place = builder.add(builder.add(coming, builder.mul(pace, I64(each))), offset)
                     builder.call(fetch, [pointer(place), I32(0), I32(2), I32(1)])
             kinds = (tile, address, I64)
             call("tileloadd64", kinds, rows, pointer(builder.add(inputs, builder.mul(step, I64(64)))),
@@ -350,7 +350,7 @@ def put(numbers, place, value):
     """Store a float32 as a number of the weights' kind, rounded to nearest, ties to even."""
 
 
-def multiply(block, inputs, size, count, out, ahead, one, other, kind):
+def multiply(block, inputs, size, count, out, ahead, pace, other, kind):
     """Multiply one block with up to TILE rows of inputs, from and to addresses; see `_product`."""
 
 
@@ -417,11 +417,11 @@ def _end(kind):
 
 
 @overload(multiply)
-def _multiply(block, inputs, size, count, out, ahead, one, other, kind):
+def _multiply(block, inputs, size, count, out, ahead, pace, other, kind):
     product = multiply_bfloat16 if kind.dtype == types.uint16 else multiply_float32
 
-    def call(block, inputs, size, count, out, ahead, one, other, kind):
-        product(block, VECTORS, inputs, size, count, out, ahead, one, other)
+    def call(block, inputs, size, count, out, ahead, pace, other, kind):
+        product(block, VECTORS, inputs, size, count, out, ahead, pace, other)
 
     return call
 
@@ -475,10 +475,10 @@ def multiply_rows(block, ahead, inputs, size, first, count, number, passes, out,
     A matrix is read from memory while the block before is worked on: in one pass both cache lines of a step, in
     several passes one line each in the first two.
     """
-    one = 64 if number == 1 and VECTORS > 1 else 0
-    other = 64 * (VECTORS - 1) if passes == 1 else one
-    ahead = block + ahead if number < 2 else block
-    multiply(block, inputs + first * size * kind.itemsize, size, count, out, ahead, one, other, kind)
+    pace = 64 * VECTORS // passes
+    other = 64 * (VECTORS - 1) if passes == 1 else 0
+    ahead = block + ahead + number * pace * (size * kind.itemsize // 4)
+    multiply(block, inputs + first * size * kind.itemsize, size, count, out, ahead, pace, other, kind)
 
 
 @fast
@@ -516,6 +516,14 @@ def project(weights, inputs, n, size, outputs, target, bias, adds, tile_address,
     finish(taken + LINE, blocks)
 
 
+@softmax
+def gate_by(gates, ups, count):
+    """Replace numbers by silu(gate) * up."""
+    for place in range(count):
+        value = gates[place]
+        gates[place] = value / (np.float32(1) + exponential(-value)) * ups[place]
+
+
 @fast
 def grow(weights, inputs, n, size, mlp, target, tile_address, kind, taken, threads):
     """Store silu(gate) * up of n rows in the (n, mlp) target; blocks of gate and up lie in turn."""
@@ -530,12 +538,11 @@ def grow(weights, inputs, n, size, mlp, target, tile_address, kind, taken, threa
             count = min(most, n - begin)
             multiply_rows(gate, ahead, inputs, size, begin, count, number, passes, tile_address, kind)
             multiply_rows(gate + block_bytes, ahead, inputs, size, begin, count, number, passes, up, kind)
+            gate_by(tile, tile[DEEP * WIDTH :], count * WIDTH)
             for row in range(count):
                 place = (begin + row) * mlp + block * WIDTH
                 for lane in range(WIDTH):
-                    value = tile[row * WIDTH + lane]
-                    value = value / (np.float32(1) + exponential(-value)) * tile[(DEEP + row) * WIDTH + lane]
-                    put(target, place + lane, value)
+                    put(target, place + lane, tile[row * WIDTH + lane])
         _arrive(taken + LINE)
         block = _arrive(taken)
     finish(taken + LINE, blocks)

@@ -19,7 +19,7 @@ from ..decoding import Generation, Interrupted, as_tuple, checked_prompt
 from ..models.base import LanguageModel
 from ..models.cache import TreeCache
 from ..models.huggingface import HFModel
-from ..sampling import RandomSource, Sampling, Scores, bad_logits
+from ..sampling import RandomSource, Sampling, Scores, bad_logits, one_thread
 from ..stopping import Stopping
 from ..tree import ROOT
 from .static import CAPACITY, StaticModel, StaticSession, why_not_static
@@ -122,7 +122,8 @@ def _one_by_one(
     token, place = torch.zeros(2, 1, 1, dtype=torch.int64, device=target.device)
     for position in range(length, length + budget):
         scores = Scores(logits[-1:], sampling, target.name)
-        chosen = int(scores.argmax[0]) if sampling.greedy else random.draw(scores.distribution(0))
+        with one_thread():
+            chosen = int(scores.argmax[0]) if sampling.greedy else random.draw(scores.distribution(0))
         yield [chosen]
         if position + 1 < length + budget:
             token.fill_(chosen)
