@@ -16,7 +16,7 @@ dynatree() { python3 -m dynatree_lib "$@"; }
 plain=hf-generate,ar-fast
 greedy=$plain,hf-assisted,chain:length=4,fixed-tree,cost-aware-tree,lookup-tree
 others=$plain,chain:length=4,independent=true,adaptive-tree,best-first-tree,prompt-lookup,ptd
-sampled=$plain,chain:length=4,sampled-tree:branching=1,sampled-tree:branching=1,verifier=token-level,sampled-tree:branching=2/1,sampled-tree:branching=2/1,verifier=token-level,adaptive-tree:draw=distinct,lookup-tree
+sampled=$plain,chain:length=4,sampled-tree:branching=1,sampled-tree:branching=1,verifier=token-level,sampled-tree:branching=2/1,sampled-tree:branching=2/1,verifier=token-level,adaptive-tree:draw=distinct,cost-aware-sampled-tree,lookup-tree
 if [ -n "${DYNATREE_LLAMA_CPP:-}" ]; then
   greedy=$greedy,llama-cpp,llama-cpp:tool=lookup,llama-cpp:tool=speculative
   others=$others,llama-cpp:weights=q4_1,llama-cpp:tool=lookahead,llama-cpp:tool=tree

@@ -74,9 +74,9 @@ def _product(pairs):
     """Make the intrinsic out[t, :WIDTH] = block @ inputs[t] for `count` tokens (1 to TILE).
 
     Its arguments are addresses and numbers: of the block, vectors between two of its steps (VECTORS in a packed
-    matrix), of the inputs, inputs per output, number of tokens, address of out. While it works it fetches two cache
-    lines a step from the address `ahead`, at the offsets `one` and `other`, into the second-level cache. `pairs` makes
-    the bfloat16 form, whose blocks hold two inputs of every output side by side.
+    matrix), of the inputs, inputs per output, number of tokens, address of out. While it works it fetches cache lines
+    into the second-level cache, at each step those `pace` bytes on from the address `ahead`, and `other` bytes behind
+    it. `pairs` makes the bfloat16 form, whose blocks hold two inputs of every output side by side.
     """
 
     @intrinsic
@@ -472,11 +472,11 @@ def tiles(n, most):
 def multiply_rows(block, ahead, inputs, size, first, count, number, passes, out, kind):
     """Multiply one block with rows of inputs in pass `number` of several; fetch a block `ahead` bytes on meanwhile.
 
-    A matrix is read from memory while the block before is worked on: in one pass both cache lines of a step, in
-    several passes one line each in the first two.
+    A matrix is read from memory while the block before is worked on, every pass an equal share of it. If the first pass
+    fetched all, it would wait for the memory, and the memory for the passes after it.
     """
-    pace = 64 * VECTORS // passes
-    other = 64 * (VECTORS - 1) if passes == 1 else 0
+    pace = 4 * WIDTH // passes  # a step of a block has WIDTH float32 numbers, or twice as many of bfloat16
+    other = 4 * WIDTH - LINE if passes == 1 else 0
     ahead = block + ahead + number * pace * (size * kind.itemsize // 4)
     multiply(block, inputs + first * size * kind.itemsize, size, count, out, ahead, pace, other, kind)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..fast.packed import Packed
 from ..models.fetch import ORIGIN, fetch
 from ..models.huggingface import HFModel
 from ..models.pairs import load_model
@@ -164,7 +165,9 @@ def _answered(training: DraftTraining, model: HFModel) -> list[Path]:
 def _reader(training: DraftTraining, folder: Path) -> HFModel:
     """The target, to write and to read texts in batches."""
     dtype = torch.bfloat16 if training.runtime.autocast else torch.float32
-    return load_model(folder, dtype=dtype, engine="eager", device=training.runtime.device)
+    model = load_model(folder, dtype=dtype, engine="eager", device=training.runtime.device)
+    engine = Packed.of(model.model)  # the fastest one that takes batches
+    return model.altered(engine=engine) if engine else model
 
 
 def _run(
