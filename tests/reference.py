@@ -237,6 +237,44 @@ def best_first_tree(
     return [(token, kept.index(parent) if parent >= 0 else -1, logprob) for token, parent, logprob in chosen]
 
 
+Path = tuple[int, ...]
+"""Tokens from below node 0 down to a node; node 0 is ()."""
+
+
+def next_cost(nodes: dict[Path, float], verify: Callable[[int], float]) -> float:
+    """What one node more costs; two rows are the smallest tree."""
+    rows = max(len(nodes), 2)
+    return verify(rows + 1) - verify(rows)
+
+
+def paying_nodes(
+    nodes: dict[Path, float],
+    level: list[Path],
+    verify: Callable[[int], float],
+    draft: Callable[[int], float],
+    rate: float,
+    child: float,
+    depth: int,
+    overhead: float,
+) -> list[Path]:
+    """The nodes of a level that a cost-aware tree reads next: as many of the most probable as gain the most."""
+    marginal_cost = next_cost(nodes, verify)
+    if level == [()]:  # a tree at all pays if some number of levels does, with what is paid once
+        once = overhead + max(verify(2) - verify(1) - marginal_cost, 0.0)
+        plans = [
+            sum(child**d for d in range(1, n + 1)) - rate * (n * (marginal_cost + draft(1)) + once)
+            for n in range(1, depth + 1)
+        ]
+        return level if max(plans) > 0 else []
+    ranked = sorted(level, key=lambda path: -nodes[path])
+    best, count = 0.0, 0
+    for k in range(1, len(ranked) + 1):
+        gain = sum(nodes[path] for path in ranked[:k]) * child - rate * (k * marginal_cost + draft(k))
+        if gain > best:
+            best, count = gain, k
+    return [path for path in level if path in ranked[:count]]
+
+
 def cost_aware_tree(
     distribution: Callable[[tuple[int, ...]], Sequence[float]],
     text: Sequence[int],
@@ -261,29 +299,16 @@ def cost_aware_tree(
         order = sorted(range(len(p)), key=lambda token: (-p[token], token))[:branching]
         return [(token, p[token] ** sharpness / total) for token in order]
 
-    deep = range(1, depth + 1)
-    nodes: dict[tuple[int, ...], float] = {(): 1.0}  # path -> a(u), in the order they were added
-    level: list[tuple[int, ...]] = [()]
+    nodes: dict[Path, float] = {(): 1.0}  # path -> a(u), in the order they were added
+    level: list[Path] = [()]
     for _ in range(depth):
-        marginal_cost = verify(max(len(nodes), 2) + 1) - verify(max(len(nodes), 2))  # two rows are the smallest tree
-        ranked = sorted(level, key=lambda path: -nodes[path])
-        best, count = 0.0, 0
-        for k in range(1, len(ranked) + 1):
-            gain = sum(nodes[path] for path in ranked[:k]) * child - rate * (k * marginal_cost + draft(k))
-            if gain > best:
-                best, count = gain, k
-        if level == [()]:  # a tree at all pays if some number of levels does, with what is paid once
-            once = overhead + max(verify(2) - verify(1) - marginal_cost, 0.0)
-            plans = [
-                sum(child**d for d in range(1, n + 1)) - rate * (n * (marginal_cost + draft(1)) + once) for n in deep
-            ]
-            count = int(max(plans) > 0)
-        if not count:
+        read = paying_nodes(nodes, level, verify, draft, rate, child, depth, overhead)
+        if not read:
             break
+        marginal_cost = next_cost(nodes, verify)
         fresh = {
             (*path, token): nodes[path] * share
-            for path in level
-            if path in ranked[:count]
+            for path in read
             for token, share in sharp(path)
             if nodes[path] * share > rate * marginal_cost
         }
@@ -318,24 +343,11 @@ def cost_aware_sampled_tree(
     `drawn` gives the tokens drawn below a path, in order; the rule must ask for as many. `accepted(q, later)` is the
     counted probability that a token of draft probability q is accepted if tested, after siblings or not.
     """
-    nodes: dict[tuple[int, ...], float] = {(): 1.0}
-    level: list[tuple[int, ...]] = [()]
-    for number in range(depth):
-        marginal_cost = verify(max(len(nodes), 2) + 1) - verify(max(len(nodes), 2))
-        if number == 0:
-            once = overhead + max(verify(2) - verify(1) - marginal_cost, 0.0)
-            gains = [sum(child**d for d in range(1, n + 1)) for n in range(1, depth + 1)]
-            read = (
-                level if any(g > rate * (n * (marginal_cost + draft(1)) + once) for n, g in enumerate(gains, 1)) else []
-            )
-        else:
-            ranked = sorted(level, key=lambda path: -nodes[path])
-            net = [
-                sum(nodes[path] for path in ranked[:k]) * child - rate * (k * marginal_cost + draft(k))
-                for k in range(1, len(ranked) + 1)
-            ]
-            count = net.index(max(net)) + 1 if net and max(net) > 0 else 0
-            read = [path for path in level if path in ranked[:count]]
+    nodes: dict[Path, float] = {(): 1.0}
+    level: list[Path] = [()]
+    for _ in range(depth):
+        marginal_cost = next_cost(nodes, verify)
+        read = paying_nodes(nodes, level, verify, draft, rate, child, depth, overhead)
         space, level = max_nodes - len(nodes), []
         fresh: dict[tuple[int, ...], float] = {}
         for path in read:

@@ -11,7 +11,7 @@ import numpy as np
 from typing_extensions import override
 
 from ..models.base import LanguageModel
-from ..sampling import RandomSource, Scores, one_thread
+from ..sampling import RandomSource, Scores
 from ..tree import POINT
 from ..verifiers.base import Drawing, Verdict
 from .base import ModelDrafter, Proposal
@@ -188,10 +188,9 @@ class AdaptiveTree(ModelDrafter):
     def _children(self, builder: TreeBuilder, active: np.ndarray, level: int, now: History) -> tuple[np.ndarray, ...]:
         """Read the active nodes; return of all children the index into them, token, log-probability and draw."""
         if self.draw != "top":
-            logits = builder.logits(active)
-            with one_thread():
-                confidence = logits.log_softmax(-1).amax(-1).double().cpu().numpy()
-            return builder.sample(active, logits, self._breadths(confidence, level, now), self.draw, builder.sampling)
+            given = builder.distributions_of(active, builder.logits(active), builder.sampling)
+            confidence = given.plain.numpy().max(-1).astype(np.float64)
+            return builder.draw(active, given, self._breadths(confidence, level, now), self.draw, builder.sampling)
         tokens, logprobs = builder.best(active, self._bounds(level)[1])
         chosen = np.arange(tokens.shape[1]) < self._breadths(logprobs[:, 0], level, now)[:, None]
         indices, ranks = np.nonzero(chosen)

@@ -9,16 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from ..sampling import (
-    GREEDY,
-    DraftDistributions,
-    RandomSource,
-    Sampling,
-    Scores,
-    bad_logits,
-    one_thread,
-    unchecked,
-)  # fmt: skip
+from ..sampling import GREEDY, DraftDistributions, RandomSource, Sampling, Scores, bad_logits, one_thread, unchecked
 from ..tree import DISTINCT, IID, POINT, ROOT, TokenTree, renumbering
 
 Draw = Literal["top", "iid", "distinct", "hybrid"]

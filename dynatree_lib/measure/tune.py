@@ -232,7 +232,7 @@ def tune(
     costs = costs or measure_costs(pair, ready[:TIMED_PROMPTS], max_rows=max_rows, progress=say, clock=clock)
     say("acceptance by level and rank")
     acceptance = fit_acceptance(pair, ready, max_new_tokens, sampling, seed)
-    tried = given or candidates(costs, max_rows, not sampling.greedy)
+    tried = given or candidates(costs, max_rows, sampled=not sampling.greedy)
 
     def counts_on(method: Variant, some: Sequence[BenchPrompt]) -> Counts:
         return count(pair, [method], some, max_new_tokens, sampling, seed)[method.label]
