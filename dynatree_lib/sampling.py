@@ -98,6 +98,10 @@ def unchecked(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return distribution if sampling.top_p is None or sampling.top_p == 1 else _nucleus(distribution, sampling.top_p)
 
 
+MostProbable = Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]
+"""`most_probable`, or what does the same."""
+
+
 def _nucleus(distribution: torch.Tensor, mass: float) -> torch.Tensor:
     values, order = _most_probable(distribution, mass)
     outside = values.cumsum(-1) - values >= mass
@@ -115,6 +119,40 @@ def _most_probable(distribution: torch.Tensor, mass: float) -> tuple[torch.Tenso
             if bool((values.sum(-1) > mass).all()):
                 return values, ids.gather(-1, places)
     return distribution.sort(dim=-1, descending=True, stable=True)
+
+
+@one_thread()
+def most_probable(
+    logits: torch.Tensor, breadth: int, sharpness: float = 1.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the `breadth` most probable tokens for (f, V) logits.
+
+    Returns:
+        tokens (f, breadth) int64, most probable first, equally probable ones by token id; their log-probabilities
+        (f, breadth) float64; and those under the distribution raised to `sharpness` and normalised again.
+    """
+    breadth = min(breadth, logits.shape[-1])
+    indices = logits.topk(min(breadth + 1, logits.shape[-1]), -1).indices  # one more, to see a tie at the edge
+    versions = [logits] if sharpness == 1 else [logits, sharpness * logits]
+    shares = [version.log_softmax(-1).gather(-1, indices) for version in versions]
+    if logits.device.type == "cpu":
+        tokens, logprobs = indices.numpy(), [share.numpy().astype(np.float64) for share in shares]
+    else:  # one transfer; ids are exact below 2^24
+        ids, *logprobs = torch.stack((indices.to(logits.dtype), *shares)).cpu().double().numpy()
+        tokens = ids.astype(np.int64)
+    tokens = _ties_by_id(tokens, logprobs[0], breadth, logits)
+    return tokens[:, :breadth], logprobs[0][:, :breadth], logprobs[-1][:, :breadth]
+
+
+def _ties_by_id(tokens: np.ndarray, logprobs: np.ndarray, breadth: int, logits: torch.Tensor) -> np.ndarray:
+    """Order tokens with equal values by id, which topk leaves open; 16-bit logits have many of them."""
+    equal = logprobs[:, 1:] == logprobs[:, :-1]
+    if not equal.any():
+        return tokens
+    tokens = np.take_along_axis(tokens, np.lexsort((tokens, -logprobs), axis=-1), -1)
+    for node in np.flatnonzero(equal[:, breadth - 1 :].any(-1)):  # the tie may go on among the tokens left out
+        tokens[node] = logits[node].sort(stable=True, descending=True).indices[: tokens.shape[1]].cpu().numpy()
+    return tokens
 
 
 NOTHING = "draw() was given no positive weight, or one that is not finite, so there is nothing to draw."

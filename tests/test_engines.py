@@ -1,6 +1,7 @@
 """Engines: transformers' own forward, the lean one and the packed one give the same logits; which is chosen when."""
 
 import copy
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,6 +17,7 @@ from dynatree_lib.masks import additive, ancestor_matrix, laid_out
 from dynatree_lib.models import engines
 from dynatree_lib.models.cache import TreeCache
 from dynatree_lib.models.huggingface import HFModel
+from dynatree_lib.sampling import most_probable
 
 TREE = [-1, 0, 0, 1, 1, 3, 2]
 NEEDS_BFLOAT16 = pytest.mark.skipif(
@@ -129,6 +131,58 @@ def test_a_worker_that_is_still_away_is_not_waited_for(monkeypatch):
     assert (model.engine.taken[0] == used[False]).all()
     assert not (model.engine.taken[1] == used[True]).all()
     monkeypatch.undo()  # before the engine goes, which waits for workers
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 0.7, 2.5])
+@pytest.mark.parametrize("width", [1, 5, 31, 8192])
+def test_the_most_probable_tokens_are_those_that_torch_finds(width, sharpness):
+    """Of rows without and with many equal logits, of which the lower ids come first."""
+    random = torch.Generator().manual_seed(width)
+    rows = torch.randn(6, width, generator=random) * torch.tensor([0.0, 0.1, 1.0, 5.0, 20.0, 3.0])[:, None]
+    rows[3:] = rows[3:].round()
+    for breadth in (1, 2, 5, 40):
+        found, expected = (each(rows, breadth, sharpness) for each in (native.most_probable, most_probable))
+        assert (found[0] == expected[0]).all()
+        for own, other in zip(found[1:], expected[1:], strict=True):
+            np.testing.assert_allclose(own, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_logits_that_are_not_finite_give_no_probabilities(broken):
+    rows = torch.zeros(2, 100)
+    rows[1, 70] = broken
+    _, logprobs, sharp = native.most_probable(rows, 3)
+    assert np.isfinite(logprobs[0]).all()
+    assert np.isnan(logprobs[1]).all()
+    assert np.isnan(sharp[1]).all()
+
+
+@torch.inference_mode()
+def test_a_compiled_forward_takes_tensors_as_well_as_arrays():
+    """With and without a mask, and for more tokens than it runs itself."""
+    engine = HFModel(raw_model("llama", dtype=torch.float32), engine="compiled").engine
+    for count, seen in ((1, None), (7, ancestor_matrix(np.array(TREE))), (native.FEW + 1, None)):
+        tokens, places = prompt(count)[0].numpy(), np.arange(3, 3 + count)
+        cache, other = (TreeCache(engine.layers) for _ in range(2))
+        for each in (cache, other):
+            engine.read(prompt(3)[0].numpy(), np.arange(3), None, each, 1)
+        seen = np.tri(count, dtype=bool) if count > native.FEW else seen
+        mask = None if seen is None else additive(seen, torch.float32, base=3)[None, None]
+        found = engine.read(tokens, places, seen, cache, count)
+        ids, positions = torch.from_numpy(tokens)[None], torch.from_numpy(places)[None]
+        torch.testing.assert_close(engine(ids, positions, mask, other, count)[0], found, rtol=0, atol=1e-5)
+
+
+def test_a_first_forward_that_has_to_be_compiled_says_so(monkeypatch, caplog):
+    """And one that has not says nothing."""
+    monkeypatch.setattr(native, "PATIENCE", 0.05)
+    for seconds in (0.0, 0.5):
+        monkeypatch.setattr(native, "_teams", {})
+        run = native.kernels.run
+        monkeypatch.setattr(native.kernels, "run", lambda *job, run=run, wait=seconds: (time.sleep(wait), run(*job)))
+        autoregressive(HFModel(raw_model("llama", dtype=torch.float32), engine="compiled"), [1, 2], max_new_tokens=2)
+        monkeypatch.setattr(native.kernels, "run", run)
+        assert ("Compiling" in caplog.text) == bool(seconds)
 
 
 def test_broken_weights_are_noticed():

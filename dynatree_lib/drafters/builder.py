@@ -120,7 +120,7 @@ class TreeBuilder:
         Raises:
             ValueError: for logits that describe no distribution; the message names the node and the draft.
         """
-        tokens, logprobs, sharp = most_probable(self.logits(frontier), breadth, sharpness)
+        tokens, logprobs, sharp = self.state.session.most_probable(self.logits(frontier), breadth, sharpness)
         if np.isnan(logprobs[:, 0]).any():
             raise ValueError(bad_logits(self.state.session.owner, int(frontier[np.isnan(logprobs[:, 0])][0])))
         return self._named(tokens), logprobs, sharp
@@ -237,37 +237,3 @@ def _children(distribution: torch.Tensor, count: int, draw: Draw, random: Random
     rest = distribution.index_fill(0, torch.tensor(top[: count - 1], dtype=torch.int64, device=distribution.device), 0)
     last = random.draw_distinct(rest, 1) if count else []
     return [*((token, POINT) for token in top[: count - 1]), *((token, DISTINCT) for token in last)]
-
-
-@one_thread()
-def most_probable(
-    logits: torch.Tensor, breadth: int, sharpness: float = 1.0
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the `breadth` most probable tokens for (f, V) logits.
-
-    Returns:
-        tokens (f, breadth) int64, most probable first, equally probable ones by token id; their log-probabilities
-        (f, breadth) float64; and those under the distribution raised to `sharpness` and normalised again.
-    """
-    breadth = min(breadth, logits.shape[-1])
-    indices = logits.topk(min(breadth + 1, logits.shape[-1]), -1).indices  # one more, to see a tie at the edge
-    versions = [logits] if sharpness == 1 else [logits, sharpness * logits]
-    shares = [version.log_softmax(-1).gather(-1, indices) for version in versions]
-    if logits.device.type == "cpu":
-        tokens, logprobs = indices.numpy(), [share.numpy().astype(np.float64) for share in shares]
-    else:  # one transfer; ids are exact below 2^24
-        ids, *logprobs = torch.stack((indices.to(logits.dtype), *shares)).cpu().double().numpy()
-        tokens = ids.astype(np.int64)
-    tokens = _ties_by_id(tokens, logprobs[0], breadth, logits)
-    return tokens[:, :breadth], logprobs[0][:, :breadth], logprobs[-1][:, :breadth]
-
-
-def _ties_by_id(tokens: np.ndarray, logprobs: np.ndarray, breadth: int, logits: torch.Tensor) -> np.ndarray:
-    """Order tokens with equal values by id, which topk leaves open; 16-bit logits have many of them."""
-    equal = logprobs[:, 1:] == logprobs[:, :-1]
-    if not equal.any():
-        return tokens
-    tokens = np.take_along_axis(tokens, np.lexsort((tokens, -logprobs), axis=-1), -1)
-    for node in np.flatnonzero(equal[:, breadth - 1 :].any(-1)):  # the tie may go on among the tokens left out
-        tokens[node] = logits[node].sort(stable=True, descending=True).indices[: tokens.shape[1]].cpu().numpy()
-    return tokens

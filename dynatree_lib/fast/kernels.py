@@ -46,9 +46,10 @@ DEEP = 16
     STOP, TOKENS, KEEP, BASE, COLUMNS, CAPACITY, LAYERS, SIZE, HEADS, GROUPS, MLP, HIDDEN_SIZE, ROWS,
     WEIGHTS, VECTOR_WEIGHTS, HEAD, STORE, MASK, POSITIONS, COS, SIN, HIDDEN, QKV, IDS, EMBEDDING, MIXED,
     GROWN, LOGITS, PRIVATE, PRIVATE_BYTES, HEAD_NORMS, EPS, SCALE, TAKEN, LEFT, SHAPES, JOINT, JOINT_NORMS, PAIRS,
-    GIVEN, FOUND, FIELDS,
-) = range(42)  # fmt: skip
+    GIVEN, FOUND, TAIL, FIELDS,
+) = range(43)  # fmt: skip
 """Places in a job, an int64 array: sizes, then addresses. EPS and SCALE hold float64 bits.
+MASK says with a byte each which of the last TAIL columns a token sees; it sees those before them.
 JOINT is the matrix of a draft on features, or 0; GIVEN are the features that its tokens come with; FOUND is where the
 last hidden states go, or 0."""
 
@@ -564,15 +565,19 @@ def rotate(values, norm, eps, cos, sin):
 
 
 @fast
-def see(visible, mask, n, base, columns):
-    """Write what is added to each token's scores: 0 or `NEVER`, or the mask's numbers; (n, columns)."""
+def see(visible, mask, tail, n, columns):
+    """Write what is added to each token's scores, 0 or `NEVER`; (n, columns).
+
+    Args:
+        mask: (n, tail), 0 where one of the last columns is not seen; of length 0 where a token sees those before it.
+    """
+    common = columns - (tail if len(mask) else n)  # columns that all tokens see
     for row in range(n):
-        for column in range(columns):
-            place = row * columns + column
-            if len(mask):
-                visible[place] = number(mask[place])
-            else:
-                visible[place] = np.float32(0) if column <= base + row else NEVER
+        for column in range(common):
+            visible[row * columns + column] = np.float32(0)
+        for column in range(common, columns):
+            seen = mask[row * tail + column - common] != 0 if len(mask) else column - common <= row
+            visible[row * columns + column] = np.float32(0) if seen else NEVER
 
 
 @fast
@@ -668,7 +673,8 @@ def work(job, thread, threads, kind):
     visible, normed_place = floats(keys_place + 8 * width * wide, n * width), keys_place + 4 * width * (2 * wide + n)
     normed = numbers(normed_place, 2 * n * hidden_size, kind)
     weights, count_of_vectors = job[WEIGHTS], 2 * hidden_size + across + 2 * size
-    mask = numbers(job[MASK], n * columns if job[MASK] else 0, kind)
+    tail = job[TAIL]
+    mask = carray(_pointer(job[MASK]), (n * tail if job[MASK] else 0,), np.uint8)
     begin(job[SHAPES], kind)
     seen = False
     passes, _ = tiles(n * share, TILE)
@@ -728,7 +734,7 @@ def work(job, thread, threads, kind):
             while part < parts:
                 if not seen:
                     seen = True
-                    see(visible, mask, n, base, columns)
+                    see(visible, mask, tail, n, columns)
                 if not laid:
                     laid, place = True, group * capacity * size
                     for block in range(width // WIDTH):
@@ -813,3 +819,59 @@ def serve(job, thread, threads, kind, signal):
         if job[STOP]:
             return
         work(job, thread, threads, kind)
+
+
+@softmax
+def largest(values, first, last):
+    """The largest of values[first:last], which are no NaN."""
+    top = -np.float32(np.inf)
+    for place in range(first, last):
+        top = max(top, values[place])
+    return top
+
+
+@fast
+def spread(values, top, sharpness):
+    """The sum of e^(sharpness (value - top)), and 0 times the sum of all values: NaN where one is not finite."""
+    total, checked = 0.0, np.float32(0)
+    for first in range(0, len(values), WIDTH):  # blocks, so that a sum of many small numbers loses nothing
+        part = np.float32(0)
+        for place in range(first, min(first + WIDTH, len(values))):
+            part += exponential(sharpness * (values[place] - top))
+            checked += values[place] * np.float32(0)
+        total += part
+    return total, checked
+
+
+@fast
+def rank(logits, sharpness, tokens, shares, sharp):
+    """Find the most probable tokens of (f, V) logits, as `sampling.most_probable` describes.
+
+    Args:
+        tokens, shares, sharp: (f, breadth) results; log-probabilities are NaN where a logit is not finite.
+    """
+    breadth, size = tokens.shape[1], logits.shape[1]
+    for row in range(len(logits)):
+        values, ids, best = logits[row], tokens[row], shares[row]
+        found = 0
+        for first in range(0, size, 4 * WIDTH):
+            last = min(first + 4 * WIDTH, size)
+            if found == breadth and not largest(values, first, last) > best[breadth - 1]:
+                continue
+            for token in range(first, last):
+                value = values[token]
+                if found == breadth and not value > best[breadth - 1]:
+                    continue
+                place = found if found < breadth else breadth - 1
+                while place > 0 and value > best[place - 1]:
+                    ids[place], best[place] = ids[place - 1], best[place - 1]
+                    place -= 1
+                ids[place], best[place] = token, value
+                found = min(found + 1, breadth)
+        top = np.float32(best[0])
+        total, checked = spread(values, top, np.float32(1))
+        sharper = total if sharpness == 1 else spread(values, top, np.float32(sharpness))[0]
+        for place in range(breadth):
+            below = best[place] - top
+            shares[row, place] = below - np.log(total) + checked
+            sharp[row, place] = sharpness * below - np.log(sharper) + checked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import os
 import threading
@@ -13,12 +14,28 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from ..masks import additive
 from ..models.engines import Eager
 from . import kernels
 
 FEW = 64
 """Tokens of a forward up to which this engine runs it; more run in transformers' own forward."""
+PATIENCE = 2.0
+"""Seconds of a first forward after which `COMPILING` is said."""
+COMPILING = (
+    "Compiling the forward of few tokens for this processor. This takes about half a minute, once: numba keeps the "
+    "result on disk."
+)
+FIRST_COLUMNS = 256
+"""Tokens of a text for which a forward has working space at first; it grows."""
 ALIGNMENT = 64
+VARYING = np.array(
+    [
+        kernels.TOKENS, kernels.KEEP, kernels.BASE, kernels.COLUMNS, kernels.TAIL, kernels.CAPACITY, kernels.STORE,
+        kernels.MASK, kernels.TAKEN, kernels.LOGITS, kernels.GIVEN, kernels.FOUND,
+    ]
+)  # fmt: skip
+"""What differs from forward to forward of a job."""
 
 
 class Team:
@@ -27,9 +44,13 @@ class Team:
     def __init__(self, threads: int, half: bool) -> None:
         self.threads, self.kind = threads, np.empty(0, np.uint16 if half else np.float32)
         self.job, self.left, self.posted = np.zeros(kernels.FIELDS, np.int64), np.zeros(16, np.int64), 0
+        self.used = False
         self.semaphores = np.zeros((threads, 16), np.int64)  # a sem_t takes at most 128 bytes
         self.signals = self.semaphores.ctypes.data + 128 * np.arange(threads)
         self.lock = threading.Lock()
+        self.patience = threading.Timer(PATIENCE, logging.getLogger(__name__).warning, [COMPILING])
+        self.patience.daemon = True
+        self.patience.start()
         library = ctypes.CDLL(None)
         for thread in range(1, threads):
             library.sem_init(ctypes.c_void_p(int(self.signals[thread])), 0, 0)
@@ -53,6 +74,9 @@ class Team:
         self.job[kernels.LEFT] = self.left.ctypes.data
         self.posted += self.threads - 1
         kernels.run(self.job, self.threads, self.kind, self.signals)
+        if not self.used:
+            self.used = True
+            self.patience.cancel()
 
     def settle(self) -> None:
         """Wait until all workers have left, because what they look at is about to go."""
@@ -89,6 +113,17 @@ def aligned(count: int, dtype: torch.dtype) -> torch.Tensor:
     return raw[skip : skip + count]
 
 
+def most_probable(
+    logits: torch.Tensor, breadth: int, sharpness: float = 1.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Do what `sampling.most_probable` does, for the (f, V) float32 logits of a compiled forward."""
+    breadth = min(breadth, logits.shape[-1])
+    tokens = np.empty((len(logits), breadth), np.int64)
+    shares, sharp = np.empty((2, len(logits), breadth))
+    kernels.rank(logits.numpy(), sharpness, tokens, shares, sharp)
+    return tokens, shares, sharp
+
+
 class CompiledLlama:
     """The forward of one model of the Llama family on a CPU, with a packed copy of its weights.
 
@@ -100,6 +135,8 @@ class CompiledLlama:
     copies_weights: ClassVar[bool] = True
     gives_features: ClassVar[bool] = True
     serves: ClassVar[str] = "see `compiled.Compiled`"
+    narrow: ClassVar[torch.dtype] = torch.bfloat16 if kernels.BFLOAT16 else torch.float32
+    most_probable = staticmethod(most_probable)
 
     @torch.no_grad()
     def __init__(self, model: Any) -> None:
@@ -113,6 +150,7 @@ class CompiledLlama:
         width, mlp, rows = config.hidden_size, config.intermediate_size, len(model.lm_head.weight)
         across, self.vocab_size = (heads + 2 * groups) * size, rows
         self.rows = rows + -rows % kernels.WIDTH
+        self.groups, self.size, self.width = groups, size, width
         count = self.layers * width * (across + heads * size + 3 * mlp)
         self.weights, self.head = aligned(count, self.dtype), aligned(self.rows * width, self.dtype)
         self.vectors = torch.zeros(self.layers * (2 * width + across + 2 * size) + width)
@@ -136,7 +174,7 @@ class CompiledLlama:
                 vectors[2 * width + across : 2 * width + across + 2 * size] = torch.cat(norms)
         self.vectors[-width:] = core.norm.weight
         self.head[:] = blocked(model.lm_head.weight, self.half)
-        self._take_joint(getattr(model, "joint", None), width)
+        self._take_joint(getattr(model, "joint", None))
         everywhere = torch.arange(config.max_position_embeddings)[None]
         cos, sin = core.rotary_emb(torch.zeros(1), everywhere)
         self.cos, self.sin = (table[0, :, : size // 2].contiguous() for table in (cos, sin))
@@ -145,8 +183,7 @@ class CompiledLlama:
         self.mixed, self.grown = (aligned(rows_of_tiles * each, torch.float32) for each in (heads * size, mlp))
         count = kernels.counters(self.layers, groups) * kernels.LINE // 8
         self.taken = np.zeros((2, count), np.int64)  # counters for a team, and for the caller alone
-        self.scratch, self.wide_head = [aligned(0, torch.float32)], size + -size % kernels.WIDTH
-        self.width, self.across = width, across
+        self.ids, self.positions = np.zeros((2, FEW), np.int64)
         job = self.job = np.zeros(kernels.FIELDS, np.int64)
         job[kernels.LAYERS], job[kernels.SIZE], job[kernels.HEADS] = self.layers, size, heads
         job[kernels.GROUPS], job[kernels.MLP], job[kernels.HIDDEN_SIZE] = groups, mlp, width
@@ -163,10 +200,15 @@ class CompiledLlama:
             each.data_ptr() if len(each) else 0 for each in (self.joint, self.joint_norms, self.pairs)
         )
         job[kernels.EMBEDDING] = self.embedding.data_ptr()
+        job[kernels.IDS], job[kernels.POSITIONS] = self.ids.ctypes.data, self.positions.ctypes.data
+        self.counters = [int(each.ctypes.data) for each in self.taken]
+        self.scratch: list[torch.Tensor] = []
+        self._make_room(FIRST_COLUMNS, torch.get_num_threads())
         job[[kernels.EPS, kernels.SCALE]] = np.array([config.rms_norm_eps, 1 / math.sqrt(size)]).view(np.int64)
 
-    def _take_joint(self, joint: Any, width: int) -> None:
+    def _take_joint(self, joint: Any) -> None:
         """Pack what a draft on features has before its layers (`eagle.Joint`), where the model is one."""
+        width = self.width
         self.joint, self.joint_norms = torch.empty(0, dtype=self.dtype), torch.empty(0)
         self.pairs = aligned(0 if joint is None else 2 * FEW * width, torch.float32)
         if joint is not None:
@@ -177,6 +219,19 @@ class CompiledLlama:
     def __del__(self) -> None:
         for members in (_teams or {}).values():  # None while Python shuts down
             members.settle()
+
+    def _make_room(self, columns: int, threads: int) -> None:
+        """Allocate what threads work in, each for itself, for texts of so many tokens."""
+        self.columns, self.threads = columns, threads
+        width, wide = columns + -columns % kernels.WIDTH, self.size + -self.size % kernels.WIDTH
+        numbers = 2 * kernels.DEEP * kernels.WIDTH + kernels.TILE * (wide + width) + width * (2 * wide + FEW)
+        rows = (FEW + kernels.DEEP) * (2 if len(self.joint) else 1)  # a tile may read rows past the last
+        private = 4 * (numbers + rows * self.width)
+        private = private // 4096 * 4096 + 4096
+        self.scratch.append(aligned(private * threads // 4, torch.float32))  # earlier ones stay for late workers
+        self.seen = np.zeros(FEW * columns, np.uint8)
+        self.job[[kernels.PRIVATE, kernels.PRIVATE_BYTES]] = self.scratch[-1].data_ptr(), private
+        self.mask = self.seen.ctypes.data
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
@@ -196,53 +251,53 @@ class CompiledLlama:
         self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Any, keep: int
     ) -> torch.Tensor:
         """Compute (B, keep, V) logits, float32, as `Engine` says."""
-        batch, count = ids.shape
-        if batch > 1 or count > FEW or not hasattr(cache, "room_for"):
+        if len(ids) > 1 or not self.runs(ids.shape[1], cache):
             return self.wide(ids, positions, mask, cache, keep)
+        seen = None if mask is None else (mask[0, 0] >= 0).numpy()
+        return self.read(ids[0].numpy(), positions[0].numpy(), seen, cache, keep)[None]
+
+    def runs(self, count: int, cache: Any) -> bool:
+        """Whether a forward of so many tokens of one text over this cache is compiled."""
+        return count <= FEW and hasattr(cache, "room_for")
+
+    def read(
+        self, tokens: np.ndarray, positions: np.ndarray, seen: np.ndarray | None, cache: Any, keep: int
+    ) -> torch.Tensor:
+        """Compute (keep, V) logits, float32, as `ArrayEngine` says."""
+        if not self.runs(len(tokens), cache):
+            mask = None if seen is None else additive(seen, self.dtype, cache.size + len(tokens) - seen.shape[1])
+            ids, places = torch.from_numpy(tokens)[None], torch.from_numpy(positions)[None]
+            return self.wide(ids, places, None if mask is None else mask[None, None], cache, keep)[0]
         members = team(torch.get_num_threads(), self.half)
         with members.lock:  # one forward at a time: buffers and threads are shared
-            return self._run(members, ids, positions, mask, cache, keep)
+            return self._run(members, tokens, positions, seen, cache, keep)
 
     def _run(
-        self,
-        members: Team,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor | None,
-        cache: Any,
-        keep: int,
+        self, members: Team, tokens: np.ndarray, positions: np.ndarray, seen: np.ndarray | None, cache: Any, keep: int
     ) -> torch.Tensor:
-        count, job = ids.shape[1], self.job
-        base, store = cache.room_for(self.embedding, job[kernels.GROUPS], job[kernels.SIZE], count)
-        columns = base + count
-        width, wide, tile = columns + -columns % kernels.WIDTH, self.wide_head, kernels.TILE
-        private = 2 * kernels.DEEP * kernels.WIDTH + tile * (wide + width) + width * (2 * wide + count)
-        rows = (FEW + kernels.DEEP) * (2 if len(self.joint) else 1)  # a tile may read rows past the last
-        private = 4 * (private + rows * self.width)
-        private = private // 4096 * 4096 + 4096
-        if len(self.scratch[-1]) * 4 < private * members.threads:  # smaller ones stay for workers that are late
-            self.scratch.append(aligned(private * members.threads // 2, torch.float32))  # with space to grow
-        job[kernels.PRIVATE], job[kernels.PRIVATE_BYTES] = self.scratch[-1].data_ptr(), private
+        count, job = len(tokens), self.job
+        base, store = cache.room_for(self.embedding, self.groups, self.size, count)
+        columns, tail = base + count, 0 if seen is None else seen.shape[1]
+        if columns > self.columns or members.threads > self.threads:
+            self._make_room(max(self.columns, columns + columns // 2), max(self.threads, members.threads))
         alone = not members.ready()
-        self.taken[int(alone)].fill(0)
-        job[kernels.TAKEN] = self.taken[int(alone)].ctypes.data
-        ids = ids.contiguous()
-        logits = torch.empty(1, keep, self.rows)
-        if mask is not None:
-            mask = mask.to(self.dtype).contiguous()
-        positions = positions.contiguous()
+        taken = self.taken[int(alone)]
+        taken.fill(0)
+        self.ids[:count], self.positions[:count] = tokens, positions
+        if seen is not None:
+            self.seen[: count * tail] = seen.reshape(-1)
+        logits = torch.empty(keep, self.rows)
+        given, found = None, None
         if len(self.joint):
             given = cache.take(count).float().contiguous()
-            job[kernels.GIVEN] = given.data_ptr()
-        job[kernels.FOUND] = 0
         if cache.features is not None:
-            cache.features.append(torch.empty(count, self.width))
-            job[kernels.FOUND] = cache.features[-1].data_ptr()
-        job[kernels.TOKENS], job[kernels.KEEP], job[kernels.BASE], job[kernels.COLUMNS] = count, keep, base, columns
-        job[kernels.CAPACITY], job[kernels.STORE] = store.shape[-2], store.data_ptr()
-        job[kernels.MASK] = 0 if mask is None else mask.data_ptr()
-        job[kernels.IDS], job[kernels.POSITIONS] = ids.data_ptr(), positions.data_ptr()
-        job[kernels.LOGITS] = logits.data_ptr()
+            found = torch.empty(count, self.width)
+            cache.features.append(found)
+        job[VARYING] = (
+            count, keep, base, columns, tail, store.shape[-2], store.data_ptr(), self.mask if tail else 0,
+            self.counters[alone], logits.data_ptr(), 0 if given is None else given.data_ptr(),
+            0 if found is None else found.data_ptr(),
+        )  # fmt: skip
         members.run(job, alone)
         cache.size = columns
-        return logits[..., : self.vocab_size]
+        return logits[:, : self.vocab_size]

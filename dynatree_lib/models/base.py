@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..sampling import Sampling, Scores
+from ..sampling import MostProbable, Sampling, Scores, most_probable
 from ..tree import ROOT
 
 
@@ -50,10 +50,12 @@ class Session(ABC):
     entries were evicted. Queued tokens count in `position` and not in `length` until the next `score` reads them.
     `forwards` and `scored` count the calls of `score` and the nodes in them since `start`. `drafted` holds the (K,) ids
     of the tokens that the logits are of, ascending, for a model that drafts these alone; None for all V. With
-    `keep_features`, set before `start`, scores hold features.
+    `keep_features`, set before `start`, scores hold features. `most_probable` finds the most probable tokens of logits,
+    for drafters.
     """
 
     drafted: np.ndarray | None = None
+    most_probable: MostProbable = staticmethod(most_probable)
     keep_features = False
 
     def __init__(self, owner: str) -> None:

@@ -22,6 +22,9 @@ from .check import difference_from_paths
 from .engines import Eager
 from .huggingface import HFModel, HFSession, in_inference_mode
 
+CAPACITY = 64
+"""Features of nodes for which a session has space at first; it grows."""
+
 
 class EagleModel(HFModel):
     """A draft on features as a `LanguageModel`; drafters use it like any other draft model.
@@ -48,9 +51,6 @@ class EagleModel(HFModel):
 class EagleSession(HFSession):
     """A sequence of tokens with their features.
 
-    Attributes:
-        feature: (h,) feature of the last committed token, which nodes below the text come with; zeros at first.
-
     The first token of a text has no place before it and is never read, so positions are smaller by one than the
     target's; attention looks at distances alone.
     """
@@ -61,32 +61,44 @@ class EagleSession(HFSession):
     def _reset(self) -> None:
         super()._reset()
         model = self.model
-        self.feature = torch.zeros(model.takes_features or 0, dtype=model.dtype, device=model.device)
+        width = model.takes_features or 0
+        self._known = torch.zeros(CAPACITY, width, dtype=model.dtype, device=model.device)  # below the text, of nodes
         self._waiting: list[Tensor] = []  # features of the queue
-        self._predicted = self.feature.new_empty(0, len(self.feature))  # of the pending nodes
+
+    @property
+    def feature(self) -> Tensor:
+        """(h,) feature of the last committed token, which nodes below the text come with; zeros at first."""
+        return self._known[0]
+
+    @feature.setter
+    def feature(self, feature: Tensor) -> None:
+        self._known[0] = feature
 
     @override
+    @in_inference_mode
     def extend(self, tokens: Sequence[int], features: Tensor | None = None) -> None:
         """Append committed tokens and the (n, h) features of the places before them; without these, they are zeros."""
         super().extend(tokens)
         if len(tokens):
-            given = self.feature.new_zeros(len(tokens), len(self.feature)) if features is None else features
-            self._waiting.append(given.to(self.feature))
-            self.feature = torch.zeros_like(self.feature)
+            given = self._known.new_zeros(len(tokens), self._known.shape[1]) if features is None else features
+            self._waiting.append(given.to(self._known))
+            self._known[0] = 0
 
     @override
     @in_inference_mode
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> Tensor:
-        known = torch.cat([self._predicted, self.feature[None]])  # index -1 is that of nodes below the text
-        before = len(parents) - len(tokens)
+        pending, before = len(parents), len(parents) - len(tokens)
         above = parents[before:]
         if (above >= before).any():
             raise ValueError("A draft on features reads a tree level by level: a node comes with what its parent gave.")
-        self._cache.given = torch.cat([*self._waiting, known[torch.from_numpy(above).to(known.device)]])
+        given = self._known[torch.from_numpy(above + 1).to(self._known.device)]
+        self._cache.given = torch.cat([*self._waiting, given]) if self._waiting else given
         logits = super()._read(queue, tokens, parents)
         read = self._features()
         assert read is not None
-        self._predicted = torch.cat([self._predicted, read[len(read) - len(tokens) :].to(known)])
+        if pending >= len(self._known):
+            self._known = torch.cat([self._known, self._known.new_zeros(pending, self._known.shape[1])])
+        self._known[before + 1 : pending + 1] = read[len(read) - len(tokens) :]
         self._waiting = []
         return logits
 
@@ -94,8 +106,7 @@ class EagleSession(HFSession):
     def _keep(self, nodes: np.ndarray) -> None:
         super()._keep(nodes)
         if len(nodes):
-            self.feature = self._predicted[int(nodes[-1])]
-        self._predicted = self._predicted[:0]
+            self.feature = self._known[1 + int(nodes[-1])]
 
 
 @torch.inference_mode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class Engine(Protocol):
         copies_weights: whether it holds a copy of the model's weights.
         serves: the models it serves, for messages.
 
-    An engine that knows a cache's `features` and `given` (`TreeCache`) says so with `gives_features = True`.
+    An engine that knows a cache's `features` and `given` (`TreeCache`) says so with `gives_features = True`. One that
+    reads arrays is an `ArrayEngine` too. `narrow`, where it has that, is the dtype in which it runs the fastest here.
     """
 
     name: str
@@ -51,6 +53,31 @@ class Engine(Protocol):
             cache: `update(key, value, layer)` takes (B, H, n, D) states and returns (B, H, m, D) of all columns.
             keep: tokens to compute logits of.
         """
+        ...
+
+
+class ArrayEngine(Protocol):
+    """What an engine on the CPU may have besides: forwards and choices without tensors, which take time to make."""
+
+    def read(
+        self, tokens: np.ndarray, positions: np.ndarray, seen: np.ndarray | None, cache: Any, keep: int
+    ) -> torch.Tensor:
+        """(keep, V) logits of the last `keep` of (n,) tokens of one sequence.
+
+        Args:
+            tokens: (n,) int64 token ids.
+            positions: (n,) int64 positions.
+            seen: (n, m) bool, which of the cache's last m columns each token sees, these tokens' included; it sees all
+                before them. None as for `Engine`.
+            cache: as for `Engine`.
+            keep: tokens to compute logits of.
+        """
+        ...
+
+    def most_probable(
+        self, logits: torch.Tensor, breadth: int, sharpness: float = 1.0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What `sampling.most_probable` returns."""
         ...
 
 

@@ -16,7 +16,7 @@ from ..masks import additive, depth_positions, laid_out, sliding_window
 from .base import LanguageModel, Session
 from .cache import TreeCache
 from .check import check_architecture, check_tree_attention
-from .engines import Eager, Engine, engine_of
+from .engines import ArrayEngine, Eager, Engine, engine_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 LONGEST_JOINT_PREFILL = 256
@@ -63,6 +63,11 @@ class HFModel(LanguageModel):
         self.engine: Engine = engine_of(model, engine)
         if check:
             check_tree_attention(self)
+
+    @property
+    def arrays(self) -> ArrayEngine | None:
+        """The engine, if it reads arrays."""
+        return cast(ArrayEngine, self.engine) if hasattr(self.engine, "read") else None
 
     @cached_property
     def device(self) -> torch.device:
@@ -131,6 +136,8 @@ class HFModel(LanguageModel):
         self, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: TreeCache, keep: int
     ) -> torch.Tensor:
         """Run what `forward` runs, without the observer of `observed`."""
+        if self.arrays is not None:
+            return self.arrays.read(tokens, positions, mask, cache, keep)[:, : self.vocab_size]
         ids, places = torch.from_numpy(np.stack((tokens, positions))).to(self.device).split(1)
         return self.engine(ids, places, mask, cache, keep)[0, :, : self.vocab_size]
 
@@ -143,8 +150,8 @@ class HFModel(LanguageModel):
 
     def mask(
         self, base: int, tail: np.ndarray, queries: np.ndarray, keys: np.ndarray
-    ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return what the model takes as attention mask for n tokens; one mask per layer type where it has types.
+    ) -> np.ndarray | torch.Tensor | dict[str, torch.Tensor]:
+        """Return what `forward` takes as mask for n tokens; one for each type of layers where the model has types.
 
         Args:
             base: cache columns that all tokens see.
@@ -152,6 +159,8 @@ class HFModel(LanguageModel):
             queries: (n,) positions of the tokens.
             keys: (m,) positions of the tail's columns; those before them go on downwards.
         """
+        if self.arrays is not None:
+            return tail
         full = additive(tail, self.dtype, base).to(self.device)[None, None]
         if self.window is None:
             return full
@@ -181,6 +190,8 @@ class HFSession(Session):
 
     def __init__(self, model: HFModel) -> None:
         self.model, self.drafted = model, model.drafted
+        if model.arrays is not None:
+            self.most_probable = model.arrays.most_probable
         super().__init__(model.name)
 
     def _reset(self) -> None:
@@ -221,7 +232,9 @@ class HFSession(Session):
         if not self.keep_features:
             return None
         read = self._cache.features
-        return torch.cat(read) if read else torch.empty(0, self.model.feature_size or 0)
+        if not read:
+            return torch.empty(0, self.model.feature_size or 0)
+        return read[0] if len(read) == 1 else torch.cat(read)
 
     @in_inference_mode
     def _keep(self, nodes: np.ndarray) -> None:

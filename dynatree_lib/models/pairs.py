@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,7 @@ def load_pair(
     draft: str | Path | None = None,
     device_map: str | dict | None = None,
     dtype: str | torch.dtype | None = None,
+    draft_dtype: str | torch.dtype | None = None,
     attn_implementation: str = "sdpa",
     engine: str = "auto",
 ) -> Pair:
@@ -108,6 +110,8 @@ def load_pair(
         device_map: "cpu", "cuda", "cuda:1", ...; "auto" takes a GPU if there is one; anything else goes to transformers
             (and needs accelerate).
         dtype: "float32", "bfloat16", ...; by default float32 on the CPU and for "tiny", the checkpoint's own elsewhere.
+        draft_dtype: of the draft. By default the target's, and for "smollm2" bfloat16 where the processor multiplies in
+            it: texts stay the target's, whatever the draft rounds.
         attn_implementation: "sdpa" or "eager".
         engine: what runs the forwards, one of `models.engines.ENGINES`; "auto" takes the fastest for each model.
 
@@ -122,18 +126,22 @@ def load_pair(
         "device": device, "dtype": _dtype(dtype, name, device), "attn_implementation": attn_implementation,
         "engine": engine,
     }  # fmt: skip
+    of_draft = None if draft_dtype is None else _dtype(draft_dtype, name, device)
     if name in PACKAGED:
-        return load_pruned_pair(name, _packaged(name), data_path(name), options)
+        return load_pruned_pair(name, _packaged(name), data_path(name), options, of_draft)
     if name is not None:
         target, draft = _sources(name)
     if not target or not draft:
         raise ValueError(f"Give both target= and draft=, or one of the named pairs: {', '.join(PAIRS)}.")
     big = load_model(target, **options)
+    options["dtype"] = of_draft or options["dtype"]
     small = load_model(draft, **options, tokenizer=None if _has_tokenizer(draft) else big.tokenizer)
     return make_pair(big, small, name or f"{target} + {draft}")
 
 
-def load_pruned_pair(name: str, target: str | Path, folder: Path, options: Mapping[str, Any]) -> Pair:
+def load_pruned_pair(
+    name: str, target: str | Path, folder: Path, options: Mapping[str, Any], draft_dtype: torch.dtype | None = None
+) -> Pair:
     """Load a target, and drafts made of its layers (`pruned`) that draft the most frequent tokens alone.
 
     Args:
@@ -142,6 +150,7 @@ def load_pruned_pair(name: str, target: str | Path, folder: Path, options: Mappi
         folder: with what `store_pruned` wrote: draft/, which reads tokens alone; features/, on the target's features,
             may be missing.
         options: of `load_model`.
+        draft_dtype: of the draft on features; by default as `load_pair` says.
 
     Raises:
         ValueError: as for `load_pair`, or for a draft of another target.
@@ -154,7 +163,11 @@ def load_pruned_pair(name: str, target: str | Path, folder: Path, options: Mappi
     if not (folder / "features").is_dir():
         return Pair(name, big, small, big.tokenizer)
     whole, tokens = load_pruned(folder / "features", big.model)
-    reduced = EagleModel(short_head(whole, tokens), big.tokenizer, engine=options["engine"])
+    wanted = draft_dtype or getattr(big.engine, "narrow", big.dtype)
+    light = short_head(whole, tokens)
+    if wanted != big.dtype:
+        light = copy.deepcopy(light).to(wanted)  # it shares tables with the target
+    reduced = EagleModel(light, big.tokenizer, engine=options["engine"])
     return Pair(name, big, reduced.altered(drafted=tokens), big.tokenizer, independent=small)
 
 
