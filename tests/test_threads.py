@@ -1,5 +1,6 @@
 """`--threads auto`: every number is tried, the fastest is set; and what is small runs on one."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -43,6 +44,19 @@ def test_the_fastest_number_is_set(monkeypatch, restored, fastest):
     found = conditions.choose_threads(load_pair("tiny"), clock)
     assert found == {count: 1.0 if count == fastest else 5.0 for count in (1, 2, 3)}
     assert torch.get_num_threads() == fastest
+
+
+def test_the_faster_of_two_pairs_is_found(monkeypatch):
+    """By a clock on which one of them takes twice as long."""
+    pairs, now = {"slow": load_pair("tiny"), "fast": load_pair("tiny")}, [0.0]
+    slow = pairs["slow"].target
+
+    def run(forward, *arguments):
+        now[0] += 1.0
+        return forward(*arguments)
+
+    pairs["slow"] = replace(pairs["slow"], target=slow.observed(run))
+    assert conditions.iteration_seconds(pairs, lambda: now[0]) == {"slow": 1.0, "fast": 0.0}
 
 
 def test_small_operations_run_on_one_thread_and_leave_the_number_as_it_was(restored):

@@ -10,6 +10,7 @@ import pytest
 
 import dynatree_lib as dt
 from dynatree_lib import Chain, CostAwareTree, FixedTree, NoDraft, Sampling, ToyModel, generate, load_pair
+from dynatree_lib.cli import arguments
 from dynatree_lib.cli import tune as tune_command
 from dynatree_lib.cli.main import main
 from dynatree_lib.drafters import DRAFTERS
@@ -220,7 +221,7 @@ def quick(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tuning, "measure_costs", lambda pair, prompts, **options: FREE_ROWS)
     aware = "cost-aware-tree:verify_cost=1.0/1.0,draft_cost=0.3/0.3"
-    monkeypatch.setattr(tuning, "candidates", lambda costs, rows, sampled: tuning.variants([*FEW, aware]))
+    monkeypatch.setattr(tuning, "candidates", lambda costs, rows=64, sampled=False: tuning.variants([*FEW, aware]))
     return tmp_path
 
 
@@ -239,9 +240,26 @@ def test_the_command_prints_and_saves(quick, capsys):
     assert "x ar predicted: chain:length=6" in shown.err
 
 
+def test_named_methods_alone_are_tried(quick, capsys):
+    options = ["--no-check", "--limit", "1", "--max-new-tokens", "8", "--out", "x.json"]
+    assert main(["tune", "--methods", "chain", *options]) == 0
+    assert {one.method for one in load_tuned("x.json").predictions} == {"ar", "chain"}
+    capsys.readouterr()
+
+
+def test_the_faster_dtype_is_taken_and_named(quick, capsys, monkeypatch):
+    monkeypatch.setattr(arguments, "iteration_seconds", lambda pairs: {"float32": 0.002, "bfloat16": 0.001})
+    options = ["--no-check", "--limit", "1", "--max-new-tokens", "8", "--out", "x.json"]
+    assert main(["tune", "--dtype", "fastest", *options]) == 0
+    shown = capsys.readouterr()
+    assert "bfloat16 is the fastest here (an iteration's forwards: float32: 2.00 ms, bfloat16: 1.00 ms)" in shown.err
+    assert "with dtype=bfloat16, in which it was tuned" in shown.out
+    assert load_tuned("x.json").setup["dtype"] == "bfloat16"
+
+
 def test_the_printed_lines_work_as_they_stand(quick, capsys):
-    arguments = ["tune", "--no-check", "--limit", "1", "--max-new-tokens", "8", "--out", "x.json", "--task", "code"]
-    assert main(arguments) == 0
+    options = ["tune", "--no-check", "--limit", "1", "--max-new-tokens", "8", "--out", "x.json", "--task", "code"]
+    assert main(options) == 0
     tuned, pair = load_tuned("x.json"), load_pair("tiny")
     assert eval(tuned.python, {"dt": dt, "pair": pair}) == tuned.drafter(pair.draft)
     for spec in ("chain:length=3", "cost-aware-tree:verify_cost=1.0/1.5,draft_cost=0.1/0.2,child=0.7"):
@@ -272,6 +290,7 @@ def test_other_workloads_are_tuned_on_their_last_prompts(quick, capsys, tmp_path
         (["--limit", "0"], "--limit is 0"),
         (["--max-new-tokens", "1"], "--max-new-tokens is 1"),
         (["--max-rows", "3"], "--max-rows is 3"),
+        (["--methods", "chain,hf-generate"], "There is no method 'hf-generate' to tune; choose from ar, chain, fixed"),
     ],
 )
 def test_bad_input_is_one_sentence_before_any_model_is_loaded(options, sentence, capsys, monkeypatch, tmp_path):

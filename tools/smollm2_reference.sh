@@ -1,33 +1,73 @@
 #!/usr/bin/env bash
-# The records on the pair smollm2: 39 prompts of Spec-Bench (3 of each of its 13 categories), 128 tokens, all methods of a run in turn. One run for
-# each dtype and temperature, each about 45 minutes on two cores; nothing else should run. A stopped run goes on.
+# The records on the pair smollm2. Each run of texts has 39 prompts of Spec-Bench (3 of each of its 13 categories), 128 tokens and at most
+# ten methods in turn, and takes about 45 minutes on two cores; nothing else should run. A stopped run goes on.
 #
-#   tools/smollm2_reference.sh [OUT] [RUN ...]      RUN: float32 bfloat16 float32-0.5 float32-1 float32-others; all by default
+#   tools/smollm2_reference.sh [OUT] [RUN ...]
 #
-# DYNATREE_DATA names the folder with spec_bench/. With DYNATREE_LLAMA_CPP (tools/llama_cpp_peer.sh) the greedy runs have llama.cpp as well.
+# RUN, all by default: forwards (times of forwards by engine, dtype and tokens), float32, bfloat16, float32-0.5, float32-1 (texts in a dtype,
+# greedy or at a temperature), float32-others (further methods), precision (greedy texts that rounding changes). What a run of texts calls
+# tuned was tuned before it, on bundled prompts. DYNATREE_DATA names the folder with spec_bench/. With DYNATREE_LLAMA_CPP
+# (tools/llama_cpp_peer.sh) the greedy runs have llama.cpp as well.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-outputs/reference/smollm2}
 shift || true
-runs=${*:-float32 bfloat16 float32-0.5 float32-1 float32-others}
+runs=${*:-forwards float32 bfloat16 float32-0.5 float32-1 float32-others precision}
 mkdir -p "$out"
 dynatree() { python3 -m dynatree_lib "$@"; }
 
-plain=hf-generate,ar-fast
-greedy=$plain,hf-assisted,chain:length=4,fixed-tree,cost-aware-tree,lookup-tree
-others=$plain,chain:length=4,independent=true,adaptive-tree,best-first-tree,prompt-lookup,ptd
-sampled=$plain,chain:length=4,sampled-tree:branching=1,sampled-tree:branching=1,verifier=token-level,sampled-tree:branching=2/1,sampled-tree:branching=2/1,verifier=token-level,adaptive-tree:draw=distinct,cost-aware-sampled-tree,lookup-tree
-if [ -n "${DYNATREE_LLAMA_CPP:-}" ]; then
-  greedy=$greedy,llama-cpp,llama-cpp:tool=lookup,llama-cpp:tool=speculative
-  others=$others,llama-cpp:weights=q4_1,llama-cpp:tool=lookahead,llama-cpp:tool=tree
-fi
-for run in $runs; do
-  dtype=${run%%-*} temperature=0 methods=$greedy
+forwards() {
+  python3 - "$out/forwards.json" <<'PYTHON'
+import json, sys
+from pathlib import Path
+from dynatree_lib import load_pair
+from dynatree_lib.experiments.speed.cost_growth import forward_times
+from dynatree_lib.measure.environment import describe_environment
+
+found = {}
+for dtype in ("float32", "bfloat16"):
+    pairs = {engine: load_pair("smollm2", dtype=dtype, engine=engine) for engine in ("eager", "packed", "compiled")}
+    found[dtype] = {
+        "target": forward_times({name: pair.target for name, pair in pairs.items()}, (1, 2, 4, 8, 16, 32), 256),
+        "draft": forward_times({"compiled": pairs["compiled"].draft}, (1, 2, 4, 8, 16), 256),
+    }
+body = json.dumps({"environment": describe_environment(), **found}, indent=1) + "\n"
+Path(sys.argv[1]).write_text(body, encoding="utf-8")
+PYTHON
+}
+
+texts() {
+  local run=$1 dtype=${1%%-*} temperature=0 methods kinds=chain,cost-aware-tree,lookup-tree
+  methods=hf-generate,ar-fast,hf-assisted,chain:length=4,fixed-tree
   case $run in
-    *-others) methods=$others ;;
-    *-*) temperature=${run#*-} methods=$sampled ;;
+    *-others) methods=hf-generate,ar-fast,adaptive-tree,prompt-lookup,ptd kinds=lookup-tree ;;
+    *-*)
+      temperature=${run#*-} kinds=sampled-tree,cost-aware-sampled-tree,cost-aware-tree,lookup-tree
+      methods=hf-generate,ar-fast,chain:length=4,sampled-tree:branching=1,verifier=token-level
+      methods=$methods,sampled-tree:branching=2/1,sampled-tree:branching=2/1,verifier=token-level
+      ;;
   esac
-  resume=$([ -f "$out/$run.jsonl" ] && echo --resume || true)
-  dynatree bench --pair smollm2 --dtype "$dtype" --workload spec-bench/categories --limit 39 --max-new-tokens 128 --temperature "$temperature" \
-    --stop-at-eos --methods "$methods" --json "$out/$run.json" --records "$out/$run.jsonl" $resume | tee "$out/$run.txt"
+  if [ -n "${DYNATREE_LLAMA_CPP:-}" ]; then
+    case $run in
+      *-others) methods=$methods,llama-cpp:weights=q4_1,llama-cpp:tool=lookup,llama-cpp:tool=lookahead,llama-cpp:tool=tree ;;
+      float32 | bfloat16) methods=$methods,llama-cpp,llama-cpp:tool=speculative ;;
+    esac
+  fi
+  local tuned=$out/tuned-$run.json
+  [ -f "$tuned" ] || dynatree tune --pair smollm2 --dtype "$dtype" --temperature "$temperature" --methods "$kinds" \
+    --max-new-tokens 64 --out "$tuned" | tee "$out/tuned-$run.txt"
+  dynatree bench --pair smollm2 --dtype "$dtype" --workload spec-bench/categories --limit 39 --max-new-tokens 128 --stop-at-eos \
+    --temperature "$temperature" --methods "$methods" --tuned "$tuned" --trace --json "$out/$run.json" --records "$out/$run.jsonl" \
+    $([ -f "$out/$run.jsonl" ] && echo --resume) | tee "$out/$run.txt"
+}
+
+for run in $runs; do
+  case $run in
+    forwards) forwards ;;
+    precision)
+      dynatree precision --pair smollm2 --dtypes float32,bfloat16 --rows 2,8,32 --limit 9 --max-new-tokens 64 \
+        --methods chain:length=4,fixed-tree,lookup-tree --json "$out/precision.json" | tee "$out/precision.txt"
+      ;;
+    *) texts "$run" ;;
+  esac
 done

@@ -13,12 +13,15 @@ import pandas as pd
 import torch
 
 from ..fast.static import static_pair
-from ..measure.clock import choose_threads
+from ..measure.clock import choose_threads, iteration_seconds
 from ..measure.records import check_writable
 from ..models.pairs import Pair, load_pair
 from ..paths import write_atomically
 from ..sampling import Sampling
 from ..workloads import Workload, join_workloads, load_workload
+
+FASTEST = "fastest"
+"""The value of --dtype that takes the faster of float32 and bfloat16."""
 
 
 def sampling_of(args: argparse.Namespace) -> Sampling:
@@ -34,9 +37,17 @@ def pair_of(args: argparse.Namespace) -> Pair:
         torch.set_num_threads(int(args.threads))
     if args.pair is None and args.target is None and args.draft is None:
         args.pair = "tiny"
-    pair = load_pair(
-        args.pair, target=args.target, draft=args.draft, device_map=args.device, dtype=args.dtype, engine=args.engine
-    )
+    names = {"target": args.target, "draft": args.draft, "device_map": args.device, "engine": args.engine}
+    names["draft_dtype"] = args.draft_dtype
+    if args.dtype == FASTEST:
+        pairs = {dtype: load_pair(args.pair, **names, dtype=dtype) for dtype in ("float32", "bfloat16")}
+        seconds = iteration_seconds(pairs)
+        args.dtype = min(seconds, key=seconds.__getitem__)
+        times = ", ".join(f"{dtype}: {1000 * each:.2f} ms" for dtype, each in seconds.items())
+        progress(f"{args.dtype} is the fastest here (an iteration's forwards: {times}); texts may differ between them.")
+        pair = pairs[args.dtype]
+    else:
+        pair = load_pair(args.pair, **names, dtype=args.dtype)
     if args.static:
         pair = static_pair(pair, warm=True)
     if args.threads == "auto":

@@ -52,11 +52,14 @@ def add_machine(to: Options, dtypes: str | None = None) -> None:
     to.add_argument(
         "--engine", default="auto", help="eager, linears, lean, packed or compiled forwards (default: the fastest)"
     )
+    to.add_argument("--draft-dtype", metavar="DTYPE", help="of the draft (default: the pair's own choice)")
     to.add_argument("--threads", help="torch threads; auto tries how many are fastest (default: torch's own choice)")
     if dtypes is not None:
         to.add_argument("--dtypes", default=dtypes, metavar="LIST", help="one after the other (default: %(default)s)")
         return
-    to.add_argument("--dtype", help="float32, bfloat16, float16, float64 (default: float32 on the CPU)")
+    to.add_argument(
+        "--dtype", help="float32, bfloat16, float16, float64; fastest times the first two (default: float32 on the CPU)"
+    )
     to.add_argument("--static", action="store_true", help="static buffers; on a GPU, CUDA graphs captured beforehand")
 
 
@@ -127,6 +130,9 @@ def tune(parser: argparse.ArgumentParser) -> None:
     add_workload(what, which=which, limit=9)  # one prompt of each task of the bundled workload
     how = parser.add_argument_group("how")
     how.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    how.add_argument(
+        "--methods", metavar="LIST", help="names of the methods to choose from, e.g. chain,lookup-tree (default: all)"
+    )
     how.add_argument("--max-rows", type=int, default=64, metavar="N", help="largest tree (default: %(default)s nodes)")
     add_sampling(how)
     how.add_argument("--no-check", action="store_true", help="choose by prediction alone, without a timed run")

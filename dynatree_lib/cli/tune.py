@@ -13,7 +13,8 @@ from ..measure.environment import public_name
 from ..measure.ranks import RankAcceptance
 from ..measure.records import check_writable
 from ..measure.tables import with_interval
-from ..measure.tune import TIMED_PROMPTS, Tuned, brief, tune
+from ..measure.tune import TIMED_PROMPTS, Tuned, brief, tunable, tune
+from ..models.fetch import PACKAGED
 from ..models.pairs import Pair
 from ..workloads import Prompt, load_workload
 from . import arguments
@@ -24,12 +25,15 @@ def main(args: argparse.Namespace) -> int:
     """Tune, save, and print the result."""
     sampling = arguments.sampling_of(args)
     arguments.check_least(args, limit=1, max_new_tokens=2, max_rows=4)
+    names = args.methods and arguments.names_in(args.methods, tunable(not sampling.greedy), "method", "to tune")
     path = check_writable(args.out or _default_file(args))
+    if args.pair in PACKAGED and not (args.dtype or args.device):
+        args.dtype = arguments.FASTEST
     pair = arguments.pair_of(args)
     prompts, source = _prompts(args, pair)
     tuned = tune(
         pair, prompts, max_new_tokens=args.max_new_tokens, max_rows=args.max_rows, sampling=sampling, seed=args.seed,
-        check=not args.no_check, out=path, progress=arguments.progress,
+        names=names or (), check=not args.no_check, out=path, progress=arguments.progress,
     )  # fmt: skip
     print(report(tuned, source, path), end="")
     return 0
@@ -93,6 +97,7 @@ def report(tuned: Tuned, source: str, path: Path) -> str:
         "",
         f"Use {tuned.spec}",
         f"or  {tuned.python}",
+        *([f"with dtype={dtype}, in which it was tuned"] if (dtype := tuned.setup.get("dtype")) else []),
         tuned.reason,
         f"Saved in {path}.",
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import TypeVar
@@ -93,15 +93,7 @@ def choose_threads(pair: Pair, clock: Callable[[], float] = time.perf_counter) -
     """
     cores = available_cores()
     counts = sorted({cores, *(2**power for power in range(cores.bit_length()))})
-    target, draft = pair.target.session(), pair.draft.session()
-    for session in (target, draft):
-        session.start([1] * 64)
-        session.flush()
-
-    def iterate() -> None:
-        for session, nodes in (*[(draft, 1)] * LEVELS, (target, NODES)):
-            session.score(np.ones(nodes, np.int64), np.arange(nodes) - 1, GREEDY)
-            session.rollback()
+    iterate = _iteration_of(pair)
 
     def timed(count: int) -> float:
         torch.set_num_threads(count)
@@ -114,3 +106,31 @@ def choose_threads(pair: Pair, clock: Callable[[], float] = time.perf_counter) -
     medians = {count: median(seconds[1:]) for count, seconds in zip(counts, times, strict=True)}  # the first warms up
     torch.set_num_threads(min(medians, key=medians.__getitem__))
     return medians
+
+
+def iteration_seconds(pairs: Mapping[str, Pair], clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+    """Return the median seconds of an iteration's forwards of each pair, as for `choose_threads`, timed in turn."""
+
+    def timed(iterate: Callable[[], None]) -> float:
+        start = clock()
+        iterate()
+        return clock() - start
+
+    runs = [partial(timed, _iteration_of(pair)) for pair in pairs.values()]
+    times = interleaved(runs, TURNS + 1, next(iter(pairs.values())).target.device)
+    return {name: median(seconds[1:]) for name, seconds in zip(pairs, times, strict=True)}
+
+
+def _iteration_of(pair: Pair) -> Callable[[], None]:
+    """What runs the forwards of an iteration."""
+    target, draft = pair.target.session(), pair.draft.session()
+    for session in (target, draft):
+        session.start([1] * 64)
+        session.flush()
+
+    def iterate() -> None:
+        for session, nodes in (*[(draft, 1)] * LEVELS, (target, NODES)):
+            session.score(np.ones(nodes, np.int64), np.arange(nodes) - 1, GREEDY)
+            session.rollback()
+
+    return iterate

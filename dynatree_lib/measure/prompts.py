@@ -23,11 +23,23 @@ class BenchPrompt:
         id: unique in a run.
         ids: token ids.
         sha256: of the text it came from.
+        task: its kind of task, where the workload names it.
     """
 
     id: str
     ids: tuple[int, ...]
     sha256: str
+    task: str = ""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What a record keeps of it."""
+        return {
+            "id": self.id,
+            "sha256": self.sha256,
+            "tokens": len(self.ids),
+            **({"task": self.task} if self.task else {}),
+        }
 
     @classmethod
     def from_ids(cls, name: str, ids: Sequence[int]) -> BenchPrompt:
@@ -95,7 +107,7 @@ def _prepared(pair: Pair, prompt: Any, number: int) -> BenchPrompt:
     ids = _tokens(pair, render(text, pair.tokenizer))
     if isinstance(prompt, str):
         return BenchPrompt(f"prompt-{number}", ids, hashlib.sha256(text.encode()).hexdigest())
-    return BenchPrompt(prompt.id, ids, prompt.sha256)
+    return BenchPrompt(prompt.id, ids, prompt.sha256, getattr(prompt, "task", None) or "")
 
 
 def _tokens(pair: Pair, rendered: str) -> tuple[int, ...]:
@@ -112,7 +124,7 @@ def _further(pair: Pair, prompt: Any, latest: BenchPrompt, budget: int) -> Itera
         replies.append(pair.tokenizer.decode(reply.tokens, skip_special_tokens=True))
         text = render(turns, pair.tokenizer, replies)
         latest = BenchPrompt(
-            f"{prompt.id}{TURN}{number}", _tokens(pair, text), hashlib.sha256(text.encode()).hexdigest()
+            f"{prompt.id}{TURN}{number}", _tokens(pair, text), hashlib.sha256(text.encode()).hexdigest(), latest.task
         )
         _check(pair, [latest], budget)
         yield latest

@@ -184,7 +184,7 @@ def run_benchmark(
         "methods": entries,
         "reference": reference_label(entries, "hf-generate") or reference_label(entries, "ar"),
         "workload": source,
-        "prompts": [{"id": one.id, "sha256": one.sha256, "tokens": len(one.ids)} for one in ready],
+        "prompts": [one.row for one in ready],
         "max_new_tokens": max_new_tokens,
         "ignore_eos": ignore_eos,
         "eos_token_ids": list(pair.target.eos_token_ids),

