@@ -22,16 +22,23 @@ import json, sys
 from pathlib import Path
 from dynatree_lib import load_pair
 from dynatree_lib.experiments.speed.cost_growth import forward_times
+from dynatree_lib.measure.bandwidth import ceilings, forward_bytes, measure_bandwidth
 from dynatree_lib.measure.environment import describe_environment
 
-found = {}
+PREFIX, found = 256, {}
 for dtype in ("float32", "bfloat16"):
     pairs = {engine: load_pair("smollm2", dtype=dtype, engine=engine) for engine in ("eager", "packed", "compiled")}
-    found[dtype] = {
-        "target": forward_times({name: pair.target for name, pair in pairs.items()}, (1, 2, 4, 8, 16, 32), 256),
-        "draft": forward_times({"compiled": pairs["compiled"].draft}, (1, 2, 4, 8, 16), 256),
-    }
-body = json.dumps({"environment": describe_environment(), **found}, indent=1) + "\n"
+    targets = {engine: pair.target for engine, pair in pairs.items()}
+    model = targets["compiled"]
+    speeds = measure_bandwidth(model.device, forward_bytes(model), "before")
+    times = forward_times(targets, (1, 2, 4, 8, 16, 32), PREFIX)
+    drafts = {f"draft in {dtype}": load_pair("smollm2", dtype=dtype, draft_dtype=dtype).draft}
+    levels = forward_times(drafts, (1, 2, 4, 8, 16), PREFIX)
+    speeds += measure_bandwidth(model.device, forward_bytes(model), "after")
+    fastest = max(max(one.read, one.copy) for one in speeds)
+    bound = 1000 / ceilings(model, PREFIX, fastest, 1.0)["memory"]
+    found[dtype] = {"target": times, "draft": levels, "bytes_per_second": fastest, "bound_milliseconds": bound}
+body = json.dumps({"environment": describe_environment(), "prefix": PREFIX, **found}, indent=1) + "\n"
 Path(sys.argv[1]).write_text(body, encoding="utf-8")
 PYTHON
 }
