@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from dynatree_lib import load_pair
+from dynatree_lib import Chain, FixedTree, autoregressive, load_pair
 from dynatree_lib.experiments import real
-from dynatree_lib.experiments.real import Reference, real_pair
+from dynatree_lib.experiments.real import QUESTIONS, Reference, answer_rows, answers, real_pair
 from dynatree_lib.measure.protocol import run_benchmark
 from dynatree_lib.workloads import load_workload
 
@@ -70,6 +70,23 @@ def test_speeds_by_task_and_without_the_reading_of_the_prompt(kept):
     assert (further["further"] == further["tokens"] - 1).all()  # one at a time, and the first one is left out
     assert (further["span"] < further["seconds"]).all()
     assert kept.over("ar-fast", "hf-generate", prefill=False).value > 0
+
+
+def test_each_drafter_answers_each_question():
+    drafters = {"chain": Chain(TINY.draft, 2), "fixed-tree": FixedTree(TINY.draft)}
+    texts = answers(TINY, drafters, 12)
+    assert list(texts) == [(task, name) for task in QUESTIONS for name in drafters]
+    plain = autoregressive(TINY.target, TINY.ids(QUESTIONS["code"]), max_new_tokens=12)
+    assert texts["code", "chain"].tokens == texts["code", "fixed-tree"].tokens == plain.tokens
+    row = answer_rows(texts)[0]
+    assert (row["task"], row["method"]) == (next(iter(QUESTIONS)), "chain")
+    assert row["tokens per iteration"] == row["tokens"] / row["iterations"] > 1
+
+
+def test_tokens_per_iteration_are_compared_pair_by_pair(kept):
+    rows = kept.frame.groupby("method")[["tokens", "iterations"]].sum()
+    chain, plain = (rows.loc[name, "tokens"] / rows.loc[name, "iterations"] for name in ("chain:length=2", "ar-fast"))
+    assert kept.tokens_over("chain:length=2", "ar-fast").value == pytest.approx(chain / plain)
 
 
 def test_a_record_that_is_missing_is_named(tmp_path):

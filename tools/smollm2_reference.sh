@@ -4,15 +4,18 @@
 #
 #   tools/smollm2_reference.sh [OUT] [RUN ...]
 #
-# RUN, all by default: forwards (times of forwards by engine, dtype and tokens), float32, bfloat16, float32-0.5, float32-1 (texts in a dtype,
-# greedy or at a temperature), float32-others (further methods), precision (greedy texts that rounding changes). What a run of texts calls
-# tuned was tuned before it, on bundled prompts. DYNATREE_DATA names the folder with spec_bench/. With DYNATREE_LLAMA_CPP
-# (tools/llama_cpp_peer.sh) the greedy runs have llama.cpp as well.
+# RUN, all by default:
+#   forwards                     times of forwards by engine, dtype and number of tokens
+#   float32, bfloat16            texts in this dtype, greedy
+#   float32-0.5, float32-1       texts at this temperature
+#   float32-peers, bfloat16-peers  llama.cpp beside the fastest methods; needs DYNATREE_LLAMA_CPP (tools/llama_cpp_peer.sh)
+#   precision                    greedy texts that rounding changes
+# What a run calls tuned was tuned before it, on bundled prompts. DYNATREE_DATA names the folder with spec_bench/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-outputs/reference/smollm2}
 shift || true
-runs=${*:-forwards float32 bfloat16 float32-0.5 float32-1 float32-others precision}
+runs=${*:-forwards float32 bfloat16 float32-0.5 float32-1 float32-peers bfloat16-peers precision}
 mkdir -p "$out"
 dynatree() { python3 -m dynatree_lib "$@"; }
 
@@ -44,22 +47,19 @@ PYTHON
 }
 
 texts() {
-  local run=$1 dtype=${1%%-*} temperature=0 methods kinds=chain,cost-aware-tree,lookup-tree
-  methods=hf-generate,ar-fast,hf-assisted,chain:length=4,fixed-tree
+  local run=$1 dtype=${1%%-*} temperature=0 methods=hf-generate,ar-fast kinds
   case $run in
-    *-others) methods=hf-generate,ar-fast,adaptive-tree,prompt-lookup,ptd kinds=lookup-tree ;;
+    *-peers)
+      methods=$methods,prompt-lookup,llama-cpp,llama-cpp:weights=q4_1 kinds=lookup-tree
+      for tool in lookup lookahead speculative tree; do methods=$methods,llama-cpp:tool=$tool; done
+      ;;
     *-*)
       temperature=${run#*-} kinds=sampled-tree,cost-aware-sampled-tree,cost-aware-tree,lookup-tree
-      methods=hf-generate,ar-fast,chain:length=4,sampled-tree:branching=1,verifier=token-level
+      methods=$methods,chain:length=4,sampled-tree:branching=1,verifier=token-level
       methods=$methods,sampled-tree:branching=2/1,sampled-tree:branching=2/1,verifier=token-level
       ;;
+    *) methods=$methods,hf-assisted,chain:length=4,fixed-tree,adaptive-tree,ptd kinds=chain,cost-aware-tree,lookup-tree ;;
   esac
-  if [ -n "${DYNATREE_LLAMA_CPP:-}" ]; then
-    case $run in
-      *-others) methods=$methods,llama-cpp:weights=q4_1,llama-cpp:tool=lookup,llama-cpp:tool=lookahead,llama-cpp:tool=tree ;;
-      float32 | bfloat16) methods=$methods,llama-cpp,llama-cpp:tool=speculative ;;
-    esac
-  fi
   local tuned=$out/tuned-$run.json
   [ -f "$tuned" ] || dynatree tune --pair smollm2 --dtype "$dtype" --temperature "$temperature" --methods "$kinds" \
     --max-new-tokens 64 --out "$tuned" | tee "$out/tuned-$run.txt"

