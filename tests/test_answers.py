@@ -49,6 +49,19 @@ def test_an_answer_ends_with_the_end_of_text_and_the_others_go_on(model):
     assert found == expected
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_prompts_take_the_places_of_texts_that_have_ended(model, rows):
+    """Also longer prompts than anything before them, and many short ones after a long one."""
+    prompts = [prompt(size)[0].tolist() for size in (3, 5, 4, 60, 8, 2, 9, 7, 30, 6)]
+    whole = [hf_greedy(model, torch.tensor([ids]), 20) for ids in prompts]
+    end = whole[1][3]
+    generator = torch.Generator().manual_seed(0)
+    found = continued(model.altered(eos_token_ids=(end,)), prompts, [0.0] * len(prompts), 20, generator, rows)
+    expected = [text[: text.index(end) + 1] if end in text else text for text in whole]
+    assert len({len(text) for text in expected}) > 2
+    assert found == expected
+
+
 def prompts_of(kind, sizes):
     return [Asked(kind, tuple(prompt(size)[0].tolist()), f"prompt of {size} tokens") for size in sizes]
 

@@ -156,19 +156,24 @@ def test_a_whole_target_agrees_with_itself(material):
     assert found["all"]["tokens"] == found["one"]["tokens"] + found["two"]["tokens"]
 
 
-def test_agreement_is_as_counted_by_hand(material):
-    """A text as long as its window: the first tokens of both, place by place, and chains of four from every place."""
+@pytest.mark.parametrize("tokens", [np.arange(97), np.arange(1, 97, 2)])
+def test_agreement_is_as_counted_by_hand(material, tokens):
+    """A text as long as its window: the first tokens of both, place by place, and chains of four from every place.
+
+    Where half of the tokens are never drafted, the target's first choice may be one of those, and is missed.
+    """
     target, ids, _, windows = material
     whole = Windows(windows.texts, windows.states, 39)
     draft = pruned(target.model, (0, 2))
-    found = chain_agreement(draft, whole, np.arange(97), RUNTIME)
+    found = chain_agreement(draft, whole, tokens, RUNTIME)
     hits, chains = [], []
     for number, text in enumerate(ids):
         with torch.inference_mode():
             states = whole.placed(np.array([[number, 0]])).states[0, 1 : len(text)].float()
             best = draft.lm_head(states).argmax(-1)
             own = draft(torch.tensor(text[1:])[None], position_ids=torch.arange(1, len(text))[None]).logits[0]
-        right = (best == own.argmax(-1)).numpy()[3:]  # what follows the prompt of five tokens
+        drafted = torch.from_numpy(tokens)[own[:, tokens].argmax(-1)]
+        right = (best == drafted).numpy()[3:]  # what follows the prompt of five tokens
         hits += right.tolist()
         if number % 2 == 0:
             chains += [1 + np.cumprod(right[begin : begin + 4]).sum() for begin in range(len(right) - 3)]

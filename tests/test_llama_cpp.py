@@ -16,6 +16,7 @@ encoded    3 tokens in    0.250 seconds, speed:   12.000 t/s
 decoded    5 tokens in    0.500 seconds, speed:   10.000 t/s
 
 n_draft   = 4
+n_accept  = 2
 """
 PLAIN = """
 common_perf_print: prompt eval time =     250.00 ms /     3 tokens (   83.33 ms per token,    12.00 tokens per second)
@@ -77,10 +78,12 @@ def test_a_text_of_its_own_clock(pair, built, tool):
     )  # fmt: skip
     assert done.tokens == [43, 43, 45, 7] == emitted[0]
     assert (done.seconds, done.finish_reason) == (0.75, "eos")
+    assert done.forwards == (5 if tool == "plain" else 3)  # two of the five tokens were drafted
     assert done.emissions == [[0.25, 1.0], [0.75, 3.0]]
     arguments = (built / "arguments").read_text().split()
     assert arguments[arguments.index("-n") + 1] == "8"
     assert ("--spec-draft-n-max" in arguments) == (tool not in ("plain", "lookahead"))
+    assert arguments[arguments.index("-ctk") + 1] == arguments[arguments.index("-ctv") + 1] == "f32"
     assert ("-md" in arguments) == (tool in ("speculative", "tree"))
     assert arguments[arguments.index("-c") + 1] == str((3 + 8 + 64) * (4 if tool == "tree" else 1))
 

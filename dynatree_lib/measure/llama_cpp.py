@@ -33,6 +33,7 @@ PROGRAMS = {
 }
 PROMPT_AND_REST = re.compile(r"(encoded|decoded) +(\d+) tokens in +([\d.]+) seconds")
 EVALUATIONS = re.compile(r"(prompt eval|eval) time = +([\d.]+) ms / +(\d+) (?:tokens|runs)")
+ACCEPTED = re.compile(r"n_accept *= *(\d+)")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 TIMEOUT = 600.0
 
@@ -94,6 +95,8 @@ class LlamaCpp:
             str(files["program"]), "-m", str(files["target"]), "-f", str(prompt), "-n", str(budget), "--temp", "0",
             "-t", str(torch.get_num_threads()), "-c", str(context), "--no-escape",
         ]  # fmt: skip
+        if files["target"].stem.endswith("f32"):  # its cache is float16 by default, which rounds more than weights do
+            shared += ["-ctk", "f32", "-ctv", "f32"]
         if self.weights == "q4_1":  # its AMX kernel for these blocks crashes; this leaves it out and nothing else
             shared.append("--no-repack")
         chain = ["-md", str(files["draft"]), "--spec-draft-n-max", str(self.drafted)]
@@ -150,8 +153,10 @@ class _Process:
         on_tokens(tokens)
         emissions = [[first, 1.0], [first + rest, float(len(tokens) - 1)]]
         reason = "eos" if tokens and tokens[-1] in eos_token_ids else "length"
+        accepted = ACCEPTED.search(done.stdout + done.stderr)
+        forwards = max(1, wrote - int(accepted[1])) if accepted else wrote
         return Completed(
-            tokens, wrote, None, reason, len(prompt_ids) + wrote, seconds=first + rest, emissions=emissions
+            tokens, forwards, None, reason, len(prompt_ids) + wrote, seconds=first + rest, emissions=emissions
         )  # fmt: skip
 
 

@@ -97,9 +97,14 @@ def requests(data: Path) -> list[tuple[str, str]]:
 
 @torch.inference_mode()
 def continued(
-    model: HFModel, prompts: Sequence[Sequence[int]], temperatures: Sequence[float], limit: int, random: torch.Generator
+    model: HFModel,
+    prompts: Sequence[Sequence[int]],
+    temperatures: Sequence[float],
+    limit: int,
+    random: torch.Generator,
+    rows: int | None = None,
 ) -> list[list[int]]:
-    """Continue prompts in one batch until their end of text, which is part of the text, or `limit` tokens.
+    """Continue prompts until their end of text, which is part of the text, or `limit` tokens.
 
     Args:
         model: with an engine that takes batches; its logits past `vocab_size` are not looked at.
@@ -107,39 +112,103 @@ def continued(
         temperatures: of each; 0 is greedy.
         limit: tokens of an answer.
         random: draws the sampled tokens.
+        rows: texts that are written at a time; once an eighth of them has ended, as many prompts take their places. All
+            by default.
     """
-    longest, ends = max(map(len, prompts)), torch.tensor(model.eos_token_ids)
-    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-    padding = torch.tensor([longest - len(prompt) for prompt in prompts])
-    heat, rows = torch.tensor(temperatures, dtype=torch.float32), torch.arange(len(prompts))
-    lowest = torch.finfo(model.dtype).min
-    cache, out = TreeCache(model.layers, limit), [list[int]() for _ in prompts]
-    columns = torch.arange(longest + limit)
-    hidden = torch.zeros(len(prompts), longest + limit, dtype=model.dtype)
-    hidden = hidden.masked_fill(columns < padding[:, None], lowest)[:, None, None]  # (B, 1, 1, columns)
-    causal = torch.full((longest, longest), lowest, dtype=model.dtype).triu(1)
-    mask = torch.maximum(hidden[..., :longest] + causal, torch.tensor(lowest, dtype=model.dtype))
-    mask[..., torch.arange(longest), torch.arange(longest)] = 0  # a row of padding sees itself, so that nothing is NaN
-    positions = (torch.arange(longest) - padding[:, None]).clamp_min(0)
-    going = torch.ones(len(prompts), dtype=torch.bool)
-    for step in range(limit):
-        logits = model.engine(ids, positions, mask, cache, 1)[:, -1, : model.vocab_size].float()
-        drawn = _drawn(logits / heat.clamp_min(1e-6)[:, None], random)
-        chosen = torch.where(heat <= 0, logits.argmax(-1), drawn)
-        for place in going.nonzero()[:, 0].tolist():
-            out[int(rows[place])].append(int(chosen[place]))
+    out, ends = [list[int]() for _ in prompts], torch.tensor(model.eos_token_ids)
+    heat = torch.tensor(temperatures, dtype=torch.float32)
+    waiting, batch = list(range(len(prompts)))[::-1], _Batch(model, limit)
+    texts = torch.tensor([waiting.pop() for _ in range(min(rows or len(prompts), len(prompts)))])  # of each row
+    going = torch.ones(len(texts), dtype=torch.bool)
+    logits = batch.enter(torch.arange(len(texts)), [prompts[text] for text in texts.tolist()])
+    while True:
+        drawn = _drawn(logits / heat[texts].clamp_min(1e-6)[:, None], random)
+        chosen = torch.where(heat[texts] <= 0, logits.argmax(-1), drawn)
+        for row in going.nonzero()[:, 0].tolist():
+            text = int(texts[row])
+            out[text].append(int(chosen[row]))
+            going[row] = len(out[text]) < limit
         going &= ~torch.isin(chosen, ends)
         left = int(going.sum())
-        if not left:
-            break
-        if left <= PACKED_AT * len(going):  # until then finished texts are computed further, which is cheaper
-            cache.stores = [store[:, :, going].contiguous() for store in cache.stores]
-            cache._views = {layer: tuple(part.unbind(0)) for layer, part in enumerate(cache.states.unbind(0))}
-            rows, heat, padding, hidden, chosen = (each[going] for each in (rows, heat, padding, hidden, chosen))
+        if not left and not waiting:
+            return out
+        free = (~going).nonzero()[:, 0]
+        if waiting and len(free) >= max(1, len(going) // 8):
+            free = free[: len(waiting)]
+            logits = batch.step(chosen)
+            texts[free] = torch.tensor([waiting.pop() for _ in free])
+            going[free] = True
+            logits[free] = batch.enter(free, [prompts[text] for text in texts[free].tolist()])
+            continue
+        if not waiting and left <= PACKED_AT * len(going):  # until then ended texts go on too, which is cheaper
+            batch.keep(going)
+            texts, chosen = texts[going], chosen[going]
             going = going[going]
-        ids, positions = chosen[:, None], (longest + step - padding)[:, None]
-        mask = hidden[..., : longest + step + 1]
-    return out
+        logits = batch.step(chosen)
+
+
+class _Batch:
+    """Texts that are written together, a row of a cache each.
+
+    All rows write the same column. A text begins wherever its prompt was put, and sees nothing before that.
+    """
+
+    def __init__(self, model: HFModel, limit: int) -> None:
+        self.model, self.lowest = model, torch.finfo(model.dtype).min
+        self.cache = TreeCache(model.layers, limit)
+
+    def enter(self, rows: torch.Tensor, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Read prompts, whose texts take the places of the (k,) rows; return their (k, V) logits in float32."""
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        longest = int(lengths.max())
+        ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+        columns = torch.arange(longest)
+        padded = columns < (longest - lengths)[:, None]
+        seen = (columns[:, None] >= columns) & ~padded[:, None] | torch.eye(longest, dtype=torch.bool)
+        mask = torch.zeros(seen.shape, dtype=self.model.dtype).masked_fill_(~seen, self.lowest)[:, None]
+        positions = (columns - (longest - lengths)[:, None]).clamp_min(0)
+        if not self.cache.size:
+            self.begins, self.positions = longest - lengths, lengths
+            return self._forward(ids, positions, mask, self.cache)
+        fresh = TreeCache(self.model.layers, 0)
+        logits = self._forward(ids, positions, mask, fresh)
+        if longest > self.cache.size:
+            self._move(longest - self.cache.size)
+        end = self.cache.size
+        self.cache.states[:, :, rows, :, end - longest : end] = fresh.states[..., :longest, :]
+        self.begins[rows], self.positions[rows] = end - lengths, lengths
+        return logits
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Append a (B,) token to each row; return the (B, V) logits of the next in float32."""
+        unseen = int(self.begins.min())
+        if unseen > self.cache.size // 4:
+            self._move(-unseen)
+        hidden = torch.arange(self.cache.size + 1) < self.begins[:, None]
+        mask = torch.zeros(hidden.shape, dtype=self.model.dtype).masked_fill_(hidden, self.lowest)[:, None, None]
+        logits = self._forward(tokens[:, None], self.positions[:, None], mask, self.cache)
+        self.positions += 1
+        return logits
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Drop all rows but those of a (B,) bool."""
+        self.cache.stores = [store[:, :, rows].contiguous() for store in self.cache.stores]
+        self.cache._views = {layer: tuple(part.unbind(0)) for layer, part in enumerate(self.cache.states.unbind(0))}
+        self.begins, self.positions = self.begins[rows], self.positions[rows]
+
+    def _forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: TreeCache
+    ) -> torch.Tensor:
+        return self.model.engine(ids, positions, mask, cache, 1)[:, -1, : self.model.vocab_size].float()
+
+    def _move(self, columns: int) -> None:
+        """Move all texts by so many columns, forward or back; what nobody sees takes or gives the space."""
+        size, cache = self.cache.size, self.cache
+        cache._reserve(cache.states[0, 0, :, :, :0], size + columns)
+        moved = cache.states[..., max(0, -columns) : size, :].clone()
+        cache.size = size + columns
+        cache.states[..., cache.size - moved.shape[-2] : cache.size, :] = moved
+        self.begins += columns
 
 
 def _drawn(logits: torch.Tensor, random: torch.Generator) -> torch.Tensor:
@@ -163,7 +232,7 @@ def write_answers(
     known: Collection[str] = (),
     log: Callable[[str], None] = lambda line: None,
 ) -> list[Path]:
-    """Answer prompts, three batches to a file; files that are there are not written again.
+    """Answer prompts, three times `batch` to a file; files that are there are not written again.
 
     Args:
         model: the target, with its tokenizer.
@@ -200,10 +269,7 @@ def write_answers(
         members = [member for member in members if sequences(member.text).isdisjoint(known)]
         members.sort(key=lambda member: len(member.ids))  # so that there is little padding
         heats = random_order(temperatures, len(members), random)
-        texts = list[list[int]]()
-        for first in range(0, len(members), batch):
-            part = slice(first, first + batch)
-            texts += continued(model, [member.ids for member in members[part]], heats[part], limit, random)
+        texts = continued(model, [member.ids for member in members], heats, limit, random, batch)
         kinds = sorted({member.kind for member in members})
         with whole_file(path) as file:
             np.savez_compressed(
@@ -262,7 +328,8 @@ def written_turns(
     spot = max(place for place, token in enumerate(begin) if tokenizer.decode([token]) == "X")
     out = list[str]()
     while len(out) < count:
-        for answer in continued(model, [begin[:spot]] * batch, [1.0] * batch, limit, random):
+        asked = max(batch, (count - len(out)) * 5 // 4)
+        for answer in continued(model, [begin[:spot]] * asked, [1.0] * asked, limit, random, batch):
             text = tokenizer.decode(answer, skip_special_tokens=True).strip()
             if answer[-1] in model.eos_token_ids and len(text.split()) >= 3:
                 out.append(text)

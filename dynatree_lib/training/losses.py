@@ -179,11 +179,13 @@ def chain_agreement(
 
     Returns:
         kind -> number of `tokens`; for each of `LEVELS` steps `first`, how often the most probable tokens agree, and
-        `overlap`, the mass that both distributions share; `loss` of the first step in nats; `greedy` and `sampled`, the
+        `overlap`, the mass that both distributions share (tokens that are never drafted count on the target's side);
+        `loss` of the first step in nats, over the drafted tokens alone; `greedy` and `sampled`, the
         tokens that an iteration with a chain of `LEVELS` would commit, the bonus token included, if iterations began
         at every place of greedy texts and of texts at temperature 1; None where there are none.
     """
-    head, texts = draft.lm_head.weight[torch.from_numpy(tokens)], windows.texts
+    whole, texts, drafted = draft.lm_head.weight, windows.texts, torch.from_numpy(tokens)
+    head = whole[drafted]
     rows: dict[str, list[np.ndarray]] = {}
     chains: dict[tuple[str, str], list[float]] = {}
     draft.eval()
@@ -191,13 +193,13 @@ def chain_agreement(
     for numbers in np.array_split(np.arange(len(texts)), max(1, len(texts) // batch)):
         window = windows.placed(np.stack([numbers, begins[numbers]], 1))
         with runtime.precision():
-            wanted = (window.states[:, 1:].to(head.dtype) @ head.T).float().softmax(-1)
+            every = (window.states[:, 1:].to(whole.dtype) @ whole.T).float().softmax(-1)
             states = predicted(draft, window, LEVELS)
             given = [(state @ head.T).float().log_softmax(-1) for state in states]
-        best = wanted.argmax(-1)
-        hits = torch.stack([(part.argmax(-1) == best) for part in given]).numpy()  # (LEVELS, B, n)
+        best, wanted = every.argmax(-1), every[..., drafted]  # the best token may be one that is never drafted
+        hits = torch.stack([(drafted[part.argmax(-1)] == best) for part in given]).numpy()  # (LEVELS, B, n)
         overlaps = torch.stack([torch.minimum(wanted, part.exp()).sum(-1) for part in given]).numpy()
-        losses = -(wanted * given[0]).sum(-1).numpy()
+        losses = -(wanted / wanted.sum(-1, keepdim=True) * given[0]).sum(-1).numpy()
         used = (window.seen & window.answer).numpy()
         for row, number in enumerate(numbers.tolist()):
             columns = np.flatnonzero(used[row])
