@@ -60,14 +60,16 @@ def paths_one_by_one(model: torch.nn.Module, text: Sequence[int], tree: TokenTre
     return torch.stack(rows)
 
 
-def feature_logits(target: torch.nn.Module, draft: torch.nn.Module, text: Sequence[int], path: Sequence[int]):
+def feature_logits(
+    target: torch.nn.Module, draft: torch.nn.Module, text: Sequence[int], path: Sequence[int], first: int = 0
+):
     """(k + 1, V) logits of a draft on features after a text and after each token of a path below it, without a cache.
 
     All of the text is read again for every token; each token comes with the state of the place before it: the target's
-    in the text, the draft's own below it.
+    in the text, the draft's own below it. The draft sees nothing before the token numbered `first`.
     """
-    given = target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0, :-1]
-    tokens, out = list(text[1:]), []
+    given = target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0, first:-1]
+    tokens, out = list(text[first + 1 :]), []
     for following in (*path, None):
         inputs = draft.joint(draft.get_input_embeddings()(torch.tensor(tokens)), given)
         state = draft.model(inputs_embeds=inputs[None], use_cache=False).last_hidden_state[0, -1]

@@ -8,14 +8,14 @@ from models import feature_draft, hf_greedy, noisy_copy, prompt, random_model
 
 from dynatree_lib import Chain, FixedTree, SampledTree, Sampling, generate
 from dynatree_lib.fast.batching import generate_batch
-from dynatree_lib.models.eagle import EagleModel
+from dynatree_lib.models.eagle import RECENT, EagleModel
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pruned import on_features
 from dynatree_lib.models.toy import ToyModel
 from dynatree_lib.sampling import GREEDY
 
 
-def drafted_as_defined(target, draft, text, iterations):
+def drafted_as_defined(target, draft, text, iterations, first=0):
     """Compare the draft's log-probabilities of every node, in every iteration but the first, with the definition."""
     compared = 0
     for number, iteration in enumerate(iterations):
@@ -24,7 +24,7 @@ def drafted_as_defined(target, draft, text, iterations):
             assert len(tree) == 1  # the target has not given the prompt's features yet
         for node in range(1, len(tree)):
             path = [0, *tree.path(node)]
-            logits = reference.feature_logits(target.model, draft.model, text, tree.tokens[path[1:-1]].tolist())
+            logits = reference.feature_logits(target.model, draft.model, text, tree.tokens[path[1:-1]].tolist(), first)
             expected = logits[-1].log_softmax(-1)[tree.tokens[node]]
             assert float(expected) == pytest.approx(tree.logprobs[node], abs=1e-9)
             compared += 1
@@ -50,12 +50,16 @@ def test_every_node_is_drafted_as_defined(make, commit):
     assert text[len(ids) :] == first.tokens + turn + second.tokens
 
 
+@pytest.mark.parametrize(("recent", "first"), [(RECENT, 300 - RECENT), (None, 0)])
 @torch.inference_mode()
-def test_a_prompt_longer_than_a_joint_forward():
+def test_a_prompt_longer_than_a_joint_forward(recent, first):
+    """Of which the draft reads the end alone, or all."""
     target, ids = random_model("llama"), prompt(300)[0].tolist()
     draft = feature_draft(target)
+    assert draft.recent == RECENT
+    draft = draft.altered(recent=recent)
     out = generate(target, ids, Chain(draft, 3), max_new_tokens=12)
-    compared, _ = drafted_as_defined(target, draft, ids, out.iterations)
+    compared, _ = drafted_as_defined(target, draft, ids, out.iterations, first)
     assert compared > 5
     assert out.tokens == hf_greedy(target, prompt(300), 12)
 

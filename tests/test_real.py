@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from dynatree_lib import Chain, FixedTree, autoregressive, load_pair
-from dynatree_lib.experiments import real
-from dynatree_lib.experiments.real import QUESTIONS, Reference, answer_rows, answers, real_pair
 from dynatree_lib.measure.protocol import run_benchmark
+from dynatree_lib.suite import real
+from dynatree_lib.suite.real import QUESTIONS, Reference, answer_rows, answers, real_pair
 from dynatree_lib.workloads import load_workload
 
 TINY = load_pair("tiny")

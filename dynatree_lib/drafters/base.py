@@ -152,6 +152,7 @@ class ModelDrafter(Drafter):
         if not isinstance(self.draft, LanguageModel):
             raise TypeError(f"The draft is a {type(self.draft).__name__}; wrap a transformers model as HFModel(model).")
         session = self.draft.session()
+        prompt = prompt[-(self.draft.recent or len(prompt)) :]
         if self.needs_features:
             return DraftState(session, int(prompt[-1]), random, unread=self._known(prompt))
         session.start(self._known(prompt[:-1]))  # read by the first forward of `propose`

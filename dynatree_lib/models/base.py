@@ -28,6 +28,7 @@ class LanguageModel(ABC):
         feature_size: width h of the features that its sessions give (`Scores.features`), or None where they give none.
         takes_features: width of the features of its target that it drafts from, or None for a draft that reads tokens
             alone.
+        recent: tokens of a prompt, the last ones, that it reads as a draft, or None for all.
     """
 
     name: str
@@ -37,6 +38,7 @@ class LanguageModel(ABC):
     vocabulary: str | None = None
     feature_size: int | None = None
     takes_features: int | None = None
+    recent: int | None = None
 
     @abstractmethod
     def session(self) -> Session:

@@ -22,6 +22,8 @@ from .check import difference_from_paths
 from .engines import Eager
 from .huggingface import HFModel, HFSession, in_inference_mode
 
+RECENT = 256
+"""Tokens of a prompt that such a draft reads: it learnt on windows of so many, and is right less often with more."""
 CAPACITY = 64
 """Features of nodes for which a session has space at first; it grows."""
 
@@ -42,6 +44,7 @@ class EagleModel(HFModel):
     def __init__(self, model: Any, tokenizer: Any = None, *, check: bool = True, engine: str = "auto") -> None:
         super().__init__(model, tokenizer, check=False, engine=engine)
         self.takes_features, self.session_class = self.feature_size, EagleSession
+        self.recent = RECENT
         if not getattr(self.engine, "gives_features", False):
             self.engine = Eager(model)
         if check:

@@ -21,7 +21,7 @@ from ..measure.tables import method_table, sampling_text
 from ..models.fetch import PACKAGED, fetched
 from ..models.pairs import Pair, load_pair
 from ..sampling import GREEDY, Sampling
-from ..suite.notebook import REAL_PAIR, Notebook
+from .notebook import REAL_PAIR, Notebook
 
 QUESTIONS = {
     "story": "Write a short story about a fox who learns to read.",
