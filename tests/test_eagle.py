@@ -158,3 +158,11 @@ def _wide(dtype):
         num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True,
     )  # fmt: skip
     return LlamaForCausalLM(config).to(dtype).eval()
+
+
+def test_a_forward_without_features_is_refused():
+    draft = feature_draft(random_model("llama"))
+    cache = draft.session()._cache
+    cache.given = torch.zeros(1, draft.takes_features)
+    with torch.inference_mode(), pytest.raises(ValueError, match="of 2 tokens needs as many features and was given 1"):
+        draft.run_forward(np.array([1, 2]), np.arange(2), None, cache, 2)

@@ -20,7 +20,7 @@ from dynatree_lib.experiments.speed.cost_growth import (
 )
 from dynatree_lib.models.huggingface import HFModel, HFSession
 from dynatree_lib.models.pairs import Pair
-from tests.models import noisy_copy, random_model
+from tests.models import feature_draft, noisy_copy, random_model
 
 TARGET = random_model("gpt_neox")
 PAIR = Pair("random", TARGET, noisy_copy(TARGET), None)
@@ -98,6 +98,14 @@ def test_models_take_turns_at_the_same_rows():
     assert found == pytest.approx(expected)
     assert all(row["interval"] == pytest.approx([row["milliseconds"]] * 2) for row in rows)
     assert {length for length in world.lengths if length} == {40}  # every forward stands on the same text
+
+
+def test_a_draft_on_features_is_timed_on_siblings():
+    target = random_model("llama")
+    draft = feature_draft(target)
+    rows = forward_times({"draft": draft}, (1, 3), 40, turns=1)
+    assert [row["rows"] for row in rows] == [1, 3]
+    assert all(row["milliseconds"] > 0 for row in rows)
 
 
 def test_the_models_are_left_as_they_were():

@@ -8,7 +8,7 @@ import pytest
 from dynatree_lib import Chain, FixedTree, autoregressive, load_pair
 from dynatree_lib.measure.protocol import run_benchmark
 from dynatree_lib.suite import real
-from dynatree_lib.suite.real import QUESTIONS, Reference, answer_rows, answers, real_pair
+from dynatree_lib.suite.real import QUESTIONS, Reference, answer_rows, answers, answers_shown, real_pair
 from dynatree_lib.workloads import load_workload
 
 TINY = load_pair("tiny")
@@ -78,6 +78,8 @@ def test_each_drafter_answers_each_question():
     assert list(texts) == [(task, name) for task in QUESTIONS for name in drafters]
     plain = autoregressive(TINY.target, TINY.ids(QUESTIONS["code"]), max_new_tokens=12)
     assert texts["code", "chain"].tokens == texts["code", "fixed-tree"].tokens == plain.tokens
+    shown = answers_shown(texts, "chain", TINY.tokenizer)
+    assert all(question.split(":")[0] in shown for question in QUESTIONS.values())
     row = answer_rows(texts)[0]
     assert (row["task"], row["method"]) == (next(iter(QUESTIONS)), "chain")
     assert row["tokens per iteration"] == row["tokens"] / row["iterations"] > 1

@@ -1,4 +1,4 @@
-"""`dynatree audit`: check on toy models, by exact enumeration, that every rule is lossless for what it serves."""
+"""`dynatree audit`: do texts keep the target's distribution? By enumeration on toy models, by tests on a real pair."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 import pandas as pd
 
 from ..measure.audit import Audit, run_audit
+from ..measure.fit import Fit, check_texts
+from ..measure.methods import variants
+from ..measure.tables import sampling_text
 from ..paths import write_atomically
 from . import arguments
 
@@ -23,13 +26,44 @@ FORMATS = {"deviation": "{:.1e}", "bias": "{:.3f}", "least": "{:.4f}", "most": "
 
 def main(args: argparse.Namespace) -> int:
     """Audit, save, and print the result; 1 if anything failed."""
-    arguments.check_least(args, instances=1, seed=0)
+    arguments.check_least(args, instances=1, seed=0, seeds=1)
+    on_pair = (args.pair, args.target, args.draft) != (None, None, None)
+    if on_pair and arguments.sampling_of(args).greedy:
+        raise ValueError("At temperature 0 nothing is drawn; `dynatree bench` compares greedy texts.")
+    methods = variants(args.methods)
     arguments.check_new(args.out, args.overwrite)
-    audit = run_audit(args.instances, args.seed, arguments.progress)
+    audit: Audit | Fit
+    if on_pair:
+        pair = arguments.pair_of(args)
+        workload = arguments.workload_of(args, pair, args.max_new_tokens, args.limit)
+        audit = check_texts(
+            pair, methods, workload.prompts, max_new_tokens=args.max_new_tokens, sampling=arguments.sampling_of(args),
+            seeds=range(args.seed, args.seed + args.seeds), source=workload.source, progress=arguments.progress,
+        )  # fmt: skip
+        lines, failed = tested(audit), audit.failures()
+    else:
+        audit = run_audit(args.instances, args.seed, arguments.progress)
+        lines, failed = report(audit), [*audit.failures(), *audit.missing()]
     if args.out:
         write_atomically(args.out, audit.to_json())
-    print("\n".join([*report(audit), *([f"Saved in {args.out}."] if args.out else [])]))
-    return 1 if audit.failures() or audit.missing() else 0
+    print("\n".join([*lines, *([f"Saved in {args.out}."] if args.out else [])]))
+    return 1 if failed else 0
+
+
+def tested(fit: Fit) -> Iterator[str]:
+    """Yield lines: what was tested, the p-values of each method, and failures."""
+    setup, rows = fit.setup, []
+    for row in fit.rows:
+        label = f"{row['method']} (control)" if row["control"] else row["method"]
+        verdict = "biased" if fit.biased(row) else "follows"
+        p = (f"{row[name]:.2g}" for name in ("surprise_p", "place_p"))
+        rows.append([label, str(row["texts"]), str(row["tokens"]), f"{row['surprise_z']:+.2f}", *p, verdict])
+    yield f"{setup['pair']}, {sampling_text(setup['sampling'])}, {len(setup['prompts'])} prompts. {setup['workload']}"
+    columns = ["method", "texts", "tokens", "surprise, z", "its p", "places, p", "verdict"]
+    yield from arguments.text_lines(pd.DataFrame(rows, columns=columns))
+    yield f"Biased: a p below {fit.limit:.1e}, by which {100 * setup['alpha']:g} % of audits of sound methods fail."
+    yield "z above 0: likelier tokens than the target's own."
+    yield from fit.failures() or ["Every method follows the target, and every control was seen."]
 
 
 def report(audit: Audit) -> Iterator[str]:

@@ -141,12 +141,25 @@ def tune(parser: argparse.ArgumentParser) -> None:
 
 
 def audit(parser: argparse.ArgumentParser) -> None:
-    """Check by enumeration that every rule keeps the target's distribution."""
-    parser.add_argument(
+    """Check that sampled texts keep the target's distribution: by enumeration on toy models, by tests on a pair."""
+    toys, real = parser.add_argument_group("on toy models"), parser.add_argument_group("on a pair, if one is given")
+    default = "(default: %(default)s)"
+    toys.add_argument(
         "--instances", type=int, default=3000, metavar="N",
-        help="least number of (models, drafter, rule) to check (default: %(default)s, a few minutes)",
+        help=f"least number of (models, drafter, rule) to check {default[:-1]}, a few minutes)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the models (default: %(default)s)")
+    add_pair(real)
+    real.add_argument(
+        "--methods", metavar="LIST",
+        default="ar-fast,sampled-tree,sampled-tree:verifier=token-level,sampled-tree:branching=1,cost-aware-sampled-tree,"
+        "fixed-tree,lookup-tree,ptd",
+        help=f"as for `dynatree bench` {default}; controls, which must fail, are added",
+    )  # fmt: skip
+    add_workload(real, limit=20)
+    real.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help=f"of every text {default}")
+    real.add_argument("--seeds", type=int, default=1, metavar="N", help=f"texts of each prompt and method {default}")
+    add_sampling(parser, temperature=1.0)
+    add_machine(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the record as JSON")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing --out file")
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..drafters import AdaptiveTree, Chain, Drafter, FixedTree, SampledTree
+from ..drafters import AdaptiveTree, Chain, CostAwareSampledTree, Drafter, FixedTree, SampledTree
 from ..drafters.sampled_tree import slots_of_paths
 from ..models.base import LanguageModel
 from ..models.toy import ToyModel
@@ -66,6 +66,14 @@ def _adaptive(draft: LanguageModel) -> Drafter:
     )  # fmt: skip
 
 
+def _cost_aware(draft: LanguageModel) -> Drafter:
+    """Return a drawn tree whose breadths and levels follow what was drawn, on so few tokens as well."""
+    return CostAwareSampledTree(
+        draft, verify_cost=(1.0, 1.05, 1.1), draft_cost=(0.02, 0.03), overhead=0.0, rate=1.5, depth=2, branching=2,
+        max_nodes=6,
+    )  # fmt: skip
+
+
 TREES: dict[str, tuple[int, Make]] = {
     "chain of 3": (4, _sampled(depth=3, branching=1)),
     "2x2 distinct": (4, _sampled(depth=2, branching=2)),
@@ -78,6 +86,7 @@ TREES: dict[str, tuple[int, Make]] = {
     "one, then two": (4, _sampled(shape=(0, 1, 1))),
     "own temperature": (4, _sampled(depth=2, branching=(2, 1), temperature=0.7)),
     "adaptive": (4, _adaptive),
+    "cost-aware, drawn": (4, _cost_aware),
     "top chain": (4, lambda draft: Chain(draft, 2)),
     "fixed tree": (4, lambda draft: FixedTree(draft, depth=2, branching=2, tau=None)),
 }

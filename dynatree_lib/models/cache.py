@@ -60,8 +60,14 @@ class TreeCache(Cache):
         return keys[:, :, :end], values[:, :, :end]
 
     def take(self, count: int) -> torch.Tensor:
-        """Return the (count, h) features that the next tokens come with, and forget them."""
-        assert self.given is not None
+        """Return the (count, h) features that the next tokens come with, and forget them.
+
+        Raises:
+            ValueError: where there are not so many.
+        """
+        if self.given is None or len(self.given) < count:
+            have = 0 if self.given is None else len(self.given)
+            raise ValueError(f"A forward of {count} tokens needs as many features and was given {have}.")
         taken, self.given = self.given[:count], self.given[count:]
         return taken
 

@@ -20,6 +20,7 @@ from ..measure.statistics import Estimate, ratio
 from ..measure.tables import method_table, sampling_text
 from ..models.fetch import PACKAGED, fetched
 from ..models.pairs import Pair, load_pair
+from ..plots.iterations import text_iterations
 from ..sampling import GREEDY, Sampling
 from .notebook import REAL_PAIR, Notebook
 
@@ -66,6 +67,14 @@ def answer_rows(texts: Mapping[tuple[str, str], Generation]) -> list[dict[str, A
         counts = {"tokens": tokens, "iterations": iterations, "tokens per iteration": tokens / iterations}
         rows.append({"task": task, "method": method, **counts})
     return rows
+
+
+def answers_shown(texts: Mapping[tuple[str, str], Generation], method: str, tokenizer: Any) -> str:
+    """Return the questions with a method's texts of `answers`, coloured by iteration, as HTML."""
+    return "".join(
+        text_iterations(texts[task, method], tokenizer, prompt=f"{question}\n\n")
+        for task, question in QUESTIONS.items()
+    )
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def level_costs(
     for prefix, width in product(prefixes, widths):
         probes = (LevelsProbe(draft, levels, width) for levels in (1 + LEVELS, 1))
         deep, shallow = (_begun(target, probe, prefix, turns, clock) for probe in probes)
-        siblings = np.arange(width) % draft.vocab_size, np.full(width, ROOT)
+        siblings = _siblings(width, draft.vocab_size)
         work[prefix, width] = partial(_level, target, deep, shallow, siblings, clock)
     return _measured(work, ("prefix", "width", "level"), turns, target.device, progress)
 
@@ -127,6 +127,8 @@ def forward_times(
 ) -> list[Row]:
     """Time one forward alone by the nodes it scores, for several models (a model's engines, say), interleaved.
 
+    The nodes are a tree, or the children of one node for a draft on features, which reads a tree level by level.
+
     Returns:
         rows with `model` (the key), `rows` (nodes scored), `prefix`, `milliseconds` and `interval` (quartiles).
 
@@ -139,7 +141,8 @@ def forward_times(
         session = _remembering(model).session()
         session.start(any_text(model, prefix))
         session.flush()
-        work += [partial(_alone, session, _nodes(count, model.vocab_size), clock) for count in counts]
+        shape = _siblings if model.takes_features else _nodes
+        work += [partial(_alone, session, shape(count, model.vocab_size), clock) for count in counts]
     times = interleaved(work, turns + 1, next(iter(models.values())).device)
     return [
         {"model": name, "rows": count, "prefix": prefix, "milliseconds": 1000 * float(np.median(counted)),
@@ -208,6 +211,10 @@ def _timed(turns: int) -> int:
 def _nodes(count: int, vocabulary: int) -> Nodes:
     tree = RowsProbe(count, vocabulary).propose(0, DEEPEST).tree
     return tree.tokens, tree.parents
+
+
+def _siblings(count: int, vocabulary: int) -> Nodes:
+    return np.arange(count) % vocabulary, np.full(count, ROOT)
 
 
 def any_text(model: LanguageModel, tokens: int) -> list[int]:
@@ -307,6 +314,9 @@ def _alone(session: Session, nodes: Nodes, clock: Clock, repeats: int = BLOCK //
     arguments, times = model.around.arguments, []  # type: ignore[union-attr]
     for _ in range(repeats):
         session.rollback()
+        if model.takes_features:
+            tokens, *_, cache, _ = arguments
+            cache.given = torch.zeros(len(tokens), model.takes_features, dtype=model.dtype)
         synchronize(model.device)
         start = clock()
         model.run_forward(*arguments)
