@@ -233,20 +233,27 @@ class Scores:
     """A lazy view of the logits of n scored nodes under one `Sampling`.
 
     Args:
-        logits: (n, V) on any device.
+        logits: (n, V) on any device, or (n, K) of some tokens alone.
         sampling: what the probabilities mean.
         owner: whose logits these are, for error messages.
         features: (q + n, h) last hidden states of the q queued tokens that were read with the nodes, then of the
             nodes; None from sessions that do not keep them.
+        tokens: (K,) ids of the tokens that the logits are of, ascending; None for all.
     """
 
     def __init__(
-        self, logits: torch.Tensor, sampling: Sampling, owner: str = "model", features: torch.Tensor | None = None
+        self,
+        logits: torch.Tensor,
+        sampling: Sampling,
+        owner: str = "model",
+        features: torch.Tensor | None = None,
+        tokens: np.ndarray | None = None,
     ) -> None:
         self.logits = logits
         self.sampling = sampling
         self.owner = owner
         self.features = features
+        self.tokens = tokens
         self._distributions: dict[int, torch.Tensor] = {}
 
     def __len__(self) -> int:
@@ -268,19 +275,23 @@ class Scores:
             values, ids = torch.stack((top.values.float(), top.indices.float())).cpu().numpy()  # exact below 2^24
         if not np.isfinite(values).all():
             raise ValueError(bad_logits(self.owner, int(np.flatnonzero(~np.isfinite(values))[0])))
-        return ids.astype(np.int64)
+        return ids.astype(np.int64) if self.tokens is None else self.tokens[ids.astype(np.int64)]
 
     def distribution(self, node: int) -> torch.Tensor:
-        """Return the (V,) distribution of the next token after `node`, on the CPU.
+        """Return the (V,) distribution of the next token after `node`, on the CPU; of some tokens alone up to the last.
 
         Raises:
             ValueError: if the logits of the node are NaN or all -inf; the message names the node and the model.
         """
         if node not in self._distributions:
             try:
-                self._distributions[node] = probabilities(self._near[node].cpu(), self.sampling)
+                found = probabilities(self._near[node].cpu(), self.sampling)
             except ValueError as error:
                 raise ValueError(bad_logits(self.owner, node)) from error
+            if self.tokens is not None:
+                every = found.new_zeros(int(self.tokens[-1]) + 1)
+                found = every.index_copy_(0, torch.from_numpy(self.tokens), found)
+            self._distributions[node] = found
         return self._distributions[node]
 
     @cached_property

@@ -43,9 +43,10 @@ def test_a_run_from_prompts_to_a_draft(model, tmp_path, monkeypatch, kind):
     asked = [Asked("code", tuple(prompt(size)[0].tolist())) for size in range(2, 100)]
     monkeypatch.setattr(drafts, "fetch", lambda name, log=None: folder)
     monkeypatch.setattr(drafts, "load_model", lambda place, **options: model)
-    monkeypatch.setattr(drafts, "load_workload", lambda name, source: [])
+    monkeypatch.setattr(drafts, "load_workload", lambda name, source, limit=None: [])
     monkeypatch.setattr(drafts, "requests", lambda data: [("code", "x")])
-    monkeypatch.setattr(drafts, "ask", lambda tokenizer, turns: asked)
+    monkeypatch.setattr(drafts, "ask", lambda tokenizer, turns, longest=0: asked if turns else asked[:5])
+    monkeypatch.setattr(drafts, "JUDGED_TOKENS", 12)
     lines: list[str] = []
     work, out = tmp_path / "work", tmp_path / "out"
     training = drafts.open_draft_training(recipe, tmp_path, work, out, PLAIN, lines.append)
@@ -58,6 +59,10 @@ def test_a_run_from_prompts_to_a_draft(model, tmp_path, monkeypatch, kind):
     before = chain_agreement(untrained(model.model, (0, 2)), held_out, tokens, PLAIN)
     assert card["agreement"]["all"]["tokens"] == before["all"]["tokens"]
     assert card["agreement"]["all"]["loss"] < before["all"]["loss"] - 0.1
+    judged = card["spec_bench"]["kinds"]["all"]
+    assert judged["tokens"] == 2 * 5 * 13  # the place before each token of an answer, and the last one
+    assert 0 < judged["covered"] <= 1
+    assert 1 <= judged["sampled"] <= 5
     stored, tokens = load_pruned(out / kind, model.model)
     assert hasattr(stored, "joint") == (kind == "features")
     assert len(tokens) == 60 == len(np.load(out / kind / TOKENS))

@@ -10,12 +10,13 @@
 #   float32-0.5, float32-1       texts at this temperature
 #   float32-peers, bfloat16-peers  llama.cpp beside the fastest methods; needs DYNATREE_LLAMA_CPP (tools/llama_cpp_peer.sh)
 #   precision                    greedy texts that rounding changes
+#   audit                        tests of the law of sampled tokens
 # What a run calls tuned was tuned before it, on bundled prompts. DYNATREE_DATA names the folder with spec_bench/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-outputs/reference/smollm2}
 shift || true
-runs=${*:-forwards float32 bfloat16 float32-0.5 float32-1 float32-peers bfloat16-peers precision}
+runs=${*:-forwards float32 bfloat16 float32-0.5 float32-1 float32-peers bfloat16-peers precision audit}
 mkdir -p "$out"
 dynatree() { python3 -m dynatree_lib "$@"; }
 
@@ -74,6 +75,9 @@ for run in $runs; do
     precision)
       dynatree precision --pair smollm2 --dtypes float32,bfloat16 --rows 2,8,32 --limit 9 --max-new-tokens 64 \
         --methods chain:length=4,fixed-tree,lookup-tree --json "$out/precision.json" | tee "$out/precision.txt"
+      ;;
+    audit)
+      dynatree audit --pair smollm2 --limit 18 --max-new-tokens 64 --out "$out/audit.json" --overwrite | tee "$out/audit.txt"
       ;;
     *) texts "$run" ;;
   esac

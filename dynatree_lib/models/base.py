@@ -117,7 +117,7 @@ class Session(ABC):
         self._queue = []
         self._parents = parents
         self.forwards, self.scored = self.forwards + 1, self.scored + len(tokens)
-        return Scores(logits, sampling, self.owner, self._features())
+        return Scores(logits, sampling, self.owner, self._features(), self.drafted)
 
     def flush(self) -> None:
         """Read the queued tokens now, in a forward of their own."""

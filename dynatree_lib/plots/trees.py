@@ -244,7 +244,7 @@ def _draw_boxes(drawn: go.Figure, boxes: pd.DataFrame, styles: Mapping[str, Styl
         meaning, (fill, line, _) = styles[role]
         marker = {"symbol": "square", "size": 12, "color": fill, "line": {"color": line, "width": 1.5}}
         look = {"mode": "markers", "marker": marker, "name": meaning, "hovertemplate": "%{text}<extra></extra>"}
-        drawn.add_scatter(x=part["x"] + 0.06, y=part["y"], text=part["hover"], **look)
+        drawn.add_scatter(x=part["x"] + 0.04, y=part["y"], text=part["hover"], **look)
     if boxes["ringed"].any():
         legend_square(drawn, ring[0], "#ffffff", ring[1])
     for box in boxes.itertuples():

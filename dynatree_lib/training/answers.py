@@ -270,21 +270,28 @@ def write_answers(
         members.sort(key=lambda member: len(member.ids))  # so that there is little padding
         heats = random_order(temperatures, len(members), random)
         texts = continued(model, [member.ids for member in members], heats, limit, random, batch)
-        kinds = sorted({member.kind for member in members})
-        with whole_file(path) as file:
-            np.savez_compressed(
-                file,
-                prompts=np.concatenate([np.asarray(member.ids, np.uint16) for member in members]),
-                prompt_lengths=np.array([len(member.ids) for member in members], np.uint16),
-                answers=np.concatenate([np.asarray(text, np.uint16) for text in texts]),
-                answer_lengths=np.array([len(text) for text in texts], np.uint16),
-                temperatures=np.array(heats, np.float32),
-                kinds=np.array([kinds.index(member.kind) for member in members], np.uint8),
-                names=np.array(kinds),
-            )
+        store_answers(path, members, texts, heats)
         tokens, seconds = sum(map(len, texts)), time.monotonic() - begun
         log(f"{path.name}: {tokens:,} tokens, {tokens / seconds:.0f} tokens/s")
     return paths
+
+
+def store_answers(
+    path: Path, asked: Sequence[Asked], answers: Sequence[Sequence[int]], temperatures: Sequence[float]
+) -> None:
+    """Write prompts with an answer to each, and the temperatures of the answers, as `texts.read_texts` reads them."""
+    kinds = sorted({one.kind for one in asked})
+    with whole_file(path) as file:
+        np.savez_compressed(
+            file,
+            prompts=np.concatenate([np.asarray(one.ids, np.uint16) for one in asked]),
+            prompt_lengths=np.array([len(one.ids) for one in asked], np.uint16),
+            answers=np.concatenate([np.asarray(answer, np.uint16) for answer in answers]),
+            answer_lengths=np.array([len(answer) for answer in answers], np.uint16),
+            temperatures=np.array(temperatures, np.float32),
+            kinds=np.array([kinds.index(one.kind) for one in asked], np.uint8),
+            names=np.array(kinds),
+        )
 
 
 def evenly_mixed(asked: Sequence[Asked], random: np.random.Generator) -> list[int]:

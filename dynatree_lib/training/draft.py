@@ -23,7 +23,7 @@ from ..models.pairs import load_model
 from ..models.pruned import LAYERS, TOKENS, WEIGHTS, on_features, pruned, store_pruned
 from ..paths import write_atomically
 from ..workloads import load_workload
-from .answers import SOURCES, ask, requests, sequences, write_answers
+from .answers import SOURCES, ask, continued, requests, sequences, store_answers, write_answers
 from .card import hardware, versions, write_card
 from .losses import chain_agreement, windows_loss
 from .optimize import Log, Run, Runtime
@@ -36,6 +36,8 @@ EVALUATED = 64
 """Held-out texts that are compared at every checkpoint; the card compares all."""
 FADING = 0.8
 """Weight of a step over a draft's own features relative to the step before."""
+JUDGED, JUDGED_TOKENS = 39, 128
+"""Prompts of Spec-Bench, of all its categories in turn, whose answers of so many tokens the card judges a draft on."""
 TOGETHER = 16
 """Texts that the target reads at a time for their features."""
 
@@ -138,6 +140,7 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
         "curve_texts": EVALUATED,
         "sources": SOURCES,
         "agreement": chain_agreement(draft, held_out, tokens, training.runtime),
+        "spec_bench": judged_agreement(training, reader, draft, tokens),
         "head_covers": float(np.isin(held_out.texts.answers, tokens).mean()),
         "files": {name: hashlib.sha256((partial_folder / name).read_bytes()).hexdigest() for name in (WEIGHTS, TOKENS)},
         "hardware": hardware(training.runtime.device),
@@ -160,6 +163,33 @@ def _answered(training: DraftTraining, model: HFModel) -> list[Path]:
         model, asked, training.work / "answers", files=recipe.files, own=recipe.own, temperatures=recipe.temperatures,
         batch=recipe.batch, limit=recipe.limit, seed=recipe.seed, known=known, log=log,
     )  # fmt: skip
+
+
+def judged_agreement(training: DraftTraining, reader: HFModel, draft: Any, tokens: np.ndarray) -> dict[str, Any]:
+    """Compare a draft with its target on Spec-Bench, from which it learnt nothing.
+
+    Returns:
+        `texts`, what was compared; `kinds`: category -> the figures of `chain_agreement`, and `covered`, the share of
+        the answers' tokens that the draft drafts.
+    """
+    path = training.work / "spec-bench.npz"
+    if not path.is_file():
+        workload = load_workload("spec-bench/categories", source=training.data, limit=JUDGED)
+        turns = [(prompt.task, prompt.text) for prompt in workload]
+        asked = 2 * ask(reader.tokenizer, turns, reader.context - JUDGED_TOKENS)
+        heats = [float(number >= len(asked) // 2) for number in range(len(asked))]
+        random = torch.Generator().manual_seed(training.recipe.seed)
+        answers = continued(reader, [one.ids for one in asked], heats, JUDGED_TOKENS, random, training.recipe.batch)
+        store_answers(path, asked, answers, heats)
+    texts = read_texts([path])
+    states = write_features(reader.model, [path], training.work / "features", TOGETHER, training.log)
+    windows = Windows(texts, tuple(states), training.recipe.draft.phases[0].length)
+    kinds = chain_agreement(draft, windows, tokens, training.runtime)
+    for kind, found in kinds.items():
+        chosen = np.flatnonzero((texts.kinds == kind) | (kind == "all"))
+        found["covered"] = float(np.isin(texts.chosen(chosen).answers, tokens).mean())
+    about = f"the target's answers of at most {JUDGED_TOKENS} tokens to {len(texts) // 2} prompts of all categories"
+    return {"texts": f"{about}, greedy and at temperature 1", "kinds": kinds}
 
 
 def _reader(training: DraftTraining, folder: Path) -> HFModel:
