@@ -58,7 +58,7 @@ def tested(fit: Fit) -> Iterator[str]:
         verdict = "biased" if fit.biased(row) else "follows"
         p = (f"{row[name]:.2g}" for name in ("surprise_p", "place_p"))
         rows.append([label, str(row["texts"]), str(row["tokens"]), f"{row['surprise_z']:+.2f}", *p, verdict])
-    yield f"{setup['pair']}, {sampling_text(setup['sampling'])}, {len(setup['prompts'])} prompts. {setup['workload']}"
+    yield f"{setup['pair']}, {sampling_text(setup['sampling'])}. {setup['workload']}"
     columns = ["method", "texts", "tokens", "surprise, z", "its p", "places, p", "verdict"]
     yield from arguments.text_lines(pd.DataFrame(rows, columns=columns))
     yield f"Biased: a p below {fit.limit:.1e}, by which {100 * setup['alpha']:g} % of audits of sound methods fail."
