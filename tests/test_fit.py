@@ -1,4 +1,4 @@
-"""Tests of sampled texts on a pair: the law of each token, and that biased rules are seen where sound ones pass."""
+"""Tests of sampled texts on a pair: the statistics of each token, and biased rules seen where sound ones pass."""
 
 import numpy as np
 import pytest
@@ -26,37 +26,39 @@ def small():
 
 
 def place_by_place(model, prompt, tokens, sampling, shares):
-    """The slow twin of `token_laws`."""
+    """The slow twin of `token_statistics`."""
     out, text = [], list(prompt)
     for token, share in zip(tokens, shares, strict=True):
-        law = probabilities(torch.tensor(model.distribution(tuple(text))).double().log(), sampling).tolist()
-        own = law[token]
-        logs = [np.log(p) for p in law if p > 0]
-        entropy = -sum(p * np.log(p) for p in law if p > 0)
-        variance = sum(p * (log + entropy) ** 2 for p, log in zip([p for p in law if p > 0], logs, strict=True))
-        before = sum(p for other, p in enumerate(law) if p > own or (p == own and other < token))
+        probs = probabilities(torch.tensor(model.distribution(tuple(text))).double().log(), sampling).tolist()
+        own = probs[token]
+        logs = [np.log(p) for p in probs if p > 0]
+        entropy = -sum(p * np.log(p) for p in probs if p > 0)
+        variance = sum(p * (log + entropy) ** 2 for p, log in zip([p for p in probs if p > 0], logs, strict=True))
+        before = sum(p for other, p in enumerate(probs) if p > own or (p == own and other < token))
         out.append([np.log(own) + entropy, variance, before + share * own])
         text.append(token)
     return np.array(out)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), FILTERED], ids=["plain", "filtered"])
-def test_the_law_of_each_token_is_that_of_the_slow_twin(sampling):
+def test_the_statistics_of_each_token_are_those_of_the_slow_twin(sampling):
     text = [1, 2]
     for rank in (1, 2, 1, 1, 2):  # of the likeliest, so that the filter leaves them
         text.append(int(np.argsort(TARGET.distribution(tuple(text)))[-rank]))
     tokens = text[2:]
-    found = fit.token_laws(TARGET, [1, 2], tokens, sampling, np.random.default_rng(3))
+    found = fit.token_statistics(TARGET, [1, 2], tokens, sampling, np.random.default_rng(3))
     expected = place_by_place(TARGET, [1, 2], tokens, sampling, np.random.default_rng(3).random(5))
     np.testing.assert_allclose(found, expected, atol=1e-6)  # a toy gives float32
 
 
 def test_a_token_that_the_target_excludes_is_told_apart():
     order = np.argsort(TARGET.distribution((1,))).tolist()
-    laws = fit.token_laws(TARGET, [1], [order[-1], order[0]], Sampling(1.0, top_k=1), np.random.default_rng(0))
-    assert laws[0, 0] == 0
-    assert laws[1, 0] == -np.inf
-    row = {"method": "one", "control": False, "texts": 1, **fit.tests([laws])}
+    statistics = fit.token_statistics(
+        TARGET, [1], [order[-1], order[0]], Sampling(1.0, top_k=1), np.random.default_rng(0)
+    )
+    assert statistics[0, 0] == 0
+    assert statistics[1, 0] == -np.inf
+    row = {"method": "one", "control": False, "texts": 1, **fit.p_values([statistics])}
     assert row["impossible"] == 1
     audit = fit.Fit({}, {}, [row])
     assert "that the target excludes" in audit.failures()[0]
@@ -66,13 +68,13 @@ def test_places_of_plain_draws_are_uniform_and_surprises_fair():
     """Both tests must hold their level: over many small audits of exact draws, p-values are uniform."""
     random, found = np.random.default_rng(5), []
     for _ in range(60):
-        laws = []
+        statistics = []
         for _ in range(8):
             text = [1]
             while len(text) < 11:
                 text.append(int(random.choice(12, p=TARGET.distribution(tuple(text)))))
-            laws.append(fit.token_laws(TARGET, text[:1], text[1:], Sampling(1.0), random))
-        found.append(fit.tests(laws))
+            statistics.append(fit.token_statistics(TARGET, text[:1], text[1:], Sampling(1.0), random))
+        found.append(fit.p_values(statistics))
     for test in ("surprise_p", "place_p"):
         assert stats.kstest([row[test] for row in found], "uniform").pvalue > 0.01
 

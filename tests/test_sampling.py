@@ -171,8 +171,8 @@ def test_nothing_to_draw_from_is_said(weights):
 def test_logits_of_some_tokens_alone_speak_of_these():
     scores = Scores(torch.tensor([[0.0, 2.0, 1.0]]), Sampling(1.0), tokens=np.array([2, 5, 7]))
     assert scores.argmax.tolist() == [5]
-    law = scores.distribution(0)
-    assert law.shape == (8,)
-    assert law.nonzero()[:, 0].tolist() == [2, 5, 7]
-    assert float(law[5]) == pytest.approx(float(torch.tensor([0.0, 2.0, 1.0]).softmax(0)[1]))
+    given = scores.distribution(0)
+    assert given.shape == (8,)
+    assert given.nonzero()[:, 0].tolist() == [2, 5, 7]
+    assert float(given[5]) == pytest.approx(float(torch.tensor([0.0, 2.0, 1.0]).softmax(0)[1]))
     assert scores.prob(0, 3) == 0

@@ -10,7 +10,7 @@
 #   float32-0.5, float32-1       texts at this temperature
 #   float32-peers, bfloat16-peers  llama.cpp beside the fastest methods; needs DYNATREE_LLAMA_CPP (tools/llama_cpp_peer.sh)
 #   precision                    greedy texts that rounding changes
-#   audit                        tests of the law of sampled tokens
+#   audit                        tests whether sampled tokens follow the target
 # What a run calls tuned was tuned before it, on bundled prompts. DYNATREE_DATA names the folder with spec_bench/.
 set -euo pipefail
 cd "$(dirname "$0")/.."

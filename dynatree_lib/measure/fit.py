@@ -1,10 +1,10 @@
 """Do sampled texts follow the target? Tests on a real pair, which has too many outcomes to enumerate (`audit`).
 
 Each token of a lossless text is a draw from the target's distribution after the tokens before it, wherever iterations
-begin and end. So two numbers of a token have a known law whatever came before: its surprise -log p, whose mean is the
-entropy and whose variance the distribution gives; and its place, the mass of the tokens before it in the order of their
-probability and a random part of its own, which is uniform on [0, 1]. Over all tokens of many texts the first makes a
-z-test and the second a chi-squared test. A rule that accepts too much of a draft drifts towards likely tokens.
+begin and end. So two numbers of a token have a known distribution whatever came before: its surprise -log p, whose mean
+is the entropy and whose variance the target's distribution gives; and its place, the mass of the tokens before it in
+the order of their probability and a random part of its own, which is uniform on [0, 1]. Over all tokens of many texts
+the first makes a z-test and the second a chi-squared test. A rule that accepts too much drifts towards likely tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from ..verifiers import Traversal
 from .environment import describe_environment, describe_model, public_pair_name
 from .methods import Variant, custom, variants
 from .prompts import prepare_prompts
+from .protocol import checked_runner
 from .runner import DrafterRunner, Instrument, Runner, quiet
 from .unsound import Meddled, SortedSiblings, TopAsDrawn
 
@@ -121,19 +123,17 @@ def check_texts(
         "max_new_tokens": max_new_tokens, "seeds": seeds, "workload": source, "alpha": ALPHA,
         "prompts": [{"id": prompt.id, "sha256": prompt.sha256} for prompt in ready],
     }  # fmt: skip
-    runners = [one.runner(pair) for one in chosen]
-    for runner in runners:
-        if isinstance(runner, DrafterRunner):
-            runner.check(sampling)
+    runners = {one.label: checked_runner(pair, one, sampling, 1) for one in chosen}
     out = Fit(describe_environment(), setup)
-    for one, runner in zip(chosen, runners, strict=True):
-        laws = []
-        for number, (seed, prompt) in enumerate((seed, prompt) for seed in seeds for prompt in ready):
-            text = runner(prompt.ids, sampling=sampling, seed=seed, on_tokens=quiet, **request).tokens
-            laws.append(token_laws(pair.target, prompt.ids, text, sampling, np.random.default_rng([seed, number])))
-        out.rows.append({"method": one.label, "control": one.label in CONTROLS, "texts": len(laws), **tests(laws)})
-        row = out.rows[-1]
-        progress(f"{one.label}: {row['tokens']} tokens, p = {row['surprise_p']:.2g} and {row['place_p']:.2g}")
+    for label, run in runners.items():
+        found = []
+        for number, (seed, prompt) in enumerate(product(seeds, ready)):
+            text = run(prompt.ids, sampling=sampling, seed=seed, on_tokens=quiet, **request).tokens
+            random = np.random.default_rng([seed, number])
+            found.append(token_statistics(pair.target, prompt.ids, text, sampling, random))
+        row = {"method": label, "control": label in CONTROLS, "texts": len(found), **p_values(found)}
+        out.rows.append(row)
+        progress(f"{label}: {row['tokens']} tokens, p = {row['surprise_p']:.2g} and {row['place_p']:.2g}")
     return out
 
 
@@ -142,10 +142,10 @@ def _control(make: Callable[[Any], Meddled]) -> Callable[[Pair, Instrument], Run
 
 
 @torch.inference_mode()
-def token_laws(
+def token_statistics(
     target: LanguageModel, prompt: Sequence[int], tokens: Sequence[int], sampling: Sampling, random: np.random.Generator
 ) -> np.ndarray:
-    """Return what a text's tokens say about their law.
+    """Return what a text's tokens say about the distribution they were drawn from.
 
     Args:
         target: the model that they should follow.
@@ -161,23 +161,22 @@ def token_laws(
     session = target.session()
     session.start(prompt[:-1])
     scores = session.score([prompt[-1], *tokens[:-1]], range(-1, len(tokens) - 1), sampling)
-    law = probabilities(scores.logits.double(), sampling)
-    every, chosen = torch.arange(law.shape[1], device=law.device), torch.tensor(tokens, device=law.device)[:, None]
-    own = law.gather(1, chosen)
-    logs = law.log()
-    informed = torch.where(law > 0, law * logs, 0.0)
+    p = probabilities(scores.logits.double(), sampling)
+    every, chosen = torch.arange(p.shape[1], device=p.device), torch.tensor(tokens, device=p.device)[:, None]
+    own, logs = p.gather(1, chosen), p.log()
+    informed = torch.where(p > 0, p * logs, 0.0)
     entropy = -informed.sum(1)
-    variance = torch.where(law > 0, informed * logs, 0.0).sum(1) - entropy**2
-    tied = (law == own) & (every < chosen)
-    before = torch.where((law > own) | tied, law, 0.0).sum(1)
-    place = before + torch.from_numpy(random.random(len(tokens))).to(law) * own[:, 0]
+    variance = torch.where(p > 0, informed * logs, 0.0).sum(1) - entropy**2
+    tied = (p == own) & (every < chosen)
+    before = torch.where((p > own) | tied, p, 0.0).sum(1)
+    place = before + torch.from_numpy(random.random(len(tokens))).to(p) * own[:, 0]
     place[own[:, 0] == 0] = torch.nan
     return torch.stack([entropy + own[:, 0].log(), variance, place], 1).cpu().numpy()
 
 
-def tests(laws: Sequence[np.ndarray]) -> Row:
-    """Return the tests of a method's texts, from `token_laws` of each."""
-    joined = np.concatenate(laws)
+def p_values(statistics: Sequence[np.ndarray]) -> Row:
+    """Return both tests of a method's texts, from `token_statistics` of each."""
+    joined = np.concatenate(statistics)
     possible = joined[np.isfinite(joined[:, 0])]
     z = float(possible[:, 0].sum() / np.sqrt(max(possible[:, 1].sum(), 1e-12)))
     places, expected = np.histogram(possible[:, 2], BINS, (0, 1))[0], max(len(possible), 1) / BINS

@@ -162,7 +162,7 @@ def run_benchmark(
     for name, value, least in (("repeats", repeats, 1), ("warmup", warmup, 0), ("trace", trace, 0)):
         if value < least:
             raise ValueError(f"{name} is {value}; give at least {least}.")
-    runners = {one.label: _checked_runner(pair, one, sampling, repeats) for one in chosen}
+    runners = {one.label: checked_runner(pair, one, sampling, repeats) for one in chosen}
     path = None if records is None else check_writable(Path(records))
     if path is not None and existing == "refuse" and path.exists():
         raise ValueError(
@@ -210,7 +210,7 @@ def run_benchmark(
     return Results(found)
 
 
-def _checked_runner(pair: Pair, one: Variant, sampling: Sampling, repeats: int) -> Runner:
+def checked_runner(pair: Pair, one: Variant, sampling: Sampling, repeats: int) -> Runner:
     """Return the method, ready to run; raise ValueError if it cannot run under these settings."""
     if one.carries and repeats > 1:
         raise ValueError(
