@@ -1,15 +1,12 @@
 """A forward for the Llama family (Llama, Qwen2, Qwen3, Mistral) over packed weights, in a fifth of the calls.
 
 One token of a small model is bound by reading the weights, if nothing stands between the reads. So a layer has four
-matrix products over weights in oneDNN's layout (queries, keys and values joined; gate and up joined), and attention for
-few tokens is two batched products over the KV cache in place: the queries that share a key head are the rows of one
-product, and the mask is added by the product itself. In float32 the norms' scales are multiplied into the matrices
-after them.
+matrix products over weights in oneDNN's layout (queries, keys and values joined; gate and up joined), and torch's fused
+attention reads the KV cache in place. In float32 the norms' scales are multiplied into the matrices after them.
 """
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
@@ -20,8 +17,6 @@ from transformers import PreTrainedModel
 from .products import packed, packs
 
 FAMILY = ("llama", "qwen2", "qwen3", "mistral")
-FEW = 64
-"""Tokens of a forward up to which attention is two batched products; for more, torch's fused kernel is faster."""
 
 
 def serves_family(model: PreTrainedModel) -> bool:
@@ -55,7 +50,6 @@ class PackedLlama:
         self.share = self.heads // self.groups  # query heads of a key head
         self.size = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.width, self.eps = (config.hidden_size,), config.rms_norm_eps
-        self.scale = 1 / math.sqrt(self.size)
         self.embedding = core.embed_tokens.weight
         self.folded = self.embedding.dtype == torch.float32
         self.activation = core.layers[0].mlp.act_fn
@@ -100,11 +94,6 @@ class PackedLlama:
         """Compute (B, keep, V) logits, as `Engine` says."""
         hidden = torch.embedding(self.embedding, ids)
         turn = self.cos[positions], self.sin[positions]
-        batch, count = ids.shape
-        if mask is not None and count <= FEW:  # one row per query of a key head
-            mask = mask.expand(batch, self.groups * self.share, count, -1).reshape(
-                batch * self.groups, self.share * count, -1
-            )
         for index, layer in enumerate(self.layers):
             qkv = layer.qkv(torch.rms_norm(hidden, self.width, layer.norm_in, self.eps))
             hidden = hidden + layer.out(self._attend(layer, qkv, index, turn, mask, cache))
@@ -125,17 +114,10 @@ class PackedLlama:
         turning.mul_(turn[0]).addcmul_(swapped, turn[1])
         query, key, value = every.transpose(1, 2).split((self.heads, self.groups, self.groups), 1)
         keys, values = cache.update(key, value, index)
-        if count > FEW or (mask is None and count > 1):
-            causal = mask is None
+        if count > 1:
             mixed = functional.scaled_dot_product_attention(
-                query, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=True
+                query, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
             )
             return mixed.transpose(1, 2).flatten(2)
-        rows = query.reshape(batch * self.groups, self.share * count, self.size)
-        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-        if mask is None:
-            scores = torch.bmm(rows, keys.transpose(1, 2)).mul_(self.scale)
-        else:
-            scores = torch.baddbmm(mask, rows, keys.transpose(1, 2), alpha=self.scale)
-        mixed = torch.bmm(torch.softmax(scores, -1), values)
-        return mixed.view(batch, self.heads, count, self.size).transpose(1, 2).reshape(batch, count, -1)
+        rows = query.reshape(batch, self.groups, self.share, self.size)  # of a key head, so that keys are read once
+        return functional.scaled_dot_product_attention(rows, keys, values, attn_mask=mask).reshape(batch, 1, -1)

@@ -25,6 +25,8 @@ from ..workloads import read_rows
 
 LONGEST_PROMPT = 640
 """Tokens; a passage is cut before it comes to more."""
+READ_AT_A_TIME = 16
+"""Prompts that a forward reads: what lies between its products then stays in the processor's cache."""
 PACKED_AT = 0.8
 """Share of a batch's texts that still go on, at which the cache is copied without the finished ones."""
 LANGUAGES = ("German", "French", "Spanish", "Italian")
@@ -122,8 +124,7 @@ def continued(
     going = torch.ones(len(texts), dtype=torch.bool)
     logits = batch.enter(torch.arange(len(texts)), [prompts[text] for text in texts.tolist()])
     while True:
-        drawn = _drawn(logits / heat[texts].clamp_min(1e-6)[:, None], random)
-        chosen = torch.where(heat[texts] <= 0, logits.argmax(-1), drawn)
+        chosen = _chosen(logits, heat[texts], random)
         for row in going.nonzero()[:, 0].tolist():
             text = int(texts[row])
             out[text].append(int(chosen[row]))
@@ -158,7 +159,27 @@ class _Batch:
         self.cache = TreeCache(model.layers, limit)
 
     def enter(self, rows: torch.Tensor, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Read prompts, whose texts take the places of the (k,) rows; return their (k, V) logits in float32."""
+        """Read prompts, whose texts take the places of the (k,) rows; return their (k, V) logits."""
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        longest = int(lengths.max())
+        if not self.cache.size:
+            self.begins, self.positions = torch.zeros(2, len(prompts), dtype=torch.int64)
+        logits = []
+        for part in torch.arange(len(prompts)).split(READ_AT_A_TIME):
+            read, found = self._read([prompts[place] for place in part.tolist()])
+            logits.append(found)
+            if not self.cache.size:
+                states = read.states
+                self.cache._reserve(states.new_empty(len(prompts), states.shape[3], 0, states.shape[-1]), longest)
+            if longest > self.cache.size:
+                self._move(longest - self.cache.size)
+            end = self.cache.size
+            self.cache.states[:, :, rows[part], :, end - read.size : end] = read.states[..., : read.size, :]
+        self.begins[rows], self.positions[rows] = self.cache.size - lengths, lengths
+        return torch.cat(logits)
+
+    def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[TreeCache, torch.Tensor]:
+        """Read prompts into a cache of their own, at whose end they end; return it and their logits."""
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         longest = int(lengths.max())
         ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
@@ -167,20 +188,11 @@ class _Batch:
         seen = (columns[:, None] >= columns) & ~padded[:, None] | torch.eye(longest, dtype=torch.bool)
         mask = torch.zeros(seen.shape, dtype=self.model.dtype).masked_fill_(~seen, self.lowest)[:, None]
         positions = (columns - (longest - lengths)[:, None]).clamp_min(0)
-        if not self.cache.size:
-            self.begins, self.positions = longest - lengths, lengths
-            return self._forward(ids, positions, mask, self.cache)
-        fresh = TreeCache(self.model.layers, 0)
-        logits = self._forward(ids, positions, mask, fresh)
-        if longest > self.cache.size:
-            self._move(longest - self.cache.size)
-        end = self.cache.size
-        self.cache.states[:, :, rows, :, end - longest : end] = fresh.states[..., :longest, :]
-        self.begins[rows], self.positions[rows] = end - lengths, lengths
-        return logits
+        cache = TreeCache(self.model.layers, 0)
+        return cache, self._forward(ids, positions, mask, cache)
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Append a (B,) token to each row; return the (B, V) logits of the next in float32."""
+        """Append a (B,) token to each row; return the (B, V) logits of the next."""
         unseen = int(self.begins.min())
         if unseen > self.cache.size // 4:
             self._move(-unseen)
@@ -199,7 +211,7 @@ class _Batch:
     def _forward(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: TreeCache
     ) -> torch.Tensor:
-        return self.model.engine(ids, positions, mask, cache, 1)[:, -1, : self.model.vocab_size].float()
+        return self.model.engine(ids, positions, mask, cache, 1)[:, -1, : self.model.vocab_size]
 
     def _move(self, columns: int) -> None:
         """Move all texts by so many columns, forward or back; what nobody sees takes or gives the space."""
@@ -208,14 +220,23 @@ class _Batch:
         moved = cache.states[..., max(0, -columns) : size, :].clone()
         cache.size = size + columns
         cache.states[..., cache.size - moved.shape[-2] : cache.size, :] = moved
+        cache.states[..., : max(0, columns), :] = 0  # masked, but read
         self.begins += columns
 
 
-def _drawn(logits: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-    """Draw a token for each row: torch's own draw takes a random number for every token of the vocabulary."""
-    reached = logits.softmax(-1).cumsum(-1)
-    places = torch.rand(len(logits), 1, generator=random) * reached[:, -1:]
-    return torch.searchsorted(reached, places, right=True)[:, 0].clamp_max(logits.shape[-1] - 1)
+def _chosen(logits: torch.Tensor, heat: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    """Choose a token for each row of (B, V) logits at its temperature.
+
+    A few rows at a time stay in the processor's cache; and torch's own draw would take a random number for every token
+    of the vocabulary.
+    """
+    chosen, reached = torch.empty(len(logits), dtype=torch.int64), torch.rand(len(logits), 1, generator=random)
+    for rows in torch.arange(len(logits)).split(8):
+        some, warm = logits[rows].float(), heat[rows, None]
+        sums = (some / warm.clamp_min(1e-6)).softmax(-1).cumsum(-1)
+        drawn = torch.searchsorted(sums, reached[rows] * sums[:, -1:], right=True).clamp_max(logits.shape[-1] - 1)
+        chosen[rows] = torch.where(warm <= 0, some.argmax(-1, keepdim=True), drawn)[:, 0]
+    return chosen
 
 
 def write_answers(
