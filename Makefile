@@ -54,9 +54,9 @@ notebooks: setup
 	DYNATREE_PROFILE=smoke PLOTLY_RENDERER=plotly_mimetype PYDEVD_DISABLE_FILE_VALIDATION=1 $(PYTEST) --nbval-lax --nbval-current-env \
 		--nbval-cell-timeout 300 --timeout 600 -n $(WORKERS) --dist loadfile notebooks/
 
-# One after the other, with all cores: these start browsers, kernels and builds, and some measure time.
+# Browsers, builds, planted faults, and samples large enough to see a small bias.
 test-slow: setup
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -m slow --timeout 600
+	$(PYTEST) -m slow --timeout 600 -n $(WORKERS)
 
 # Lines of code per room of the library, without comments, docstrings and blank lines.
 lines:
