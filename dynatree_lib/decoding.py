@@ -257,7 +257,7 @@ def _begin(
     target: LanguageModel, drafter: Drafter, ids: list[int], seed: int, warm: DecodingState | None
 ) -> DecodingState:
     session = target.session()
-    session.keep_features = drafter.needs_features
+    session.feature_layers = drafter.feature_layers
     session.start(ids[:-1])
     drafting = drafter.start(ids, RandomSource(seed, "draft"))
     if warm is not None:

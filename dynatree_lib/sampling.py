@@ -236,8 +236,8 @@ class Scores:
         logits: (n, V) on any device, or (n, K) of some tokens alone.
         sampling: what the probabilities mean.
         owner: whose logits these are, for error messages.
-        features: (q + n, h) last hidden states of the q queued tokens that were read with the nodes, then of the
-            nodes; None from sessions that do not keep them.
+        features: (q + n, k h) hidden states after k layers, side by side, of the q queued tokens that were read with
+            the nodes, then of the nodes; None from sessions that do not keep them.
         tokens: (K,) ids of the tokens that the logits are of, ascending; None for all.
     """
 

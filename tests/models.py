@@ -81,14 +81,16 @@ def noisy_copy(model: HFModel, scale: float = 0.02, seed: int = 1) -> HFModel:
 def feature_draft(target: HFModel, engine: str = "auto") -> EagleModel:
     """A draft on the features of a Llama target that agrees with it often and not always.
 
-    It has all the target's layers, which see the tokens' embeddings as the target's do, and a little of the features.
+    It has all the target's layers, which see the tokens' embeddings as the target's do, and a little of the features,
+    which are made of the states after the target's first and last layer.
     """
     torch.manual_seed(2)
-    model = on_features(target.model, range(target.layers))
+    model = on_features(target.model, range(target.layers), (1, -1))
     size, joint = target.feature_size, model.joint
     with torch.no_grad():
         joint.token_norm.weight.fill_(float(model.get_input_embeddings().weight.square().mean().sqrt()))
         joint.map.weight.copy_(torch.cat([torch.eye(size), 0.003 * torch.randn(size, size)], 1))
+        model.fusion.map.weight.normal_()
     return EagleModel(model, engine=engine)
 
 

@@ -65,10 +65,15 @@ def feature_logits(
 ):
     """(k + 1, V) logits of a draft on features after a text and after each token of a path below it, without a cache.
 
-    All of the text is read again for every token; each token comes with the state of the place before it: the target's
-    in the text, the draft's own below it. The draft sees nothing before the token numbered `first`.
+    All of the text is read again for every token; each token comes with the feature of the place before it: made of the
+    target's states in the text, the draft's own state below it. The draft sees nothing before the token numbered
+    `first`.
     """
-    given = target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0, first:-1]
+    states = target(torch.tensor([text]), output_hidden_states=True).hidden_states
+    given = states[-1][0, first:-1]
+    if len(draft.feature_layers) > 1:
+        others = zip(draft.fusion.norms, draft.feature_layers, strict=False)
+        given = given + draft.fusion.map(torch.cat([norm(states[layer][0, first:-1]) for norm, layer in others], -1))
     tokens, out = list(text[first + 1 :]), []
     for following in (*path, None):
         inputs = draft.joint(draft.get_input_embeddings()(torch.tensor(tokens)), given)

@@ -41,11 +41,36 @@ def material(tmp_path):
     return target, ids, files, Windows(read_texts(files), tuple(states), 16)
 
 
+@pytest.fixture
+def several(material, tmp_path):
+    """The same texts with the states after the target's first and last layer."""
+    target, _, files, windows = material
+    states = write_features(target.model, files, tmp_path / "several", 2, quiet, (1, -1))
+    return Windows(windows.texts, tuple(states), windows.length)
+
+
+def fused(target, layers):
+    draft = on_features(target, layers, (1, -1))
+    draft.fusion.map.weight.data.normal_(std=0.1)
+    return draft
+
+
+def test_states_of_several_layers_are_stored_side_by_side(material, several):
+    target, ids, _, windows = material
+    with torch.inference_mode():
+        states = target.model(torch.from_numpy(ids[2].astype(np.int64))[None], output_hidden_states=True).hidden_states
+    window = several.placed(np.array([[2, 0]]))
+    assert window.states.shape == (1, 17, 2 * target.feature_size)
+    assert torch.allclose(window.states[0, :, : target.feature_size].float(), states[1][0, :17], rtol=0.01, atol=0.02)
+    assert torch.equal(window.states[..., target.feature_size :], windows.placed(np.array([[2, 0]])).states)
+
+
 @torch.inference_mode()
 def test_every_step_is_a_level_of_a_chain():
     target = random_model("llama")
     draft, text = feature_draft(target).model, prompt(12)[0].tolist()
-    states = target.model(torch.tensor([text]), output_hidden_states=True).hidden_states[-1]
+    states = target.model(torch.tensor([text]), output_hidden_states=True).hidden_states
+    states = torch.cat([states[layer] for layer in draft.feature_layers], -1)
     places = torch.arange(len(text) - 1)[None]
     all_true = torch.ones(1, len(text) - 1, dtype=torch.bool)
     window = Window(torch.tensor([text[1:]]), states, places, all_true, all_true)
@@ -121,7 +146,7 @@ def test_batches_depend_on_the_seed_and_their_number_alone(material):
 
 def plain_loss(window, found, head, fading, variation):
     """The loss as it is defined, with all logits at a time."""
-    wanted, total = (window.states[:, 1:].to(head.dtype) @ head.T).softmax(-1), 0.0
+    wanted, total = (window.states[:, 1:, -head.shape[1] :].to(head.dtype) @ head.T).softmax(-1), 0.0
     for step, state in enumerate(found):
         used = window.seen.clone()
         used[:, :step] = False
@@ -132,14 +157,15 @@ def plain_loss(window, found, head, fading, variation):
 
 
 @pytest.mark.parametrize("variation", [0.0, 0.3])
-@pytest.mark.parametrize("make", [pruned, on_features])
-def test_the_loss_and_its_gradient_are_as_defined(material, make, variation, monkeypatch):
+@pytest.mark.parametrize("make", [pruned, on_features, fused])
+def test_the_loss_and_its_gradient_are_as_defined(material, several, make, variation, monkeypatch):
     target, _, _, windows = material
+    windows = several if make is fused else windows
     torch.manual_seed(0)
     draft, tokens, picks = make(target.model, [0]), np.arange(0, 97, 2), np.array([[0, 3], [1, 0], [2, 5]])
     draft.requires_grad_(True)
     monkeypatch.setattr(losses, "ROWS", 7)
-    steps = 3 if make is on_features else 1
+    steps = 1 if make is pruned else 3
     window, head = windows.placed(picks), draft.lm_head.weight.detach()[torch.from_numpy(tokens)]
     weights = list(draft.model.layers.parameters())
     expected = plain_loss(window, predicted(draft, window, steps), head, 0.8, variation)
@@ -182,11 +208,14 @@ def test_agreement_is_as_counted_by_hand(material, tokens):
     assert found["one"]["sampled"] is None  # texts of that kind are greedy
 
 
-def test_a_draft_on_features_learns(material):
+@pytest.mark.parametrize("make", [on_features, fused])
+def test_a_draft_on_features_learns(material, several, make):
     target, _, _, windows = material
+    windows = several if make is fused else windows
     torch.manual_seed(0)
-    draft, tokens = on_features(target.model, [2]), np.arange(97)
+    draft, tokens = make(target.model, [2]), np.arange(97)
     weights = [*draft.model.layers.parameters(), *draft.model.norm.parameters(), *draft.joint.parameters()]
+    weights += draft.fusion.parameters() if make is fused else []
     optimizer = torch.optim.AdamW(weights, lr=3e-3)
     loss, batches = windows_loss(draft, windows, tokens, 2, 0.8, 0.1, RUNTIME), windows.batches((0,))
     before = chain_agreement(draft, windows, tokens, RUNTIME)["all"]

@@ -30,7 +30,8 @@ def model():
 def test_a_run_from_prompts_to_a_draft(model, tmp_path, monkeypatch, kind):
     """The draft learns, loads again, and the card says what it learnt from."""
     recipe = load_recipe("smollm2" if kind == "draft" else "smollm2-features")
-    recipe = replace(recipe, layers=(0, 2), tokens=60, files=9, own=0.0, limit=8, batch=4)
+    features = (1, -1) if kind == "features" else ()
+    recipe = replace(recipe, layers=(0, 2), feature_layers=features, tokens=60, files=9, own=0.0, limit=8, batch=4)
     phases = replace(recipe.draft.phases[0], steps=90, batch=8, micro_batch=4, length=20)
     recipe = replace(
         recipe,
@@ -53,10 +54,11 @@ def test_a_run_from_prompts_to_a_draft(model, tmp_path, monkeypatch, kind):
     card = drafts.train_draft(training)
     assert card["curve"][-1]["step"] == phases.steps
     files = sorted((work / "answers").iterdir())[: drafts.HELD_OUT_FILES]
-    states = [np.load(work / "features" / file.with_suffix(".npy").name) for file in files]
-    tokens, untrained = np.load(out / kind / TOKENS).astype(int), (pruned if kind == "draft" else on_features)
+    states = [np.load(work / ("features-1" if features else "features") / f"{file.stem}.npy") for file in files]
+    tokens = np.load(out / kind / TOKENS).astype(int)
     held_out = Windows(read_texts(files), tuple(states), phases.length)
-    before = chain_agreement(untrained(model.model, (0, 2)), held_out, tokens, PLAIN)
+    untrained = on_features(model.model, (0, 2), features) if features else pruned(model.model, (0, 2))
+    before = chain_agreement(untrained, held_out, tokens, PLAIN)
     assert card["agreement"]["all"]["tokens"] == before["all"]["tokens"]
     assert card["agreement"]["all"]["loss"] < before["all"]["loss"] - 0.1
     judged = card["spec_bench"]["kinds"]["all"]

@@ -94,21 +94,24 @@ def test_the_compiled_forward_of_a_draft_on_features_is_the_plain_one(dtype):
     assert torch.allclose(found[0], found[1], atol=tolerance * float(found[1].abs().max()), rtol=0)
 
 
-def test_the_compiled_target_gives_its_last_hidden_states():
+@pytest.mark.parametrize("layers", [(-1,), (1, -1), (2, 1, -1)])
+def test_the_compiled_target_gives_its_hidden_states(layers):
     pytest.importorskip("numba")
-    target = HFModel(_wide(torch.float32))
+    target = HFModel(_wide(torch.float32, layers=3))
     if target.engine.name != "compiled":
         pytest.skip("no compiled forward here")
     session = target.session()
-    session.keep_features = True
+    session.feature_layers = layers
     session.start([1, 2, 3])
     scores = session.score([4, 5, 6], [-1, 0, 0], Sampling())
     with torch.inference_mode():
-        expected = target.model(torch.tensor([[1, 2, 3, 4, 5]]), output_hidden_states=True).hidden_states[-1][0]
-    assert scores.features.shape == (6, 64)
+        states = target.model(torch.tensor([[1, 2, 3, 4, 5]]), output_hidden_states=True).hidden_states
+    expected = torch.cat([states[layer][0] for layer in layers], -1)
+    assert scores.features.shape == (6, 64 * len(layers))
     assert torch.allclose(scores.features[:5], expected, atol=1e-4)
     session.commit([0])
-    assert session.score([7], [-1], Sampling()).features.shape == (1, 64)  # those of this forward alone
+    last = session.score([7], [-1], Sampling()).features
+    assert last.shape == (1, 64 * len(layers))  # those of this forward alone
 
 
 def test_sampled_drafting_records_what_it_drew_from():
@@ -124,8 +127,18 @@ def test_targets_without_fitting_features_are_refused():
     toy = ToyModel(lambda context: [1 / 97] * 97, 97)
     with pytest.raises(ValueError, match="reads features of width 32.*gives none"):
         generate(toy, [1, 2], drafter)
+    drafter.draft.feature_layers, kept = (4, -1), drafter.draft.feature_layers
+    with pytest.raises(ValueError, match="after layer 4 of its target.* has 3 layers"):
+        generate(target, [1, 2], drafter)
+    drafter.draft.feature_layers = kept
     with pytest.raises(ValueError, match="sessions of its own"):
         generate_batch(target, [[1, 2], [3, 4]], drafter)
+
+
+@pytest.mark.parametrize("layers", [(), (1,), (0, -1), (3, -1), (-1, 1)])
+def test_feature_layers_that_a_target_does_not_have_are_refused(layers):
+    with pytest.raises(ValueError, match=r"feature_layers is \[.*\]; give layers from 1 to 2, then -1"):
+        on_features(random_model("llama").model, [0], layers)
 
 
 def test_nodes_are_read_level_by_level():
@@ -146,15 +159,15 @@ def test_broken_weights_are_noticed_at_loading(monkeypatch):
 def test_a_draft_on_tokens_keeps_no_features():
     target = random_model("llama")
     out = generate(target, prompt(5), Chain(noisy_copy(target)), max_new_tokens=5)
-    assert out.state.target.keep_features is False
+    assert out.state.target.feature_layers is None
 
 
-def _wide(dtype):
+def _wide(dtype, layers=2):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=97, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=97, hidden_size=64, intermediate_size=128, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True,
     )  # fmt: skip
     return LlamaForCausalLM(config).to(dtype).eval()
@@ -163,6 +176,6 @@ def _wide(dtype):
 def test_a_forward_without_features_is_refused():
     draft = feature_draft(random_model("llama"))
     cache = draft.session()._cache
-    cache.given = torch.zeros(1, draft.takes_features)
+    cache.given = torch.zeros(1, draft.feature_size)
     with torch.inference_mode(), pytest.raises(ValueError, match="of 2 tokens needs as many features and was given 1"):
         draft.run_forward(np.array([1, 2]), np.arange(2), None, cache, 2)

@@ -111,7 +111,7 @@ def test_a_pair_of_a_target_and_two_drafts(tmp_path):
     assert pair.common_draft is pair.draft
     store_pruned(on_features(target, [2]), [2], TOKENS, tmp_path / "features")
     pair = load_pruned_pair("x", tmp_path / "target", tmp_path, options | {"engine": "auto"})
-    assert pair.draft.takes_features == 32
+    assert pair.draft.feature_layers == (-1,)
     assert pair.draft.dtype == getattr(pair.target.engine, "narrow", torch.float32)
     assert pair.target.model.model.embed_tokens.weight.dtype == torch.float32  # the draft rounds a copy
     same = load_pruned_pair("x", tmp_path / "target", tmp_path, options | {"engine": "auto"}, torch.float32)

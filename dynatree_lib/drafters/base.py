@@ -64,9 +64,9 @@ class Drafter(ABC):
         return None
 
     @property
-    def needs_features(self) -> bool:
-        """Whether `observe` needs the target's features with its scores."""
-        return getattr(self.model, "takes_features", None) is not None
+    def feature_layers(self) -> tuple[int, ...] | None:
+        """Layers of the target whose hidden states `observe` needs with its scores; None where it needs none."""
+        return getattr(self.model, "feature_layers", None)
 
     @property
     def drawing(self) -> Drawing:
@@ -153,14 +153,14 @@ class ModelDrafter(Drafter):
             raise TypeError(f"The draft is a {type(self.draft).__name__}; wrap a transformers model as HFModel(model).")
         session = self.draft.session()
         prompt = prompt[-(self.draft.recent or len(prompt)) :]
-        if self.needs_features:
+        if self.feature_layers:
             return DraftState(session, int(prompt[-1]), random, unread=self._known(prompt))
         session.start(self._known(prompt[:-1]))  # read by the first forward of `propose`
         return DraftState(session, int(prompt[-1]), random)
 
     @override
     def extend(self, state: Any, tokens: Sequence[int]) -> Any:
-        if self.needs_features:
+        if self.feature_layers:
             state.unread += self._known(tokens if state.unread else [state.root, *tokens])
         else:
             state.session.extend(self._known([state.root, *tokens[:-1]]))
@@ -169,11 +169,20 @@ class ModelDrafter(Drafter):
 
     @override
     def check(self, target: LanguageModel) -> None:
-        if self.needs_features and self.draft.takes_features != target.feature_size:
+        if self.feature_layers is None:
+            return
+        wanted, given = self.draft.feature_size, target.feature_size
+        if wanted != given:
             raise ValueError(
-                f"Draft '{self.draft.name}' reads features of width {self.draft.takes_features} of its target, and "
-                f"'{target.name}' gives {'none' if target.feature_size is None else f'{target.feature_size}'}; take "
-                "the target it was trained for, as an HFModel, or a draft that reads tokens alone."
+                f"Draft '{self.draft.name}' reads features of width {wanted} of its target, and '{target.name}' gives "
+                f"{'none' if given is None else given}; take the target it was trained for, as an HFModel, or a draft "
+                "that reads tokens alone."
+            )
+        deepest, layers = max(self.feature_layers), getattr(target, "layers", 0)
+        if deepest > layers:
+            raise ValueError(
+                f"Draft '{self.draft.name}' reads the states after layer {deepest} of its target, and '{target.name}' "
+                f"has {layers} layers; take the target it was trained for."
             )
 
     @override
@@ -199,7 +208,7 @@ class ModelDrafter(Drafter):
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
         path = [0, *verdict.path]
         read = [int(node) for node in state.pending[path] if node >= 0]
-        if self.needs_features:
+        if self.feature_layers:
             self._follow(state, read[:1], proposal.tree.tokens[path].tolist(), path, scores)
         else:
             state.session.commit(read)
@@ -217,18 +226,18 @@ class ModelDrafter(Drafter):
             path: its nodes.
             scores: of the target, for the queue that it read and for the nodes.
         """
-        session, features = state.session, scores.features
-        assert features is not None
+        session, states = state.session, scores.features
+        assert states is not None
         session.commit(read)
-        queued = len(features) - len(scores)
+        queued = len(states) - len(scores)
         waiting = len(state.unread) - 1 if state.unread else 0  # node 0 is the last of them
         known = min(waiting, queued)  # of the others, those that the target has just read
         tokens = [*state.unread[waiting - known : waiting], *tokens]
-        features = torch.cat([features[queued - known : queued], features[queued:][path]])
+        features = session.fused(torch.cat([states[queued - known : queued], states[queued:][path]]))
         if known < waiting or not session.position:  # nothing is known of the place before the first
             tokens = tokens[1:]
         else:
-            features = torch.cat([session.feature[None].to(features), features])
+            features = torch.cat([session.feature[None], features])
         session.extend(self._known(tokens[len(read) :]), features[len(read) : -1])
-        session.feature = features[-1].to(session.feature)
+        session.feature = features[-1]
         state.unread = []

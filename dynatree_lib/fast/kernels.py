@@ -46,12 +46,13 @@ DEEP = 16
     STOP, TOKENS, KEEP, BASE, COLUMNS, CAPACITY, LAYERS, SIZE, HEADS, GROUPS, MLP, HIDDEN_SIZE, ROWS,
     WEIGHTS, VECTOR_WEIGHTS, HEAD, STORE, MASK, POSITIONS, COS, SIN, HIDDEN, QKV, IDS, EMBEDDING, MIXED,
     GROWN, LOGITS, PRIVATE, PRIVATE_BYTES, HEAD_NORMS, EPS, SCALE, TAKEN, LEFT, SHAPES, JOINT, JOINT_NORMS, PAIRS,
-    GIVEN, FOUND, TAIL, FIELDS,
-) = range(43)  # fmt: skip
+    GIVEN, FOUND, SLOTS, STATES, TAIL, FIELDS,
+) = range(45)  # fmt: skip
 """Places in a job, an int64 array: sizes, then addresses. EPS and SCALE hold float64 bits.
 MASK says with a byte each which of the last TAIL columns a token sees; it sees those before them.
 JOINT is the matrix of a draft on features, or 0; GIVEN are the features that its tokens come with; FOUND is where the
-last hidden states go, or 0."""
+hidden states go that are asked for, or 0: STATES of them side by side, and SLOTS says of every layer which one is the
+state after it, or -1."""
 
 I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -673,6 +674,10 @@ def work(job, thread, threads, kind):
     visible, normed_place = floats(keys_place + 8 * width * wide, n * width), keys_place + 4 * width * (2 * wide + n)
     normed = numbers(normed_place, 2 * n * hidden_size, kind)
     weights, count_of_vectors = job[WEIGHTS], 2 * hidden_size + across + 2 * size
+    features, slots = (
+        floats(job[FOUND], n * job[STATES] * hidden_size),
+        carray(_pointer(job[SLOTS]), (layers,), np.int64),
+    )
     tail = job[TAIL]
     mask = carray(_pointer(job[MASK]), (n * tail if job[MASK] else 0,), np.uint8)
     begin(job[SHAPES], kind)
@@ -769,12 +774,21 @@ def work(job, thread, threads, kind):
         project(weights, job[GROWN], n, mlp, hidden_size, hidden, nothing, True, tile, kind, taken, threads)
         weights += hidden_size * mlp * kind.itemsize
         taken += 2 * LINE
+        if layer < layers - 1 and slots[layer] >= 0:
+            row = _arrive(taken)
+            while row < n:
+                place = (row * job[STATES] + slots[layer]) * hidden_size
+                features[place : place + hidden_size] = hidden[row * hidden_size : (row + 1) * hidden_size]
+                _arrive(taken + LINE)
+                row = _arrive(taken)
+            finish(taken + LINE, n)
+            taken += 2 * LINE
     last_norm = floats(job[VECTOR_WEIGHTS] + 4 * layers * count_of_vectors, hidden_size)
     if job[FOUND]:
-        features = floats(job[FOUND], n * hidden_size)
         row = _arrive(taken)
         while row < n:
-            normalise(hidden, row, 1, hidden_size, last_norm, eps, features[row * hidden_size :])
+            place = (row * job[STATES] + slots[layers - 1]) * hidden_size
+            normalise(hidden, row, 1, hidden_size, last_norm, eps, features[place:])
             _arrive(taken + LINE)
             row = _arrive(taken)
         finish(taken + LINE, n)
@@ -789,7 +803,7 @@ def work(job, thread, threads, kind):
 
 def counters(layers, groups):
     """Return how many counters a forward needs, LINE bytes apart: those of tokens, joint, layers, features, head."""
-    return 2 * 2 + layers * (2 * 5 + 1 + groups) + 2 * 2
+    return 2 * 2 + layers * (2 * 6 + 1 + groups) + 2 * 2
 
 
 @fast

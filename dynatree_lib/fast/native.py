@@ -32,7 +32,7 @@ ALIGNMENT = 64
 VARYING = np.array(
     [
         kernels.TOKENS, kernels.KEEP, kernels.BASE, kernels.COLUMNS, kernels.TAIL, kernels.CAPACITY, kernels.STORE,
-        kernels.MASK, kernels.TAKEN, kernels.LOGITS, kernels.GIVEN, kernels.FOUND,
+        kernels.MASK, kernels.TAKEN, kernels.LOGITS, kernels.GIVEN, kernels.FOUND, kernels.SLOTS, kernels.STATES,
     ]
 )  # fmt: skip
 """What differs from forward to forward of a job."""
@@ -202,6 +202,8 @@ class CompiledLlama:
         job[kernels.EMBEDDING] = self.embedding.data_ptr()
         job[kernels.IDS], job[kernels.POSITIONS] = self.ids.ctypes.data, self.positions.ctypes.data
         self.counters = [int(each.ctypes.data) for each in self.taken]
+        self.known_slots: dict[tuple[int, ...], np.ndarray] = {}
+        self.no_slots = self._slots(())
         self.scratch: list[torch.Tensor] = []
         self._make_room(FIRST_COLUMNS, torch.get_num_threads())
         job[[kernels.EPS, kernels.SCALE]] = np.array([config.rms_norm_eps, 1 / math.sqrt(size)]).view(np.int64)
@@ -256,6 +258,13 @@ class CompiledLlama:
         seen = None if mask is None else (mask[0, 0] >= 0).numpy()
         return self.read(ids[0].numpy(), positions[0].numpy(), seen, cache, keep)[None]
 
+    def _slots(self, wanted: tuple[int, ...]) -> np.ndarray:
+        """Say of every layer which of the wanted states is the one after it, or -1."""
+        if wanted not in self.known_slots:
+            slots = self.known_slots[wanted] = np.full(self.layers, -1)
+            slots[[layer if layer < 0 else layer - 1 for layer in wanted]] = np.arange(len(wanted))
+        return self.known_slots[wanted]
+
     def runs(self, count: int, cache: Any) -> bool:
         """Whether a forward of so many tokens of one text over this cache is compiled."""
         return count <= FEW and hasattr(cache, "room_for")
@@ -287,16 +296,18 @@ class CompiledLlama:
         if seen is not None:
             self.seen[: count * tail] = seen.reshape(-1)
         logits = torch.empty(keep, self.rows)
-        given, found = None, None
+        given, found, wanted, slots = None, None, (), self.no_slots
         if len(self.joint):
             given = cache.take(count).float().contiguous()
         if cache.features is not None:
-            found = torch.empty(count, self.width)
+            wanted = cache.feature_layers
+            found = torch.empty(count, len(wanted) * self.width)
             cache.features.append(found)
+            slots = self._slots(wanted)
         job[VARYING] = (
             count, keep, base, columns, tail, store.shape[-2], store.data_ptr(), self.mask if tail else 0,
             self.counters[alone], logits.data_ptr(), 0 if given is None else given.data_ptr(),
-            0 if found is None else found.data_ptr(),
+            0 if found is None else found.data_ptr(), slots.ctypes.data, len(wanted),
         )  # fmt: skip
         members.run(job, alone)
         cache.size = columns

@@ -25,9 +25,10 @@ class LanguageModel(ABC):
         context: most positions a sequence may have.
         eos_token_ids: tokens that end a text.
         vocabulary: fingerprint of the tokenizer's vocabulary, or None when unknown.
-        feature_size: width h of the features that its sessions give (`Scores.features`), or None where they give none.
-        takes_features: width of the features of its target that it drafts from, or None for a draft that reads tokens
-            alone.
+        feature_size: width h of the hidden states that its sessions give as features (`Scores.features`), or None where
+            they give none.
+        feature_layers: layers of its target whose hidden states it drafts from, counted from 1, -1 being the last,
+            normed; None for a draft that reads tokens alone.
         recent: tokens of a prompt, the last ones, that it reads as a draft, or None for all.
     """
 
@@ -37,7 +38,7 @@ class LanguageModel(ABC):
     eos_token_ids: tuple[int, ...] = ()
     vocabulary: str | None = None
     feature_size: int | None = None
-    takes_features: int | None = None
+    feature_layers: tuple[int, ...] | None = None
     recent: int | None = None
 
     @abstractmethod
@@ -51,14 +52,14 @@ class Session(ABC):
     `length` is the number of committed KV entries, `position` the position of the next token; they differ where
     entries were evicted. Queued tokens count in `position` and not in `length` until the next `score` reads them.
     `forwards` and `scored` count the calls of `score` and the nodes in them since `start`. `drafted` holds the (K,) ids
-    of the tokens that the logits are of, ascending, for a model that drafts these alone; None for all V. With
-    `keep_features`, set before `start`, scores hold features. `most_probable` finds the most probable tokens of logits,
-    for drafters.
+    of the tokens that the logits are of, ascending, for a model that drafts these alone; None for all V. Scores hold
+    the hidden states after `feature_layers`, set before `start`, as features, and none by default. `most_probable`
+    finds the most probable tokens of logits, for drafters.
     """
 
     drafted: np.ndarray | None = None
     most_probable: MostProbable = staticmethod(most_probable)
-    keep_features = False
+    feature_layers: tuple[int, ...] | None = None
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
@@ -158,7 +159,7 @@ class Session(ABC):
         """
 
     def _features(self) -> torch.Tensor | None:
-        """Return the (q + n, h) features of what `_read` has just read, for a session that keeps them."""
+        """Return the (q + n, k h) features of what `_read` has just read, for a session that keeps them."""
         return None
 
     @abstractmethod

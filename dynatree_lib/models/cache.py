@@ -22,7 +22,8 @@ class TreeCache(Cache):
             for each device, of the layers there. Empty before the first forward.
         size: entries in use. A forward appends its entries layer by layer; they count once the last layer has them,
             so that an interrupted forward leaves nothing behind.
-        features: None, or a list to which every forward appends the (n, h) last hidden states of its n tokens.
+        features: None, or a list to which every forward appends (n, k h) hidden states of its n tokens, those after the
+            k `feature_layers` side by side.
         given: (m, h) features that the next m tokens come with, for a model that takes features; forwards use them up.
 
     Args:
@@ -37,6 +38,7 @@ class TreeCache(Cache):
         self.stores: list[torch.Tensor] = []
         self.size = 0
         self.features: list[torch.Tensor] | None = None
+        self.feature_layers: tuple[int, ...] = (-1,)
         self.given: torch.Tensor | None = None
 
     @property

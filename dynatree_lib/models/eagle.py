@@ -2,7 +2,8 @@
 
 Such a draft reads a token together with the target's last hidden state at the place before it, its feature, and
 predicts the feature and so the token that follow. Below the text, where the target has not been, it goes on with the
-features that it predicted itself. `pruned.on_features` makes one.
+features that it predicted itself. To the target's features hidden states after earlier layers may be added
+(`pruned.Fusion`), as in EAGLE-3 (Li et al. 2025, section 3.1). `pruned.on_features` makes a draft.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class EagleModel(HFModel):
 
     def __init__(self, model: Any, tokenizer: Any = None, *, check: bool = True, engine: str = "auto") -> None:
         super().__init__(model, tokenizer, check=False, engine=engine)
-        self.takes_features, self.session_class = self.feature_size, EagleSession
+        self.feature_layers, self.session_class = tuple(model.feature_layers), EagleSession
         self.recent = RECENT
         if not getattr(self.engine, "gives_features", False):
             self.engine = Eager(model)
@@ -58,13 +59,13 @@ class EagleSession(HFSession):
     target's; attention looks at distances alone.
     """
 
-    keep_features = True
+    feature_layers = (-1,)  # its own, for the nodes below
 
     @override
     def _reset(self) -> None:
         super()._reset()
         model = self.model
-        width = model.takes_features or 0
+        width = model.feature_size or 0
         self._known = torch.zeros(CAPACITY, width, dtype=model.dtype, device=model.device)  # below the text, of nodes
         self._waiting: list[Tensor] = []  # features of the queue
 
@@ -76,6 +77,13 @@ class EagleSession(HFSession):
     @feature.setter
     def feature(self, feature: Tensor) -> None:
         self._known[0] = feature
+
+    @in_inference_mode
+    def fused(self, states: Tensor) -> Tensor:
+        """Return the (n, h) features that (n, k h) hidden states of the target make, in this model's dtype."""
+        fusion = getattr(self.model.model, "fusion", None)
+        states = states.to(self._known)
+        return states if fusion is None else fusion(states)
 
     @override
     @in_inference_mode

@@ -115,7 +115,7 @@ class Eager:
             output_hidden_states=features is not None,
         )
         if features is not None:
-            features.append(output.hidden_states[-1][0])
+            features.append(torch.cat([output.hidden_states[layer][0] for layer in cache.feature_layers], -1))
         logits: torch.Tensor = output.logits
         return logits
 

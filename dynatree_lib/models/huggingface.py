@@ -196,12 +196,13 @@ class HFSession(Session):
 
     def _reset(self) -> None:
         self._cache = TreeCache(self.model.layers, devices=self.model.layer_devices)
-        if self.keep_features and not getattr(self.model.engine, "gives_features", False):
+        self._cache.feature_layers = self.feature_layers or ()
+        if self.feature_layers and not getattr(self.model.engine, "gives_features", False):
             self.model = self.model.altered(engine=Eager(self.model.model))
 
     @in_inference_mode
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
-        if self.keep_features:
+        if self.feature_layers:
             self._cache.features = []
         if len(queue) > LONGEST_JOINT_PREFILL or not len(tokens):
             self._prefill(np.asarray(queue, np.int64))
@@ -229,11 +230,11 @@ class HFSession(Session):
         return depth_positions(forest, first)
 
     def _features(self) -> torch.Tensor | None:
-        if not self.keep_features:
+        if not self.feature_layers:
             return None
         read = self._cache.features
         if not read:
-            return torch.empty(0, self.model.feature_size or 0)
+            return torch.empty(0, len(self.feature_layers) * (self.model.feature_size or 0))
         return read[0] if len(read) == 1 else torch.cat(read)
 
     @in_inference_mode

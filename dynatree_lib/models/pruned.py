@@ -73,25 +73,58 @@ class Joint(torch.nn.Module):
         return joined
 
 
+class Fusion(torch.nn.Module):
+    """One feature of several hidden states of a target: the last, and a linear map of the norms of the others added.
+
+    Args:
+        size: h, width of a state.
+        eps: of the norms.
+        others: number of states beside the last.
+    """
+
+    def __init__(self, size: int, eps: float, others: int) -> None:
+        super().__init__()
+        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(size, eps) for _ in range(others))
+        self.map = torch.nn.Linear(others * size, size, bias=False)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return (..., h) features of (..., k h) states side by side, the last one of them last."""
+        *others, last = states.to(self.map.weight.dtype).chunk(len(self.norms) + 1, -1)
+        added: torch.Tensor = self.map(
+            torch.cat([norm(state) for norm, state in zip(self.norms, others, strict=True)], -1)
+        )
+        return last + added
+
+
 UNSURE = 0.3
 """Factor of the last norm of an untrained draft on features: without it, random logits are large."""
 
 
-def on_features(target: Any, layers: Sequence[int]) -> Any:
+def on_features(target: Any, layers: Sequence[int], feature_layers: Sequence[int] = (-1,)) -> Any:
     """Return an untrained draft on its target's features (`eagle`), whose layers begin as copies of the target's.
 
     Args:
         target: a transformers model, as for `pruned`.
         layers: numbers of the target's layers.
+        feature_layers: layers whose hidden states make a feature, counted from 1; the last, -1, comes last.
 
     Raises:
-        ValueError: as `pruned`.
+        ValueError: as `pruned`, and for other `feature_layers`.
     """
+    others, last = feature_layers[:-1], tuple(feature_layers[-1:])
+    if last != (-1,) or not all(1 <= layer < len(target.model.layers) for layer in others):
+        raise ValueError(
+            f"feature_layers is {list(feature_layers)}; give layers from 1 to {len(target.model.layers) - 1}, then -1."
+        )
     draft = pruned(target, layers)
+    draft.feature_layers = tuple(feature_layers)
     draft.joint = Joint(target.config.hidden_size, target.config.rms_norm_eps).to(target.dtype)
     torch.nn.init.normal_(draft.joint.map.weight, std=(2 * target.config.hidden_size) ** -0.5)
     with torch.no_grad():
         draft.model.norm.weight.mul_(UNSURE)
+    if others:
+        draft.fusion = Fusion(target.config.hidden_size, target.config.rms_norm_eps, len(others)).to(target.dtype)
+        torch.nn.init.zeros_(draft.fusion.map.weight)
     return draft.eval()
 
 
@@ -121,7 +154,7 @@ def store_pruned(draft: Any, layers: Sequence[int], tokens: np.ndarray, folder: 
         file.write(save(halves))
     with whole_file(folder / TOKENS) as file:
         np.save(file, tokens.astype(np.uint16 if tokens.max() < 2**16 else np.int64))
-    made_of = {"layers": list(layers), "on_features": hasattr(draft, "joint")}
+    made_of = {"layers": list(layers), "feature_layers": getattr(draft, "feature_layers", None)}
     write_atomically(folder / LAYERS, json.dumps(made_of) + "\n")
 
 
@@ -137,7 +170,8 @@ def load_pruned(folder: Path, target: Any) -> tuple[Any, np.ndarray]:
     from safetensors.torch import load_file
 
     made_of = json.loads((folder / LAYERS).read_text(encoding="utf-8"))
-    draft = (on_features if made_of["on_features"] else pruned)(target, made_of["layers"])
+    features = made_of["feature_layers"]
+    draft = on_features(target, made_of["layers"], features) if features else pruned(target, made_of["layers"])
     stored, own = load_file(folder / WEIGHTS), own_weights(draft)
     if {name: weight.shape for name, weight in stored.items()} != {name: weight.shape for name, weight in own.items()}:
         raise ValueError(f"The draft in {folder.name} was made for another target than '{target.config.name_or_path}'.")

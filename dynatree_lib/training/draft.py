@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
     folder = fetch(recipe.target, log=log)
     reader = _reader(training, folder)
     files = _answered(training, reader)
-    states = write_features(reader.model, files, training.work / "features", TOGETHER, log)
+    states = _features(training, reader, files)
     length, split = recipe.draft.phases[0].length, HELD_OUT_FILES
     held_out = Windows(read_texts(files[:split]), tuple(states[:split]), length)
     texts = Windows(read_texts(files[split:]), tuple(states[split:]), length)
@@ -165,6 +166,13 @@ def _answered(training: DraftTraining, model: HFModel) -> list[Path]:
     )  # fmt: skip
 
 
+def _features(training: DraftTraining, reader: HFModel, files: Sequence[Path]) -> list[np.ndarray]:
+    """The states that the draft reads, in a folder of their layers; a draft on tokens learns from the last alone."""
+    layers = training.recipe.feature_layers or (-1,)
+    folder = training.work / "-".join(["features", *map(str, layers[:-1])])
+    return write_features(reader.model, files, folder, TOGETHER, training.log, layers)
+
+
 def judged_agreement(training: DraftTraining, reader: HFModel, draft: Any, tokens: np.ndarray) -> dict[str, Any]:
     """Compare a draft with its target on Spec-Bench, from which it learnt nothing.
 
@@ -182,7 +190,7 @@ def judged_agreement(training: DraftTraining, reader: HFModel, draft: Any, token
         answers = continued(reader, [one.ids for one in asked], heats, JUDGED_TOKENS, random, training.recipe.batch)
         store_answers(path, asked, answers, heats)
     texts = read_texts([path])
-    states = write_features(reader.model, [path], training.work / "features", TOGETHER, training.log)
+    states = _features(training, reader, [path])
     windows = Windows(texts, tuple(states), training.recipe.draft.phases[0].length)
     kinds = chain_agreement(draft, windows, tokens, training.runtime)
     for kind, found in kinds.items():
@@ -205,7 +213,10 @@ def _run(
 ) -> Run:
     """The optimization of a fresh draft."""
     recipe, runtime = training.recipe, training.runtime
-    draft = _trainable((on_features if recipe.unrolled else pruned)(target.model, recipe.layers))
+    if recipe.feature_layers:
+        draft = _trainable(on_features(target.model, recipe.layers, recipe.feature_layers))
+    else:
+        draft = _trainable(pruned(target.model, recipe.layers))
     few = held_out.spread(EVALUATED)
 
     def evaluate() -> dict[str, float]:

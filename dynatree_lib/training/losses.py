@@ -45,6 +45,8 @@ def unrolled(draft: Any, window: Window, steps: int) -> list[Tensor]:
     """
     core = draft.model
     embedded, entering = core.embed_tokens(window.ids), window.states[:, :-1]
+    if hasattr(draft, "fusion"):
+        entering = draft.fusion(entering)
     turn = core.rotary_emb(embedded, window.positions)
     past: list[list[tuple[Tensor, Tensor]]] = [[] for _ in core.layers]
     out = list[Tensor]()
@@ -124,11 +126,16 @@ def windows_loss(
             weights = used.float() * (fading ** torch.arange(steps))[:, None, None] / used.sum((1, 2), keepdim=True)
         dtype = torch.bfloat16 if runtime.autocast else head.dtype
         return _HeadLoss.apply(
-            torch.stack(found).flatten(1, 2), window.states[:, 1:].flatten(0, 1), weights.flatten(1), head.to(dtype),
+            torch.stack(found).flatten(1, 2), _last(window, head).flatten(0, 1), weights.flatten(1), head.to(dtype),
             variation, slope,
         )  # fmt: skip
 
     return loss
+
+
+def _last(window: Window, head: Tensor) -> Tensor:
+    """(B, n, h) last hidden states of the target, those that its (V, h) head reads."""
+    return window.states[:, 1:, -head.shape[1] :]
 
 
 def losses_of(logits: Tensor, wanted: Tensor, variation: float) -> tuple[Tensor, Tensor]:
@@ -193,7 +200,7 @@ def chain_agreement(
     for numbers in np.array_split(np.arange(len(texts)), max(1, len(texts) // batch)):
         window = windows.placed(np.stack([numbers, begins[numbers]], 1))
         with runtime.precision():
-            every = (window.states[:, 1:].to(whole.dtype) @ whole.T).float().softmax(-1)
+            every = (_last(window, whole).to(whole.dtype) @ whole.T).float().softmax(-1)
             states = predicted(draft, window, LEVELS)
             given = [(state @ head.T).float().log_softmax(-1) for state in states]
         best, wanted = every.argmax(-1), every[..., drafted]  # the best token may be one that is never drafted

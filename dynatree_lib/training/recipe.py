@@ -126,8 +126,9 @@ class DraftRecipe:
         layers: numbers of the target's layers that the draft begins with.
         tokens: most frequent tokens that it drafts.
         variation: weight of the total variation distance in the loss.
+        feature_layers: of a draft on features, as `pruned.on_features` counts them; none for one that reads tokens.
         unrolled: steps that a draft on features learns (`training.losses`), each with 0.8 of the weight of the one
-            before; 0 is a draft that reads tokens alone.
+            before; 0 for one that reads tokens alone.
         files: of answers, three batches each; more can be written later.
         own: share of the prompts that are user turns which the target writes itself; the others come from data sets
             and templates.
@@ -144,6 +145,7 @@ class DraftRecipe:
     layers: tuple[int, ...]
     tokens: int
     variation: float
+    feature_layers: tuple[int, ...]
     unrolled: int
     files: int
     own: float
@@ -155,7 +157,7 @@ class DraftRecipe:
     @property
     def kind(self) -> str:
         """Name of the folder that the draft lies in, beside others of its target: "draft" or "features"."""
-        return "features" if self.unrolled else "draft"
+        return "features" if self.feature_layers else "draft"
 
     def of_steps(self, steps: int) -> DraftRecipe:
         """Return the same recipe with so many steps."""
@@ -172,11 +174,15 @@ def draft_from_json(values: dict[str, Any]) -> DraftRecipe:
     phases = tuple(_build(Phase, phase, "draft.phases") for phase in own.get("phases", ()))
     draft = _build(ModelRecipe, {"shape": {}, **own, "phases": phases}, "draft")
     require(phases, "The recipe's draft has no phases; give at least one.")
-    lists = {key: tuple(values.get(key, ())) for key in ("layers", "temperatures")}
+    lists = {key: tuple(values.get(key, ())) for key in ("layers", "temperatures", "feature_layers")}
     recipe = _build(DraftRecipe, {**values, **lists, "draft": draft}, "top level")
     require(recipe.layers and recipe.temperatures, "The recipe names no layers or no temperatures; give both.")
     require(0 <= recipe.variation < 1, f"variation is {recipe.variation}; it is a weight within [0, 1).")
-    require(recipe.unrolled >= 0, f"unrolled is {recipe.unrolled}; give a number of steps, or 0.")
+    steps, features = recipe.unrolled, list(recipe.feature_layers)
+    fits = steps > 0 if features else steps == 0
+    require(
+        fits, f"unrolled is {steps} and feature_layers is {features}; give steps for a draft on features, 0 without."
+    )
     require(0 <= recipe.own <= 1, f"own is {recipe.own}; it is a share within [0, 1].")
     for key in ("tokens", "limit", "batch", "files"):
         require(getattr(recipe, key) > 0, f"{key} is {getattr(recipe, key)}; give a number above 0.")

@@ -97,9 +97,14 @@ def frequent(texts: Texts, count: int, always: Sequence[int] = ()) -> np.ndarray
 
 
 def write_features(
-    model: Any, files: Sequence[Path], folder: Path, batch: int, log: Callable[[str], None]
+    model: Any,
+    files: Sequence[Path],
+    folder: Path,
+    batch: int,
+    log: Callable[[str], None],
+    layers: Sequence[int] = (-1,),
 ) -> list[np.ndarray]:
-    """Let the target read all texts and store its last hidden states, one file for each file of answers.
+    """Let the target read all texts and store its hidden states, one file for each file of answers.
 
     Args:
         model: the target, a transformers model.
@@ -107,9 +112,10 @@ def write_features(
         folder: of the features; files that are there are not written again.
         batch: texts at a time.
         log: takes a line of progress.
+        layers: k layers whose states are stored side by side, as `pruned.on_features` counts them.
 
     Returns:
-        (tokens, h) uint16 of each file, the bits of bfloat16, read from the disk when needed.
+        (tokens, k h) uint16 of each file, the bits of bfloat16, read from the disk when needed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / file.with_suffix(".npy").name for file in files]
@@ -117,7 +123,7 @@ def write_features(
         if path.is_file():
             continue
         begun, texts = time.monotonic(), read_texts([file])
-        out = np.empty((len(texts.tokens), model.config.hidden_size), np.uint16)
+        out = np.empty((len(texts.tokens), len(layers) * model.config.hidden_size), np.uint16)
         order = np.argsort(texts.lengths, kind="stable")
         for first in range(0, len(order), batch):
             numbers = order[first : first + batch]
@@ -126,8 +132,10 @@ def write_features(
                 np.pad(texts.text(number).astype(np.int64), (0, longest - texts.lengths[number])) for number in numbers
             ]
             with torch.inference_mode():
-                states = model.model(input_ids=torch.from_numpy(np.stack(rows)).to(model.device), use_cache=False)
-            bits = states.last_hidden_state.bfloat16().cpu().view(torch.uint16).numpy()
+                ids = torch.from_numpy(np.stack(rows)).to(model.device)
+                states = model.model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
+            joined = torch.cat([states[layer] for layer in layers], -1)
+            bits = joined.bfloat16().cpu().view(torch.uint16).numpy()
             for row, number in enumerate(numbers):
                 out[texts.offsets[number] : texts.offsets[number + 1]] = bits[row, : texts.lengths[number]]
         with whole_file(path) as stream:
@@ -142,7 +150,7 @@ class Window:
 
     Attributes:
         ids: (B, n) tokens, without the first of each window.
-        states: (B, n + 1, h) bfloat16 features, that of the first token included.
+        states: (B, n + 1, k h) bfloat16 hidden states of the target, those of the first token included.
         positions: (B, n) of the tokens.
         seen: (B, n) bool, where there is a token.
         answer: (B, n) bool, where what follows is of the answer.
@@ -161,7 +169,7 @@ class Windows:
 
     Attributes:
         texts: the texts.
-        states: (tokens of the file, h) bits of bfloat16 for each file of texts, in order.
+        states: (tokens of the file, k h) bits of bfloat16 for each file of texts, in order.
         length: of a window.
 
     Raises:

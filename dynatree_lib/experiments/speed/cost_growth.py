@@ -141,7 +141,7 @@ def forward_times(
         session = _remembering(model).session()
         session.start(any_text(model, prefix))
         session.flush()
-        shape = _siblings if model.takes_features else _nodes
+        shape = _siblings if model.feature_layers else _nodes
         work += [partial(_alone, session, shape(count, model.vocab_size), clock) for count in counts]
     times = interleaved(work, turns + 1, next(iter(models.values())).device)
     return [
@@ -314,9 +314,9 @@ def _alone(session: Session, nodes: Nodes, clock: Clock, repeats: int = BLOCK //
     arguments, times = model.around.arguments, []  # type: ignore[union-attr]
     for _ in range(repeats):
         session.rollback()
-        if model.takes_features:
+        if model.feature_layers:
             tokens, *_, cache, _ = arguments
-            cache.given = torch.zeros(len(tokens), model.takes_features, dtype=model.dtype)
+            cache.given = torch.zeros(len(tokens), model.feature_size or 0, dtype=model.dtype)
         synchronize(model.device)
         start = clock()
         model.run_forward(*arguments)
