@@ -377,3 +377,35 @@ def test_iteration_rows_carry_what_the_drafter_reported(grown, generation):
     (row,) = plots.iteration_rows([grown[0]])
     assert row == {"iteration": 0, "committed": 3, "nodes": 6, "levels": 3, **grown[0].adaptation}
     assert sum(row["committed"] for row in plots.iteration_rows(generation.iterations)) == len(generation.tokens)
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast of two colours, as the Web Content Accessibility Guidelines define it."""
+
+    def luminance(color: str) -> float:
+        parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_what_a_dark_page_would_swallow_is_repainted():
+    for ground in ("#111111", "#1f242c"):
+        assert all(contrast(dark, ground) > 4.5 for light, dark in theme.DARK.items() if light != theme.GRID)
+        lost = {name for name, color in theme.METHOD_COLORS.items() if contrast(color, ground) < 2.2}
+        assert lost <= {name for name, color in theme.METHOD_COLORS.items() if color in theme.DARK}
+
+
+def test_a_tree_is_drawn_in_colours_that_dark_pages_repaint(iteration):
+    figure = plots.draft_tree(iteration)
+    rules = theme.dark_css("body.dark")
+    assert all(
+        line.startswith("body.dark :is(") and line.count("{") == line.count("}") == 1 for line in rules.splitlines()
+    )
+    inks = {figure.layout.template.layout.font.color, figure.layout.annotations[0].bordercolor}
+    assert inks <= set(theme.DARK)
+    for color in inks:
+        red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+        assert f"rgb({red}, {green}, {blue})" in rules  # as browsers write a style

@@ -53,6 +53,18 @@ REJECTED = ("#ececec", "#b5b5b5", "#5c5c5c")
 DRAFTED = ("#dcebf8", "#0072b2", "#0b2d45")
 BELOW_TAU = ("#ffffff", "#c4c4c4", "#767676")
 
+DARK = {
+    INK: "#e8e8e8",
+    MUTED: "#a9a9a9",
+    GRID: "#3c4048",
+    "#000000": "#ffffff",
+    "#4d4d4d": "#b9b9b9",
+    "#332288": "#9a8cf0",
+    "#882255": "#e07aa8",
+    "#117733": "#4fb774",
+}
+"""Colours that a dark page would swallow -> what is drawn there in their place."""
+
 REFERENCE = {"color": INK, "dash": "dash", "width": 1.3}
 """Line at a value that a figure compares with."""
 IDEAL = {"color": MUTED, "dash": "dash", "width": 1.5}
@@ -76,6 +88,32 @@ TEMPLATE = go.layout.Template(
         "modebar": {"remove": ["select2d", "lasso2d", "autoScale2d"], "color": "#c8c8c8", "activecolor": MUTED},
     }
 )
+
+
+def dark_css(page: str) -> str:
+    """Return style rules that draw figures and coloured texts without their white ground on a dark page.
+
+    Figures keep their colours as data, and what the page does with them is its own affair: the rules repaint what a
+    reader would not see. Filled boxes keep fill and text, so node 0 gets a light edge alone.
+
+    Args:
+        page: selector of an element around them that is dark, such as `body.dark`.
+    """
+    rules = [
+        ".js-plotly-plot :is(.main-svg, .modebar-group), .dynatree-text { background: transparent !important }",
+        ".js-plotly-plot :is(.bglayer, .legend) rect.bg { fill: transparent !important }",
+        f".dynatree-text {{ color: {DARK[INK]} !important }}",
+        f".dynatree-text .prompt {{ color: {DARK[MUTED]} !important }}",
+    ]
+    for light, dark in DARK.items():
+        red, green, blue = (int(light[place : place + 2], 16) for place in (1, 3, 5))
+        color = f"rgb({red}, {green}, {blue})"
+        filled = "text" if light == INK else ":is(text, path)"
+        rules.append(f'.js-plotly-plot {filled}[style*="fill: {color}"] {{ fill: {dark} !important }}')
+        rules.append(f'.js-plotly-plot [style*="stroke: {color}"] {{ stroke: {dark} !important }}')
+    return "\n".join(
+        f"{page} :is({selectors}) {{{body}" for selectors, _, body in (rule.partition(" {") for rule in rules)
+    )
 
 
 def figure(title: str = "", *, x: str = "", y: str = "", height: int = 420, **layout: Any) -> go.Figure:

@@ -21,7 +21,7 @@ from .trees import leaf_places
 STATES = {
     "tested": (*theme.BONUS, "looked at now"),
     "entered": (*theme.DRAFTED, "on the path to it"),
-    "waiting": ("#ffffff", theme.DRAFTED[1], theme.INK, "not looked at yet"),
+    "waiting": ("#ffffff", theme.DRAFTED[1], theme.DRAFTED[2], "not looked at yet"),
     "gone": (*theme.REJECTED, "rejected and deleted"),
 }
 """State of a node at a step: fill, line and text colour, and the legend."""

@@ -6,6 +6,7 @@ states its claims through the object that `begin` returns. Nothing is measured, 
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pandas as pd
 
 from ..measure.statistics import Table
 from ..models.fetch import PACKAGED, fetched
+from ..plots.theme import dark_css
 from .plan import PROFILES, project_root
 from .receipts import Files, write_json
 
@@ -53,6 +55,11 @@ class Notebook:
         """Return a line for the notebook's first output, without this machine's folders."""
         setup = f"profile {self.profile}, pair {self.pair} on {self.device} in {self.dtype}, seed {self.seed}"
         return f"{self.name}: {setup}; records in {self.shown(self._files.records)}{self.remark}"
+
+    def _repr_html_(self) -> str:
+        """Return the line, with the style that figures have on the dark pages of JupyterLab and VS Code."""
+        dark = 'body:is([data-jp-theme-light="false"], .vscode-dark)'
+        return f"<style>{dark_css(dark)}</style><pre>{html.escape(repr(self))}</pre>"
 
     @property
     def _files(self) -> Files:

@@ -12,6 +12,7 @@ from typing import Any
 
 from jinja2 import Environment
 
+from ..plots.theme import dark_css
 from .pages import asset, copy_plotly, export_page, figure_html, figure_scripts, make_exporter
 from .plan import Cost
 from .receipts import RUN_FILE, Files, damage, read_or_empty
@@ -36,7 +37,7 @@ def build_report(out: Path) -> Path:
         entries=entries,
         run=run,
         judged=[claim for entry in entries for claim in entry["claims"] if claim.get("holds") is not None],
-        style=asset("report.css"),
+        style=f"{asset('report.css')}@media (prefers-color-scheme: dark) {{\n{dark_css('body')}\n}}\n",
         scripts=figure_scripts(),
     )
     report = out / "report.html"
