@@ -30,6 +30,7 @@ from .iterations import (
     iteration_rows,
     node_rows,
     rank_rows,
+    step_text,
     text_iterations,
     timeline,
 )
@@ -41,6 +42,6 @@ __all__ = [
     "METHOD_COLORS", "TEMPLATE", "acceptance_by_depth", "bars_by_panel", "bars_with_intervals", "calibration",
     "calibration_rows", "depth_rows", "distribution_panels", "draft_tree", "heatmap",
     "interval_dots", "iteration_rows", "line_panels", "node_rows", "positions", "rank_rows", "scatter",
-    "stacked_bars", "stacked_trees", "step_row", "sweep_lines", "text_iterations", "timeline", "tree_mask",
+    "stacked_bars", "stacked_trees", "step_row", "step_text", "sweep_lines", "text_iterations", "timeline", "tree_mask",
     "verification_steps",
 ]  # fmt: skip

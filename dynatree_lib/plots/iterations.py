@@ -127,6 +127,47 @@ def text_iterations(generation: Generation, tokenizer: Any = None, *, prompt: st
     return Html(page.render(theme=theme, shades=SHADES, prompt=prompt, tokens=tokens, count=count))
 
 
+def step_text(
+    generation: Generation, number: int, tokenizer: Any = None, *, prompt: str = "", branches: int = 6
+) -> Html:
+    """Return the text as it stands after one iteration, and below it the branches that the target rejected, as ghosts.
+
+    Args:
+        generation: result of `generate`.
+        number: of the iteration, from 0.
+        tokenizer: decodes the tokens; without a tokenizer their numbers are shown.
+        prompt: shown in grey before the text.
+        branches: rejected branches that are shown, the most probable first.
+
+    Raises:
+        ValueError: where there is no such iteration.
+    """
+    count = len(generation.iterations)
+    if not 0 <= number < count:
+        raise ValueError(f"number is {number}; the text has iterations 0 to {count - 1}.")
+    iteration = generation.iterations[number]
+    first = sum(one.committed for one in generation.iterations[:number])
+    accepted = min(len(iteration.verdict.path), iteration.committed)
+    end = first + iteration.committed
+    texts = pieces(generation.tokens[:end], tokenizer)
+    tree, path = iteration.tree, {0, *iteration.verdict.path}
+    ghosts = []
+    for leaf in sorted(set(range(1, len(tree))) - set(tree.parents.tolist()) - path, key=lambda n: -tree.cumulative[n]):
+        nodes = tree.path(leaf)
+        words = pieces(tree.tokens[nodes].tolist(), tokenizer)
+        shared = sum(node in path for node in nodes)
+        probability = math.exp(tree.cumulative[leaf])
+        ghosts.append({"probability": probability, "shared": "".join(words[:shared]), "rest": "".join(words[shared:])})
+    template = Path(__file__).with_name("step.html.j2").read_text(encoding="utf-8")
+    counts = f"Iteration {number + 1} of {count}: {len(tree) - 1} nodes drafted in {tree.depth} levels, "
+    counts += f"{accepted} accepted, {iteration.committed} tokens added; {end} tokens by {number + 1} target forwards"
+    parts = {"before": texts[:first], "fresh": texts[first : first + accepted], "last": texts[first + accepted :]}
+    page = Environment(autoescape=True).from_string(template)
+    joined = {name: "".join(part) for name, part in parts.items()}
+    shown, more = ghosts[:branches], max(0, len(ghosts) - branches)
+    return Html(page.render(theme=theme, prompt=prompt, counts=counts, ghosts=shown, more=more, **joined))
+
+
 # ------------------------------------------------------------------------------------------------------------- figures
 def timeline(iterations: Sequence[Iteration], *, title: str = "") -> go.Figure:
     """Draw the tokens committed by each iteration: accepted drafted tokens, the bonus token, and the tree's depth."""

@@ -1,0 +1,17 @@
+"""Explorers: widgets for JupyterLab, Colab and VS Code, to walk through a text and to decode again with a slider.
+
+What they show is computed and drawn elsewhere (`decoding`, `plots`); here are controls and what follows from moving
+one. In a notebook every explorer has a static figure beside it, for pages that run no code.
+"""
+
+from __future__ import annotations
+
+try:
+    import ipywidgets as _ipywidgets  # noqa: F401
+except ImportError as error:
+    raise ImportError("Explorers need ipywidgets: pip install 'dynatree-lib[notebooks]'.") from error
+
+from .live import Live
+from .walk import Walk
+
+__all__ = ["Live", "Walk"]

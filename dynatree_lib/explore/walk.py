@@ -1,0 +1,78 @@
+"""Walk through a text that has been decoded: its iterations one by one, by a slider, by keys, or played."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets as widgets
+from IPython.display import display
+
+from .. import plots
+from ..decoding import Generation, Iteration
+from ..papers import html_table
+
+PACE = 1200
+"""Milliseconds of an iteration while it plays."""
+
+
+class Walk(widgets.VBox):
+    """The iterations of a text: the text with its rejected branches, the tree, on request the mask, and the state.
+
+    The slider takes arrow keys, Page up and Page down.
+
+    Args:
+        generation: result of `generate`, with at least one iteration.
+        tokenizer: shows text instead of token numbers.
+        prompt: shown before the text.
+        prefix: KV entries before the first iteration's node 0, for the mask: the tokens of the prompt but the last.
+
+    Attributes:
+        place: the slider; setting `place.value` moves on.
+
+    Raises:
+        ValueError: for a text without iterations, such as `autoregressive_fast` gives.
+    """
+
+    def __init__(self, generation: Generation, tokenizer: Any = None, *, prompt: str = "", prefix: int = 0) -> None:
+        if not generation.iterations:
+            raise ValueError("This text has no iterations to walk through; decode it with generate().")
+        self.generation, self.tokenizer, self.prompt, self.prefix = generation, tokenizer, prompt, prefix
+        last = len(generation.iterations) - 1
+        self.place = widgets.IntSlider(
+            min=0, max=last, description="iteration", continuous_update=True, layout={"width": "420px"}
+        )
+        self.play = widgets.Play(max=last, interval=PACE, description="play the iterations")
+        self.mask = widgets.Checkbox(description="attention mask", indent=False)
+        widgets.jslink((self.play, "value"), (self.place, "value"))
+        self.text, self.state = widgets.HTML(), widgets.HTML()
+        self.tree, self.seen = widgets.Output(), widgets.Output()
+        controls = widgets.HBox([self.play, self.place, self.mask], layout={"flex_flow": "row wrap"})
+        super().__init__([controls, self.text, self.tree, self.state, self.seen])
+        for control in (self.place, self.mask):
+            control.observe(lambda change: self.show(), "value")
+        self.show()
+
+    @property
+    def iteration(self) -> Iteration:
+        """The iteration that is shown."""
+        return self.generation.iterations[self.place.value]
+
+    def show(self) -> None:
+        """Draw the iteration that the slider stands at."""
+        number, iteration = self.place.value, self.iteration
+        self.text.value = str(plots.step_text(self.generation, number, self.tokenizer, prompt=self.prompt))
+        _put(self.tree, plots.draft_tree(iteration, self.tokenizer))
+        state = iteration.adaptation
+        self.state.value = html_table([state], caption="State of the drafter before this iteration") if state else ""
+        if self.mask.value:
+            before = sum(one.committed for one in self.generation.iterations[:number])
+            _put(self.seen, plots.tree_mask(iteration.tree, self.prefix + before, self.tokenizer))
+        else:
+            self.seen.clear_output()
+
+
+def _put(place: widgets.Output, figure: Any) -> None:
+    """Show a figure in place of what was there."""
+    with place:
+        place.clear_output(wait=True)
+        display(figure)
