@@ -118,7 +118,8 @@ class Live(widgets.VBox):
         plain, of_plain = self.plain[known]
         step, iteration = of_plain / len(plain.tokens), seconds / len(out.iterations)
         words = f"<b>{summarize(out).tokens_per_iteration:.2f} tokens per iteration</b>, which takes "
-        words += f"{iteration / step:.2f} plain steps: {len(out.tokens) / seconds:.0f} tokens/s against {1 / step:.0f} (one run each). "
+        words += f"{iteration / step:.2f} plain steps: {len(out.tokens) / seconds:.0f} tokens/s against "
+        words += f"{1 / step:.0f} (one run each). "
         if sampling.greedy:
             same = out.tokens == plain.tokens
             words += (
