@@ -35,6 +35,8 @@ out = Path(os.environ["DYNATREE_OUT"])
 (out / "figures/10_x/speed.json").write_text({FIGURE!r})
 (out / "10_x.summary.json").write_text({json.dumps(SUMMARY)!r})
 display({{"application/vnd.plotly.v1+json": json.loads({FIGURE!r})}}, raw=True)
+import ipywidgets
+display(ipywidgets.IntSlider(description="a slider"))
 """
 
 
@@ -120,6 +122,12 @@ def test_a_damaged_summary_costs_only_that_notebooks_claims(finished, tmp_path):
 def test_a_folder_without_receipts_is_refused(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert "holds no receipt" in capsys.readouterr().err
+
+
+def test_a_page_says_where_controls_would_be(finished):
+    page = (finished / "10_x.html").read_text(encoding="utf-8")
+    assert "Here are controls, where the notebook runs in JupyterLab, Colab or VS Code." in page
+    assert "IntSlider(" not in page.partition("<body")[2].replace("ipywidgets.IntSlider(", "")
 
 
 def test_numbers_are_short():

@@ -35,6 +35,8 @@ CONTROLS: Mapping[str, tuple[float, float, float]] = {
     "max_nodes": (1, 64, 1),
 }
 """Options of methods that have a slider: lowest and highest value, and the step between."""
+NOTED_EVERY = 0.2
+"""Seconds between two moves of the bar that shows how far a text has come."""
 
 
 class Live(widgets.VBox):
@@ -101,11 +103,15 @@ class Live(widgets.VBox):
         sampling, budget = Sampling(self.temperature.value), self.budget.value
         ids = self.pair.ids(self.prompt.value)
         self.progress.max, self.progress.value = budget, 0
+        begun = noted = perf_counter()
+        emitted = 0
 
         def progress(tokens: list[int]) -> None:
-            self.progress.value += len(tokens)
+            nonlocal emitted, noted
+            emitted += len(tokens)
+            if perf_counter() > noted + NOTED_EVERY:  # telling the page takes as long as a small model's token
+                noted, self.progress.value = perf_counter(), emitted
 
-        begun = perf_counter()
         out = self.generation = generate(
             target, ids, drafter, max_new_tokens=budget, sampling=sampling, on_tokens=progress
         )
@@ -126,7 +132,8 @@ class Live(widgets.VBox):
                 "The text is plain decoding's." if same else "A near tie was rounded otherwise than in plain decoding."
             )
         self.figures.value, prefix = words, len(ids) - 1
-        self.walk = Walk(out, self.pair.tokenizer, prompt=f"{self.prompt.value}\n", prefix=prefix)
+        gap = "\n\n" if getattr(self.pair.tokenizer, "chat_template", None) else ""  # between a question and its answer
+        self.walk = Walk(out, self.pair.tokenizer, prompt=self.prompt.value + gap, prefix=prefix)
         self.below.children = (self.walk,)
 
 

@@ -22,6 +22,8 @@ except ImportError as error:
     raise ImportError("The report needs nbconvert: pip install 'dynatree-lib[notebooks]'.") from error
 
 FIGURE_TYPE = "application/vnd.plotly.v1+json"
+WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
+WIDGET_NOTE = "<p><em>Here are controls, where the notebook runs in JupyterLab, Colab or VS Code.</em></p>"
 SCRIPT = "plotly.min.js"
 
 # Code is matched first and left alone; a formula touches its dollar signs, so that prices are not formulas.
@@ -74,6 +76,8 @@ def export_page(exporter: Any, notebook: Path, page: Path) -> None:
             figure = output.get("data", {}).get(FIGURE_TYPE)
             if figure is not None:
                 output["data"] = {"text/html": figure_html(json.dumps(figure))}
+            elif WIDGET_TYPE in output.get("data", {}):
+                output["data"] = {"text/html": WIDGET_NOTE}
     html, _ = exporter.from_notebook_node(content, resources={"metadata": {"name": page.stem}})
     page.write_text(html, encoding="utf-8")
 
