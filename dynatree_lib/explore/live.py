@@ -70,6 +70,7 @@ class Live(widgets.VBox):
         fixed = widgets.VBox([self.method, self.budget, self.temperature])
         super().__init__([self.prompt, widgets.HBox([fixed, self.options]), self.progress, self.figures, self.below])
         self.plain: dict[tuple[str, int], tuple[Generation, float]] = {}
+        self.warm: set[str] = set()
         self.method.observe(lambda change: self._choose(), "value")
         for control in (self.prompt, self.budget, self.temperature):
             control.observe(lambda change: self.decode(), "value")
@@ -103,6 +104,9 @@ class Live(widgets.VBox):
         sampling, budget = Sampling(self.temperature.value), self.budget.value
         ids = self.pair.ids(self.prompt.value)
         self.progress.max, self.progress.value = budget, 0
+        if self.method.value not in self.warm:  # a first call is not steady speed
+            self.warm.add(self.method.value)
+            generate(target, ids, drafter, max_new_tokens=8)
         begun = noted = perf_counter()
         emitted = 0
 
