@@ -1,5 +1,6 @@
 """Explorers: what they show follows their controls, and is what the decoder gives for them."""
 
+import json
 import re
 
 import pytest
@@ -28,12 +29,14 @@ def generation():
     return dt.generate(target, [1, 2, 3], dt.AdaptiveTree(noisy_copy(target)), max_new_tokens=30)
 
 
-@pytest.fixture(autouse=True)
-def shown(monkeypatch):
-    """What explorers display, newest last."""
-    figures: list = []
-    monkeypatch.setattr("dynatree_lib.explore.walk.display", figures.append)
-    return figures
+def drawn(place) -> dict:
+    """The figure that an output holds."""
+    (output,) = place.outputs
+    return output["data"]["application/vnd.plotly.v1+json"]
+
+
+def as_data(figure) -> dict:
+    return json.loads(figure.to_json())
 
 
 def plain(html: str) -> str:
@@ -75,20 +78,22 @@ class TestStepText:
 
 
 class TestWalk:
-    def test_the_slider_moves_text_and_tree(self, generation, shown):
+    def test_the_slider_moves_text_and_tree(self, generation):
         walk = Walk(generation, prompt="ask")
         before = walk.text.value
         walk.place.value = 2
         assert walk.iteration is generation.iterations[2]
         assert walk.text.value == plots.step_text(generation, 2, prompt="ask") != before
-        assert shown[-1] == plots.draft_tree(generation.iterations[2])
+        assert drawn(walk.tree) == as_data(plots.draft_tree(generation.iterations[2]))
 
-    def test_the_mask_is_of_the_iteration_shown(self, generation, shown):
+    def test_the_mask_is_of_the_iteration_shown(self, generation):
         walk = Walk(generation, prefix=2)
         walk.place.value = 1
         walk.mask.value = True
         first = generation.iterations[0].committed
-        assert shown[-1] == plots.tree_mask(generation.iterations[1].tree, 2 + first)
+        assert drawn(walk.seen) == as_data(plots.tree_mask(generation.iterations[1].tree, 2 + first))
+        walk.mask.value = False
+        assert not walk.seen.outputs
 
     def test_the_drafters_state_is_shown(self, generation):
         assert "tau_high" in Walk(generation).state.value

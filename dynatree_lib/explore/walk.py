@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Any
 
 import ipywidgets as widgets
-from IPython.display import display
 
 from .. import plots
 from ..decoding import Generation, Iteration
@@ -68,11 +69,16 @@ class Walk(widgets.VBox):
             before = sum(one.committed for one in self.generation.iterations[:number])
             _put(self.seen, plots.tree_mask(iteration.tree, self.prefix + before, self.tokenizer))
         else:
-            self.seen.clear_output()
+            self.seen.outputs = ()
 
 
 def _put(place: widgets.Output, figure: Any) -> None:
-    """Show a figure in place of what was there."""
-    with place:
-        place.clear_output(wait=True)
-        display(figure)
+    """Show a figure in place of what was there.
+
+    The figure is put there as state. Displaying it there would send messages that runners without a page, such as
+    papermill, do not understand.
+    """
+    data: dict[str, Any] = {"application/vnd.plotly.v1+json": json.loads(figure.to_json())}
+    if "google.colab" in sys.modules:  # its pages know figures as HTML alone
+        data = {"text/html": figure.to_html(include_plotlyjs="cdn", full_html=False)}
+    place.outputs = ({"output_type": "display_data", "data": data, "metadata": {}},)
