@@ -1,7 +1,7 @@
 """Explorers: widgets for JupyterLab, Colab and VS Code, to walk through a text and to decode again with a slider.
 
 What they show is computed and drawn elsewhere (`decoding`, `plots`); here are controls and what follows from moving
-one. In a notebook every explorer has a static figure beside it, for pages that run no code.
+one. In a notebook every explorer comes with a static figure, for pages that run no code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decode a prompt again whenever a control moves, beside plain decoding of the same prompt."""
+"""Decode a prompt again whenever a control moves, and compare with plain decoding of the same prompt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import perf_counter
 import ipywidgets as widgets
 
 from .. import plots
-from ..decoding import Generation, autoregressive, generate
+from ..decoding import autoregressive, generate
 from ..measure.methods import METHODS
 from ..models.pairs import Pair
 from ..sampling import Sampling
@@ -69,7 +69,7 @@ class Live(widgets.VBox):
         self.figures, self.below = widgets.HTML(), widgets.VBox()
         fixed = widgets.VBox([self.method, self.budget, self.temperature])
         super().__init__([self.prompt, widgets.HBox([fixed, self.options]), self.progress, self.figures, self.below])
-        self.plain: dict[tuple[str, int], tuple[Generation, float]] = {}
+        self.plain: dict[tuple[str, int], tuple[list[int], float]] = {}  # tokens and seconds of plain decoding
         self.warm: set[str] = set()
         self.method.observe(lambda change: self._choose(), "value")
         for control in (self.prompt, self.budget, self.temperature):
@@ -117,21 +117,22 @@ class Live(widgets.VBox):
                 noted, self.progress.value = perf_counter(), emitted
 
         out = self.generation = generate(
-            target, ids, drafter, max_new_tokens=budget, sampling=sampling, on_tokens=progress
+            target, ids, drafter, max_new_tokens=budget, sampling=sampling, on_tokens=progress, keep_state=False
         )
         seconds = perf_counter() - begun
         self.progress.value = budget
         known = self.prompt.value, budget
         if known not in self.plain:
             begun = perf_counter()
-            self.plain[known] = autoregressive(target, ids, max_new_tokens=budget), perf_counter() - begun
+            text = autoregressive(target, ids, max_new_tokens=budget, keep_state=False)
+            self.plain[known] = text.tokens, perf_counter() - begun
         plain, of_plain = self.plain[known]
-        step, iteration = of_plain / len(plain.tokens), seconds / len(out.iterations)
+        step, iteration = of_plain / len(plain), seconds / len(out.iterations)
         words = f"<b>{summarize(out).tokens_per_iteration:.2f} tokens per iteration</b>, which takes "
         words += f"{iteration / step:.2f} plain steps: {len(out.tokens) / seconds:.0f} tokens/s against "
         words += f"{1 / step:.0f} (one run each). "
         if sampling.greedy:
-            same = out.tokens == plain.tokens
+            same = out.tokens == plain
             words += (
                 "The text is plain decoding's." if same else "A near tie was rounded otherwise than in plain decoding."
             )

@@ -78,7 +78,7 @@ def _put(place: widgets.Output, figure: Any) -> None:
     The figure is put there as state. Displaying it there would send messages that runners without a page, such as
     papermill, do not understand.
     """
-    data: dict[str, Any] = {"application/vnd.plotly.v1+json": json.loads(figure.to_json())}
+    data: dict[str, Any] = {plots.theme.FIGURE_TYPE: json.loads(figure.to_json())}
     if "google.colab" in sys.modules:  # its pages know figures as HTML alone
         data = {"text/html": figure.to_html(include_plotlyjs="cdn", full_html=False)}
     place.outputs = ({"output_type": "display_data", "data": data, "metadata": {}},)

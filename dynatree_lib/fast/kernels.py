@@ -674,10 +674,8 @@ def work(job, thread, threads, kind):
     visible, normed_place = floats(keys_place + 8 * width * wide, n * width), keys_place + 4 * width * (2 * wide + n)
     normed = numbers(normed_place, 2 * n * hidden_size, kind)
     weights, count_of_vectors = job[WEIGHTS], 2 * hidden_size + across + 2 * size
-    features, slots = (
-        floats(job[FOUND], n * job[STATES] * hidden_size),
-        carray(_pointer(job[SLOTS]), (layers,), np.int64),
-    )
+    features = floats(job[FOUND], n * job[STATES] * hidden_size)
+    slots = carray(_pointer(job[SLOTS]), (layers,), np.int64)
     tail = job[TAIL]
     mask = carray(_pointer(job[MASK]), (n * tail if job[MASK] else 0,), np.uint8)
     begin(job[SHAPES], kind)

@@ -79,7 +79,7 @@ class Fusion(torch.nn.Module):
     Args:
         size: h, width of a state.
         eps: of the norms.
-        others: number of states beside the last.
+        others: number of states without the last.
     """
 
     def __init__(self, size: int, eps: float, others: int) -> None:
@@ -128,6 +128,11 @@ def on_features(target: Any, layers: Sequence[int], feature_layers: Sequence[int
     return draft.eval()
 
 
+def untrained(target: Any, layers: Sequence[int], feature_layers: Sequence[int] | None) -> Any:
+    """Return `on_features` of these layers, or `pruned` where a draft reads no features."""
+    return on_features(target, layers, feature_layers) if feature_layers else pruned(target, layers)
+
+
 def short_head(model: Any, tokens: np.ndarray) -> Any:
     """Return the same model (weights shared) whose (K,) logits are those of the given tokens alone."""
     other = copy.copy(model)
@@ -170,8 +175,7 @@ def load_pruned(folder: Path, target: Any) -> tuple[Any, np.ndarray]:
     from safetensors.torch import load_file
 
     made_of = json.loads((folder / LAYERS).read_text(encoding="utf-8"))
-    features = made_of["feature_layers"]
-    draft = on_features(target, made_of["layers"], features) if features else pruned(target, made_of["layers"])
+    draft = untrained(target, **made_of)
     stored, own = load_file(folder / WEIGHTS), own_weights(draft)
     if {name: weight.shape for name, weight in stored.items()} != {name: weight.shape for name, weight in own.items()}:
         raise ValueError(f"The draft in {folder.name} was made for another target than '{target.config.name_or_path}'.")

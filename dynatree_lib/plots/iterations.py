@@ -121,10 +121,8 @@ def text_iterations(generation: Generation, tokenizer: Any = None, *, prompt: st
         notes = [f"accepted, node {node} of {len(iteration.tree) - 1}" for node in iteration.verdict.path]
         for note in [*notes, "bonus token"][: iteration.committed]:
             tokens.append({"iteration": number, "note": note, "accepted": note in notes, "text": next(texts)})
-    template = Path(__file__).with_name("text.html.j2").read_text(encoding="utf-8")
     count = f"{len(tokens)} tokens in {len(generation.iterations)}"
-    page = Environment(autoescape=True).from_string(template)
-    return Html(page.render(theme=theme, shades=SHADES, prompt=prompt, tokens=tokens, count=count))
+    return _rendered("text.html.j2", shades=SHADES, prompt=prompt, tokens=tokens, count=count)
 
 
 def step_text(
@@ -158,14 +156,18 @@ def step_text(
         shared = sum(node in path for node in nodes)
         probability = math.exp(tree.cumulative[leaf])
         ghosts.append({"probability": probability, "shared": "".join(words[:shared]), "rest": "".join(words[shared:])})
-    template = Path(__file__).with_name("step.html.j2").read_text(encoding="utf-8")
     counts = f"Iteration {number + 1} of {count}: {len(tree) - 1} nodes drafted in {tree.depth} levels, "
     counts += f"{accepted} accepted, {iteration.committed} tokens added; {end} tokens by {number + 1} target forwards"
     parts = {"before": texts[:first], "fresh": texts[first : first + accepted], "last": texts[first + accepted :]}
-    page = Environment(autoescape=True).from_string(template)
     joined = {name: "".join(part) for name, part in parts.items()}
     shown, more = ghosts[:branches], max(0, len(ghosts) - branches)
-    return Html(page.render(theme=theme, prompt=prompt, counts=counts, ghosts=shown, more=more, **joined))
+    return _rendered("step.html.j2", prompt=prompt, counts=counts, ghosts=shown, more=more, **joined)
+
+
+def _rendered(name: str, **values: Any) -> Html:
+    """Fill a template of this folder."""
+    template = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return Html(Environment(autoescape=True).from_string(template).render(theme=theme, **values))
 
 
 # ------------------------------------------------------------------------------------------------------------- figures

@@ -15,6 +15,8 @@ from typing import Any
 from plotly import graph_objects as go
 from plotly.subplots import make_subplots
 
+FIGURE_TYPE = "application/vnd.plotly.v1+json"
+"""What a notebook calls the data of a plotly figure."""
 FONT = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
 INK, GRID, MUTED = "#222222", "#e4e4e4", "#666666"
 
@@ -100,20 +102,18 @@ def dark_css(page: str) -> str:
         page: selector of an element around them that is dark, such as `body.dark`.
     """
     rules = [
-        ".js-plotly-plot :is(.main-svg, .modebar-group), .dynatree-text { background: transparent !important }",
-        ".js-plotly-plot :is(.bglayer, .legend) rect.bg { fill: transparent !important }",
-        f".dynatree-text {{ color: {DARK[INK]} !important }}",
-        f".dynatree-text .prompt {{ color: {DARK[MUTED]} !important }}",
+        (".js-plotly-plot :is(.main-svg, .modebar-group), .dynatree-text", "background: transparent"),
+        (".js-plotly-plot :is(.bglayer, .legend) rect.bg", "fill: transparent"),
+        (".dynatree-text", f"color: {DARK[INK]}"),
+        (".dynatree-text .prompt", f"color: {DARK[MUTED]}"),
     ]
     for light, dark in DARK.items():
         red, green, blue = (int(light[place : place + 2], 16) for place in (1, 3, 5))
         color = f"rgb({red}, {green}, {blue})"
         filled = "text" if light == INK else ":is(text, path)"
-        rules.append(f'.js-plotly-plot {filled}[style*="fill: {color}"] {{ fill: {dark} !important }}')
-        rules.append(f'.js-plotly-plot [style*="stroke: {color}"] {{ stroke: {dark} !important }}')
-    return "\n".join(
-        f"{page} :is({selectors}) {{{body}" for selectors, _, body in (rule.partition(" {") for rule in rules)
-    )
+        rules.append((f'.js-plotly-plot {filled}[style*="fill: {color}"]', f"fill: {dark}"))
+        rules.append((f'.js-plotly-plot [style*="stroke: {color}"]', f"stroke: {dark}"))
+    return "\n".join(f"{page} :is({selectors}) {{ {look} !important }}" for selectors, look in rules)
 
 
 def figure(title: str = "", *, x: str = "", y: str = "", height: int = 420, **layout: Any) -> go.Figure:

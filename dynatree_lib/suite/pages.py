@@ -18,10 +18,11 @@ try:
     from latex2mathml.converter import convert
     from nbconvert import HTMLExporter
     from plotly.offline import get_plotlyjs
+
+    from ..plots.theme import FIGURE_TYPE
 except ImportError as error:
     raise ImportError("The report needs nbconvert: pip install 'dynatree-lib[notebooks]'.") from error
 
-FIGURE_TYPE = "application/vnd.plotly.v1+json"
 WIDGET_TYPE = "application/vnd.jupyter.widget-view+json"
 WIDGET_NOTE = "<p><em>Here are controls, where the notebook runs in JupyterLab, Colab or VS Code.</em></p>"
 SCRIPT = "plotly.min.js"

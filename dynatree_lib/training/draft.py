@@ -21,7 +21,7 @@ from ..fast.packed import Packed
 from ..models.fetch import ORIGIN, fetch
 from ..models.huggingface import HFModel
 from ..models.pairs import load_model
-from ..models.pruned import LAYERS, TOKENS, WEIGHTS, on_features, pruned, store_pruned
+from ..models.pruned import LAYERS, TOKENS, WEIGHTS, store_pruned, untrained
 from ..paths import write_atomically
 from ..workloads import load_workload
 from .answers import SOURCES, ask, continued, requests, sequences, store_answers, write_answers
@@ -213,10 +213,7 @@ def _run(
 ) -> Run:
     """The optimization of a fresh draft."""
     recipe, runtime = training.recipe, training.runtime
-    if recipe.feature_layers:
-        draft = _trainable(on_features(target.model, recipe.layers, recipe.feature_layers))
-    else:
-        draft = _trainable(pruned(target.model, recipe.layers))
+    draft = _trainable(untrained(target.model, recipe.layers, recipe.feature_layers))
     few = held_out.spread(EVALUATED)
 
     def evaluate() -> dict[str, float]:
