@@ -229,10 +229,10 @@ class _Loop:
         scores = state.target.score(*proposal.nodes, self.sampling)
         with one_thread():
             verdict = self.verifier.verify(tree, scores, proposal.distributions, state.random)
-        fresh = verdict.tokens(tree)
-        count, reason = self.stopping.cut(self.tokens, fresh, state.tail)
-        verdict = Verdict(verdict.path[: count - 1], fresh[count - 1])
-        state.drafting = drafter.observe(state.drafting, proposal, scores, verdict)
+            fresh = verdict.tokens(tree)
+            count, reason = self.stopping.cut(self.tokens, fresh, state.tail)
+            verdict = Verdict(verdict.path[: count - 1], fresh[count - 1])
+            state.drafting = drafter.observe(state.drafting, proposal, scores, verdict)
         self._commit(tree, verdict)
         self.tokens += fresh[:count]
         self.iterations.append(Iteration(tree, verdict, adaptation, proposal.side_tree))

@@ -99,7 +99,9 @@ def test_a_stopped_run_loses_at_most_one_file_and_more_can_follow(model, tmp_pat
 
 def test_the_target_writes_a_share_of_the_prompts_and_known_texts_are_left_out(model, monkeypatch, tmp_path):
     told = "please tell me a story about the red fox"
-    monkeypatch.setattr(answers, "written_turns", lambda *given: [told, "another turn"] + ["short"] * (given[2] - 2))
+    monkeypatch.setattr(
+        answers, "written_turns", lambda *given, **how: [told, "another turn"] + ["short"] * (given[2] - 2)
+    )
     monkeypatch.setattr(answers, "ask", lambda tokenizer, turns: [Asked(kind, (1, 2), text) for kind, text in turns])
     asked = prompts_of("code", range(2, 8))
     known = sequences("Now, please tell me a STORY about the red hen!")

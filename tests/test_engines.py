@@ -133,6 +133,21 @@ def test_a_worker_that_is_still_away_is_not_waited_for(monkeypatch):
     monkeypatch.undo()  # before the engine goes, which waits for workers
 
 
+def test_a_worker_that_has_not_come_by_the_end_of_a_forward_is_called_back(monkeypatch):
+    """So it is ready for the next one, which would otherwise run without it."""
+    model, other = (HFModel(raw_model("llama", dtype=torch.float32), engine=name) for name in ("compiled", "eager"))
+    monkeypatch.setattr(native, "_teams", {})
+    with monkeypatch.context() as asleep:
+        asleep.setattr(native.threading.Thread, "start", lambda thread: None)
+        members = native.team(torch.get_num_threads() + 2, half=False)
+    monkeypatch.setattr(native, "team", lambda threads, half: members)
+    for _ in range(2):
+        found, expected = (scores_after(each, [1, 2, 3], [4, 5, 6], [-1, 0, 0]) for each in (model, other))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+        assert members.ready()
+    assert members.used
+
+
 @pytest.mark.parametrize("sharpness", [1.0, 0.7, 2.5])
 @pytest.mark.parametrize("width", [1, 5, 31, 8192])
 def test_the_most_probable_tokens_are_those_that_torch_finds(width, sharpness):
@@ -179,7 +194,7 @@ def test_a_first_forward_that_has_to_be_compiled_says_so(monkeypatch, caplog):
     for seconds in (0.0, 0.5):
         monkeypatch.setattr(native, "_teams", {})
         run = native.kernels.run
-        monkeypatch.setattr(native.kernels, "run", lambda *job, run=run, wait=seconds: (time.sleep(wait), run(*job)))
+        monkeypatch.setattr(native.kernels, "run", lambda *job, run=run, wait=seconds: (time.sleep(wait), run(*job))[1])
         autoregressive(HFModel(raw_model("llama", dtype=torch.float32), engine="compiled"), [1, 2], max_new_tokens=2)
         monkeypatch.setattr(native.kernels, "run", run)
         assert ("Compiling" in caplog.text) == bool(seconds)

@@ -806,10 +806,19 @@ def counters(layers, groups):
 
 @fast
 def run(job, threads, kind, signals):
-    """Run a forward: wake the other threads, take part, return when it is done."""
+    """Run a forward: wake the other threads, take part; return how many of them took part when it is done.
+
+    A core that sleeps may need longer to come back than a small forward lasts. Who has not come by its end is called
+    back, so that it does not enter a forward that is over.
+    """
     for other in range(1, threads):
         post(signals[other])
     work(job, 0, threads, kind)
+    came = threads - 1
+    for other in range(1, threads):
+        if try_wait(signals[other]) == 0:
+            came -= 1
+    return came
 
 
 @fast

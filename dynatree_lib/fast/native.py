@@ -72,8 +72,7 @@ class Team:
             return
         self.job[:] = job
         self.job[kernels.LEFT] = self.left.ctypes.data
-        self.posted += self.threads - 1
-        kernels.run(self.job, self.threads, self.kind, self.signals)
+        self.posted += kernels.run(self.job, self.threads, self.kind, self.signals)
         if not self.used:
             self.used = True
             self.patience.cancel()

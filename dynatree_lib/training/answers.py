@@ -48,6 +48,15 @@ SOURCES = {
     "own": "user turns that the target wrote itself",
 }
 """Where the prompts of each kind of task come from."""
+OPENINGS = (
+    *("Write", "Write a", "Write a short", "Compose", "Draft", "Describe", "Explain", "Explain how", "Explain why"),
+    *("What", "What is", "What are the", "When", "Where", "Who", "Why", "How", "How do I", "Which", "Compare"),
+    *("Discuss", "Analyze", "Design a", "Identify", "Extract", "Imagine you are", "Pretend to be", "Act as a"),
+    *("Suppose", "If", "Given", "A", "The", "Name", "List", "Implement", "Write a function", "Solve", "Calculate"),
+    *("Summarize: The", "Summarize: A", "Rewrite", "Evaluate the following", "Translate German to English: Die"),
+    *("Translate German to English: Der", "Translate German to English: Ein", "Provide", "Create", "Tell me"),
+)
+"""Beginnings that a user's turn may be given, so that the target writes turns of many kinds; "" leaves it free."""
 CODE = ("{}", "{} Use Python.", "{} Explain how your code works.", "Python task: {} Add two tests.")
 QUESTIONS = (
     "{passage}\n\nQuestion: What does the text say about {title}?",
@@ -246,6 +255,7 @@ def write_answers(
     *,
     files: int,
     own: float = 0.0,
+    openings: Sequence[str] = ("",),
     temperatures: Sequence[float] = (0.0, 1.0, 0.7),
     batch: int = 48,
     limit: int = 160,
@@ -262,6 +272,7 @@ def write_answers(
             that more files can follow later.
         files: how many, as long as there are prompts.
         own: share of a file's prompts that the model writes itself.
+        openings: first words of those prompts.
         temperatures: of the answers, dealt out in turn.
         batch: prompts at a time.
         limit: most tokens of an answer.
@@ -285,7 +296,7 @@ def write_answers(
         if path.is_file():
             continue
         begun, random = time.monotonic(), torch.Generator().manual_seed(seed * 1_000_003 + number)
-        turns = written_turns(model, model.tokenizer, written, random, batch) if written else []
+        turns = written_turns(model, model.tokenizer, written, random, batch, openings=openings) if written else []
         members += ask(model.tokenizer, [("own", turn) for turn in turns])
         members = [member for member in members if sequences(member.text).isdisjoint(known)]
         members.sort(key=lambda member: len(member.ids))  # so that there is little padding
@@ -324,7 +335,7 @@ def evenly_mixed(asked: Sequence[Asked], random: np.random.Generator) -> list[in
     return sorted(ranks, key=lambda number: ranks[number])
 
 
-def random_order(values: Sequence[float], count: int, random: torch.Generator) -> list[float]:
+def random_order(values: Sequence[Any], count: int, random: torch.Generator) -> list[Any]:
     """Return `count` of the values, each about equally often, in random order."""
     dealt = [values[number % len(values)] for number in range(count)]
     return [dealt[place] for place in torch.randperm(count, generator=random).tolist()]
@@ -349,16 +360,28 @@ def ask(tokenizer: Any, turns: Iterable[tuple[str, str]], longest: int = LONGEST
 
 
 def written_turns(
-    model: HFModel, tokenizer: Any, count: int, random: torch.Generator, batch: int = 64, limit: int = 96
+    model: HFModel,
+    tokenizer: Any,
+    count: int,
+    random: torch.Generator,
+    batch: int = 64,
+    limit: int = 96,
+    openings: Sequence[str] = ("",),
 ) -> list[str]:
-    """Let the target write user turns, at temperature 1 after the beginning of one; unfinished ones are left out."""
+    """Let the target write user turns, at temperature 1 after the beginning of one; unfinished ones are left out.
+
+    `openings` are dealt out as first words of the turns.
+    """
     begin = tokenizer.apply_chat_template([{"role": "user", "content": "X"}])["input_ids"]
     spot = max(place for place, token in enumerate(begin) if tokenizer.decode([token]) == "X")
     out = list[str]()
     while len(out) < count:
         asked = max(batch, (count - len(out)) * 5 // 4)
-        for answer in continued(model, [begin[:spot]] * asked, [1.0] * asked, limit, random, batch):
-            text = tokenizer.decode(answer, skip_special_tokens=True).strip()
+        firsts = random_order(openings, asked, random)
+        prompts = [begin[:spot] + tokenizer(first, add_special_tokens=False)["input_ids"] for first in firsts]
+        answers = continued(model, prompts, [1.0] * asked, limit, random, batch)
+        for first, answer in zip(firsts, answers, strict=True):
+            text = (first + tokenizer.decode(answer, skip_special_tokens=True)).strip()
             if answer[-1] in model.eos_token_ids and len(text.split()) >= 3:
                 out.append(text)
     return out[:count]
