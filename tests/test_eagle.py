@@ -1,5 +1,8 @@
 """Drafts on their target's features: the same as their literal definition, on every engine, in all of the loop."""
 
+from copy import deepcopy
+from functools import partial
+
 import numpy as np
 import pytest
 import reference
@@ -8,6 +11,7 @@ from models import feature_draft, hf_greedy, noisy_copy, prompt, random_model
 
 from dynatree_lib import Chain, FixedTree, SampledTree, Sampling, generate
 from dynatree_lib.fast.batching import generate_batch
+from dynatree_lib.models.base import Session
 from dynatree_lib.models.eagle import RECENT, EagleModel
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pruned import on_features
@@ -94,6 +98,65 @@ def test_the_compiled_forward_of_a_draft_on_features_is_the_plain_one(dtype):
     assert torch.allclose(found[0], found[1], atol=tolerance * float(found[1].abs().max()), rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("features", [True, False])
+def test_a_level_read_in_one_call_is_what_scoring_gives(features, dtype):
+    """After a queue, below a commit, with siblings; and seen from outside as a forward of the same tokens."""
+    pytest.importorskip("numba")
+    target = HFModel(_wide(dtype))
+    if target.engine.name != "compiled":
+        pytest.skip(f"no compiled forward in {dtype} here")
+    model = EagleModel(on_features(target.model, [1], (1, -1))) if features else target
+    seen = []
+
+    def around(run, tokens, positions, mask, cache, keep):
+        seen[-1].append((tokens.tolist(), positions.tolist(), None if mask is None else mask.astype(bool), keep))
+        return run(tokens, positions, mask, cache, keep)
+
+    given = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    found = []
+    for one_call in (True, False):
+        seen.append([])
+        session = model.observed(around).session()
+        assert vars(type(session))["in_one_call"]
+        best = session.best if one_call else partial(Session.best, session)
+        session.extend(range(1, 4), *([given[:3]] if features else []))
+        rows = [best(np.array([4]), np.array([-1]), 3, 2.0), best(np.array([5, 6]), np.array([0, 0]), 3, 2.0)]
+        rows.append(best(np.array([7, 8, 9]), np.array([2, 1, 2]), 3, 2.0))
+        session.commit([0, 2])
+        session.extend([5, 6], *([given[3:]] if features else []))
+        rows += [best(np.array([9]), np.array([-1]), 3, 2.0), best(np.array([3]), np.array([0]), 3, 2.0)]
+        found.append([np.concatenate(columns) for columns in zip(*rows, strict=True)])
+        assert (session.forwards, session.scored, session.length, session.pending) == (5, 8, 7, 2)
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+    for one, other in zip(*seen, strict=True):
+        assert one[:2] + one[3:] == other[:2] + other[3:]
+        if other[2] is not None:
+            np.testing.assert_array_equal(one[2], other[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_features_are_fused_as_their_module_does(dtype):
+    pytest.importorskip("numba")
+    target = HFModel(_wide(dtype, layers=3))
+    if target.engine.name != "compiled":
+        pytest.skip(f"no compiled forward in {dtype} here")
+    raw = on_features(target.model, [1], (2, 1, -1))
+    random = torch.Generator().manual_seed(0)
+    for weight in raw.fusion.parameters():
+        weight.normal_(generator=random)
+    session = EagleModel(raw).session()
+    for count in (1, 7, 17, 64, 65):  # the last is not compiled
+        states = torch.randn(count, 3 * 64, generator=random)
+        expected = deepcopy(raw.fusion).float()(states.to(dtype).float())
+        found = session.fused(states)
+        assert found.dtype == dtype
+        tolerance = 1e-5 if dtype == torch.float32 else 0.02
+        assert torch.allclose(found.float(), expected, atol=tolerance * float(expected.abs().max()), rtol=0)
+
+
 @pytest.mark.parametrize("layers", [(-1,), (1, -1), (2, 1, -1)])
 def test_the_compiled_target_gives_its_hidden_states(layers):
     pytest.importorskip("numba")
@@ -145,6 +208,9 @@ def test_nodes_are_read_level_by_level():
     draft = feature_draft(random_model("llama"))
     with pytest.raises(ValueError, match="level by level"):
         draft.session().score([1, 2], [-1, 0], GREEDY)
+    draft = EagleModel(on_features(_wide(torch.float32), [1]))
+    with pytest.raises(ValueError, match="level by level"):
+        draft.session().best(np.array([1, 2]), np.array([-1, 0]), 1)
 
 
 def test_broken_weights_are_noticed_at_loading(monkeypatch):

@@ -92,10 +92,14 @@ class TreeBuilder:
 
     def read(self, frontier: np.ndarray) -> Scores:
         """Score the (f,) nodes of `frontier` in one draft forward; their parents were read before."""
-        above, session = self.parents[frontier], self.state.session
+        return self.state.session.score(*self._enter(frontier), GREEDY)
+
+    def _enter(self, frontier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Number nodes as the session will, and return their tokens and parents as it takes them."""
+        above, pending = self.parents[frontier], self.state.session.pending
         parents = np.where(above >= 0, self.pending[above], ROOT)
-        self.pending[frontier] = range(session.pending, session.pending + len(frontier))
-        return session.score(np.minimum(self.tokens[frontier], self.highest), parents, GREEDY)
+        self.pending[frontier] = range(pending, pending + len(frontier))
+        return np.minimum(self.tokens[frontier], self.highest), parents
 
     def logits(self, frontier: np.ndarray) -> torch.Tensor:
         """Read the frontier; return its (f, V) logits in float32 or float64."""
@@ -120,7 +124,7 @@ class TreeBuilder:
         Raises:
             ValueError: for logits that describe no distribution; the message names the node and the draft.
         """
-        tokens, logprobs, sharp = self.state.session.most_probable(self.logits(frontier), breadth, sharpness)
+        tokens, logprobs, sharp = self.state.session.best(*self._enter(frontier), breadth, sharpness)
         if np.isnan(logprobs[:, 0]).any():
             raise ValueError(bad_logits(self.state.session.owner, int(frontier[np.isnan(logprobs[:, 0])][0])))
         return self._named(tokens), logprobs, sharp

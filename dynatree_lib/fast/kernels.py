@@ -896,3 +896,77 @@ def rank(logits, sharpness, tokens, shares, sharp):
             below = best[place] - top
             shares[row, place] = below - np.log(total) + checked
             sharp[row, place] = sharpness * below - np.log(sharper) + checked
+
+
+@fast
+def lay(ids, parents, queued, position, places, seen):
+    """Say where the tokens of a level stand and what they see.
+
+    Args:
+        ids: (q + f,) queued tokens, then nodes.
+        parents: (p + f,) of all pending nodes, -1 below the text; without a queue the first p have been read before.
+        queued: q.
+        position: of a node below the text.
+        places: (q + f,) receives positions.
+        seen: (q + f) * (q + p + f) bytes, which receive what each token sees of the last columns.
+    """
+    nodes, before = len(ids) - queued, len(parents) - (len(ids) - queued)
+    tail = queued + len(parents)
+    for row in range(queued):
+        places[row] = position - queued + row
+        for column in range(tail):
+            seen[row * tail + column] = column <= row
+    for row in range(nodes):
+        line, node, depth = (queued + row) * tail, before + row, -1
+        for column in range(tail):
+            seen[line + column] = column < queued
+        while node >= 0:
+            seen[line + queued + node] = 1
+            node, depth = parents[node], depth + 1
+        places[queued + row] = position + depth
+
+
+@fast
+def give(features, known, parents, nodes, given):
+    """Gather what tokens come with: (q, h) features of the queue, then what is known of the nodes' parents.
+
+    `known` holds the feature of the text's last token, then one of each pending node; `given` is (q + f, h) float32.
+    """
+    queued, before = len(features), len(parents) - nodes
+    for row in range(queued + nodes):
+        for place in range(known.shape[1]):
+            source = features[row, place] if row < queued else known[parents[before + row - queued] + 1, place]
+            given[row, place] = number(source)
+
+
+@fast
+def keep_states(found, known, before):
+    """Store the (f, h) float32 states of new nodes behind those `before` them."""
+    for row in range(len(found)):
+        for place in range(known.shape[1]):
+            put(known[before + 1 + row], place, found[row, place])
+
+
+@fast
+def fuse(states, norms, weights, eps, shapes, normed, fused, tile, counters):
+    """Make (n, h) features of (n, k h) states: the last one, and a map of the norms of the others added.
+
+    Args:
+        states, norms, fused: float32; the others' norms side by side.
+        weights: address of the map, packed.
+        normed: space for (n + DEEP, (k - 1) h) numbers of the weights' kind.
+        tile: space for DEEP by WIDTH numbers.
+        counters: zeros, for `project`.
+    """
+    width, rows = fused.shape[1], len(states)
+    others = states.shape[1] // width - 1
+    flat, sums = states.reshape(-1), fused.reshape(-1)
+    for row in range(rows):
+        for each in range(others):
+            scale, out = norms[each * width : (each + 1) * width], normed[(row * others + each) * width :]
+            normalise(flat, row * (others + 1) + each, 1, width, scale, eps, out)
+        fused[row] = states[row, others * width :]
+    begin(shapes, normed)
+    inputs, space, taken = normed.ctypes.data, tile.ctypes.data, counters.ctypes.data
+    project(weights, inputs, rows, others * width, width, sums, tile[:0], True, space, normed, taken, 1)
+    end(normed)

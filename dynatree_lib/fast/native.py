@@ -8,6 +8,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -173,7 +174,7 @@ class CompiledLlama:
                 vectors[2 * width + across : 2 * width + across + 2 * size] = torch.cat(norms)
         self.vectors[-width:] = core.norm.weight
         self.head[:] = blocked(model.lm_head.weight, self.half)
-        self._take_joint(getattr(model, "joint", None))
+        self._take_joint(getattr(model, "joint", None), getattr(model, "fusion", None))
         everywhere = torch.arange(config.max_position_embeddings)[None]
         cos, sin = core.rotary_emb(torch.zeros(1), everywhere)
         self.cos, self.sin = (table[0, :, : size // 2].contiguous() for table in (cos, sin))
@@ -205,10 +206,11 @@ class CompiledLlama:
         self.no_slots = self._slots(())
         self.scratch: list[torch.Tensor] = []
         self._make_room(FIRST_COLUMNS, torch.get_num_threads())
-        job[[kernels.EPS, kernels.SCALE]] = np.array([config.rms_norm_eps, 1 / math.sqrt(size)]).view(np.int64)
+        self.eps = config.rms_norm_eps
+        job[[kernels.EPS, kernels.SCALE]] = np.array([self.eps, 1 / math.sqrt(size)]).view(np.int64)
 
-    def _take_joint(self, joint: Any) -> None:
-        """Pack what a draft on features has before its layers (`eagle.Joint`), where the model is one."""
+    def _take_joint(self, joint: Any, fusion: Any) -> None:
+        """Pack what a draft on features has before its layers (`Joint`, `Fusion`), where the model is one."""
         width = self.width
         self.joint, self.joint_norms = torch.empty(0, dtype=self.dtype), torch.empty(0)
         self.pairs = aligned(0 if joint is None else 2 * FEW * width, torch.float32)
@@ -216,6 +218,11 @@ class CompiledLlama:
             self.joint = aligned(2 * width * width, self.dtype)
             self.joint[:] = blocked(joint.map.weight, self.half)
             self.joint_norms = torch.cat([joint.token_norm.weight, joint.feature_norm.weight]).float()
+            self.given, self.found = np.zeros((2, FEW, width), np.float32)
+        if fusion is not None:
+            self.fusion = aligned(fusion.map.weight.numel(), self.dtype)
+            self.fusion[:] = blocked(fusion.map.weight, self.half)
+            self.fusion_norms = torch.cat([norm.weight for norm in fusion.norms]).float()
 
     def __del__(self) -> None:
         for members in (_teams or {}).values():  # None while Python shuts down
@@ -283,18 +290,11 @@ class CompiledLlama:
     def _run(
         self, members: Team, tokens: np.ndarray, positions: np.ndarray, seen: np.ndarray | None, cache: Any, keep: int
     ) -> torch.Tensor:
-        count, job = len(tokens), self.job
-        base, store = cache.room_for(self.embedding, self.groups, self.size, count)
-        columns, tail = base + count, 0 if seen is None else seen.shape[1]
-        if columns > self.columns or members.threads > self.threads:
-            self._make_room(max(self.columns, columns + columns // 2), max(self.threads, members.threads))
-        alone = not members.ready()
-        taken = self.taken[int(alone)]
-        taken.fill(0)
+        count, tail = len(tokens), 0 if seen is None else seen.shape[1]
+        self._prepare(members, cache, count)
         self.ids[:count], self.positions[:count] = tokens, positions
         if seen is not None:
             self.seen[: count * tail] = seen.reshape(-1)
-        logits = torch.empty(keep, self.rows)
         given, found, wanted, slots = None, None, (), self.no_slots
         if len(self.joint):
             given = cache.take(count).float().contiguous()
@@ -303,11 +303,103 @@ class CompiledLlama:
             found = torch.empty(count, len(wanted) * self.width)
             cache.features.append(found)
             slots = self._slots(wanted)
+        places = (0 if given is None else given.data_ptr(), 0 if found is None else found.data_ptr())
+        return self._forward(members, cache, (count, keep, tail), places, slots, len(wanted))
+
+    def _prepare(self, members: Team, cache: Any, count: int) -> None:
+        """Make room for `count` further tokens, in the cache and in what threads work in."""
+        columns = cache.room_for(self.embedding, self.groups, self.size, count)[0] + count
+        if columns > self.columns or members.threads > self.threads:
+            self._make_room(max(self.columns, columns + columns // 2), max(self.threads, members.threads))
+
+    def _forward(
+        self,
+        members: Team,
+        cache: Any,
+        sizes: tuple[int, int, int],
+        features: tuple[int, int],
+        slots: np.ndarray,
+        states: int,
+    ) -> torch.Tensor:
+        """Run a forward of what lies in `ids`, `positions` and `seen`.
+
+        Args:
+            members: threads, whose lock the caller holds.
+            cache: with room for the tokens.
+            sizes: tokens, those that logits are wanted of, columns that `seen` tells of.
+            features: addresses of those that tokens come with, and of space for hidden states; 0 without.
+            slots: layers of those states, see `_slots`.
+            states: how many of a token.
+        """
+        job, (count, keep, tail), store = self.job, sizes, cache.states
+        alone = not members.ready()
+        self.taken[int(alone)].fill(0)
+        logits = torch.empty(keep, self.rows)
         job[VARYING] = (
-            count, keep, base, columns, tail, store.shape[-2], store.data_ptr(), self.mask if tail else 0,
-            self.counters[alone], logits.data_ptr(), 0 if given is None else given.data_ptr(),
-            0 if found is None else found.data_ptr(), slots.ctypes.data, len(wanted),
+            count, keep, cache.size, cache.size + count, tail, store.shape[-2], store.data_ptr(),
+            self.mask if tail else 0, self.counters[alone], logits.data_ptr(), *features, slots.ctypes.data, states,
         )  # fmt: skip
         members.run(job, alone)
-        cache.size = columns
+        cache.size += count
         return logits[:, : self.vocab_size]
+
+    def level(
+        self,
+        tokens: np.ndarray,
+        parents: np.ndarray,
+        queued: int,
+        position: int,
+        cache: Any,
+        choice: tuple[int, float, int],
+        features: tuple[torch.Tensor, torch.Tensor] | None = None,
+        around: Callable[..., torch.Tensor] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Read a level of a draft's tree, and find what probably follows each node, as `ArrayEngine` says."""
+        nodes = len(tokens) - queued
+        tail, members = queued + len(parents), team(torch.get_num_threads(), self.half)
+        with members.lock:
+            self._prepare(members, cache, len(tokens))
+            ids, positions, seen = self.ids[: len(tokens)], self.positions[: len(tokens)], self.seen
+            ids[:] = tokens
+            kernels.lay(ids, parents, queued, position, positions, seen)
+            places, slots = (0, 0), self.no_slots
+            if features is not None:
+                waiting, known = (self._bits(each) for each in features)
+                kernels.give(waiting, known, parents, nodes, self.given)
+                places, slots = (self.given.ctypes.data, self.found.ctypes.data), self._slots((-1,))
+
+            def run(*_: Any) -> torch.Tensor:
+                return self._forward(members, cache, (len(tokens), nodes, tail), places, slots, int(slots[-1]) + 1)
+
+            if around is None:
+                logits = run()
+            else:
+                mask = seen[: len(tokens) * tail].reshape(-1, tail)
+                logits = around(run, ids, positions, mask, cache, nodes)
+            if features is not None:
+                kernels.keep_states(self.found[queued : len(tokens)], known, len(parents) - nodes)
+        breadth, sharpness, vocabulary = choice
+        return most_probable(logits[:, :vocabulary], breadth, sharpness)
+
+    def _bits(self, numbers: torch.Tensor) -> np.ndarray:
+        """The array of a tensor of the weights' dtype, bfloat16 as its bits."""
+        return (numbers.view(torch.uint16) if self.half else numbers).numpy()
+
+    def fused(self, states: torch.Tensor) -> torch.Tensor | None:
+        """Compute (n, h) float32 features of (n, k h) hidden states, or None where it is not compiled for so many."""
+        if not 0 < len(states) <= FEW:
+            return None
+        out, rows = (
+            torch.empty(len(states), self.width),
+            len(states) + kernels.DEEP,
+        )  # a tile may read rows past the last
+        inputs, tile = (
+            aligned(rows * len(self.fusion_norms), self.dtype),
+            aligned(kernels.DEEP * kernels.WIDTH, out.dtype),
+        )
+        kernels.fuse(
+            states.float().numpy(), self.fusion_norms.numpy(), self.fusion.data_ptr(), np.float32(self.eps),
+            self.shapes.ctypes.data, self._bits(inputs), out.numpy(), tile.numpy(),
+            np.zeros(2 * kernels.LINE // 8, np.int64),
+        )  # fmt: skip
+        return out

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..sampling import MostProbable, Sampling, Scores, most_probable
+from ..sampling import GREEDY, MostProbable, Sampling, Scores, most_probable
 from ..tree import ROOT
 
 
@@ -107,18 +107,43 @@ class Session(ABC):
         Raises:
             ValueError: for a parent that does not come before its child.
         """
+        parents = self._all_parents(parents)
+        logits = self._read(self._queue, np.asarray(tokens, np.int64), parents)
+        self._have_read(parents, len(tokens))
+        return Scores(logits, sampling, self.owner, self._features(), self.drafted)
+
+    def best(
+        self, tokens: np.ndarray, parents: np.ndarray, breadth: int, sharpness: float = 1.0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Score f nodes as `score` does and return the most probable next tokens of each.
+
+        Args:
+            tokens: (f,) token ids.
+            parents: (f,) as for `score`.
+            breadth: tokens wanted of each; fewer come from a smaller vocabulary.
+            sharpness: exponent on the probabilities of the third array.
+
+        Returns:
+            three (f, breadth) arrays as of `sampling.most_probable`; the tokens are numbered as the logits. NaN
+            log-probabilities where logits describe no distribution.
+        """
+        logits = self.score(tokens, parents, GREEDY).logits
+        return self.most_probable(logits if logits.dtype == torch.float64 else logits.float(), breadth, sharpness)
+
+    def _all_parents(self, parents: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Parents of all pending nodes, new ones included; ValueError for one that does not come before its child."""
         parents = np.asarray(parents, np.int64)
         pending = len(self._parents)
         if not (parents < np.arange(pending, pending + len(parents))).all():
             raise ValueError("score() needs parents that come before their children.")
-        if pending:
-            parents = np.concatenate([self._parents, parents])
-        logits = self._read(self._queue, np.asarray(tokens, np.int64), parents)
+        return np.concatenate([self._parents, parents]) if pending else parents
+
+    def _have_read(self, parents: np.ndarray, nodes: int) -> None:
+        """Note that a forward has read the queue and `nodes` new nodes; `parents` are those of all pending nodes."""
         self.length += len(self._queue)
         self._queue = []
         self._parents = parents
-        self.forwards, self.scored = self.forwards + 1, self.scored + len(tokens)
-        return Scores(logits, sampling, self.owner, self._features(), self.drafted)
+        self.forwards, self.scored = self.forwards + 1, self.scored + nodes
 
     def flush(self) -> None:
         """Read the queued tokens now, in a forward of their own."""

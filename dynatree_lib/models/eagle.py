@@ -60,6 +60,7 @@ class EagleSession(HFSession):
     """
 
     feature_layers = (-1,)  # its own, for the nodes below
+    in_one_call = True
 
     @override
     def _reset(self) -> None:
@@ -81,9 +82,11 @@ class EagleSession(HFSession):
     @in_inference_mode
     def fused(self, states: Tensor) -> Tensor:
         """Return the (n, h) features that (n, k h) hidden states of the target make, in this model's dtype."""
-        fusion = getattr(self.model.model, "fusion", None)
-        states = states.to(self._known)
-        return states if fusion is None else fusion(states)
+        fusion, arrays = getattr(self.model.model, "fusion", None), self.model.arrays
+        if fusion is None:
+            return states.to(self._known)
+        fused = None if arrays is None else arrays.fused(states)
+        return fusion(states.to(self._known)) if fused is None else fused.to(self._known)
 
     @override
     @in_inference_mode
@@ -100,24 +103,40 @@ class EagleSession(HFSession):
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> Tensor:
         pending, before = len(parents), len(parents) - len(tokens)
         above = parents[before:]
-        if (above >= before).any():
-            raise ValueError("A draft on features reads a tree level by level: a node comes with what its parent gave.")
+        _check_level(parents, before)
         given = self._known[torch.from_numpy(above + 1).to(self._known.device)]
         self._cache.given = torch.cat([*self._waiting, given]) if self._waiting else given
         logits = super()._read(queue, tokens, parents)
         read = self._features()
         assert read is not None
-        if pending >= len(self._known):
-            self._known = torch.cat([self._known, self._known.new_zeros(pending, self._known.shape[1])])
+        self._make_room(pending)
         self._known[before + 1 : pending + 1] = read[len(read) - len(tokens) :]
         self._waiting = []
         return logits
+
+    def _make_room(self, nodes: int) -> None:
+        if nodes >= len(self._known):
+            self._known = torch.cat([self._known, self._known.new_zeros(nodes, self._known.shape[1])])
+
+    @override
+    def _level_features(self, parents: np.ndarray, before: int) -> tuple[Tensor, Tensor]:
+        _check_level(parents, before)
+        waiting = self._waiting or [self._known[:0]]
+        self._make_room(len(parents))
+        self._waiting = []
+        return waiting[0] if len(waiting) == 1 else torch.cat(waiting), self._known
 
     @override
     def _keep(self, nodes: np.ndarray) -> None:
         super()._keep(nodes)
         if len(nodes):
             self.feature = self._known[1 + int(nodes[-1])]
+
+
+def _check_level(parents: np.ndarray, before: int) -> None:
+    """Raise ValueError unless all nodes after the first `before` are below those."""
+    if (parents[before:] >= before).any():
+        raise ValueError("A draft on features reads a tree level by level: a node comes with what its parent gave.")
 
 
 @torch.inference_mode()

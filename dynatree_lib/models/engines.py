@@ -6,6 +6,7 @@ few calls, and how the weights lie in memory, is what engines differ in. `eager`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
@@ -72,6 +73,41 @@ class ArrayEngine(Protocol):
             cache: as for `Engine`.
             keep: tokens to compute logits of.
         """
+        ...
+
+    def runs(self, count: int, cache: Any) -> bool:
+        """Whether `level` takes so many tokens of one text over this cache."""
+        ...
+
+    def level(
+        self,
+        tokens: np.ndarray,
+        parents: np.ndarray,
+        queued: int,
+        position: int,
+        cache: Any,
+        choice: tuple[int, float, int],
+        features: tuple[torch.Tensor, torch.Tensor] | None = None,
+        around: Callable[..., torch.Tensor] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Read q queued tokens and f nodes of a draft's tree; return what `Session.best` does.
+
+        Args:
+            tokens: (q + f,) int64 token ids.
+            parents: (p + f,) int64 of all pending nodes, p of which were read before; -1 is below the text. A queue
+                comes with the first nodes only: q or p is 0.
+            queued: q.
+            position: of a node below the text.
+            cache: as for `Engine`; it gets the entries of all q + f tokens.
+            choice: breadth and sharpness, and how many of the logits are looked at.
+            features: for a draft on features, (q, h) of the queue, and (m, h) of the text's last token and of the
+                pending nodes, in which those of the new nodes are written; m > p + f.
+            around: called as `HFModel.observed` says, with the forward.
+        """
+        ...
+
+    def fused(self, states: torch.Tensor) -> torch.Tensor | None:
+        """What `EagleSession.fused` returns, or None where this engine does not compute it."""
         ...
 
     def most_probable(

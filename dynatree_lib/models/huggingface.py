@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing_extensions import override
 
 from ..masks import additive, depth_positions, laid_out, sliding_window
 from .base import LanguageModel, Session
@@ -186,7 +187,13 @@ def in_inference_mode(method: Method) -> Method:
 
 
 class HFSession(Session):
-    """One sequence in the cache of a transformers model."""
+    """One sequence in the cache of a transformers model.
+
+    A class whose `best` may read a level in one call of its engine, past `_read` and `_positions`, says so for itself
+    with `in_one_call`; subclasses do not inherit it.
+    """
+
+    in_one_call = True
 
     def __init__(self, model: HFModel) -> None:
         self.model, self.drafted = model, model.drafted
@@ -216,6 +223,30 @@ class HFSession(Session):
             base = self._cache.get_seq_length() - (len(parents) - len(tokens))  # committed KV entries
             mask = self.model.mask(base, tail, queries, keys)
         return self.model.forward(joined, queries, mask, self._cache, keep=len(tokens))
+
+    @override
+    @in_inference_mode
+    def best(
+        self, tokens: np.ndarray, parents: np.ndarray, breadth: int, sharpness: float = 1.0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        engine, queue, model = self.model.arrays, self._queue, self.model
+        if engine is None or not vars(type(self)).get("in_one_call"):
+            return super().best(tokens, parents, breadth, sharpness)
+        joined, every = np.array([*queue, *tokens], np.int64), self._all_parents(parents)
+        if not engine.runs(len(joined), self._cache):
+            return super().best(tokens, parents, breadth, sharpness)
+        choice = breadth, sharpness, model.vocab_size
+        features = self._level_features(every, self.pending)
+        found = engine.level(joined, every, len(queue), self.position, self._cache, choice, features, model.around)
+        self._have_read(every, len(tokens))
+        return found
+
+    def _level_features(self, parents: np.ndarray, before: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What `ArrayEngine.level` takes as features, with room for those of the new nodes.
+
+        `parents` are those of all pending nodes, `before` of which were read before.
+        """
+        return None
 
     def _prefill(self, queue: np.ndarray) -> None:
         if not len(queue):
