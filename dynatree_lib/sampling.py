@@ -79,14 +79,30 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     Raises:
         ValueError: for logits of a position that hold NaN or nothing but -inf.
     """
-    if not bool(torch.isfinite(logits.amax(-1)).all()):  # max is NaN if any entry is, -inf if all are
+    distribution = unchecked(logits, sampling)
+    if _softmax_alone(sampling):  # which is NaN everywhere if an entry is NaN or +inf, or all are -inf
+        broken = bool(distribution[..., 0].isnan().any())
+    else:
+        broken = not bool(torch.isfinite(logits.amax(-1)).all())  # max is NaN if any entry is, -inf if all are
+    if broken:
         raise ValueError("Logits hold NaN, +inf, or nothing but -inf, so they describe no distribution.")
-    return unchecked(logits, sampling)
+    return distribution
+
+
+COOLEST = 0.01
+"""Temperature from which on logits may be divided by it as they are: no quotient overflows."""
+
+
+def _softmax_alone(sampling: Sampling) -> bool:
+    """Whether a distribution is the softmax of the logits over the temperature, which few operations compute."""
+    return sampling.temperature >= COOLEST and sampling.top_k is None and sampling.top_p in (None, 1)
 
 
 def unchecked(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Return `probabilities` without waiting for the device to check the logits; broken logits give NaN."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
+    if _softmax_alone(sampling):
+        return (logits if sampling.temperature == 1 else logits / sampling.temperature).softmax(-1)
     if sampling.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1)
     least = torch.finfo(logits.dtype).tiny  # below it the distribution stays the same: all on the best token
@@ -208,21 +224,26 @@ class RandomSource:
         Raises:
             ValueError: if no weight is positive, or one is not finite.
         """
-        left, drawn = weights.detach().to("cpu", torch.float64, copy=True), []
+        left, drawn = weights.detach().cpu().numpy().astype(np.float64), list[int]()  # a copy
         for _ in range(count):
-            reached = left.cumsum(0)
+            reached = left.cumsum()
             total = float(reached[-1])
             if not 0 < total < float("inf"):
                 break
             place = float(torch.rand((), generator=self._generator, dtype=torch.float64)) * total
-            index = int(torch.searchsorted(reached, place, right=True))
+            index = int(reached.searchsorted(place, side="right"))
             if index == len(left) or not left[index] > 0:  # the product was rounded up to the total
-                index = int(left.nonzero()[-1])
+                index = int(left.nonzero()[0][-1])
             drawn.append(index)
             left[index] = 0
         if count and not drawn:
             raise ValueError(NOTHING)
         return drawn
+
+
+def spread(distribution: torch.Tensor, tokens: np.ndarray) -> torch.Tensor:
+    """Return a (K,) distribution of some tokens, whose ids ascend, as one of all tokens up to the last of them."""
+    return distribution.new_zeros(int(tokens[-1]) + 1).index_copy_(0, torch.from_numpy(tokens), distribution)
 
 
 ONE_TRANSFER = 2**23
@@ -288,10 +309,7 @@ class Scores:
                 found = probabilities(self._near[node].cpu(), self.sampling)
             except ValueError as error:
                 raise ValueError(bad_logits(self.owner, node)) from error
-            if self.tokens is not None:
-                every = found.new_zeros(int(self.tokens[-1]) + 1)
-                found = every.index_copy_(0, torch.from_numpy(self.tokens), found)
-            self._distributions[node] = found
+            self._distributions[node] = found if self.tokens is None else spread(found, self.tokens)
         return self._distributions[node]
 
     @cached_property
@@ -322,17 +340,38 @@ class DraftDistributions:
     def __init__(self, owner: str = "draft") -> None:
         self.owner = owner
         self._by_parent: dict[int, torch.Tensor] = {}
+        self._of_some: dict[int, tuple[torch.Tensor, np.ndarray]] = {}
 
-    def record(self, node: int, distribution: torch.Tensor) -> None:
-        """Record that the children of `node` were drawn from this (V,) distribution, on the CPU, which sums to 1."""
-        self._by_parent[node] = distribution
+    def record(self, node: int, distribution: torch.Tensor, tokens: np.ndarray | None = None) -> None:
+        """Record that the children of `node` were drawn from this distribution, on the CPU, which sums to 1.
+
+        Args:
+            node: the parent.
+            distribution: (V,), or (K,) of some tokens alone.
+            tokens: (K,) int64 ids of those tokens, ascending; None for all.
+        """
+        if tokens is None:
+            self._by_parent[node] = distribution
+        else:
+            self._of_some[node] = distribution, tokens
+
+    def prob(self, node: int, token: int) -> float:
+        """Return the probability of `token` as the first child of `node`; ValueError as for `distribution`."""
+        if node in self._by_parent or node not in self._of_some:
+            distribution = self.distribution(node)
+            return float(distribution[token]) if token < len(distribution) else 0.0
+        distribution, tokens = self._of_some[node]
+        place = int(tokens.searchsorted(token))
+        return float(distribution[place]) if place < len(tokens) and tokens[place] == token else 0.0
 
     def distribution(self, node: int) -> torch.Tensor:
-        """Return the (V,) distribution of the first child of `node`, on the CPU.
+        """Return the distribution of the first child of `node`, on the CPU: (V,), or shorter where the last are 0.
 
         Raises:
             ValueError: if none was recorded.
         """
+        if node in self._of_some:
+            self._by_parent[node] = spread(*self._of_some.pop(node))
         if node not in self._by_parent:
             raise ValueError(
                 f"{self.owner} drew children of tree node {node} and recorded no distribution for them; a drafter that "

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from dynatree_lib import RandomSource, SampledTree, Sampling, ToyModel, generate
-from dynatree_lib.sampling import Scores, probabilities
+from dynatree_lib.sampling import COOLEST, DraftDistributions, Scores, probabilities
 
 
 @pytest.mark.parametrize(
@@ -176,3 +176,25 @@ def test_logits_of_some_tokens_alone_speak_of_these():
     assert given.nonzero()[:, 0].tolist() == [2, 5, 7]
     assert float(given[5]) == pytest.approx(float(torch.tensor([0.0, 2.0, 1.0]).softmax(0)[1]))
     assert scores.prob(0, 3) == 0
+
+
+def test_a_recorded_distribution_of_some_tokens_is_one_of_all():
+    distributions = DraftDistributions("a draft")
+    distributions.record(0, torch.tensor([0.25, 0.75]), np.array([1, 4]))
+    known = [distributions.prob(0, token) for token in range(7)]
+    assert known == [0, 0.25, 0, 0, 0.75, 0, 0]
+    assert distributions.distribution(0).tolist() == known[:5]
+    assert [distributions.prob(0, token) for token in range(7)] == known
+    distributions.record(2, torch.tensor([1.0]))
+    assert [distributions.prob(2, token) for token in (0, 1)] == [1, 0]
+    with pytest.raises(ValueError, match="a draft drew children of tree node 1 and recorded no distribution"):
+        distributions.prob(1, 0)
+
+
+@pytest.mark.parametrize("temperature", [COOLEST / 2, COOLEST, 0.5, 1.0, 3.0])
+def test_probabilities_are_the_same_on_both_sides_of_the_shortcut(temperature):
+    """The shortcut is taken without filters; a filter that keeps everything is the long way."""
+    logits = 30 * torch.randn(4, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    logits[1, 3:40] = -torch.inf
+    short, long = (probabilities(logits, Sampling(temperature, top_k=kept)) for kept in (None, 50))
+    torch.testing.assert_close(short, long, rtol=1e-10, atol=1e-300)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from ..sampling import GREEDY, DraftDistributions, RandomSource, Sampling, Scores, bad_logits, one_thread, unchecked
+from ..sampling import GREEDY, DraftDistributions, RandomSource, Sampling, bad_logits, one_thread, unchecked
 from ..tree import DISTINCT, IID, POINT, ROOT, TokenTree, renumbering
 
 Draw = Literal["top", "iid", "distinct", "hybrid"]
@@ -49,8 +49,8 @@ class Given(NamedTuple):
     """What the children of a level are drawn from.
 
     Attributes:
-        sampled: (f, V) probabilities, on the CPU.
-        plain: (f, V) log-probabilities at temperature 1.
+        sampled: (f, K) probabilities, on the CPU.
+        plain: (f, K) log-probabilities at temperature 1, on the CPU.
     """
 
     sampled: torch.Tensor
@@ -90,20 +90,16 @@ class TreeBuilder:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def read(self, frontier: np.ndarray) -> Scores:
-        """Score the (f,) nodes of `frontier` in one draft forward; their parents were read before."""
-        return self.state.session.score(*self._enter(frontier), GREEDY)
-
-    def _enter(self, frontier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Number nodes as the session will, and return their tokens and parents as it takes them."""
-        above, pending = self.parents[frontier], self.state.session.pending
-        parents = np.where(above >= 0, self.pending[above], ROOT)
-        self.pending[frontier] = range(pending, pending + len(frontier))
-        return np.minimum(self.tokens[frontier], self.highest), parents
-
     def logits(self, frontier: np.ndarray) -> torch.Tensor:
-        """Read the frontier; return its (f, V) logits in float32 or float64."""
-        logits = self.read(frontier).logits
+        """Score the (f,) nodes of `frontier` in one draft forward; their parents were read before.
+
+        Returns:
+            (f, K) logits of the tokens that it drafts, in float32 or float64.
+        """
+        above, session = self.parents[frontier], self.state.session
+        parents = np.where(above >= 0, self.pending[above], ROOT)
+        self.pending[frontier] = range(session.pending, session.pending + len(frontier))
+        logits = session.level(np.minimum(self.tokens[frontier], self.highest), parents)
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def best(self, frontier: np.ndarray, breadth: int) -> tuple[np.ndarray, np.ndarray]:
@@ -124,7 +120,7 @@ class TreeBuilder:
         Raises:
             ValueError: for logits that describe no distribution; the message names the node and the draft.
         """
-        tokens, logprobs, sharp = self.state.session.best(*self._enter(frontier), breadth, sharpness)
+        tokens, logprobs, sharp = self.state.session.most_probable(self.logits(frontier), breadth, sharpness)
         if np.isnan(logprobs[:, 0]).any():
             raise ValueError(bad_logits(self.state.session.owner, int(frontier[np.isnan(logprobs[:, 0])][0])))
         return self._named(tokens), logprobs, sharp
@@ -141,12 +137,13 @@ class TreeBuilder:
         Raises:
             ValueError: for logits that describe no distribution; the message names the node and the draft.
         """
-        given = unchecked(logits, Sampling(1.0) if sampling.greedy else sampling)
-        sampled, plain = torch.stack((given, logits.log_softmax(-1))).cpu()  # one transfer per level
-        bad = sampled.isnan().any(-1).nonzero()
-        if len(bad):
-            raise ValueError(bad_logits(self.state.session.owner, int(frontier[int(bad[0])])))
-        return Given(sampled, plain)
+        given = Given(unchecked(logits, Sampling(1.0) if sampling.greedy else sampling), logits.log_softmax(-1))
+        if logits.device.type != "cpu":
+            given = Given(*torch.stack(given).cpu())  # one transfer
+        bad = given.sampled[:, 0].isnan().numpy()  # one NaN makes all of a row NaN
+        if bad.any():
+            raise ValueError(bad_logits(self.state.session.owner, int(frontier[bad][0])))
+        return given
 
     @one_thread()
     def draw(
@@ -168,7 +165,7 @@ class TreeBuilder:
         self.distributions = self.distributions or DraftDistributions(self.state.session.owner)
         children: list[tuple[int, int, int]] = []
         for index, (node, count) in enumerate(zip(frontier.tolist(), counts.tolist(), strict=True)):
-            self.distributions.record(node, self._spread(given.sampled[index]))
+            self.distributions.record(node, given.sampled[index], self.drafted)
             how = "top" if sampling.greedy else draw
             children += [(index, *child) for child in _children(given.sampled[index], count, how, self.state.random)]
         indices, tokens, draws = np.array(children, np.int64).reshape(-1, 3).T
@@ -183,12 +180,6 @@ class TreeBuilder:
     def _named(self, tokens: np.ndarray) -> np.ndarray:
         """Ids of tokens that are numbered as the draft's logits."""
         return tokens if self.drafted is None else self.drafted[tokens]
-
-    def _spread(self, distribution: torch.Tensor) -> torch.Tensor:
-        """(V,) distribution of one over the draft's logits."""
-        if self.drafted is None:
-            return distribution
-        return distribution.new_zeros(self.highest + 1).index_copy_(0, torch.from_numpy(self.drafted), distribution)
 
     def add(
         self, parents: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, draws: np.ndarray | int = POINT

@@ -350,11 +350,10 @@ class CompiledLlama:
         queued: int,
         position: int,
         cache: Any,
-        choice: tuple[int, float, int],
         features: tuple[torch.Tensor, torch.Tensor] | None = None,
         around: Callable[..., torch.Tensor] | None = None,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Read a level of a draft's tree, and find what probably follows each node, as `ArrayEngine` says."""
+    ) -> torch.Tensor:
+        """Read a level of a draft's tree, as `ArrayEngine` says."""
         nodes = len(tokens) - queued
         tail, members = queued + len(parents), team(torch.get_num_threads(), self.half)
         with members.lock:
@@ -378,8 +377,7 @@ class CompiledLlama:
                 logits = around(run, ids, positions, mask, cache, nodes)
             if features is not None:
                 kernels.keep_states(self.found[queued : len(tokens)], known, len(parents) - nodes)
-        breadth, sharpness, vocabulary = choice
-        return most_probable(logits[:, :vocabulary], breadth, sharpness)
+        return logits
 
     def _bits(self, numbers: torch.Tensor) -> np.ndarray:
         """The array of a tensor of the weights' dtype, bfloat16 as its bits."""

@@ -112,23 +112,9 @@ class Session(ABC):
         self._have_read(parents, len(tokens))
         return Scores(logits, sampling, self.owner, self._features(), self.drafted)
 
-    def best(
-        self, tokens: np.ndarray, parents: np.ndarray, breadth: int, sharpness: float = 1.0
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Score f nodes as `score` does and return the most probable next tokens of each.
-
-        Args:
-            tokens: (f,) token ids.
-            parents: (f,) as for `score`.
-            breadth: tokens wanted of each; fewer come from a smaller vocabulary.
-            sharpness: exponent on the probabilities of the third array.
-
-        Returns:
-            three (f, breadth) arrays as of `sampling.most_probable`; the tokens are numbered as the logits. NaN
-            log-probabilities where logits describe no distribution.
-        """
-        logits = self.score(tokens, parents, GREEDY).logits
-        return self.most_probable(logits if logits.dtype == torch.float64 else logits.float(), breadth, sharpness)
+    def level(self, tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
+        """Score f nodes as `score` does; return their (f, V) logits alone, or (f, K) of `drafted` tokens."""
+        return self.score(tokens, parents, GREEDY).logits
 
     def _all_parents(self, parents: Sequence[int] | np.ndarray) -> np.ndarray:
         """Parents of all pending nodes, new ones included; ValueError for one that does not come before its child."""

@@ -86,11 +86,10 @@ class ArrayEngine(Protocol):
         queued: int,
         position: int,
         cache: Any,
-        choice: tuple[int, float, int],
         features: tuple[torch.Tensor, torch.Tensor] | None = None,
         around: Callable[..., torch.Tensor] | None = None,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Read q queued tokens and f nodes of a draft's tree; return what `Session.best` does.
+    ) -> torch.Tensor:
+        """Read q queued tokens and f nodes of a draft's tree; return the (f, V) logits of the nodes, float32.
 
         Args:
             tokens: (q + f,) int64 token ids.
@@ -99,7 +98,6 @@ class ArrayEngine(Protocol):
             queued: q.
             position: of a node below the text.
             cache: as for `Engine`; it gets the entries of all q + f tokens.
-            choice: breadth and sharpness, and how many of the logits are looked at.
             features: for a draft on features, (q, h) of the queue, and (m, h) of the text's last token and of the
                 pending nodes, in which those of the new nodes are written; m > p + f.
             around: called as `HFModel.observed` says, with the forward.

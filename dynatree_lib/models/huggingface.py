@@ -189,7 +189,7 @@ def in_inference_mode(method: Method) -> Method:
 class HFSession(Session):
     """One sequence in the cache of a transformers model.
 
-    A class whose `best` may read a level in one call of its engine, past `_read` and `_positions`, says so for itself
+    A class whose `level` may be one call of its engine, past `_read` and `_positions`, says so for itself
     with `in_one_call`; subclasses do not inherit it.
     """
 
@@ -226,20 +226,17 @@ class HFSession(Session):
 
     @override
     @in_inference_mode
-    def best(
-        self, tokens: np.ndarray, parents: np.ndarray, breadth: int, sharpness: float = 1.0
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def level(self, tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
         engine, queue, model = self.model.arrays, self._queue, self.model
         if engine is None or not vars(type(self)).get("in_one_call"):
-            return super().best(tokens, parents, breadth, sharpness)
+            return super().level(tokens, parents)
         joined, every = np.array([*queue, *tokens], np.int64), self._all_parents(parents)
         if not engine.runs(len(joined), self._cache):
-            return super().best(tokens, parents, breadth, sharpness)
-        choice = breadth, sharpness, model.vocab_size
+            return super().level(tokens, parents)
         features = self._level_features(every, self.pending)
-        found = engine.level(joined, every, len(queue), self.position, self._cache, choice, features, model.around)
+        logits = engine.level(joined, every, len(queue), self.position, self._cache, features, model.around)
         self._have_read(every, len(tokens))
-        return found
+        return logits[:, : model.vocab_size]
 
     def _level_features(self, parents: np.ndarray, before: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """What `ArrayEngine.level` takes as features, with room for those of the new nodes.

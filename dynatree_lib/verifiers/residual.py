@@ -74,8 +74,12 @@ class Recorded:
         """
         if self.tree.draws[node] == POINT:
             return 1.0
-        distribution, token = self.distribution(node), int(self.tree.tokens[node])
-        probability = float(distribution[token]) if token < len(distribution) else 0.0
+        token, parent = int(self.tree.tokens[node]), int(self.tree.parents[node])
+        if node == self.children[parent][0]:
+            probability = self.distributions.prob(parent, token)
+        else:
+            distribution = self.distribution(node)
+            probability = float(distribution[token]) if token < len(distribution) else 0.0
         if not probability > 0:
             raise ImpossibleToken(
                 f"Tree node {node} holds token {token}, to which the distribution recorded for it by "
