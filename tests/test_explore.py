@@ -4,16 +4,21 @@ import json
 import re
 
 import pytest
+import torch
 from models import noisy_copy, random_model
 
 pytest.importorskip("ipywidgets")
 
 import dynatree_lib as dt
 from dynatree_lib import plots
-from dynatree_lib.explore import Live, Walk
+from dynatree_lib.drafters.base import Proposal
+from dynatree_lib.explore import Coins, Live, Walk
 from dynatree_lib.explore.live import CONTROLS, DRAFTERS
+from dynatree_lib.measure import exact
 from dynatree_lib.measure.methods import METHODS
 from dynatree_lib.models.pairs import load_pair
+from dynatree_lib.sampling import DraftDistributions
+from dynatree_lib.tree import DISTINCT, POINT
 
 PROMPT = "def read_lines(path):"
 
@@ -141,3 +146,75 @@ class TestLive:
     def test_a_method_without_a_drafter_is_refused(self, pair):
         with pytest.raises(ValueError, match="method is 'hf-generate'; choose one of chain, "):
             Live(pair, PROMPT, method="hf-generate")
+
+
+class TestCoins:
+    """On the worked example of Traversal Verification, whose fractions notebook 04 works out by hand."""
+
+    @pytest.fixture
+    def coins(self):
+        target, draft = (torch.tensor(shares, dtype=torch.float64) for shares in ((0.3, 0.4, 0.3), (0.6, 0.3, 0.1)))
+        model = dt.ToyModel(lambda context: target.tolist(), vocab_size=3)
+        tree = dt.TokenTree.build([0, 0, 1, 1, 2, 1], [-1, 0, 0, 1, 1, 2], draws=[POINT] + [DISTINCT] * 5)
+        distributions = DraftDistributions("the example")
+        for parent in (0, 1, 2):
+            distributions.record(parent, draft)
+        scores = exact.target_scores(model, [0], tree, dt.Sampling(1.0))
+        rules = {"traversal": dt.Traversal(), "token-level": dt.TokenLevel(), "target walk": dt.TargetWalk()}
+        return Coins(Proposal(tree, distributions), scores, "abc", rules)
+
+    @staticmethod
+    def names(coins):
+        return [button.description for button in coins.answers.children]
+
+    def test_the_coins_are_those_of_the_rule(self, coins):
+        assert self.names(coins)[:2] == ["accept: 2/3", "reject: 1/3"]  # X3
+        coins.answers.children[1].click()
+        assert self.names(coins)[:2] == ["accept: 7/11", "reject: 4/11"]  # X4
+        coins.answers.children[0].click()
+        assert (coins.taken, coins.verdict) == ([0, 1], None)
+        assert self.names(coins)[:3] == ["a: 3/10", "b: 2/5", "c: 3/10"]  # the target's own, below X4
+        coins.answers.children[2].click()
+        assert (coins.verdict.path, coins.verdict.next_token) == ((1, 4), 2)
+        assert "Accepted: X1 X4. The next token is c." in coins.asked.value
+        assert not coins.answers.children
+        coins.back.click()
+        assert coins.taken == [0, 1]
+        coins.again.click()
+        assert coins.taken == []
+        assert coins.back.disabled
+
+    def test_the_tree_shows_what_is_left_open(self, coins):
+        rule = coins.rules["traversal"]
+        whole, after = coins.chances(rule, []), [coins.chances(rule, [branch]) for branch in (0, 1)]
+        mixed = [no / 3 + 2 * yes / 3 for no, yes in zip(*after, strict=True)]
+        assert mixed == pytest.approx(whole)
+        assert after[1] == pytest.approx([1, 1, 0, 1, 0, 0])
+        assert whole[1] == pytest.approx(29 / 33)
+        coins.decided([1])
+        texts = [text for trace in drawn(coins.tree)["data"] for text in trace.get("text") or ()]
+        assert "X<sub>3</sub>=b<br>1" in texts
+        assert "X<sub>2</sub>=b<br>0" in texts
+
+    def test_chance_takes_the_branches_by_their_probability(self, coins):
+        heads = 0
+        for _ in range(200):
+            coins.toss([1 / 3, 2 / 3])
+            heads += coins.taken[0]
+            coins.taken = []
+        assert 110 < heads < 157
+
+    def test_many_trials_are_shown_beside_the_exact_number(self, coins):
+        coins.rule.value = "token-level"
+        coins.often.click()
+        figure = drawn(coins.shares)
+        seen, expected = (bar["x"] for bar in figure["data"] if bar["type"] == "bar")
+        assert sum(expected) == pytest.approx(1)
+        assert seen == pytest.approx(expected, abs=0.05)
+        assert seen != expected
+        coins.rule.value = "target walk"
+        assert not coins.shares.outputs
+
+    def test_without_a_rule_nothing_can_be_decided(self, coins):
+        with pytest.raises(ValueError, match="There is no rule to decide with"):
+            Coins(coins.proposal, coins.scores, "abc", {})

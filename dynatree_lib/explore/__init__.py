@@ -11,7 +11,8 @@ try:
 except ImportError as error:
     raise ImportError("Explorers need ipywidgets: pip install 'dynatree-lib[notebooks]'.") from error
 
+from .coins import Coins
 from .live import Live
 from .walk import Walk
 
-__all__ = ["Live", "Walk"]
+__all__ = ["Coins", "Live", "Walk"]

@@ -62,17 +62,17 @@ class Walk(widgets.VBox):
         """Draw the iteration that the slider stands at."""
         number, iteration = self.place.value, self.iteration
         self.text.value = str(plots.step_text(self.generation, number, self.tokenizer, prompt=self.prompt))
-        _put(self.tree, plots.draft_tree(iteration, self.tokenizer))
+        put(self.tree, plots.draft_tree(iteration, self.tokenizer))
         state = iteration.adaptation
         self.state.value = html_table([state], caption="State of the drafter before this iteration") if state else ""
         if self.mask.value:
             before = sum(one.committed for one in self.generation.iterations[:number])
-            _put(self.seen, plots.tree_mask(iteration.tree, self.prefix + before, self.tokenizer))
+            put(self.seen, plots.tree_mask(iteration.tree, self.prefix + before, self.tokenizer))
         else:
             self.seen.outputs = ()
 
 
-def _put(place: widgets.Output, figure: Any) -> None:
+def put(place: widgets.Output, figure: Any) -> None:
     """Show a figure in place of what was there.
 
     The figure is put there as state. Displaying it there would send messages that runners without a page, such as

@@ -35,26 +35,39 @@ class Replay(RandomSource):
 
     Args:
         script: index of the branch to take at each decision; beyond its end, the first possible branch.
+        given: number of decisions, the first ones of the script, that are taken as given: no other branch is open
+            there, and `probability` is conditional on them.
+
+    Attributes:
+        taken: the branch taken at each decision.
+        open: possible branches at each decision.
+        shares: probability of every branch at each decision.
+        coins: whether each decision was one between rejecting (0) and accepting (1), and not a draw.
+        probability: of the branches taken.
     """
 
-    def __init__(self, script: Sequence[int]) -> None:
-        self.script = script
+    def __init__(self, script: Sequence[int], given: int = 0) -> None:
+        self.script, self.given = script, given
         self.taken: list[int] = []
         self.open: list[list[int]] = []
+        self.shares: list[list[float]] = []
+        self.coins: list[bool] = []
         self.probability = 1.0
 
-    def _choose(self, weights: Sequence[float]) -> int:
+    def _choose(self, weights: Sequence[float], coin: bool = False) -> int:
         possible = [i for i, weight in enumerate(weights) if weight > 0]
-        step = len(self.taken)
+        step, total = len(self.taken), sum(weights)
         choice = self.script[step] if step < len(self.script) else possible[0]
         self.taken.append(choice)
-        self.open.append(possible)
-        self.probability *= weights[choice] / sum(weights)
+        self.open.append(possible if step >= self.given else [choice])
+        self.shares.append([weight / total for weight in weights])
+        self.coins.append(coin)
+        self.probability *= weights[choice] / total if step >= self.given else 1.0
         return choice
 
     @override
     def accept(self, probability: float) -> bool:
-        return self._choose([1 - probability, probability]) == 1
+        return self._choose([1 - probability, probability], coin=True) == 1
 
     @override
     def accept_lazily(self, bound: float, probability: Callable[[], float]) -> bool:
@@ -77,10 +90,11 @@ class Replay(RandomSource):
 
 
 def outcomes(
-    run: Callable[[RandomSource], Result], replay: Callable[[Sequence[int]], Replay] = Replay
+    run: Callable[[RandomSource], Result],
+    replay: Callable[[Sequence[int]], Replay] = Replay,
+    script: Sequence[int] = (),
 ) -> Iterator[tuple[Result, float]]:
-    """Yield every result of `run` under every sequence of decisions, with its probability."""
-    script: list[int] = []
+    """Yield every result of `run` under every sequence of decisions, with its probability; `script` is the first."""
     while True:
         random = replay(script)
         yield run(random), random.probability
@@ -110,9 +124,20 @@ def proposals(
     return outcomes(run)
 
 
-def verdicts(verifier: Verifier, proposal: Proposal, scores: Scores) -> Iterator[tuple[Verdict, float]]:
-    """Yield every verdict on a proposal, with its probability."""
-    return outcomes(lambda random: verifier.verify(proposal.tree, scores, proposal.distributions, random))
+def verdicts(
+    verifier: Verifier, proposal: Proposal, scores: Scores, given: Sequence[int] = ()
+) -> Iterator[tuple[Verdict, float]]:
+    """Yield every verdict on a proposal, with its probability; `given` are the branches of the first decisions."""
+
+    def replay(script: Sequence[int]) -> Replay:
+        return Replay(script, len(given))
+
+    return outcomes(lambda random: decided(verifier, proposal, scores, random), replay, given)
+
+
+def decided(verifier: Verifier, proposal: Proposal, scores: Scores, random: RandomSource) -> Verdict:
+    """Return the verdict on a proposal under one source of decisions."""
+    return verifier.verify(proposal.tree, scores, proposal.distributions, random)
 
 
 def target_scores(target: ToyModel, prompt: Tokens, tree: TokenTree, sampling: Sampling) -> Scores:

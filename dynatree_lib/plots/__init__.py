@@ -36,12 +36,12 @@ from .iterations import (
 )
 from .theme import METHOD_COLORS, TEMPLATE
 from .trees import draft_tree, positions, stacked_trees, tree_mask
-from .verification import distribution_panels, step_row, verification_steps
+from .verification import acceptance_tree, distribution_panels, fraction, step_row, verification_steps
 
 __all__ = [
-    "METHOD_COLORS", "TEMPLATE", "acceptance_by_depth", "bars_by_panel", "bars_with_intervals", "calibration",
-    "calibration_rows", "depth_rows", "distribution_panels", "draft_tree", "heatmap",
+    "METHOD_COLORS", "TEMPLATE", "acceptance_by_depth", "acceptance_tree", "bars_by_panel", "bars_with_intervals",
+    "calibration", "calibration_rows", "depth_rows", "distribution_panels", "draft_tree", "fraction", "heatmap",
     "interval_dots", "iteration_rows", "line_panels", "node_rows", "positions", "rank_rows", "scatter",
-    "stacked_bars", "stacked_trees", "step_row", "step_text", "sweep_lines", "text_iterations", "timeline", "tree_mask",
-    "verification_steps",
+    "stacked_bars", "stacked_trees", "step_row", "step_text", "sweep_lines", "text_iterations", "timeline",
+    "tree_mask", "verification_steps",
 ]  # fmt: skip

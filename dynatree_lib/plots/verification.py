@@ -25,6 +25,12 @@ STATES = {
     "gone": (*theme.REJECTED, "rejected and deleted"),
 }
 """State of a node at a step: fill, line and text colour, and the legend."""
+CHANCES = {
+    "accepted": (theme.ACCEPTED, "accepted for certain", "solid"),
+    "open": (theme.DRAFTED, "not decided yet, with its probability", "solid"),
+    "rejected": (theme.REJECTED, "rejected for certain", "dot"),
+}
+"""State of a node while a rule decides: colours, legend, and the line to its parent."""
 GAP, PANEL_HEIGHT = 64, 200  # px between two lines of panels, and of a panel
 LINE_HEIGHT = 384  # px of one line of steps
 SHADES = ("#c6dbef", "#6baed6", "#2171b5", "#08306b", "#000000")
@@ -86,6 +92,45 @@ def verification_steps(
     return theme.share_legend(drawn).update_layout(
         legend={"y": 1 + 18 / (LINE_HEIGHT * lines), "itemsizing": "constant"}
     )
+
+
+def acceptance_tree(tree: TokenTree, chances: Sequence[float], letters: Sequence[str], *, title: str = "") -> go.Figure:
+    """Draw a tree with the probability of each node to be accepted.
+
+    Args:
+        tree: the drafted tree.
+        chances: (n,) of node 0, which is part of the text, and of the drafted nodes.
+        letters: what to call each token.
+        title: above the figure.
+    """
+    across, down = leaf_places(tree.parents), -tree.depths
+    height = 150 + PANEL_HEIGHT * tree.depth // 2
+    drawn = theme.figure(title, height=height).update_xaxes(visible=False).update_yaxes(visible=False)
+    known = {True: "accepted", False: "rejected"}
+    states = [known[chance > 0.5] if min(chance, 1 - chance) < ROUNDING else "open" for chance in chances]
+    for state, ((_, line, _), _, dash) in CHANCES.items():
+        ends = [node for node in range(1, len(tree)) if states[node] == state]
+        x = [value for node in ends for value in (across[tree.parents[node]], across[node], None)]
+        y = [value for node in ends for value in (down[tree.parents[node]], down[node], None)]
+        drawn.add_scatter(
+            x=x, y=y, mode="lines", line={"color": line, "width": 2, "dash": dash}, hoverinfo="skip", showlegend=False
+        )
+    for state, ((fill, line, ink), meaning, _) in CHANCES.items():
+        nodes = [node for node in range(len(tree)) if states[node] == state]
+        names = [
+            f"X<sub>{node}</sub>" + (f"={theme.escaped(letters[tree.tokens[node]])}" if node else "") for node in nodes
+        ]
+        marks = [f"{name}<br>{fraction(chances[node])}" for name, node in zip(names, nodes, strict=True)]
+        hover = [f"{name}: {chances[node]:.4f}" for name, node in zip(names, nodes, strict=True)]
+        drawn.add_scatter(
+            x=[across[node] for node in nodes] or [None], y=[down[node] for node in nodes] or [None],
+            mode="markers+text", text=marks, textfont={"size": 13, "color": ink}, name=meaning, customdata=hover,
+            hovertemplate="%{customdata}<extra></extra>",
+            marker={"size": 52, "color": fill, "line": {"color": line, "width": 2}},
+        )  # fmt: skip
+    drawn.update_xaxes(range=[across.min() - 0.7, across.max() + 0.7])
+    drawn.update_yaxes(range=[-tree.depth - 0.5, 0.5])
+    return drawn.update_layout(margin={"l": 20, "r": 20, "b": 10}, legend={"itemsizing": "constant"})
 
 
 def _draw_nodes(drawn: go.Figure, tree: TokenTree, step: Row, letters: Sequence[str], place: dict[str, int]) -> None:
