@@ -12,7 +12,7 @@ pytest.importorskip("ipywidgets")
 import dynatree_lib as dt
 from dynatree_lib import plots
 from dynatree_lib.drafters.base import Proposal
-from dynatree_lib.explore import Coins, Live, Walk
+from dynatree_lib.explore import Coins, Live, Race, Walk
 from dynatree_lib.explore.live import CONTROLS, DRAFTERS
 from dynatree_lib.measure import exact
 from dynatree_lib.measure.methods import METHODS
@@ -146,6 +146,32 @@ class TestLive:
     def test_a_method_without_a_drafter_is_refused(self, pair):
         with pytest.raises(ValueError, match="method is 'hf-generate'; choose one of chain, "):
             Live(pair, PROMPT, method="hf-generate")
+
+
+class TestRace:
+    def test_every_method_stands_where_it_is_after_so_many_forwards(self, generation):
+        target = random_model("llama")
+        other = dt.autoregressive(target, [1, 2, 3], max_new_tokens=30)
+        race = Race({"tree": generation, "plain <b>": other}, prompt="ask: ")
+        assert (race.forwards.min, race.forwards.value, race.forwards.max) == (1, 1, 30)
+        race.forwards.value = 5
+        emitted = sum(one.committed for one in generation.iterations[:5])
+        assert "".join(f"{token} " for token in generation.tokens[:emitted]) in plain(race.texts["tree"].value)
+        assert f"{emitted} tokens by 5 target forwards" in race.texts["tree"].value
+        assert "5 tokens by 5 target forwards" in race.texts["plain <b>"].value
+        assert "plain &lt;b&gt;" in race.texts["plain <b>"].value
+        expected = {"tree": generation.iterations[4], "plain <b>": other.iterations[4]}
+        assert drawn(race.trees) == as_data(plots.stacked_trees(expected, title="The latest iteration of each method"))
+        race.forwards.value = 30
+        assert "its text has ended" in race.texts["tree"].value
+        assert "its text has ended" not in race.texts["plain <b>"].value
+
+    def test_texts_without_iterations_are_refused(self, generation):
+        with pytest.raises(ValueError, match="no iterations to compare"):
+            Race({})
+        fast = dt.Generation([1], [], "length", None)
+        with pytest.raises(ValueError, match="of 'fast'; give texts of generate"):
+            Race({"tree": generation, "fast": fast})
 
 
 class TestCoins:

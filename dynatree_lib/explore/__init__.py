@@ -13,6 +13,7 @@ except ImportError as error:
 
 from .coins import Coins
 from .live import Live
+from .race import Race
 from .walk import Walk
 
-__all__ = ["Coins", "Live", "Walk"]
+__all__ = ["Coins", "Live", "Race", "Walk"]

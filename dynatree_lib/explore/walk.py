@@ -39,12 +39,8 @@ class Walk(widgets.VBox):
             raise ValueError("This text has no iterations to walk through; decode it with generate().")
         self.generation, self.tokenizer, self.prompt, self.prefix = generation, tokenizer, prompt, prefix
         last = len(generation.iterations) - 1
-        self.place = widgets.IntSlider(
-            min=0, max=last, description="iteration", continuous_update=True, layout={"width": "420px"}
-        )
-        self.play = widgets.Play(max=last, interval=PACE, description="play the iterations")
+        self.play, self.place = player("iteration", 0, last)
         self.mask = widgets.Checkbox(description="attention mask", indent=False)
-        widgets.jslink((self.play, "value"), (self.place, "value"))
         self.text, self.state = widgets.HTML(), widgets.HTML()
         self.tree, self.seen = widgets.Output(), widgets.Output()
         controls = widgets.HBox([self.play, self.place, self.mask], layout={"flex_flow": "row wrap"})
@@ -70,6 +66,17 @@ class Walk(widgets.VBox):
             put(self.seen, plots.tree_mask(iteration.tree, self.prefix + before, self.tokenizer))
         else:
             self.seen.outputs = ()
+
+
+def player(name: str, first: int, last: int) -> tuple[widgets.Play, widgets.IntSlider]:
+    """Return a slider and a button that plays it."""
+    slider = widgets.IntSlider(
+        first, min=first, max=last, description=name, continuous_update=True, layout={"width": "420px"}
+    )
+    slider.style.description_width = "initial"
+    play = widgets.Play(value=first, min=first, max=last, interval=PACE, description=f"play by {name}")
+    widgets.jslink((play, "value"), (slider, "value"))
+    return play, slider
 
 
 def put(place: widgets.Output, figure: Any) -> None:
