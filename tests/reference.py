@@ -971,3 +971,13 @@ class SelfDraftTwin(NgramTwin):
         self.text += accepted
         self.read(len(accepted))
         return lines, paths, accepted
+
+
+def logits_in_bytes(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    """(n, V) products of (n, h) states and a (V, h) head, both rounded to 255 steps a row (`kernels.project_bytes`)."""
+
+    def rounded(rows: torch.Tensor) -> torch.Tensor:
+        step = rows.double().abs().amax(1, keepdim=True) / 127
+        return (rows.double() / step).round() * step
+
+    return rounded(hidden) @ rounded(head).T

@@ -135,6 +135,29 @@ def test_a_level_read_in_one_call_is_what_scoring_gives(features, dtype):
             np.testing.assert_array_equal(one[2], other[2])
 
 
+@torch.inference_mode()
+def test_a_draft_in_bfloat16_has_a_head_in_bytes():
+    """Over one to three passes of rows, and over a head whose last block is not full."""
+    kernels = pytest.importorskip("dynatree_lib.fast.kernels")
+    if not (kernels.BYTES and kernels.BFLOAT16):
+        pytest.skip("this processor does not multiply bytes")
+    draft = EagleModel(on_features(_wide(torch.bfloat16), [1]))
+    assert draft.engine.head.dtype == torch.int8
+    assert HFModel(_wide(torch.bfloat16)).engine.head.dtype == torch.bfloat16  # a target's
+    for count in (1, 3, 8, 9, 20):
+        session = draft.session()
+        found = session.level(np.arange(1, 1 + count), np.full(count, -1))
+        expected = reference.logits_in_bytes(session._known[1 : 1 + count], draft.model.lm_head.weight)
+        exact = session._known[1 : 1 + count].double() @ draft.model.lm_head.weight.double().T
+        off, rounded = (float((found.double() - other).abs().mean()) for other in (expected, exact))
+        assert off < 0.1 * rounded  # a number halfway between two steps may go the other way
+    draft.model.lm_head.weight[3] = torch.nan
+    broken = EagleModel(draft.model, check=False).session()
+    assert broken.level(np.array([5]), np.array([-1]))[0].isnan().tolist() == [token == 3 for token in range(97)]
+    session._known[0] = torch.nan
+    assert session.level(np.array([5]), np.array([-1])).isnan().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_features_are_fused_as_their_module_does(dtype):

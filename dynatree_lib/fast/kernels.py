@@ -37,6 +37,8 @@ LANES = 16 if WIDE else 8 if FEATURES.get("avx2") else 4
 VECTORS = 4 if LANES == 4 else 2
 WIDTH = LANES * VECTORS
 """Outputs of a block of a packed matrix."""
+BYTES = WIDE and bool(FEATURES.get("avx512vnni"))
+"""Whether this processor multiplies fours of bytes, as a head in 8 bits needs."""
 TILE = 8 if WIDE else 5
 """Tokens that one pass over a block serves: their sums stay in registers."""
 DEEP = 16
@@ -46,13 +48,14 @@ DEEP = 16
     STOP, TOKENS, KEEP, BASE, COLUMNS, CAPACITY, LAYERS, SIZE, HEADS, GROUPS, MLP, HIDDEN_SIZE, ROWS,
     WEIGHTS, VECTOR_WEIGHTS, HEAD, STORE, MASK, POSITIONS, COS, SIN, HIDDEN, QKV, IDS, EMBEDDING, MIXED,
     GROWN, LOGITS, PRIVATE, PRIVATE_BYTES, HEAD_NORMS, EPS, SCALE, TAKEN, LEFT, SHAPES, JOINT, JOINT_NORMS, PAIRS,
-    GIVEN, FOUND, SLOTS, STATES, TAIL, FIELDS,
-) = range(45)  # fmt: skip
+    GIVEN, FOUND, SLOTS, STATES, TAIL, HEAD_SCALES, HEAD_SUMS, FIELDS,
+) = range(47)  # fmt: skip
 """Places in a job, an int64 array: sizes, then addresses. EPS and SCALE hold float64 bits.
 MASK says with a byte each which of the last TAIL columns a token sees; it sees those before them.
 JOINT is the matrix of a draft on features, or 0; GIVEN are the features that its tokens come with; FOUND is where the
 hidden states go that are asked for, or 0: STATES of them side by side, and SLOTS says of every layer which one is the
-state after it, or -1."""
+state after it, or -1. HEAD_SCALES is 0, or where the steps of the rows of a head in 8 bits are, and HEAD_SUMS the sums
+of their numbers."""
 
 I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -72,27 +75,28 @@ class _BFloat(ir.Type):
         return hash("bfloat")
 
 
-def _product(pairs):
+def _product(packed=1):
     """Make the intrinsic out[t, :WIDTH] = block @ inputs[t] for `count` tokens (1 to TILE).
 
     Its arguments are addresses and numbers: of the block, vectors between two of its steps (VECTORS in a packed
     matrix), of the inputs, inputs per output, number of tokens, address of out. While it works it fetches cache lines
     into the second-level cache, at each step those `pace` bytes on from the address `ahead`, and `other` bytes behind
-    it. `pairs` makes the bfloat16 form, whose blocks hold two inputs of every output side by side.
+    it. Blocks hold `packed` inputs of every output side by side: 1 of float32, 2 of bfloat16, or 4 signed bytes, whose
+    inputs are bytes from 0 to 255 and whose sums are int32.
     """
 
     @intrinsic
     def product(typing, block, stride, inputs, size, count, out, ahead, pace, other):
         def generate(context, builder, signature, arguments):
             block, stride, inputs, size, count, out, ahead, pace, other = arguments
-            vector = ir.VectorType(F32, LANES)
-            stored = ir.VectorType(_BFloat(), 2 * LANES) if pairs else vector
-            name = "llvm.x86.avx512bf16.dpbf16ps.512" if pairs else f"llvm.fma.v{LANES}f32"
-            operands = (vector, stored, stored)
+            vector = ir.VectorType(I32 if packed == 4 else F32, LANES)
+            stored = ir.VectorType(_BFloat(), 2 * LANES) if packed == 2 else vector
+            name = {1: f"fma.v{LANES}f32", 2: "x86.avx512bf16.dpbf16ps.512", 4: "x86.avx512.vpdpbusd.512"}[packed]
+            name, operands = f"llvm.{name}", (vector, stored, stored)
             fused = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, operands), name)
             line = ir.FunctionType(ir.VoidType(), (I8.as_pointer(), I32, I32, I32))
             fetch = cgutils.get_or_insert_function(builder.module, line, "llvm.prefetch.p0")
-            element, steps = (I32, builder.lshr(size, I64(1))) if pairs else (F32, size)
+            element, steps = (F32, size) if packed == 1 else (I32, builder.lshr(size, I64(packed // 2)))
             blocks = builder.inttoptr(block, stored.as_pointer())
             first = builder.inttoptr(inputs, element.as_pointer())
             target = builder.inttoptr(out, vector.as_pointer())
@@ -125,17 +129,15 @@ def _product(pairs):
                     kind = ir.VectorType(element, LANES)
                     spread = builder.insert_element(ir.Constant(kind, ir.Undefined), value, I32(0))
                     spread = builder.shuffle_vector(spread, ir.Constant(kind, ir.Undefined), splat)
-                    spread = builder.bitcast(spread, stored) if pairs else spread
-                    terms = [
-                        (sums[row][part], weights[part], spread) if pairs else (weights[part], spread, sums[row][part])
-                        for part in range(VECTORS)
-                    ]
+                    spread = builder.bitcast(spread, stored)
+                    terms = [(sums[row][part], spread, weights[part]) for part in range(VECTORS)]
+                    terms = [term[::-1] for term in terms] if packed == 1 else terms
                     following.append([builder.call(fused, term) for term in terms])
                 after_step = builder.add(step, I64(1))
                 step.add_incoming(after_step, loop)
                 for row in range(tokens):
                     for part in range(VECTORS):
-                        sums[row][part].add_incoming(ir.Constant(vector, [0.0] * LANES), start)
+                        sums[row][part].add_incoming(ir.Constant(vector, [0] * LANES), start)
                         sums[row][part].add_incoming(following[row][part], loop)
                 builder.cbranch(builder.icmp_signed("<", after_step, steps), loop, done)
                 builder.position_at_end(done)
@@ -220,8 +222,9 @@ def _tile_call(name, *kinds):
     return run
 
 
-multiply_float32 = _product(pairs=False)
-multiply_bfloat16 = _tiled() if MATRICES else _product(pairs=True) if BFLOAT16 else multiply_float32
+multiply_float32 = _product()
+multiply_bfloat16 = _tiled() if MATRICES else _product(2) if BFLOAT16 else multiply_float32
+multiply_bytes = _product(4) if BYTES else multiply_float32
 configure_tiles, release_tiles = _tile_call("ldtilecfg", "pointer"), _tile_call("tilerelease")
 
 
@@ -518,6 +521,52 @@ def project(weights, inputs, n, size, outputs, target, bias, adds, tile_address,
     finish(taken + LINE, blocks)
 
 
+@fast
+def to_bytes(rows, width, values, out, scales):
+    """Round rows of the weights' kind to bytes, 128 being 0; note the value of a step of each row, or NaN."""
+    for row in range(rows):
+        highest, checked = np.float32(0), np.float32(0)
+        for place in range(width):
+            value = number(values[row * width + place])
+            highest, checked = max(highest, abs(value)), checked + value * np.float32(0)
+        scales[row] = highest / np.float32(127) + checked
+        steps = np.float32(127) / highest if highest > 0 else np.float32(0)
+        for place in range(width):
+            out[row * width + place] = np.uint8(np.round(number(values[row * width + place]) * steps) + np.float32(128))
+
+
+@fast
+def project_bytes(
+    weights, row_scales, row_sums, inputs, scales, n, size, outputs, target, tile_address, taken, threads
+):
+    """Multiply n rows of bytes with blocks of a matrix of bytes, as `project` does.
+
+    Args:
+        row_scales, row_sums: (outputs,) value of a step, and sum of the numbers, of each row of the matrix.
+        scales: (n,) value of a step of each row of inputs.
+    """
+    tile, blocks = carray(_pointer(tile_address), (TILE * WIDTH,), np.int32), outputs // WIDTH
+    passes, most = tiles(n, TILE)
+    block = _arrive(taken)
+    while block < blocks:
+        there, ahead = weights + block * WIDTH * size, threads * WIDTH * size
+        for number_of_pass in range(passes):
+            begin = number_of_pass * most
+            count = min(most, n - begin)
+            pace, other = 4 * WIDTH // passes, 4 * WIDTH - LINE if passes == 1 else 0
+            coming = there + ahead + number_of_pass * pace * (size // 4)
+            multiply_bytes(there, VECTORS, inputs + begin * size, size, count, tile_address, coming, pace, other)
+            for row in range(count):
+                place = (begin + row) * outputs + block * WIDTH
+                for lane in range(WIDTH):
+                    output = block * WIDTH + lane
+                    whole = np.float32(tile[row * WIDTH + lane] - 128 * row_sums[output])
+                    target[place + lane] = whole * row_scales[output] * scales[begin + row]
+        _arrive(taken + LINE)
+        block = _arrive(taken)
+    finish(taken + LINE, blocks)
+
+
 @softmax
 def gate_by(gates, ups, count):
     """Replace numbers by silu(gate) * up."""
@@ -793,7 +842,17 @@ def work(job, thread, threads, kind):
         taken += 2 * LINE
     normalise(hidden, n - keep, keep, hidden_size, last_norm, eps, normed)
     logits = floats(job[LOGITS], keep * rows)
-    project(job[HEAD], normed_place, keep, hidden_size, rows, logits, nothing, False, tile, kind, taken, threads)
+    if BYTES and job[HEAD_SCALES]:
+        bytes_place = normed_place + n * hidden_size * kind.itemsize
+        rounded = carray(_pointer(bytes_place), (keep * hidden_size,), np.uint8)
+        scales = floats(bytes_place + keep * hidden_size, keep)
+        to_bytes(keep, hidden_size, normed, rounded, scales)
+        row_scales, row_sums = floats(job[HEAD_SCALES], rows), carray(_pointer(job[HEAD_SUMS]), (rows,), np.int32)
+        project_bytes(
+            job[HEAD], row_scales, row_sums, bytes_place, scales, keep, hidden_size, rows, logits, tile, taken, threads
+        )
+    else:
+        project(job[HEAD], normed_place, keep, hidden_size, rows, logits, nothing, False, tile, kind, taken, threads)
     end(kind)
     if thread:
         _arrive(job[LEFT])

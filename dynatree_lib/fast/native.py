@@ -145,6 +145,7 @@ class CompiledLlama:
         self.dtype = core.embed_tokens.weight.dtype
         self.half = self.dtype == torch.bfloat16
         self.embedding, self.layers = core.embed_tokens.weight, config.num_hidden_layers
+        self.job = np.zeros(kernels.FIELDS, np.int64)
         heads, groups = config.num_attention_heads, config.num_key_value_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
         width, mlp, rows = config.hidden_size, config.intermediate_size, len(model.lm_head.weight)
@@ -152,7 +153,7 @@ class CompiledLlama:
         self.rows = rows + -rows % kernels.WIDTH
         self.groups, self.size, self.width = groups, size, width
         count = self.layers * width * (across + heads * size + 3 * mlp)
-        self.weights, self.head = aligned(count, self.dtype), aligned(self.rows * width, self.dtype)
+        self.weights = aligned(count, self.dtype)
         self.vectors = torch.zeros(self.layers * (2 * width + across + 2 * size) + width)
         place = 0
         for index, layer in enumerate(core.layers):
@@ -173,8 +174,13 @@ class CompiledLlama:
             if norms:
                 vectors[2 * width + across : 2 * width + across + 2 * size] = torch.cat(norms)
         self.vectors[-width:] = core.norm.weight
-        self.head[:] = blocked(model.lm_head.weight, self.half)
         self._take_joint(getattr(model, "joint", None), getattr(model, "fusion", None))
+        self.head_scales = torch.empty(0)
+        if kernels.BYTES and self.half and len(self.joint) and width % 4 == 0:
+            self._take_bytes(model.lm_head.weight)
+        else:
+            self.head = aligned(self.rows * width, self.dtype)
+            self.head[:] = blocked(model.lm_head.weight, self.half)
         everywhere = torch.arange(config.max_position_embeddings)[None]
         cos, sin = core.rotary_emb(torch.zeros(1), everywhere)
         self.cos, self.sin = (table[0, :, : size // 2].contiguous() for table in (cos, sin))
@@ -184,7 +190,7 @@ class CompiledLlama:
         count = kernels.counters(self.layers, groups) * kernels.LINE // 8
         self.taken = np.zeros((2, count), np.int64)  # counters for a team, and for the caller alone
         self.ids, self.positions = np.zeros((2, FEW), np.int64)
-        job = self.job = np.zeros(kernels.FIELDS, np.int64)
+        job = self.job
         job[kernels.LAYERS], job[kernels.SIZE], job[kernels.HEADS] = self.layers, size, heads
         job[kernels.GROUPS], job[kernels.MLP], job[kernels.HIDDEN_SIZE] = groups, mlp, width
         job[kernels.ROWS], job[kernels.HEAD_NORMS] = self.rows, bool(norms)
@@ -223,6 +229,19 @@ class CompiledLlama:
             self.fusion = aligned(fusion.map.weight.numel(), self.dtype)
             self.fusion[:] = blocked(fusion.map.weight, self.half)
             self.fusion_norms = torch.cat([norm.weight for norm in fusion.norms]).float()
+
+    def _take_bytes(self, head: torch.Tensor) -> None:
+        """Pack the head of a draft in 8 bits: half the memory to read, and a draft need not be exact.
+
+        Each row has the value of a step of its own, so that its largest number is 127 steps.
+        """
+        wide = torch.nn.functional.pad(head.float(), (0, 0, 0, self.rows - len(head)))
+        self.head_scales = wide.abs().amax(1) / 127
+        numbers = (wide / self.head_scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round().to(torch.int8)
+        self.head_sums = numbers.sum(1, dtype=torch.int32)
+        self.head = aligned(self.rows * self.width, torch.int8)
+        self.head[:] = numbers.view(-1, kernels.WIDTH, self.width // 4, 4).transpose(1, 2).reshape(-1)
+        self.job[[kernels.HEAD_SCALES, kernels.HEAD_SUMS]] = self.head_scales.data_ptr(), self.head_sums.data_ptr()
 
     def __del__(self) -> None:
         for members in (_teams or {}).values():  # None while Python shuts down

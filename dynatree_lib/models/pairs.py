@@ -111,7 +111,7 @@ def load_pair(
             (and needs accelerate).
         dtype: "float32", "bfloat16", ...; by default float32 on the CPU and for "tiny", the checkpoint's own elsewhere.
         draft_dtype: of the draft. By default the target's, and for "smollm2" bfloat16 where the processor multiplies in
-            it: texts stay the target's, whatever the draft rounds.
+            it, its head in 8 bits where it can: texts stay the target's, whatever the draft rounds.
         attn_implementation: "sdpa" or "eager".
         engine: what runs the forwards, one of `models.engines.ENGINES`; "auto" takes the fastest for each model.
 
