@@ -284,8 +284,9 @@ class Scores:
             ValueError: if the logits of the node are NaN or all -inf; the message names the node and the model.
         """
         if node not in self._distributions:
+            row = self.row(node)
             try:
-                found = probabilities(self._near[node].cpu(), self.sampling)
+                found = probabilities(row, self.sampling)
             except ValueError as error:
                 raise ValueError(bad_logits(self.owner, node)) from error
             if self.tokens is not None:
@@ -293,6 +294,10 @@ class Scores:
                 found = every.index_copy_(0, torch.from_numpy(self.tokens), found)
             self._distributions[node] = found
         return self._distributions[node]
+
+    def row(self, node: int) -> torch.Tensor:
+        """Return the logits after `node`, (V,) or (K,), on the CPU."""
+        return self._near[node].cpu()
 
     @cached_property
     def _near(self) -> torch.Tensor:
