@@ -352,6 +352,8 @@ class _Kept:
 def wrapped(model: PreTrainedModel, engine: str = "auto") -> HFModel:
     """Return the `HFModel` of a transformers model: the same as before where its weights are as they were.
 
+    A model with adapters or hooks runs as it is, because an engine with weights of its own would miss what they add.
+
     Raises:
         ValueError: for a model in training mode, and as `HFModel`.
     """
@@ -362,9 +364,20 @@ def wrapped(model: PreTrainedModel, engine: str = "auto") -> HFModel:
     kept: _Kept | None = getattr(model, "_dynatree", None)
     if kept is None or kept.weights != now:
         kept = model._dynatree = _Kept(now)
+    if engine == "auto" and not _as_built(model):
+        engine = "eager"
     if engine not in kept.made:
         kept.made[engine] = HFModel(model, engine=engine)
     return kept.made[engine]
+
+
+def _as_built(model: PreTrainedModel) -> bool:
+    """Return whether all layers are torch's and transformers' own, without hooks."""
+    return all(
+        type(part).__module__.partition(".")[0] in ("torch", "transformers")
+        and not (part._forward_hooks or part._forward_pre_hooks)
+        for part in model.modules()
+    )
 
 
 def _drafter(drafter: DrafterOrClass | None, draft_model: Draft | None, engine: str, sampling: Sampling) -> Drafter:

@@ -556,6 +556,45 @@ def test_a_model_is_wrapped_once_and_again_when_its_weights_change():
     assert not any("dynatree" in name for name in model.state_dict())
 
 
+class Adapted(torch.nn.Module):
+    """A linear layer with an adapter, as libraries of adapters replace it: `weight` is that of the layer alone."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.on = layer, False
+
+    @property
+    def weight(self):
+        return self.layer.weight
+
+    @property
+    def bias(self):
+        return self.layer.bias
+
+    def forward(self, inputs):
+        return self.layer(inputs) + (1.5 * inputs.roll(1, -1) if self.on else 0)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+def test_adapters_and_hooks_are_run_also_when_they_are_switched(kind):
+    model, ids = copy.deepcopy(model_of(kind)).float(), prompt(20)
+    plain = added(model, ids)
+    assert added(model, ids, custom_generate=hf.generate) == plain
+    attention = model.base_model.layers[1].self_attn if kind == "llama" else model.base_model.layers[1].attention
+    name = "o_proj" if kind == "llama" else "dense"
+    handle = getattr(attention, name).register_forward_hook(lambda _, inputs, output: 2 * output)
+    hooked = added(model, ids)
+    assert added(model, ids, custom_generate=hf.generate) == hooked != plain
+    handle.remove()
+    assert added(model, ids, custom_generate=hf.generate) == plain
+    adapter = Adapted(getattr(attention, name))
+    setattr(attention, name, adapter)
+    assert added(model, ids, custom_generate=hf.generate) == plain
+    adapter.on = True
+    adapted = added(model, ids)
+    assert added(model, ids, custom_generate=hf.generate) == adapted != plain
+
+
 class Counting(known.LogitsProcessor):
     """Like a grammar that is advanced by each call: it must be called once for each token, in order."""
 
