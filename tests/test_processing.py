@@ -238,6 +238,27 @@ def test_scores_off_the_text_are_the_targets_own():
     assert lazy.argmax[others].tolist() == plain[others].tolist()
 
 
+def test_siblings_with_one_token_are_processed_once():
+    tree = dt.TokenTree.build([0, 1, 1, 2], [-1, 0, 0, 2])
+    scores, asked = exact.target_scores(TARGET, [2, 0], tree, dt.Sampling()), []
+
+    def process(path, logits):
+        asked.append(path)
+        return torch.eye(4, dtype=torch.float64)[{(): 1, (1,): 2, (1, 2): 3}[path]]
+
+    verdict = dt.Greedy().verify(tree, ProcessedScores(scores, tree, process), None, dt.RandomSource())
+    assert (verdict.path, verdict.next_token) == ((2, 3), 3)
+    assert asked == [(), (1,), (1, 2)]
+
+
+def test_criteria_are_asked_once_a_token_also_by_processing():
+    asked = []
+    watching = [lambda ids, _: asked.append(ids[0].tolist())]
+    out = dt.generate(TARGET, [0, 1], dt.FixedTree(DRAFT), max_new_tokens=30, logits_processors=[penalty],
+                      stopping_criteria=watching)  # fmt: skip
+    assert asked == [[0, 1, *out.tokens[:length]] for length in range(1, 31)]
+
+
 # --------------------------------------------------------------------------------------------------------- criteria
 def test_criteria_end_the_text_inside_a_path_and_are_asked_once_a_token():
     plain = dt.autoregressive(TARGET, [0, 1], max_new_tokens=40).tokens
