@@ -21,7 +21,7 @@ from .tree import TokenTree
 from .verifiers import *
 
 if TYPE_CHECKING:
-    from . import plots
+    from . import hf, plots
     from .fast.batching import generate_batch
     from .fast.plain import autoregressive_fast
     from .fast.static import StaticModel, static_pair
@@ -41,6 +41,7 @@ _LAZY = {
     "autoregressive_fast": ".fast.plain",
     "generate_batch": ".fast.batching",
     "plots": ".plots",
+    "hf": ".hf",
 }
 
 
@@ -50,7 +51,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     module = import_module(_LAZY[name], __name__)
-    return module if name == "plots" else getattr(module, name)
+    return module if name in ("plots", "hf") else getattr(module, name)
 
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "fast",
     "generate",
     "generate_batch",
+    "hf",
     "load_pair",
     "make_pair",
     "plots",

@@ -15,6 +15,7 @@ import torch
 
 from .drafters.base import Drafter, NoDraft
 from .models.base import LanguageModel, Session
+from .processing import LogitsProcessor, Processing, StoppingCriterion
 from .sampling import RandomSource, Sampling, one_thread
 from .stopping import Stopping
 from .tree import TokenTree
@@ -59,6 +60,7 @@ class DecodingState:
     """Where a text stands: hand it to the next `generate` to go on without reading it again.
 
     Good for one use, because the caches move on: continue from the latest Generation. `spent` says that it was used.
+    `text` holds all token ids so far, prompts included.
     """
 
     model: LanguageModel
@@ -67,7 +69,7 @@ class DecodingState:
     drafting: Any
     random: RandomSource
     last: int
-    tail: list[int]
+    text: list[int]
     spent: bool = False
 
 
@@ -78,7 +80,8 @@ class Generation:
     Attributes:
         tokens: generated token ids, without the prompt; an EOS token that ended the text is the last one.
         iterations: one entry per iteration.
-        finish_reason: "eos", "stop" (a stop string), "length" (max_new_tokens), "context", or "interrupted".
+        finish_reason: "eos", "stop" (a stop string), "criteria", "length" (max_new_tokens), "context", or
+            "interrupted".
         state: for continuing, with both models' caches inside; None after an interruption or with `keep_state=False`.
     """
 
@@ -116,6 +119,8 @@ def generate(
     eos_token_ids: int | Sequence[int] | None = None,
     stop_strings: str | Sequence[str] = (),
     tokenizer: Any = None,
+    logits_processors: Sequence[LogitsProcessor] = (),
+    stopping_criteria: Sequence[StoppingCriterion] = (),
     on_tokens: Callable[[list[int]], None] | None = None,
     state: DecodingState | None = None,
     warm: DecodingState | None = None,
@@ -139,6 +144,13 @@ def generate(
         eos_token_ids: tokens that end the text; the model's own by default, () for none.
         stop_strings: the text ends with the token that completes one of these; needs `tokenizer`.
         tokenizer: decodes tokens for `stop_strings`; the target's own by default.
+        logits_processors: functions that change the target's distribution, as transformers' `LogitsProcessor`: of
+            (1, L) int64 ids of a text and the (1, V) logits after it, a copy of their own, in float32 or the logits'
+            dtype if that is higher, they return (1, V) logits. They are called in order, for every text that the rule
+            asks about. Rules that go top down (`Greedy`, `TargetWalk`, `TokenLevel`) ask token after token, as plain
+            decoding does. `Traversal` and `Block` need functions that depend on their arguments alone.
+        stopping_criteria: functions of (1, L) ids of the text and None that return whether it ends with its last token,
+            as transformers' `StoppingCriteria`. Each is asked after each token, in order.
         on_tokens: called with the new tokens of each iteration, as they are committed.
         state: `Generation.state` of an earlier call with the same target and drafter, whose text goes on.
         warm: `Generation.state` of an earlier text with the same drafter: a new text begins, with what the drafter
@@ -149,15 +161,17 @@ def generate(
         interrupt: what Ctrl-C does. "raise" raises `Interrupted`, a KeyboardInterrupt with the text so far in
             `generation`; "return" returns that text with finish reason "interrupted".
 
-    Logits processors of a checkpoint's
-    generation config (a repetition penalty, say) are not applied. Drafters and verifiers run in torch's inference mode,
-    `on_tokens` does not.
+    What a checkpoint's generation config asks for (a repetition penalty, say) is applied by `hf.generate`, not here.
+    Drafters and verifiers run in torch's inference mode; processors, criteria and `on_tokens` do not.
 
     Raises:
         Interrupted: on Ctrl-C, unless `interrupt` is "return".
-        ValueError: before any work, for an empty prompt, a prompt that fills the context, token ids outside the
-            vocabulary, a budget below 1, a draft of another vocabulary, a drafter that the target cannot serve, or a
-            verifier that cannot serve `sampling` or would be biased for this drafter's trees.
+        TypeError: before any work, for a target or draft that is no `LanguageModel`, or processors or criteria that
+            cannot be called.
+        ValueError: where processors leave no token; before any work, for an empty prompt, a prompt that fills the
+            context, token ids outside the vocabulary, a budget below 1, a draft of another vocabulary, a drafter that
+            the target cannot serve, or a verifier that cannot serve `sampling` or would be biased for this drafter's
+            trees.
     """
     if not isinstance(target, LanguageModel):
         raise TypeError(
@@ -174,8 +188,11 @@ def generate(
     eos = target.eos_token_ids if eos_token_ids is None else as_tuple(eos_token_ids)
     stopping = Stopping(max_new_tokens, eos, as_tuple(stop_strings), tokenizer or getattr(target, "tokenizer", None))
     _check_warm(warm, state, drafter)
+    processing = Processing.of(logits_processors, stopping_criteria)
     state = _begin(target, drafter, ids, seed, warm) if state is None else _resume(state, target, drafter, ids)
-    loop = _Loop(state, verifier, sampling, stopping, on_tokens, commit)
+    if processing is not None:
+        processing.start(state.text)
+    loop = _Loop(state, verifier, sampling, stopping, processing, on_tokens, commit)
     try:
         reason = loop.run()
     except KeyboardInterrupt as error:
@@ -183,7 +200,7 @@ def generate(
         if interrupt == "raise":
             raise Interrupted(generation) from error
         return generation
-    state.tail = [*state.tail, *loop.tokens][-TAIL:]
+    state.text = [*state.text, *loop.tokens]
     return Generation(loop.tokens, loop.iterations, reason, state if keep_state else None)
 
 
@@ -198,6 +215,7 @@ class _Loop:
     verifier: Verifier
     sampling: Sampling
     stopping: Stopping
+    processing: Processing | None
     on_tokens: Callable[[list[int]], None] | None
     commit: str
     tokens: list[int] = field(default_factory=list)
@@ -227,19 +245,31 @@ class _Loop:
                 "for it; override `drawing` (Drawing.RECORDED where every token follows its recorded distribution)."
             )
         scores = state.target.score(*proposal.nodes, self.sampling)
+        if self.processing is not None:
+            scores = self.processing.scores(scores, tree, self._ends_in)
         with one_thread():
             verdict = self.verifier.verify(tree, scores, proposal.distributions, state.random)
             fresh = verdict.tokens(tree)
-            count, reason = self.stopping.cut(self.tokens, fresh, state.tail)
+            count, reason = self._cut(fresh)
             verdict = Verdict(verdict.path[: count - 1], fresh[count - 1])
             state.drafting = drafter.observe(state.drafting, proposal, scores, verdict)
         self._commit(tree, verdict)
+        if self.processing is not None:
+            self.processing.commit(fresh[:count])
         self.tokens += fresh[:count]
         self.iterations.append(Iteration(tree, verdict, adaptation, proposal.side_tree))
         if self.on_tokens:
             with torch.inference_mode(False):  # the caller's code
                 self.on_tokens(fresh[:count])
         return reason
+
+    def _cut(self, fresh: Sequence[int]) -> tuple[int, str | None]:
+        met = None if self.processing is None else self.processing.met
+        return self.stopping.cut(self.tokens, fresh, self.state.text[-TAIL:], met)
+
+    def _ends_in(self, path: Sequence[int]) -> bool:
+        """Return whether the text ends with one of these fresh tokens."""
+        return bool(path) and self._cut(path)[1] is not None
 
     def _commit(self, tree: TokenTree, verdict: Verdict) -> None:
         target, path = self.state.target, [0, *verdict.path]
@@ -262,7 +292,7 @@ def _begin(
     drafting = drafter.start(ids, RandomSource(seed, "draft"))
     if warm is not None:
         drafting = drafter.inherit(drafting, warm.drafting)
-    return DecodingState(target, session, drafter, drafting, RandomSource(seed, "verify"), ids[-1], ids[-TAIL:])
+    return DecodingState(target, session, drafter, drafting, RandomSource(seed, "verify"), ids[-1], ids)
 
 
 def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: list[int]) -> DecodingState:
@@ -278,7 +308,7 @@ def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: 
         state.target.extend([state.last, *ids[:-1]])
         state.drafting = drafter.extend(state.drafting, ids)
         state.last = ids[-1]
-        state.tail = [*state.tail, *ids][-TAIL:]
+        state.text = [*state.text, *ids]
     return state
 
 

@@ -305,12 +305,17 @@ class Scores:
             ValueError: if the logits of the node are NaN or all -inf; the message names the node and the model.
         """
         if node not in self._distributions:
+            row = self.row(node)
             try:
-                found = probabilities(self._near[node].cpu(), self.sampling)
+                found = probabilities(row, self.sampling)
             except ValueError as error:
                 raise ValueError(bad_logits(self.owner, node)) from error
             self._distributions[node] = found if self.tokens is None else spread(found, self.tokens)
         return self._distributions[node]
+
+    def row(self, node: int) -> torch.Tensor:
+        """Return the logits after `node`, (V,) or (K,), on the CPU."""
+        return self._near[node].cpu()
 
     @cached_property
     def _near(self) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Where a text ends inside an accepted path: EOS, a stop string, the token budget."""
+"""Where a text ends inside an accepted path: EOS, a stop string, a stopping criterion, the token budget."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,13 +36,20 @@ class Stopping:
         """Return how many tokens may still be added."""
         return self.max_new_tokens - len(tokens)
 
-    def cut(self, tokens: Sequence[int], fresh: Sequence[int], before: Sequence[int] = ()) -> tuple[int, str | None]:
+    def cut(
+        self,
+        tokens: Sequence[int],
+        fresh: Sequence[int],
+        before: Sequence[int] = (),
+        met: Callable[[Sequence[int]], bool] | None = None,
+    ) -> tuple[int, str | None]:
         """Return how many of the fresh tokens belong to the text (at least 1), and why it ends there, or None.
 
         Args:
             tokens: generated before.
             fresh: tokens this iteration would add.
             before: the last tokens before the text; a stop string may begin there, as in transformers.
+            met: whether a stopping criterion ends the text after these fresh tokens; asked token by token, in order.
         """
         remaining = self.remaining(tokens)
         window = [*before, *tokens[-self._reach :]] if self.stop_strings else []
@@ -51,6 +58,8 @@ class Stopping:
                 return count, "eos"
             if self.stop_strings and self._completes(window[-self._reach :], token):
                 return count, "stop"
+            if met is not None and met(fresh[:count]):
+                return count, "criteria"
             window.append(token)
         return (remaining, "length") if len(fresh) >= remaining else (len(fresh), None)
 

@@ -260,6 +260,33 @@ def test_the_code_of_the_page_on_extending_runs(monkeypatch, tmp_path):
     assert all(method["identical"] in (None, "1/1") for method in module.results.summaries())
 
 
+def test_the_code_of_the_page_on_transformers_runs(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    blocks = code_blocks("docs/huggingface.md")
+    assert len(blocks) == 8
+    names = {}
+    for block in blocks:
+        exec(block, names)
+    assert capsys.readouterr().out.strip() == names["tokenizer"].decode(names["plain"][0, -60:]).strip()
+    assert names["tokenizer"].decode(names["text"][0]).endswith(".")
+
+
+def test_the_page_on_transformers_has_every_argument():
+    from transformers import GenerationConfig
+
+    told = {name for names in re.findall(r"^\| (.+?) \|", page("docs/huggingface.md"), flags=re.M)
+            for name in re.findall(r"`([a-z_]+)[`=]", names)}  # fmt: skip
+    silent = {
+        "early_stopping", "length_penalty", "diversity_penalty", "num_beam_groups", "force_words_ids", "low_memory",
+        "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
+        "max_matching_ngram_size", "assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight",
+        "speculation_type", "is_assistant", "cache_config", "max_cache_len", "compile_config", "disable_compile",
+        "continuous_batching_config", "token_healing", "bos_token_id", "decoder_start_token_id",
+    }  # fmt: skip
+    known = {name for name in GenerationConfig().to_dict() if name[0] != "_" and name != "transformers_version"}
+    assert known - told == silent & known
+
+
 # ----------------------------------------------------------------------------------------------------------- picture
 def test_the_picture_shows_the_iteration_and_describes_it():
     spec = importlib.util.spec_from_file_location("make_picture", ROOT / "tools" / "make_picture.py")

@@ -20,6 +20,7 @@ from typing_extensions import override
 from ..decoding import DecodingState, Generation, generate
 from ..drafters.base import Drafter, Proposal
 from ..models.toy import ToyModel
+from ..processing import LogitsProcessor
 from ..sampling import NOTHING, DraftDistributions, RandomSource, Sampling, Scores, probabilities
 from ..tree import TokenTree
 from ..verifiers.base import Drawing, Verdict, Verifier
@@ -299,6 +300,7 @@ def texts(
     seed: int = 0,
     margin: int = 32,
     warm: DecodingState | None = None,
+    logits_processors: Sequence[LogitsProcessor] = (),
 ) -> Texts:
     """Enumerate what `generate` may write after `prompt`: several iterations, every decision of the verifying stream.
 
@@ -317,6 +319,7 @@ def texts(
         margin: tokens of the budget beyond `length`, so that a drafter is not told that the text ends; a text is
             interrupted once it has `length`. At 0 the texts end there, as a budget ends them.
         warm: a text's state that these begin with, as for `generate`.
+        logits_processors: as for `generate`.
 
     Raises:
         ValueError: for a drafter whose tokens are drawn from recorded distributions, and what `generate` refuses.
@@ -339,7 +342,7 @@ def texts(
         return generate(
             target, prompt, drafter, verifier=_Scripted(verifier, random), sampling=sampling, seed=seed,
             max_new_tokens=length + margin, eos_token_ids=(), on_tokens=count, keep_state=False, warm=warm,
-            interrupt="return",
+            interrupt="return", logits_processors=logits_processors,
         )  # fmt: skip
 
     distribution: dict[Text, float] = defaultdict(float)

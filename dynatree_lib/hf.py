@@ -1,0 +1,513 @@
+"""transformers' own `model.generate` with this library's trees: `model.generate(ids, custom_generate=hf.generate)`.
+
+transformers reads its arguments and the checkpoint's generation config, and makes logits processors and stopping
+criteria of them. `generate` takes these over; what it cannot honour it refuses, before any work. Rows of a batch are
+decoded one after another. `recipe` is what a folder with `custom_generate/generate.py` calls: there transformers hands
+on all arguments as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode, logits_process
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
+
+from . import decoding
+from .drafters import LookupTree, ModelDrafter, PromptLookup, SampledTree
+from .drafters.base import Drafter
+from .models.base import LanguageModel
+from .models.huggingface import HFModel
+from .sampling import Sampling
+from .verifiers import TokenLevel, Traversal, Verifier, default_verifier
+
+DrafterOrClass = Drafter | Callable[..., Drafter]
+"""A drafter, or the class of one, also as a `functools.partial` with options."""
+Draft: TypeAlias = "PreTrainedModel | LanguageModel"
+
+HONOURED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+"""Arguments of the model that transformers always hands on; with their usual values they change no text."""
+COUNT_CALLS = (
+    logits_process.UnbatchedClassifierFreeGuidanceLogitsProcessor,
+    logits_process.SynthIDTextWatermarkLogitsProcessor,
+)
+"""transformers' own processors whose answer depends on earlier calls."""
+BY_ROW: dict[type, str] = {
+    logits_process.RepetitionPenaltyLogitsProcessor: "prompt_ignore_length",
+    logits_process.EncoderRepetitionPenaltyLogitsProcessor: "encoder_input_ids",
+    logits_process.EncoderNoRepeatNGramLogitsProcessor: "generated_ngrams",
+}
+"""Processors with an entry for each row of the batch, and the attribute that has them."""
+
+WARPERS = (
+    (logits_process.TopPLogitsWarper, "top_p"),
+    (logits_process.TopKLogitsWarper, "top_k"),
+    (logits_process.TemperatureLogitsWarper, "temperature"),
+)
+"""What `Sampling` does as well, the last first."""
+
+
+def generate(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    logits_processor: Sequence[Any],
+    stopping_criteria: Sequence[Any],
+    generation_config: Any,
+    draft_model: Draft | None = None,
+    drafter: DrafterOrClass | None = None,
+    verifier: Verifier | None = None,
+    engine: str = "auto",
+    streamer: Any = None,
+    **model_kwargs: Any,
+) -> torch.Tensor | GenerateDecoderOnlyOutput:
+    """Decode for transformers: give this function to `model.generate` as `custom_generate`, and the options beside it.
+
+    At temperature 0 the text is that of `model.generate` without it; above, it has the same distribution. Seeds come
+    from torch's global generator, so `transformers.set_seed` makes texts repeatable.
+
+    Args:
+        model: the target, in eval mode; transformers gives it and the next four.
+        input_ids: (B, L) int64, rows padded on the left.
+        logits_processor: what transformers made of its arguments and the generation config.
+        stopping_criteria: the same.
+        generation_config: the same.
+        draft_model: a transformers model with the target's tokenizer, or an `HFModel`. (transformers keeps
+            `assistant_model` for itself.)
+        drafter: a drafter, or a class of drafters whose draft is `draft_model`. By default, without a draft model,
+            `PromptLookup`, which costs no forward and no node where the text does not repeat itself. With a draft model
+            it is `LookupTree` at temperature 0 and a drawn chain (`SampledTree` with branching 1) above.
+        verifier: the verification rule; by default that of `dt.generate`, and `TokenLevel` in place of `Traversal`
+            where a processor is not transformers' own, because it may count its calls.
+        engine: what runs the forwards, as for `HFModel`.
+        streamer: transformers hands a function none, so this is read from transformers' call; or given by `partial`.
+        model_kwargs: what transformers hands to models.
+
+    Returns:
+        (B, L + n) int64 token ids, rows that end early filled with `pad_token_id`; with `return_dict_in_generate` a
+        `GenerateDecoderOnlyOutput` with them, with `scores` and `logits` if asked for, float32, zeros after a row's
+        end, and without a cache.
+
+    Raises:
+        TypeError, ValueError: before any work, for an argument that cannot be honoured, and whatever `HFModel` and
+            `dt.generate` refuse.
+    """
+    call = _transformers_call()
+    streamer = call.get("streamer") if streamer is None else streamer
+    _check_call(call)
+    _check_config(generation_config)
+    prompts = _prompts(input_ids, model_kwargs)
+    _check_rows(prompts, logits_processor, stopping_criteria, generation_config, streamer)
+    processors, warpers, sampling = _split(logits_processor, bool(generation_config.do_sample))
+    target = wrapped(model, engine)
+    made = _drafter(drafter, draft_model, engine, sampling)
+    if verifier is None:
+        verifier = default_verifier(sampling.greedy, made.drawing)
+        foreign = any(not _is_transformers(processor) for processor in processors)
+        verifier = TokenLevel() if foreign and isinstance(verifier, Traversal) else verifier
+    budget, eos, criteria = _endings(stopping_criteria, input_ids.shape[1])
+    _check_context(target, prompts, budget)
+    outputs = generation_config.return_dict_in_generate and ("scores", "logits")
+    record = [name for name in outputs or () if getattr(generation_config, f"output_{name}")]
+    seeds = [0] * len(prompts) if sampling.greedy else torch.randint(2**63 - 1, (len(prompts),)).tolist()
+    rows = []
+    for number, (prompt, ids, seed) in enumerate(zip(prompts, input_ids, seeds, strict=True)):
+        row = _Row(number, ids, len(ids) - len(prompt), processors, warpers, criteria, record, streamer)
+        decoding.generate(
+            target,
+            prompt,
+            made,
+            verifier=verifier,
+            sampling=sampling,
+            seed=seed,
+            max_new_tokens=budget,
+            eos_token_ids=eos,
+            logits_processors=[row.process] if processors or record else [],
+            stopping_criteria=[row.met] if criteria else [],
+            on_tokens=row.commit,
+            keep_state=False,
+        )
+        rows.append(row)
+    if streamer is not None:
+        streamer.end()
+    sequences = _sequences(input_ids, [row.tokens for row in rows], generation_config._pad_token_tensor)
+    if not generation_config.return_dict_in_generate:
+        return sequences
+    kept = {name: _side_by_side([row.kept[name] for row in rows]) for name in record}
+    return GenerateDecoderOnlyOutput(sequences=sequences, **kept)
+
+
+def recipe(
+    inputs: torch.Tensor | None = None,
+    generation_config: Any = None,
+    logits_processor: Sequence[Any] | None = None,
+    stopping_criteria: Sequence[Any] | None = None,
+    *,
+    model: PreTrainedModel,
+    streamer: Any = None,
+    tokenizer: Any = None,
+    assistant_model: Draft | None = None,
+    draft_model: Draft | None = None,
+    drafter: DrafterOrClass | None = None,
+    verifier: Verifier | None = None,
+    engine: str = "auto",
+    **options: Any,
+) -> torch.Tensor | GenerateDecoderOnlyOutput:
+    """Decode for `custom_generate="FOLDER"`, where transformers hands on all arguments: also `stop_strings`.
+
+    Args:
+        inputs: and the next three: of `model.generate`.
+        generation_config: of `model.generate`.
+        logits_processor: of `model.generate`.
+        stopping_criteria: of `model.generate`.
+        model: the target. transformers binds it by keyword, so that ids may come first.
+        streamer: of `model.generate`.
+        tokenizer: of `model.generate`; `stop_strings` need it.
+        assistant_model: another name of `draft_model`.
+        draft_model: and the next three: as for `generate`.
+        drafter: as for `generate`.
+        verifier: as for `generate`.
+        engine: as for `generate`.
+        options: all others of `model.generate`.
+
+    Raises:
+        TypeError, ValueError: as `generate`, and for stop strings without a tokenizer.
+    """
+    if draft_model is not None and assistant_model is not None:
+        raise ValueError(
+            "Both draft_model and assistant_model were given; they are two names of the same, so give one."
+        )
+    configs = [config for config in (generation_config, model.generation_config) if config is not None]
+    given = [options.get("stop_strings"), *(config.stop_strings for config in configs)]
+    strings = next((strings for strings in given if strings is not None), None)
+    criteria = list(stopping_criteria or [])
+    if strings is not None:
+        if tokenizer is None:
+            raise ValueError(
+                f"stop_strings is {strings!r} and there is no tokenizer to read them with; pass tokenizer=."
+            )
+        criteria.append(StopStringCriteria(tokenizer, strings))
+        options["stop_strings"] = None  # transformers would ask for a tokenizer that it hands to no function
+    draft = assistant_model if draft_model is None else draft_model
+    decode = partial(generate, draft_model=draft, drafter=drafter, verifier=verifier, engine=engine, streamer=streamer)
+    return type(model).generate(
+        model,
+        inputs,
+        generation_config=generation_config,
+        logits_processor=logits_processor,
+        stopping_criteria=criteria,
+        streamer=streamer,
+        custom_generate=decode,
+        **options,
+    )
+
+
+# ------------------------------------------------------------------------------------- what transformers was asked for
+def _transformers_call() -> dict[str, Any]:
+    """Return the variables of transformers' `generate`, which has called ours: it hands some of its arguments to none.
+
+    Empty where something else has called.
+    """
+    caller = sys._getframe(2)
+    return caller.f_locals if caller.f_code is inspect.unwrap(GenerationMixin.generate).__code__ else {}
+
+
+def _check_call(call: dict[str, Any]) -> None:
+    if call.get("assistant_model") is not None:
+        raise ValueError(
+            "assistant_model was given, which transformers hands to no custom_generate function; give the same model "
+            "as draft_model."
+        )
+    if call.get("synced_gpus"):
+        raise ValueError("synced_gpus is on, and a text here is decoded by one process alone; leave it out.")
+
+
+def _check_config(config: Any) -> None:
+    mode = config.get_generation_mode(None)
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise ValueError(
+            f"The arguments or the generation config ask for {mode.value.replace('_', ' ')}, and trees serve greedy "
+            "search and sampling; leave out what asks for it (num_beams, penalty_alpha, dola_layers, constraints, "
+            "prompt_lookup_num_tokens, assistant_early_exit, use_mtp), or leave out custom_generate."
+        )
+    if (config.num_return_sequences or 1) > 1:
+        raise ValueError(
+            f"num_return_sequences is {config.num_return_sequences}; give the prompt that many times, as rows of a "
+            "batch, which are sampled independently."
+        )
+    if config.use_cache is False or config.cache_implementation not in (None, "dynamic"):
+        raise ValueError(
+            f"use_cache is {config.use_cache} and cache_implementation {config.cache_implementation!r}; trees need the "
+            "library's own KV cache, so leave both out."
+        )
+    for name in ("output_attentions", "output_hidden_states", "prefill_chunk_size"):
+        if getattr(config, name):
+            raise ValueError(
+                f"{name} is {getattr(config, name)}, which forwards over trees do not serve; leave it out, or leave "
+                "out custom_generate."
+            )
+
+
+def _prompts(ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]:
+    """Return the prompt of each row without its padding; ValueError for inputs that are not (B, L) ids padded left."""
+    unknown = [name for name, value in given.items() if value is not None and name not in HONOURED]
+    if unknown:
+        raise ValueError(f"{unknown[0]} was given, and trees are scored from token ids alone; leave it out.")
+    cache = given.get("past_key_values")
+    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
+        raise ValueError(
+            "past_key_values was given, and trees need the library's own KV cache; leave it out and give the whole "
+            "text, or go on from `state` with dt.generate."
+        )
+    mask = given.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None else mask.to(ids.device).long()
+    if mask.shape != ids.shape or not bool(((mask == 0) | (mask == 1)).all() & (mask.diff(dim=1) >= 0).all()):
+        raise ValueError(
+            "attention_mask has to be 0 for padding on the left of a row and 1 after it, (B, L) as the ids."
+        )
+    if not bool(mask[:, -1:].all()):
+        raise ValueError("A row of attention_mask is 0 at its end; pad prompts on the left (padding_side='left').")
+    positions, usual = given.get("position_ids"), (mask.cumsum(-1) - 1).clamp(min=0)
+    if positions is not None and not bool((positions.to(ids.device) == usual).all()):
+        raise ValueError("position_ids do not count the tokens of a row from 0; leave them out.")
+    return [row[seen.bool()].tolist() for row, seen in zip(ids, mask, strict=True)]
+
+
+def _is_transformers(processor: Any) -> bool:
+    return type(processor).__module__ == logits_process.__name__
+
+
+def _check_rows(
+    prompts: Sequence[Any], processors: Sequence[Any], criteria: Sequence[Any], config: Any, streamer: Any
+) -> None:
+    counting = [type(processor).__name__ for processor in processors if isinstance(processor, COUNT_CALLS)]
+    if counting:
+        raise ValueError(
+            f"{counting[0]} depends on how often it was called, and trees ask about several texts; leave out "
+            "guidance_scale or this watermark, or leave out custom_generate."
+        )
+    if len(prompts) == 1:
+        return
+    own = [one for one in processors if not _is_transformers(one)]
+    own += [one for one in criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria, StopStringCriteria)]
+    if own or streamer is not None:
+        what = "A streamer" if streamer is not None else f"{type(own[0]).__name__}"
+        raise ValueError(
+            f"{what} was given for {len(prompts)} prompts, which are decoded one after another, so it would not see "
+            "them side by side; call generate for one prompt at a time."
+        )
+    if config._pad_token_tensor is None and any(type(one) is not MaxLengthCriteria for one in criteria):
+        raise ValueError("Texts of a batch may end at different places and there is no pad token; pass pad_token_id=.")
+
+
+def _split(processors: Sequence[Any], do_sample: bool) -> tuple[list[Any], list[Any], Sampling]:
+    """Return the processors, those at their end that a `Sampling` does the work of, in order, and that `Sampling`."""
+    left, done = list(processors), list[Any]()
+    if not do_sample:
+        return left, done, Sampling()
+    options: dict[str, Any] = {"temperature": 1.0}
+    for kind, name in WARPERS:
+        last = left[-1] if left else None
+        usual = getattr(last, "filter_value", -torch.inf) == -torch.inf and getattr(last, "min_tokens_to_keep", 1) == 1
+        if type(last) is kind and usual and getattr(last, name) > 0:
+            options[name] = getattr(last, name)
+            done.insert(0, left.pop())
+    return left, done, Sampling(**options)
+
+
+def _endings(criteria: Sequence[Any], length: int) -> tuple[int, tuple[int, ...], list[Any]]:
+    """Return the token budget after a padded prompt of this length, the EOS tokens, and the other criteria."""
+    longest = [one.max_length for one in criteria if type(one) is MaxLengthCriteria]
+    ends = [one.eos_token_id.flatten().tolist() for one in criteria if type(one) is EosTokenCriteria]
+    others = [one for one in criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)]
+    return max(1, min(longest) - length), tuple(token for ids in ends for token in ids), others
+
+
+def _check_context(target: LanguageModel, prompts: Sequence[Sequence[int]], budget: int) -> None:
+    room = target.context - max(len(prompt) for prompt in prompts)
+    if budget > room:
+        raise ValueError(
+            f"{budget} new tokens were asked for, and the context of '{target.name}' ({target.context}) holds {room} "
+            "after the longest prompt; give a smaller max_new_tokens or max_length."
+        )
+
+
+# ------------------------------------------------------------------------------------------------ models and drafters
+class _Kept:
+    """The `HFModel`s of a model, by engine: made once, kept in the model, left out of its copies and files."""
+
+    def __init__(self, weights: Any) -> None:
+        self.weights, self.made = weights, dict[str, HFModel]()
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
+def wrapped(model: PreTrainedModel, engine: str = "auto") -> HFModel:
+    """Return the `HFModel` of a transformers model: the same as before where its weights are as they were.
+
+    A model with adapters or hooks runs as it is, because an engine with weights of its own would miss what they add.
+
+    Raises:
+        ValueError: for a model in training mode, and as `HFModel`.
+    """
+    if model.training:
+        raise ValueError("The model is in training mode, in which dropout would change the text; call model.eval().")
+    weights = [(each.data_ptr(), 0 if each.is_inference() else each._version) for each in model.parameters()]
+    now = (weights, getattr(model.config, "_attn_implementation", None))
+    kept: _Kept | None = getattr(model, "_dynatree", None)
+    if kept is None or kept.weights != now:
+        kept = model._dynatree = _Kept(now)
+    if engine == "auto" and not _as_built(model):
+        engine = "eager"
+    if engine not in kept.made:
+        kept.made[engine] = HFModel(model, engine=engine)
+    return kept.made[engine]
+
+
+def _as_built(model: PreTrainedModel) -> bool:
+    """Return whether all layers are torch's and transformers' own, without hooks."""
+    return all(
+        type(part).__module__.partition(".")[0] in ("torch", "transformers")
+        and not (part._forward_hooks or part._forward_pre_hooks)
+        for part in model.modules()
+    )
+
+
+def _drafter(drafter: DrafterOrClass | None, draft_model: Draft | None, engine: str, sampling: Sampling) -> Drafter:
+    if isinstance(draft_model, LanguageModel) or draft_model is None:
+        draft = draft_model
+    else:
+        draft = wrapped(draft_model, engine)
+    if drafter is None:
+        if draft is None:
+            return PromptLookup()
+        return LookupTree(draft) if sampling.greedy else SampledTree(draft, branching=1)
+    if isinstance(drafter, Drafter):
+        if draft is not None:
+            raise ValueError(
+                f"A draft_model was given beside the drafter '{drafter.name}', which has all it needs; give the "
+                "drafter's class, which takes the draft_model, or the drafter alone."
+            )
+        return drafter
+    kind = getattr(drafter, "func", drafter)
+    if not (isinstance(kind, type) and issubclass(kind, Drafter)):
+        raise TypeError(f"drafter is {drafter!r}; give a drafter, or the class of one, such as dt.FixedTree.")
+    if issubclass(kind, ModelDrafter) != (draft is not None):
+        needs = "needs a draft_model, and there is none" if draft is None else "has no use for the draft_model"
+        raise ValueError(f"The drafter {kind.__name__} {needs}; give both, or a drafter without a draft model alone.")
+    return drafter(draft) if draft is not None else drafter()
+
+
+# -------------------------------------------------------------------------------------------------- a row of the batch
+class _Row:
+    """A row of a batch: what its processors and criteria are asked with, and what is known of its text so far.
+
+    They see the ids that transformers would show them, so the padding before the prompt too.
+
+    Args:
+        number: of the row.
+        ids: (L,) its padded prompt.
+        padding: tokens of that which are padding.
+        processors: all but those that `Sampling` does the work of.
+        warpers: those.
+        criteria: all but length and EOS.
+        record: what to keep of each step, of "scores" and "logits".
+        streamer: given each token, or None.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        ids: torch.Tensor,
+        padding: int,
+        processors: Sequence[Any],
+        warpers: Sequence[Any],
+        criteria: Sequence[Any],
+        record: Sequence[str],
+        streamer: Any,
+    ) -> None:
+        self.begin, self.padding, self.streamer = len(ids), ids[None, :padding], streamer
+        self.processors = [_of_row(processor, number) for processor in processors]
+        self.warpers, self.criteria, self.record = warpers, criteria, record
+        self.tokens: list[int] = []
+        self.kept: dict[str, list[torch.Tensor]] = {name: [] for name in record}
+        self._seen: dict[tuple[int, ...], dict[str, torch.Tensor]] = {}
+
+    def process(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Apply the row's processors in order: a logits processor of `dt.generate`."""
+        ids, logits = self._padded(ids), logits.to(self.padding.device)
+        seen = {"logits": logits.clone().float()} if "logits" in self.record else {}
+        for processor in self.processors:
+            logits = processor(ids, logits)
+        if "scores" in self.record:
+            seen["scores"] = logits
+            for warper in self.warpers:
+                seen["scores"] = warper(ids, seen["scores"])
+            seen["scores"] = seen["scores"].float()
+        self._seen[self._new(ids)] = seen
+        return logits
+
+    def met(self, ids: torch.Tensor, _: None) -> bool:
+        """Return whether one of the row's criteria ends the text: a stopping criterion of `dt.generate`."""
+        ids = self._padded(ids)
+        scores = tuple(self._steps(self._new(ids), "scores")) if "scores" in self.record else None
+        answers = [bool(criterion(ids, scores)) for criterion in self.criteria]
+        return any(answers)
+
+    def commit(self, tokens: list[int]) -> None:
+        """Append the tokens of an iteration to the text."""
+        self.tokens += tokens
+        self.kept = {name: self._steps(tuple(self.tokens), name) for name in self.record}
+        self._seen = {}
+        if self.streamer is not None:
+            for token in tokens:
+                self.streamer.put(torch.tensor([token]))
+
+    def _padded(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.padding, ids.to(self.padding.device)], 1)
+
+    def _new(self, ids: torch.Tensor) -> tuple[int, ...]:
+        return tuple(ids[0, self.begin :].tolist())
+
+    def _steps(self, tokens: tuple[int, ...], name: str) -> list[torch.Tensor]:
+        """Return what each of these new tokens was chosen from."""
+        kept = self.kept[name]
+        return kept + [self._seen[tokens[:place]][name] for place in range(len(kept), len(tokens))]
+
+
+def _of_row(processor: Any, number: int) -> Any:
+    """Return a processor that answers for one row of the batch as this one does for all."""
+    if type(processor) is logits_process.PrefixConstrainedLogitsProcessor:
+        allowed = processor._prefix_allowed_tokens_fn
+        return logits_process.PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(number, ids), 1)
+    name = BY_ROW.get(type(processor))
+    if name is None or isinstance(getattr(processor, name), int | None):
+        return processor
+    alone = copy.copy(processor)
+    setattr(alone, name, getattr(processor, name)[number : number + 1])
+    if hasattr(alone, "batch_size"):
+        alone.batch_size = 1
+    return alone
+
+
+def _sequences(ids: torch.Tensor, texts: Sequence[Sequence[int]], pad: torch.Tensor | None) -> torch.Tensor:
+    """Return (B, L + n) ids: the prompts and the new tokens, shorter texts filled with the pad token."""
+    longest = max(len(text) for text in texts)
+    filler = [] if pad is None else [int(pad)] * longest
+    filled = [[*text, *filler[len(text) :]] for text in texts]
+    return torch.cat([ids, torch.tensor(filled, dtype=ids.dtype, device=ids.device)], 1)
+
+
+def _side_by_side(rows: Sequence[Sequence[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
+    """Return (B, V) of every step, where rows have (1, V) of theirs; zeros after a row's end."""
+    steps = range(max(len(row) for row in rows))
+    return tuple(
+        torch.cat([row[step] if step < len(row) else torch.zeros_like(row[0]) for row in rows]) for step in steps
+    )

@@ -1,0 +1,129 @@
+"""Logits processors and stopping criteria: what may change and end a text, asked at the nodes that the text may reach.
+
+The target's distribution after a node is that of its processed logits, so a rule stays exact if it sees no others.
+`ProcessedScores` processes the logits of a node when the rule asks for them. No rule asks about a node whose path has
+no probability, and none is processed after the text has ended, so a processor that knows a grammar meets no text
+outside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from .sampling import Scores
+from .tree import TokenTree
+
+LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(1, L) int64 ids of a text and the (1, V) logits after it -> (1, V) logits, all on the device of the logits."""
+StoppingCriterion = Callable[[torch.Tensor, None], Any]
+"""(1, L) int64 ids of a text, on the CPU, and None -> whether the text ends with its last token."""
+Path = tuple[int, ...]
+"""Tokens below node 0, from the top down."""
+
+
+class ProcessedScores(Scores):
+    """Scores of a tree whose logits are processed, each node's with the text up to it.
+
+    `argmax` is that of the processed logits at the nodes that greedy decoding reaches; no rule looks at others. Of
+    these, and everywhere at a temperature above 0, it is that of the target's own logits, which drafters learn from.
+    So is that of a side tree.
+
+    Args:
+        scores: of the tree's n nodes, and of a side tree's.
+        tree: the verified tree.
+        process: path and (V,) logits after it -> (V,) processed logits; called once for a path.
+    """
+
+    def __init__(self, scores: Scores, tree: TokenTree, process: Callable[[Path, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(scores.logits, scores.sampling, scores.owner, scores.features, scores.tokens)
+        self._tree, self._process = tree, process
+        self._processed: dict[Path, torch.Tensor] = {}
+
+    @override
+    def row(self, node: int) -> torch.Tensor:
+        path = tuple(self._tree.tokens[self._tree.path(node)].tolist())
+        if path not in self._processed:  # siblings may repeat a token
+            found = self._process(path, super().row(node))
+            if not bool(torch.isfinite(found.max())):
+                raise ValueError(
+                    f"The logits processors left no token, or a logit that is NaN or +inf, after the text and {path}; "
+                    "a processor must leave at least one token possible."
+                )
+            self._processed[path] = found
+        return self._processed[path]
+
+    @cached_property
+    def argmax(self) -> np.ndarray:
+        """(n,) int64 tokens, as the class says; ValueError for NaN."""
+        choice: np.ndarray = super().argmax
+        if self.sampling.greedy:
+            reached = [0]
+            for node in reached:
+                choice[node] = int(self.row(node).argmax())
+                reached += [child for child in self._tree.children(node).tolist()
+                            if self._tree.tokens[child] == choice[node]]  # fmt: skip
+        return choice
+
+
+class Processing:
+    """The processors and criteria of one call, and the text they are asked about."""
+
+    def __init__(self, processors: Sequence[LogitsProcessor], criteria: Sequence[StoppingCriterion]) -> None:
+        self.processors, self.criteria = processors, criteria
+
+    @classmethod
+    def of(cls, processors: Sequence[LogitsProcessor], criteria: Sequence[StoppingCriterion]) -> Self | None:
+        """Return None where there are none.
+
+        Raises:
+            TypeError: for what is no sequence of functions.
+        """
+        for name, given in (("logits_processors", processors), ("stopping_criteria", criteria)):
+            if not isinstance(given, Sequence) or not all(callable(one) for one in given):
+                raise TypeError(f"{name} is {given!r}; give a list of functions, such as transformers' own.")
+        return cls(tuple(processors), tuple(criteria)) if processors or criteria else None
+
+    def start(self, text: Sequence[int]) -> None:
+        """Begin with these tokens; the last one is node 0."""
+        self._text, self._met = torch.tensor(text), dict[Path, bool]()
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Append the tokens of an iteration."""
+        self._text, self._met = self._ids(tuple(tokens))[0], {}
+
+    def scores(self, scores: Scores, tree: TokenTree, ended: Callable[[Path], bool]) -> Scores:
+        """Return the scores with processed logits; `ended` says whether the text ends in a path."""
+        if not self.processors:
+            return scores
+        device = scores.logits.device
+
+        def process(path: Path, logits: torch.Tensor) -> torch.Tensor:
+            if ended(path):  # what would follow is cut off, and a processor may know nothing to follow
+                return logits
+            with torch.inference_mode(False), torch.no_grad():  # the caller's code
+                ids = self._ids(path).to(device)
+                found = logits.to(device, torch.promote_types(logits.dtype, torch.float32), copy=True)[None]
+                for processor in self.processors:
+                    found = processor(ids, found)
+                return found[0].cpu()
+
+        return ProcessedScores(scores, tree, process)
+
+    def met(self, path: Sequence[int]) -> bool:
+        """Return whether a criterion ends the text after this path. Each is asked once about a path."""
+        key = tuple(path)
+        if key not in self._met:
+            with torch.inference_mode(False), torch.no_grad():
+                ids = self._ids(key)
+                answers = [bool(criterion(ids, None)) for criterion in self.criteria]
+            self._met[key] = any(answers)
+        return self._met[key]
+
+    def _ids(self, path: Path) -> torch.Tensor:
+        return torch.cat([self._text, torch.tensor(path, dtype=torch.int64)])[None]

@@ -1,0 +1,706 @@
+"""`model.generate(custom_generate=...)`: what transformers hands over is honoured as transformers would, or refused."""
+
+import copy
+import inspect
+import pickle
+import shutil
+from collections import defaultdict
+from functools import partial
+from threading import Thread
+
+import pytest
+import torch
+import transformers
+from models import VOCABULARY, noisy_copy, prompt, random_model, raw_model
+from transformers import (
+    GenerationMixin,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    TextIteratorStreamer,
+    TextStreamer,
+)
+from transformers.generation import logits_process as known
+
+import dynatree_lib as dt
+from dynatree_lib import decoding, hf
+from dynatree_lib.measure import exact
+from dynatree_lib.paths import data_path
+
+ARCHITECTURES = ["llama", "gpt_neox", "qwen3", "opt"]
+NEW = 24
+
+
+@pytest.fixture(autouse=True)
+def _modules_elsewhere(monkeypatch, tmp_path):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+
+
+def model_of(kind):
+    return random_model(kind).model
+
+
+def draft_of(kind):
+    return noisy_copy(random_model(kind)).model
+
+
+def asked(ids, **options):
+    """Arguments of `generate` for greedy text of NEW tokens after unpadded ids."""
+    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW, "pad_token_id": 0, "do_sample": False}
+    return {**given, **options}
+
+
+def added(model, ids, **options):
+    return model.generate(ids, **asked(ids, **options))[0, ids.shape[1] :].tolist()
+
+
+class Balanced(known.LogitsProcessor):
+    """A grammar like JSON's: brackets 10/11 and 20/21 have to match, and at most three tokens stand between brackets.
+
+    It reads the whole new text and complains of one that is not in its language.
+    """
+
+    def __init__(self, start):
+        self.start = start
+
+    def __call__(self, input_ids, scores):
+        mask = torch.full_like(scores, -torch.inf)
+        for row, text in enumerate(input_ids[:, self.start :].tolist()):
+            mask[row, self.allowed(text)] = 0
+        return scores + mask
+
+    def allowed(self, text):
+        closing, plain = [], 0
+        for token in text:
+            if token in (10, 20):
+                closing.append(token + 1)
+            elif token in (11, 21):
+                assert closing, text
+                assert token == closing.pop(), text
+            plain = 0 if token in (10, 11, 20, 21) else plain + 1
+            assert plain <= 3, text
+        brackets = [10, 20, *closing[-1:]]
+        return brackets if plain == 3 else [*brackets, *range(30, VOCABULARY)]
+
+
+def only_even_after_odd(_, ids):
+    return [token for token in range(VOCABULARY) if token % 2 != int(ids[-1]) % 2]
+
+
+PROCESSORS = {
+    "repetition_penalty": {"repetition_penalty": 1.4},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "bad_words_ids": {"bad_words_ids": [[token] for token in range(0, 60, 3)] + [[1, 4], [2, 5, 7]]},
+    "min_new_tokens": {"min_new_tokens": 20, "eos_token_id": list(range(40))},
+    "min_length": {"min_length": 25, "eos_token_id": list(range(40))},
+    "suppress_tokens": {"suppress_tokens": list(range(0, VOCABULARY, 2))},
+    "begin_suppress_tokens": {"begin_suppress_tokens": list(range(0, VOCABULARY - 3))},
+    "forced_eos_token_id": {"forced_eos_token_id": 7},
+    "sequence_bias": {"sequence_bias": [[[token], 15.0] for token in range(3)] + [[[1, 2], 30.0], [[2, 5], 30.0]]},
+    "exponential_decay": {"exponential_decay_length_penalty": (3, 1.6), "eos_token_id": [11, 12]},
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 3.0},
+    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
+    "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": only_even_after_odd},
+    "watermarking_config": {"watermarking_config": {"bias": 8.0, "seeding_scheme": "lefthash"}},
+    "several": {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "suppress_tokens": [1, 2, 3],
+                "remove_invalid_values": True, "renormalize_logits": True},
+    "a grammar": {"logits_processor": LogitsProcessorList([Balanced(20)])},
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------ greedy text
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_greedy_text_is_transformers_with_each_processor_on_each_architecture(name):
+    ids, changed = prompt(20), 0
+    for kind in ARCHITECTURES:
+        model, options = model_of(kind), PROCESSORS[name]
+        expected = added(model, ids, **options)
+        changed += expected != added(model, ids)
+        for more in ({}, {"draft_model": draft_of(kind), "drafter": dt.FixedTree}):
+            assert added(model, ids, custom_generate=hf.generate, **options, **more) == expected, (kind, more)
+    assert changed >= 2, "the processor does nothing"
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_greedy_text_is_transformers_with_every_way_to_name_a_drafter(kind):
+    model, draft, ids = model_of(kind), draft_of(kind), prompt(33)
+    expected = added(model, ids)
+    ways = [
+        {},
+        {"draft_model": draft},
+        {"draft_model": dt.HFModel(draft)},
+        {"draft_model": draft, "drafter": dt.AdaptiveTree},
+        {"draft_model": draft, "drafter": partial(dt.FixedTree, depth=3, branching=2), "verifier": dt.Greedy()},
+        {"drafter": dt.Chain(dt.HFModel(draft))},
+        {"drafter": dt.ProgressiveTree},
+        {"drafter": dt.Lookahead(window=3), "engine": "eager"},
+    ]
+    for way in ways:
+        assert added(model, ids, custom_generate=hf.generate, **way) == expected, way
+    assert added(model, ids, custom_generate=partial(hf.generate, draft_model=draft)) == expected
+
+
+def test_forced_bos_comes_after_a_prompt_of_one_token():
+    model, ids = model_of("llama"), prompt(1)
+    expected = added(model, ids, forced_bos_token_id=5)
+    assert expected[0] == 5
+    assert added(model, ids, forced_bos_token_id=5, custom_generate=hf.generate) == expected
+
+
+def test_the_checkpoints_generation_config_is_honoured():
+    model = copy.deepcopy(model_of("gpt_neox"))
+    ids, plain = prompt(20), added(model, prompt(20))
+    model.generation_config.repetition_penalty = 1.4
+    penalised = added(model, ids)
+    assert penalised != plain
+    model.generation_config.max_length = 35
+    del (options := asked(ids))["max_new_tokens"]
+    for eos, text in ((None, penalised[:15]), ([penalised[8]], penalised[: penalised.index(penalised[8]) + 1])):
+        model.generation_config.eos_token_id = eos
+        found = model.generate(ids, custom_generate=hf.generate, **options)
+        assert torch.equal(found, model.generate(ids, **options))
+        assert found[0, 20:].tolist() == text
+
+
+def test_eos_inside_a_path_ends_the_text_there():
+    model, draft, ids = model_of("llama"), draft_of("llama"), prompt(20)
+    text, inside = added(model, ids), 0
+    for place in range(1, 12):
+        out = dt.generate(dt.HFModel(model), ids, dt.FixedTree(dt.HFModel(draft)), max_new_tokens=NEW)
+        ends = added(model, ids, eos_token_id=text[place], custom_generate=hf.generate, draft_model=draft,
+                     drafter=dt.FixedTree)  # fmt: skip
+        assert ends == text[: text.index(text[place]) + 1]
+        starts, total = [], 0
+        for iteration in out.iterations:
+            starts.append(total)
+            total += iteration.committed
+        inside += text.index(text[place]) + 1 not in [*starts, total]
+    assert inside >= 3
+
+
+def test_max_length_counts_the_prompt():
+    model, ids = model_of("llama"), prompt(20)
+    for options in ({"max_length": 27, "max_new_tokens": None}, {"max_new_tokens": 1}):
+        expected = model.generate(ids, **asked(ids, **options))
+        assert torch.equal(model.generate(ids, custom_generate=hf.generate, **asked(ids, **options)), expected)
+
+
+# ----------------------------------------------------------------------------------------------- exact distributions
+SAMPLED = {
+    "warm": {"temperature": 0.8, "top_k": 0},
+    "filtered": {"temperature": 1.3, "top_k": 3, "top_p": 0.8},
+    "penalised": {"temperature": 0.9, "top_k": 0, "repetition_penalty": 1.8, "no_repeat_ngram_size": 2},
+    "min_p": {"temperature": 1.4, "top_k": 0, "min_p": 0.2, "repetition_penalty": 1.5},
+    "typical_p": {"temperature": 1.4, "top_k": 3, "typical_p": 0.7},
+}
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A target and a draft with three tokens, so that every outcome can be tried."""
+    from models import CONFIGS
+
+    original = CONFIGS["llama"]
+    CONFIGS["llama"] = (original[0], {**original[1], "vocab_size": 3, "num_hidden_layers": 1})
+    try:
+        target, draft = (dt.HFModel(raw_model("llama", seed)).model for seed in (0, 1))
+    finally:
+        CONFIGS["llama"] = original
+    return target, draft
+
+
+def expected_texts(model, ids, length, options):
+    """The distribution of texts from plain forwards and transformers' own processors, in their order."""
+    config = transformers.GenerationConfig(do_sample=True, num_beams=1, **options)
+    processors = model._get_logits_processor(config, ids.shape[1], ids, None, LogitsProcessorList(), "cpu", {})
+    texts = {(): 1.0}
+    with torch.no_grad():
+        for _ in range(length):
+            longer = {}
+            for text, mass in texts.items():
+                whole = torch.cat([ids, torch.tensor([text], dtype=torch.int64)], 1)
+                shares = processors(whole, model(whole, use_cache=False).logits[:, -1])[0].softmax(0)
+                longer.update({(*text, token): mass * share for token, share in enumerate(shares.tolist()) if share})
+            texts = longer
+    return texts
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("way", ["lookup", "tree", "drawn"])
+def test_sampled_texts_have_transformers_distribution(small, monkeypatch, name, way):
+    """Every outcome of `model.generate(custom_generate=...)` itself, with its probability."""
+    (model, draft), ids, options = small, torch.tensor([[0, 1, 2, 0, 1]]), SAMPLED[name]
+    ways = {
+        "lookup": {"drafter": dt.PromptLookup(ngram=1)},
+        "tree": {"draft_model": draft, "drafter": partial(dt.FixedTree, depth=2, branching=2, tau=None)},
+        "drawn": {"draft_model": draft},
+    }
+
+    def run(random):
+        def source(seed, stream):
+            return random if way == "drawn" or stream == "verify" else dt.RandomSource(seed, stream)
+
+        monkeypatch.setattr(decoding, "RandomSource", source)
+        return tuple(added(model, ids, custom_generate=hf.generate, do_sample=True, max_new_tokens=3, **options,
+                           **ways[way]))  # fmt: skip
+
+    found = defaultdict(float)
+    for text, mass in exact.outcomes(run):
+        found[text] += mass
+    assert exact.distance(found, expected_texts(model, ids, 3, options)) < 1e-9
+    assert exact.distance(found, expected_texts(model, ids, 3, {"top_k": 0})) > 0.02
+
+
+def test_what_sampling_can_do_is_left_to_it():
+    """So that drafts are drawn at the target's temperature; what else stands among the warpers stays in its place."""
+    warpers = [known.TemperatureLogitsWarper(0.7), known.TopKLogitsWarper(5), known.TopPLogitsWarper(0.9)]
+    penalty, least = RepetitionPenaltyLogitsProcessor(1.2), known.MinPLogitsWarper(0.1)
+    assert hf._split([penalty, *warpers], True) == ([penalty], warpers, dt.Sampling(0.7, 5, 0.9))
+    assert hf._split([penalty, warpers[0]], True) == ([penalty], warpers[:1], dt.Sampling(0.7))
+    assert hf._split([penalty], True) == ([penalty], [], dt.Sampling(1.0))
+    assert hf._split([*warpers, least], True) == ([*warpers, least], [], dt.Sampling(1.0))
+    two = [known.TopKLogitsWarper(5, min_tokens_to_keep=2)]
+    assert hf._split(two, True) == (two, [], dt.Sampling(1.0))
+    assert hf._split([penalty], False) == ([penalty], [], dt.Sampling())
+
+
+def test_seeds_come_from_torch():
+    model, ids = model_of("llama"), prompt(20)
+
+    def sample(seed=None):
+        if seed is not None:
+            transformers.set_seed(seed)
+        return added(model, ids, custom_generate=hf.generate, do_sample=True, draft_model=draft_of("llama"))
+
+    assert sample(1) == sample(1) != sample(2)
+    assert sample() != sample()
+    two = ids.repeat(2, 1)
+    out = model.generate(two, custom_generate=hf.generate, **asked(two, do_sample=True))
+    assert out[0].tolist() != out[1].tolist(), "rows are drawn independently"
+
+
+# --------------------------------------------------------------------------------------------------------- criteria
+class Watching(StoppingCriteria):
+    """Ends a text at a token that is a multiple of 7 after four others; keeps what it was asked."""
+
+    def __init__(self, start):
+        self.start, self.texts, self.scores = start, [], []
+
+    def __call__(self, input_ids, scores, **_):
+        self.texts.append(input_ids[0].tolist())
+        self.scores.append(scores)
+        done = input_ids.shape[1] > self.start + 4 and int(input_ids[0, -1]) % 7 == 0
+        return torch.tensor([done])
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.4}], ids=["plain", "processed"])
+def test_stopping_criteria_are_asked_token_by_token_as_by_transformers(kind, options):
+    model, ids = model_of(kind), prompt(20)
+    recorded = {"return_dict_in_generate": True, "output_scores": True, **options}
+    for kept, more in (({}, options), (recorded, recorded)):
+        mine, theirs = Watching(20), Watching(20)
+        given = asked(ids, max_new_tokens=60, **more)
+        expected = model.generate(ids, stopping_criteria=StoppingCriteriaList([theirs]), **given)
+        found = model.generate(ids, stopping_criteria=StoppingCriteriaList([mine]), custom_generate=hf.generate,
+                               draft_model=draft_of(kind), drafter=dt.FixedTree, **given)  # fmt: skip
+        if kept:
+            found, expected = found.sequences, expected.sequences
+        assert torch.equal(found, expected)
+        assert found.shape[1] < 80
+        assert mine.texts == theirs.texts
+        for ours, others in zip(mine.scores, theirs.scores, strict=True):
+            assert (ours is None) == (others is None) == (not kept)
+            for one, other in zip(ours or (), others or (), strict=True):
+                assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_time_that_is_up_ends_the_text_after_a_token():
+    model, ids = model_of("llama"), prompt(20)
+    up = StoppingCriteriaList([MaxTimeCriteria(0.0, initial_timestamp=0.0)])
+    assert added(model, ids, stopping_criteria=up, custom_generate=hf.generate) == added(model, ids)[:1]
+    assert added(model, ids, max_time=1e-9, custom_generate=hf.generate) == added(model, ids)[:1]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    pair = dt.load_pair("tiny")
+    inputs = pair.tokenizer("def read_lines(path):", return_tensors="pt")
+    return pair, {**inputs, "max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+
+
+def test_stop_strings_need_the_folder_or_a_criterion(tiny):
+    pair, inputs = tiny
+    model, tokenizer = pair.target.model, pair.tokenizer
+    expected = model.generate(**inputs, stop_strings=["\n"], tokenizer=tokenizer)
+    length = inputs["input_ids"].shape[1]
+    assert length < expected.shape[1] < length + 40
+    with pytest.raises(ValueError, match="stop strings"):  # transformers' own: a function is handed no tokenizer
+        model.generate(**inputs, stop_strings=["\n"], tokenizer=tokenizer, custom_generate=hf.generate)
+    criteria = StoppingCriteriaList([StopStringCriteria(tokenizer, ["\n"])])
+    assert torch.equal(model.generate(**inputs, stopping_criteria=criteria, custom_generate=hf.generate), expected)
+    folder = {"custom_generate": str(data_path("huggingface")), "trust_remote_code": True}
+    found = model.generate(**inputs, stop_strings=["\n"], tokenizer=tokenizer, draft_model=pair.draft.model, **folder)
+    assert torch.equal(found, expected)
+    config = transformers.GenerationConfig(stop_strings=["\n"], max_new_tokens=40, pad_token_id=0)
+    ids = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    assert torch.equal(model.generate(**ids, generation_config=config, tokenizer=tokenizer, **folder), expected)
+    with pytest.raises(ValueError, match="no tokenizer to read them with"):
+        model.generate(**inputs, stop_strings="\n", **folder)
+
+
+# --------------------------------------------------------------------------------------------------------- streaming
+class Recorder:
+    def __init__(self):
+        self.events = []
+
+    def put(self, value):
+        self.events.append((tuple(value.shape), value.flatten().tolist()))
+
+    def end(self):
+        self.events.append("end")
+
+
+@pytest.mark.parametrize("way", ["argument", "partial", "folder"])
+def test_a_streamer_gets_the_prompt_then_single_tokens_then_the_end(way):
+    model, ids, theirs, mine = model_of("llama"), prompt(20), Recorder(), Recorder()
+    added(model, ids, streamer=theirs)
+    ways = {
+        "argument": {"custom_generate": hf.generate, "streamer": mine},
+        "partial": {"custom_generate": partial(hf.generate, streamer=mine)},
+        "folder": {"custom_generate": str(data_path("huggingface")), "trust_remote_code": True, "streamer": mine},
+    }
+    added(model, ids, draft_model=draft_of("llama"), **ways[way])
+    # Only transformers can put the prompt, and only to a streamer that it is given.
+    assert mine.events == (theirs.events[1:] if way == "partial" else theirs.events)
+    assert len(theirs.events) == NEW + 2
+
+
+def test_transformers_streamers_work(tiny, capsys):
+    pair, inputs = tiny
+    model = pair.target.model
+    model.generate(**inputs, streamer=TextStreamer(pair.tokenizer, skip_prompt=True))
+    expected = capsys.readouterr().out
+    model.generate(**inputs, streamer=TextStreamer(pair.tokenizer, skip_prompt=True), custom_generate=hf.generate)
+    assert capsys.readouterr().out == expected != ""
+    streamer = TextIteratorStreamer(pair.tokenizer, skip_prompt=True, timeout=60)
+    options = {**inputs, "streamer": streamer, "custom_generate": hf.generate, "draft_model": pair.draft.model}
+    thread = Thread(target=model.generate, kwargs=options)
+    thread.start()
+    pieces = list(streamer)
+    thread.join()
+    assert "".join(pieces) + "\n" == expected
+    assert len(pieces) > 3
+
+
+# ----------------------------------------------------------------------------------------------------------- outputs
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.4}], ids=["plain", "processed"])
+def test_scores_and_logits_are_transformers(kind, options):
+    model, ids = model_of(kind), prompt(20)
+    options = {**options, "return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    expected = model.generate(ids, **asked(ids, **options))
+    found = model.generate(ids, custom_generate=hf.generate, draft_model=draft_of(kind), **asked(ids, **options))
+    assert type(found) is type(expected)
+    assert torch.equal(found.sequences, expected.sequences)
+    assert found.past_key_values is None
+    for name in ("scores", "logits"):
+        for ours, theirs in zip(found[name], expected[name], strict=True):
+            assert ours.dtype == torch.float32
+            assert torch.allclose(ours, theirs, atol=1e-5)
+            ours += 1  # tensors of the caller's own
+    fewer = model.generate(ids, custom_generate=hf.generate, **asked(ids, return_dict_in_generate=True))
+    assert fewer.scores is fewer.logits is None
+
+
+def test_scores_of_sampled_text_are_warped():
+    model, ids = model_of("llama"), prompt(20)
+    options = asked(ids, do_sample=True, temperature=0.7, top_k=5, repetition_penalty=1.3, output_scores=True,
+                    return_dict_in_generate=True)  # fmt: skip
+    out = model.generate(ids, custom_generate=hf.generate, draft_model=draft_of("llama"), **options)
+    processors = [RepetitionPenaltyLogitsProcessor(1.3), known.TemperatureLogitsWarper(0.7), known.TopKLogitsWarper(5)]
+    for place, scores in enumerate(out.scores):
+        before = out.sequences[:, : 20 + place]
+        with torch.no_grad():
+            logits = model(before, use_cache=False).logits[:, -1]
+        assert torch.allclose(LogitsProcessorList(processors)(before, logits).float(), scores, atol=1e-5)
+    assert len(out.scores) == NEW
+    sums = model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
+    assert bool(torch.isfinite(sums).all())
+
+
+# ----------------------------------------------------------------------------------------------------------- batches
+def padded(sizes):
+    longest = max(sizes)
+    ids, mask = torch.zeros(len(sizes), longest, dtype=torch.int64), torch.zeros(len(sizes), longest, dtype=torch.int64)
+    for row, size in enumerate(sizes):
+        ids[row, longest - size :], mask[row, longest - size :] = prompt(size)[0], 1
+    return ids, mask
+
+
+def by_row(row, ids):
+    return [token for token in range(VOCABULARY) if token % 3 != row % 3]
+
+
+BATCHES = {
+    "plain": {},
+    "repetition_penalty": {"repetition_penalty": 1.4},
+    "prefix": {"prefix_allowed_tokens_fn": by_row},
+    "prompt": {"encoder_no_repeat_ngram_size": 1, "encoder_repetition_penalty": 3.0, "no_repeat_ngram_size": 2},
+    "length": {"min_length": 30, "forced_eos_token_id": 5},
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_padded_batches_are_transformers(kind, name):
+    model, (ids, mask) = model_of(kind), padded([5, 20, 11])
+    options = {"attention_mask": mask, "max_new_tokens": NEW, "do_sample": False, **BATCHES[name]}
+    plain = model.generate(ids, pad_token_id=0, **options)
+    ends = plain[:, 20:].flatten()[::4].tolist()[:4]
+    lengths = set()
+    for eos in (None, ends):
+        given = {**options, "pad_token_id": 96, "eos_token_id": eos}
+        expected = model.generate(ids, **given)
+        found = model.generate(ids, custom_generate=hf.generate, draft_model=draft_of(kind), **given)
+        assert torch.equal(found, expected)
+        lengths.add((expected != 96).sum(1).tolist().__str__())
+    assert len(lengths) == 2
+
+
+def test_padding_is_inferred_as_by_transformers():
+    model, (ids, _) = model_of("llama"), padded([5, 20])
+    ids[1].clamp_(min=1)
+    ids[0, 15:].clamp_(min=1)
+    expected = model.generate(ids, max_new_tokens=9, pad_token_id=0)
+    assert torch.equal(model.generate(ids, max_new_tokens=9, pad_token_id=0, custom_generate=hf.generate), expected)
+
+
+def test_scores_of_a_batch_stand_side_by_side():
+    model, (ids, mask) = model_of("qwen3"), padded([5, 20])
+    options = {"attention_mask": mask, "max_new_tokens": 9, "pad_token_id": 0}
+    first = model.generate(ids, **options)[0, 22]
+    options.update(eos_token_id=int(first), return_dict_in_generate=True, output_scores=True)
+    expected = model.generate(ids, **options)
+    found = model.generate(ids, custom_generate=hf.generate, **options)
+    assert torch.equal(found.sequences, expected.sequences)
+    ended = (expected.sequences[0, 20:] == first).nonzero()[0, 0].item()
+    for step, (ours, theirs) in enumerate(zip(found.scores, expected.scores, strict=True)):
+        assert torch.allclose(ours[1], theirs[1], atol=1e-5)
+        assert torch.allclose(ours[0], theirs[0] if step <= ended else torch.zeros(VOCABULARY), atol=1e-5)
+    assert ended < len(found.scores) - 1
+
+
+# ------------------------------------------------------------------------------------------------------------ folder
+def test_the_folder_takes_the_names_of_transformers():
+    model, ids = model_of("llama"), prompt(20)
+    folder = {"custom_generate": str(data_path("huggingface")), "trust_remote_code": True}
+    expected = added(model, ids, repetition_penalty=1.4)
+    assert added(model, ids, repetition_penalty=1.4, assistant_model=draft_of("llama"), **folder) == expected
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        added(model, ids, custom_generate=folder["custom_generate"], trust_remote_code=False)
+    with pytest.raises(ValueError, match="two names"):
+        added(model, ids, assistant_model=model, draft_model=model, **folder)
+
+
+def test_a_model_loaded_from_a_folder_with_the_recipe_takes_positional_ids(tmp_path):
+    model, ids = copy.deepcopy(model_of("llama")).float(), prompt(20)
+    model.save_pretrained(tmp_path / "model")
+    shutil.copytree(data_path("huggingface", "custom_generate"), tmp_path / "model" / "custom_generate")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", trust_remote_code=True)
+    assert loaded.generate.func.__module__ == "dynatree_lib.hf"
+    assert loaded.generate(ids, **asked(ids)).tolist() == model.generate(ids, **asked(ids)).tolist()
+    assert loaded.generate(input_ids=ids, **asked(ids)).tolist() == model.generate(ids, **asked(ids)).tolist()
+
+
+def test_the_requirements_are_what_transformers_can_read():
+    from importlib.metadata import PackageNotFoundError, version
+
+    from packaging.requirements import Requirement
+
+    for line in data_path("huggingface", "custom_generate", "requirements.txt").read_text().splitlines():
+        requirement = Requirement(line)
+        assert not requirement.extras
+        assert " " not in line
+        assert len(requirement.specifier) == 1
+        try:
+            assert requirement.specifier.contains(version(requirement.name))
+        except PackageNotFoundError:
+            assert requirement.name == "dynatree-lib"  # the tests run in a checkout too
+
+
+def test_the_function_names_no_argument_of_transformers():
+    """A name in its signature is taken out of transformers' arguments; `attention_mask` there would lose the mask."""
+    own = set(inspect.signature(hf.generate).parameters) - set(inspect.signature(GenerationMixin._sample).parameters)
+    assert own == {"model", "draft_model", "drafter", "verifier", "engine"}
+    assert not own & set(transformers.GenerationConfig().to_dict())
+
+
+# ------------------------------------------------------------------------------------------------------------ models
+def test_a_model_is_wrapped_once_and_again_when_its_weights_change():
+    model, ids = copy.deepcopy(model_of("gpt_neox")), prompt(20)
+    first = hf.wrapped(model)
+    assert hf.wrapped(model) is first
+    assert hf.wrapped(model, "eager") is not first
+    before = added(model, ids, custom_generate=hf.generate)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.neg_()
+    assert hf.wrapped(model) is not first
+    assert added(model, ids, custom_generate=hf.generate) == added(model, ids) != before
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other._dynatree is None
+        assert hf.wrapped(other).model is other
+    assert not any("dynatree" in name for name in model.state_dict())
+
+
+class Adapted(torch.nn.Module):
+    """A linear layer with an adapter, as libraries of adapters replace it: `weight` is that of the layer alone."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.on = layer, False
+
+    @property
+    def weight(self):
+        return self.layer.weight
+
+    @property
+    def bias(self):
+        return self.layer.bias
+
+    def forward(self, inputs):
+        return self.layer(inputs) + (1.5 * inputs.roll(1, -1) if self.on else 0)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+def test_adapters_and_hooks_are_run_also_when_they_are_switched(kind):
+    model, ids = copy.deepcopy(model_of(kind)).float(), prompt(20)
+    plain = added(model, ids)
+    assert added(model, ids, custom_generate=hf.generate) == plain
+    attention = model.base_model.layers[1].self_attn if kind == "llama" else model.base_model.layers[1].attention
+    name = "o_proj" if kind == "llama" else "dense"
+    handle = getattr(attention, name).register_forward_hook(lambda _, inputs, output: 2 * output)
+    hooked = added(model, ids)
+    assert added(model, ids, custom_generate=hf.generate) == hooked != plain
+    handle.remove()
+    assert added(model, ids, custom_generate=hf.generate) == plain
+    adapter = Adapted(getattr(attention, name))
+    setattr(attention, name, adapter)
+    assert added(model, ids, custom_generate=hf.generate) == plain
+    adapter.on = True
+    adapted = added(model, ids)
+    assert added(model, ids, custom_generate=hf.generate) == adapted != plain
+
+
+class Counting(known.LogitsProcessor):
+    """Like a grammar that is advanced by each call: it must be called once for each token, in order."""
+
+    def __init__(self):
+        self.texts = []
+
+    def __call__(self, input_ids, scores):
+        self.texts.append(input_ids[0].tolist())
+        assert self.texts[-1][:-1] == (self.texts[-2] if len(self.texts) > 1 else self.texts[-1][:-1])
+        return scores.roll(len(self.texts), -1)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("drafter", [None, dt.SampledTree, dt.FixedTree])
+def test_processors_that_count_their_calls_work_with_the_rules_of_the_default(drafter, do_sample):
+    model, ids, counting = model_of("llama"), prompt(20), Counting()
+    options = {"drafter": drafter, "draft_model": draft_of("llama"), "do_sample": do_sample}
+    text = added(model, ids, custom_generate=hf.generate, logits_processor=LogitsProcessorList([counting]), **options)
+    assert len(counting.texts) == len(text) == NEW
+    if not do_sample:
+        assert text == added(model, ids, logits_processor=LogitsProcessorList([Counting()]))
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+REFUSED = {
+    "beams": ({"num_beams": 2}, "ask for beam search"),
+    "contrastive": ({"penalty_alpha": 0.6, "top_k": 4}, "ask for contrastive search"),
+    "transformers' lookup": ({"prompt_lookup_num_tokens": 5}, "ask for assisted generation"),
+    "dola": ({"dola_layers": "low"}, "ask for dola generation"),
+    "several texts": ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences is 2; give the prompt"),
+    "assistant": ({"assistant_model": "draft"}, "give the same model as draft_model"),
+    "synced": ({"synced_gpus": True}, "synced_gpus is on"),
+    "guidance": ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidanceLogitsProcessor depends on how often"),
+    "no cache": ({"use_cache": False}, "use_cache is False"),
+    "static cache": ({"cache_implementation": "static"}, "cache_implementation 'static'"),
+    "own cache": ({"past_key_values": transformers.DynamicCache()}, "past_key_values was given"),
+    "attentions": ({"output_attentions": True}, "output_attentions"),
+    "hidden states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
+    "chunks": ({"prefill_chunk_size": 8}, "prefill_chunk_size is 8"),
+    "embeddings": ({"inputs_embeds": torch.zeros(1, 20, 32, dtype=torch.float64)}, "inputs_embeds was given"),
+    "positions": ({"position_ids": torch.arange(5, 25)[None]}, "position_ids do not count"),
+    "right padding": ({"attention_mask": torch.tensor([[1] * 15 + [0] * 5])}, "0 for padding on the left"),
+    "all padding": ({"attention_mask": torch.zeros(1, 20, dtype=torch.int64)}, "0 at its end; pad prompts on the left"),
+    "holes": ({"attention_mask": torch.tensor([[1] * 5 + [0] * 5 + [1] * 10])}, "0 for padding on the left"),
+    "context": ({"max_new_tokens": 600}, "600 new tokens .* holds 580"),
+    "both drafters": ({"drafter": dt.PromptLookup(), "draft_model": "draft"}, "beside the drafter 'prompt-lookup'"),
+    "no draft": ({"drafter": dt.FixedTree}, "FixedTree needs a draft_model"),
+    "idle draft": ({"drafter": dt.PromptLookup, "draft_model": "draft"}, "PromptLookup has no use for the draft_model"),
+    "drafter": ({"drafter": "tree"}, "drafter is 'tree'; give a drafter"),
+    "engine": ({"engine": "warp"}, "engine is 'warp'"),
+    "verifier": ({"verifier": dt.Greedy(), "do_sample": True}, "use TargetWalk"),
+    "vocabulary": ({"draft_model": dt.ToyModel.random(5)}, "different vocabularies"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_honoured_is_refused_before_any_work(name, monkeypatch):
+    options, sentence = REFUSED[name]
+    options = {key: draft_of("llama") if value == "draft" else value for key, value in options.items()}
+    model, ids = model_of("llama"), prompt(20)
+    hf.wrapped(model)  # its check runs the model once
+
+    def begun(*_):
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr(decoding._Loop, "run", begun)
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        added(model, ids, custom_generate=hf.generate, **options)
+
+
+def test_synthid_is_refused():
+    keys = transformers.SynthIDTextWatermarkingConfig(ngram_len=3, keys=[1, 2])
+    with pytest.raises(ValueError, match="SynthIDTextWatermarkLogitsProcessor depends on how often"):
+        added(model_of("llama"), prompt(20), watermarking_config=keys, custom_generate=hf.generate, do_sample=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"streamer": Recorder()}, "A streamer was given for 2 prompts"),
+        ({"logits_processor": LogitsProcessorList([Balanced(20)])}, "Balanced was given for 2 prompts"),
+        ({"stopping_criteria": StoppingCriteriaList([Watching(20)])}, "Watching was given for 2 prompts"),
+        ({"max_time": 5.0}, "MaxTimeCriteria was given for 2 prompts"),
+    ],
+)
+def test_what_looks_at_rows_together_is_refused_for_several(options, sentence):
+    ids, mask = padded([5, 20])
+    with pytest.raises(ValueError, match=sentence):
+        model_of("llama").generate(
+            ids, attention_mask=mask, custom_generate=hf.generate, pad_token_id=0, max_new_tokens=5, **options
+        )
+
+
+def test_a_batch_that_may_end_unevenly_needs_a_pad_token(tiny):
+    pair, _ = tiny
+    criteria = StoppingCriteriaList([StopStringCriteria(pair.tokenizer, ["a"])])
+    ids, mask = padded([5, 20])
+    options = {"stopping_criteria": criteria, "max_new_tokens": 5, "custom_generate": hf.generate}
+    with pytest.raises(ValueError, match="pass pad_token_id="):
+        model_of("llama").generate(ids, attention_mask=mask, **options)
+
+
+def test_a_model_in_training_is_refused():
+    model = copy.deepcopy(model_of("llama")).train()
+    with pytest.raises(ValueError, match="training mode"):
+        added(model, prompt(20), custom_generate=hf.generate)
+    assert model.training
+    with pytest.raises(ValueError, match="training mode"):
+        added(model_of("llama"), prompt(20), custom_generate=hf.generate, draft_model=model)
