@@ -2,8 +2,7 @@
 
 import dynatree_lib as dt
 pair = dt.load_pair("tiny")
-ids = pair.tokenizer("def read_lines(path):", return_tensors="pt").input_ids
-out = dt.generate(pair.target, ids, dt.FixedTree(pair.draft), max_new_tokens=200)
+out = dt.generate(pair.target, "def read_lines(path):", dt.FixedTree(pair.draft), max_new_tokens=200)
 print(out.text(pair.tokenizer), dt.summarize(out))
 """
 

@@ -18,7 +18,8 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 # Steps of the street, from the ground up: a module imports from its own room and from lower steps only. A drafter is
 # told verdicts, so drafters stand above verifiers; a verifier never sees a drafter.
-DECODER = ["paths tree stopping costs", "masks sampling", "models", "verifiers", "drafters", "decoding", "summary"]
+GROUND = ["checks", "paths tree stopping costs", "masks sampling"]
+DECODER = [*GROUND, "models", "verifiers", "drafters", "decoding", "summary"]
 STEPS = [*DECODER, "fast", "workloads papers", "training measure", "plots", "experiments suite explore", "cli"]
 STREET = {room: step for step, rooms in enumerate(STEPS) for room in rooms.split()}
 CORE = {room for room, step in STREET.items() if step <= STEPS.index("fast")}

@@ -18,9 +18,9 @@ from plotly import graph_objects as go
 
 from ..decoding import Generation, Iteration
 from ..measure.statistics import Table, share
+from ..models.texts import pieces
 from . import theme
 from .charts import Row, as_rows, sweep_lines
-from .trees import pieces
 
 SHADES = ("#cfe8f7", "#d8f0df")
 """Background of accepted tokens, alternating from iteration to iteration."""
