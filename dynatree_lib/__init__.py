@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import drafters, fast, verifiers  # `fast` registers its engines
+from . import decoding, drafters, fast, verifiers  # `fast` registers its engines
 from .decoding import Generation, Iteration, autoregressive, generate
 from .drafters import *
 from .models import ToyModel
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .models.pairs import Pair, load_pair, make_pair
 
 __version__ = "0.1.0"
+decoding.VIEW = f"{__name__}.plots.iterations:generation_view"
 
 # transformers and plotly are slow to import; they are loaded when first used.
 _LAZY = {

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from .checks import chosen, described, is_whole, of_kind, whole
@@ -26,7 +28,7 @@ TAIL = 64
 """Tokens before a text that stop strings may begin in."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Iteration:
     """One iteration: the tree, its verdict, and the drafter's adaptation state before it.
 
@@ -46,6 +48,19 @@ class Iteration:
     def committed(self) -> int:
         """Number of tokens that the iteration added to the text: the accepted path and the bonus token."""
         return len(self.verdict.path) + 1
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Iteration):
+            return NotImplemented
+        ours, theirs = self.adaptation, other.adaptation
+        same = (self.tree, self.verdict, self.side_tree) == (other.tree, other.verdict, other.side_tree)
+        # A drafter reports NaN of what it does not know yet, and NaN is not equal to itself.
+        reports = np.array_equal([*ours.values()], [*theirs.values()], equal_nan=True)
+        return same and [*ours] == [*theirs] and reports
+
+    def __repr__(self) -> str:
+        drafted = f"{len(self.tree) - 1} nodes drafted in {self.tree.depth} levels"
+        return f"Iteration({drafted}, {len(self.verdict.path)} accepted, {self.committed} tokens added)"
 
     @property
     def side_nodes(self) -> int:
@@ -70,25 +85,73 @@ class DecodingState:
     spent: bool = False
 
 
-@dataclass(frozen=True)
+VIEW: str | None = None
+"""What notebooks show a `Generation` with: "module:function", imported when the first is shown. `dynatree_lib` sets it,
+because figures stand above the decoder."""
+
+
+@dataclass(frozen=True, repr=False)
 class Generation:
     """The result of `generate`.
+
+    Two are equal if their tokens, iterations and finish reasons are. A notebook shows the text, coloured by iteration.
+    Pickles and copies hold everything but `state`, which belongs to the models of this process.
 
     Attributes:
         tokens: generated token ids, without the prompt; an EOS token that ended the text is the last one.
         iterations: one entry per iteration.
         finish_reason: "eos", "stop" (a stop string), "length" (max_new_tokens), "context", or "interrupted".
         state: for continuing, with both models' caches inside; None after an interruption or with `keep_state=False`.
+        tokenizer: decodes the tokens; None where neither the target nor `generate` was given a tokenizer.
     """
 
     tokens: list[int]
     iterations: list[Iteration]
     finish_reason: str
-    state: DecodingState | None
+    state: DecodingState | None = field(default=None, compare=False)
+    tokenizer: Any = field(default=None, compare=False)
 
-    def text(self, tokenizer: Any) -> str:
-        """The generated text."""
-        return tokenizer.decode(self.tokens)
+    def text(self, tokenizer: Any = None) -> str:
+        """Return the generated text.
+
+        Args:
+            tokenizer: decodes it; the generation's own by default.
+
+        Raises:
+            ValueError: where there is no tokenizer.
+        """
+        tokenizer = self.tokenizer if tokenizer is None else tokenizer
+        if tokenizer is None:
+            raise ValueError("This text has no tokenizer to decode it; give it: text(tokenizer).")
+        decoded: str = tokenizer.decode(self.tokens)
+        return decoded
+
+    @property
+    def figures(self) -> str:
+        """Counts of the text, on a line: tokens, iterations, tokens per iteration, finish reason."""
+        counts = f"{len(self.tokens)} token{'s' * (len(self.tokens) != 1)}"
+        if self.iterations:
+            count = len(self.iterations)
+            counts += f" in {count} iteration{'s' * (count != 1)}, {len(self.tokens) / count:.2f} tokens per iteration"
+        return f"{counts}, finish reason '{self.finish_reason}'"
+
+    def __repr__(self) -> str:
+        return f"Generation({self.figures})"
+
+    def _repr_html_(self) -> str | None:
+        """Return the text coloured by iteration; None, so that a notebook shows the line, where plots cannot draw."""
+        if VIEW is None:
+            return None
+        module, _, function = VIEW.partition(":")
+        try:
+            view = getattr(import_module(module), function)
+        except ImportError:  # plots need what decoding does not
+            return None
+        shown: str = view(self)
+        return shown
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "state": None}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -184,12 +247,12 @@ def generate(
     try:
         reason = loop.run()
     except KeyboardInterrupt as error:
-        generation = Generation(loop.tokens, loop.iterations, "interrupted", None)
+        generation = Generation(loop.tokens, loop.iterations, "interrupted", tokenizer=tokenizer)
         if interrupt == "raise":
             raise Interrupted(generation) from error
         return generation
     state.tail = [*state.tail, *loop.tokens][-TAIL:]
-    return Generation(loop.tokens, loop.iterations, reason, state if keep_state else None)
+    return Generation(loop.tokens, loop.iterations, reason, state if keep_state else None, tokenizer)
 
 
 def autoregressive(target: LanguageModel, prompt: Prompt, **options: Any) -> Generation:

@@ -184,7 +184,7 @@ class _Batch:
                 torch.set_num_threads(threads)  # setting it in one thread sets what later threads begin with
         if self.error is not None:
             raise self.error
-        empty = Generation([], [], "interrupted", None)
+        empty = Generation([], [], "interrupted")
         return [slot.future.result() if slot.future else empty for slot in self.slots]
 
     def _interrupt(self, *_: Any) -> None:

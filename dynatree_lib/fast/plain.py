@@ -96,8 +96,8 @@ def autoregressive_fast(
     except KeyboardInterrupt as error:
         reason = "interrupted"
         if interrupt == "raise":
-            raise Interrupted(Generation(tokens, [], reason, None)) from error
-    return Generation(tokens, [], reason or "context", None)
+            raise Interrupted(Generation(tokens, [], reason, tokenizer=target.tokenizer)) from error
+    return Generation(tokens, [], reason or "context", tokenizer=target.tokenizer)
 
 
 def _static(target: HFModel, capacity: int) -> StaticModel | None:

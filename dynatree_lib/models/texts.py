@@ -18,6 +18,10 @@ Messages = Sequence[Mapping[str, Any]]
 Prompt = str | TokenIds | Messages | Mapping[str, Any]
 """A text, token ids, a conversation, or what a tokenizer returns."""
 VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
+UNFINISHED = "\ufffd"
+"""What a decoded text ends with where the bytes of its last character are not complete."""
+CONTEXT_TOKENS = 32
+"""Tokens before a token that its text may depend on."""
 FORMS = "give a text, token ids (L,) or (1, L), what a tokenizer returns, or a list of messages"
 
 
@@ -164,17 +168,46 @@ def label(token: int, tokenizer: Any = None, longest: int = 14) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def pieces(tokens: Sequence[int], tokenizer: Any = None) -> list[str]:
-    """Return the text of each token, so that the texts join to the decoded text.
+class TextStream:
+    """The texts of tokens as they come, which join to the decoded text.
 
-    A character of several byte tokens belongs to the last of them; the earlier tokens have empty texts.
+    A character of several byte tokens belongs to the last of them; the earlier tokens have empty texts. The texts of
+    the last tokens alone are decoded again, so that a token of a long text takes no longer.
+
+    Args:
+        tokenizer: decodes the tokens.
     """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._shown = ""
+
+    def add(self, token: int) -> str:
+        """Return the text that a token adds, as far as it is complete."""
+        self._tokens.append(int(token))
+        text = self.tokenizer.decode(self._tokens)
+        if text.endswith(UNFINISHED):
+            return ""
+        fresh: str = text[len(self._shown) :]
+        self._shown = text
+        if len(self._tokens) >= 2 * CONTEXT_TOKENS:
+            self._tokens = self._tokens[-CONTEXT_TOKENS:]
+            self._shown = self.tokenizer.decode(self._tokens)
+        return fresh
+
+    def rest(self) -> str:
+        """Return what the tokens so far add besides: a last character that is not complete."""
+        before, self._shown = self._shown, self.tokenizer.decode(self._tokens)
+        return self._shown[len(before) :]
+
+
+def pieces(tokens: Sequence[int], tokenizer: Any = None) -> list[str]:
+    """Return the text of each token as `TextStream` does, so that the texts join to the decoded text."""
     if tokenizer is None:
         return [f"{token} " for token in tokens]
-    texts, before = [], ""
-    for end in range(1, len(tokens) + 1):
-        text = tokenizer.decode(list(tokens[:end]))
-        unfinished = text.endswith("�") and end < len(tokens)
-        texts.append("" if unfinished else text[len(before) :])
-        before = before if unfinished else text
+    stream = TextStream(tokenizer)
+    texts = [stream.add(token) for token in tokens]
+    if texts:
+        texts[-1] += stream.rest()
     return texts
