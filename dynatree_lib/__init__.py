@@ -3,7 +3,7 @@
 import dynatree_lib as dt
 pair = dt.load_pair("tiny")
 out = dt.generate(pair.target, "def read_lines(path):", dt.FixedTree(pair.draft), max_new_tokens=200)
-print(out.text(pair.tokenizer), dt.summarize(out))
+print(out.text(), dt.summarize(out))
 """
 
 from __future__ import annotations

@@ -162,12 +162,18 @@ BENCH = """
 from dynatree_lib.cli.main import main
 code = main("bench --pair tiny --methods ar,hf-generate,chain --limit 1 --max-new-tokens 8 --warmup 0".split())
 """
+CHAT = """
+import io, sys
+from dynatree_lib.cli.main import main
+sys.stdin = io.StringIO("def f(x):\\n/tree\\n")
+code = main("chat --pair tiny --max-new-tokens 8".split())
+"""
 
 
 @pytest.mark.parametrize(
     ("hidden", "code"),
-    [(f"{EXTRAS},pandas,scipy", DECODE), (EXTRAS, BENCH + "assert code == 0")],
-    ids=["core", "bench"],
+    [(f"{EXTRAS},pandas,scipy", DECODE), (EXTRAS, BENCH + "assert code == 0"), (EXTRAS, CHAT + "assert code == 0")],
+    ids=["core", "bench", "chat"],
 )
 def test_the_core_and_the_benchmark_need_nothing_else(hidden, code):
     command = [sys.executable, "-c", HIDE + code, hidden]
