@@ -46,6 +46,15 @@ def of_kind(name: str, value: object, kind: type | tuple[type, ...], way_out: st
         raise TypeError(f"{name} is {described(value)}; {way_out}.")
 
 
+def decodes(tokenizer: object) -> None:
+    """Raise TypeError for what does not decode token ids."""
+    if not hasattr(tokenizer, "decode") or isinstance(tokenizer, type | bytes):
+        raise TypeError(
+            f"The tokenizer is {described(tokenizer)}; give an object that decodes token ids, such as "
+            "AutoTokenizer.from_pretrained(...)."
+        )
+
+
 def described(value: object) -> str:
     """Return a short description of a value that is out of place: itself, or its class where it is an object."""
     if isinstance(value, type):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from .checks import chosen, described, is_whole, of_kind, whole
+from .checks import chosen, decodes, described, is_whole, of_kind, whole
 from .drafters.base import Drafter, ModelDrafter, NoDraft
 from .models.base import LanguageModel, Session, check_model
 from .models.texts import Prompt, prompt_ids
@@ -118,11 +118,13 @@ class Generation:
             tokenizer: decodes it; the generation's own by default.
 
         Raises:
+            TypeError: for a tokenizer that does not decode.
             ValueError: where there is no tokenizer.
         """
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         if tokenizer is None:
             raise ValueError("This text has no tokenizer to decode it; give it: text(tokenizer).")
+        decodes(tokenizer)
         decoded: str = tokenizer.decode(self.tokens)
         return decoded
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .checks import described
+from .checks import decodes, described
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,8 @@ class Stopping:
                 raise ValueError(f"A stop string is {described(text)}; give texts, such as stop_strings=['END'].")
         if self.stop_strings and self.tokenizer is None:
             raise ValueError("stop_strings need a tokenizer to decode the text; pass tokenizer=.")
-        if self.tokenizer is not None and not hasattr(self.tokenizer, "decode"):
-            raise TypeError(
-                f"The tokenizer is {described(self.tokenizer)}; give an object that decodes token ids, such as "
-                "AutoTokenizer.from_pretrained(...)."
-            )
+        if self.tokenizer is not None:
+            decodes(self.tokenizer)
         if any(not text for text in self.stop_strings):
             raise ValueError("A stop string is empty and would end every text at once; remove it.")
 

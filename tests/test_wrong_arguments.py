@@ -347,3 +347,32 @@ def test_pairs_are_made_of_names_or_of_wrapped_models():
         make_pair(PAIR.target, "gpt2")
     with pytest.raises(TypeError, match="The target is an Untouched; give an HFModel"):
         make_pair(TOY, PAIR.draft)
+
+
+ELSEWHERE = {
+    "a summary of a text": (lambda: dt.summarize("x"), "What is summarized is 'x'; give what generate"),
+    "a summary of a number": (lambda: dt.summarize(3), "is 3; give what generate"),
+    "a summary of tokens": (lambda: dt.summarize([1, 2]), "is 1; give what generate"),
+    "a drawing of a text": (lambda: dt.plots.draft_tree(GENERATION), "The tree is a Generation; give an iteration"),
+    "buffers of a bare model": (lambda: dt.StaticModel(RAW), "The model is a GPTNeoXForCausalLM; wrap"),
+    "buffers of no pair": (lambda: dt.static_pair(PAIR.target), "The pair is an HFModel; give a pair"),
+    "a toy of a table": (lambda: dt.ToyModel([0.5, 0.5], 2), "distribution is a list; give a function"),
+    "a name as tokenizer": (lambda: GENERATION.text("gpt2"), "The tokenizer is 'gpt2'; give an object that decodes"),
+    "a class as tokenizer": (lambda: GENERATION.text(type(TOKENIZER)), "The tokenizer is the class"),
+    "a prompt of a pair": (lambda: PAIR.ids(5), "The prompt is 5; give a text, or a list of messages"),
+    "a numbered device": (lambda: dt.load_pair("tiny", device_map=3), "device_map is 3; give 'cpu'"),
+}
+GENERATION = dt.generate(PAIR.target, TEXT, TREE, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_other_calls_describe_what_is_out_of_place(name):
+    call, sentence = ELSEWHERE[name]
+    with pytest.raises(TypeError, match=sentence):
+        call()
+
+
+@pytest.mark.parametrize(("name", "value"), [("vocab_size", "4"), ("vocab_size", 0), ("context", 2.5)])
+def test_a_toy_has_whole_numbers(name, value):
+    with pytest.raises(ValueError, match=f"{name} is {value!r}; give a whole number of at least 1"):
+        dt.ToyModel(lambda text: [1.0], **{"vocab_size": 1, name: value})

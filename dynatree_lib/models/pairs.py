@@ -86,6 +86,7 @@ class Pair:
             prompt: what a user says, or a conversation as a list of {"role": ..., "content": ...}, which the reply is
                 to continue. Without a template, messages are joined by blank lines.
         """
+        of_kind("The prompt", prompt, (str, Sequence), "give a text, or a list of messages")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if not getattr(self.tokenizer, "chat_template", None):
             return list(self.tokenizer("\n\n".join(message["content"] for message in messages)).input_ids)
@@ -290,6 +291,8 @@ def _local_copy(source: str | Path) -> str:
 def _device(device_map: str | dict | None) -> Any:
     if device_map == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if device_map is not None:
+        of_kind("device_map", device_map, (str, dict, torch.device), "give 'cpu', 'cuda', 'cuda:1' or 'auto'")
     if isinstance(device_map, str) and device_map.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device_map is '{device_map}' but torch sees no CUDA device here; use 'cpu' or 'auto'.")
     return device_map or "cpu"

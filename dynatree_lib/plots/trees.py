@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from plotly import graph_objects as go
 
+from ..checks import of_kind
 from ..decoding import Iteration
 from ..masks import ancestor_matrix
 from ..models.texts import label
@@ -55,6 +56,9 @@ def draft_tree(
         tau: nodes whose path probability is below it are drawn pale, because pruning is about them.
         title: above the figure; by default the counts.
     """
+    of_kind(
+        "The tree", tree, (Iteration, TokenTree), "give an iteration, such as generation.iterations[0], or its tree"
+    )
     nodes = tree.tree if isinstance(tree, Iteration) else tree
     counts = f"A tree of {len(nodes) - 1} drafted nodes, {nodes.depth} levels deep"
     if isinstance(tree, Iteration):
