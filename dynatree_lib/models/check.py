@@ -45,7 +45,7 @@ def check_loaded(model: Any, tokenizer: Any = None) -> None:
             f"The model is {described(model)}; give a loaded transformers model, such as "
             f"AutoModelForCausalLM.from_pretrained({name}), or load a pair by names: load_pair(target=..., draft=...)."
         )
-    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "get_vocab")):
+    if tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
         raise TypeError(
             f"The tokenizer is {described(tokenizer)}; give a loaded one, such as AutoTokenizer.from_pretrained(name), "
             "or None."
