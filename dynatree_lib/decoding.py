@@ -240,7 +240,10 @@ def generate(
     check_vocabularies(target, drafter)
     drafter.check(target)
     _check_states(warm, state, drafter)
-    tokenizer = getattr(target, "tokenizer", None) if tokenizer is None else tokenizer
+    if tokenizer is None:
+        tokenizer = getattr(target, "tokenizer", None)
+    else:
+        decodes(tokenizer)
     ids = checked_prompt(target, prompt, state, max_new_tokens, tokenizer)
     strings = () if stop_strings is None else as_tuple(stop_strings)
     stopping = Stopping(max_new_tokens, checked_ends(target, eos_token_ids), strings, tokenizer)

@@ -35,7 +35,7 @@ class Stopping:
                 raise ValueError(f"A stop string is {described(text)}; give texts, such as stop_strings=['END'].")
         if self.stop_strings and self.tokenizer is None:
             raise ValueError("stop_strings need a tokenizer to decode the text; pass tokenizer=.")
-        if self.tokenizer is not None:
+        if self.stop_strings:
             decodes(self.tokenizer)
         if any(not text for text in self.stop_strings):
             raise ValueError("A stop string is empty and would end every text at once; remove it.")
