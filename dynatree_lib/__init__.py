@@ -2,16 +2,15 @@
 
 import dynatree_lib as dt
 pair = dt.load_pair("tiny")
-ids = pair.tokenizer("def read_lines(path):", return_tensors="pt").input_ids
-out = dt.generate(pair.target, ids, dt.FixedTree(pair.draft), max_new_tokens=200)
-print(out.text(pair.tokenizer), dt.summarize(out))
+out = dt.generate(pair.target, "def read_lines(path):", dt.FixedTree(pair.draft), max_new_tokens=200)
+print(out.text(), dt.summarize(out))
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import drafters, fast, verifiers  # `fast` registers its engines
+from . import decoding, drafters, fast, verifiers  # `fast` registers its engines
 from .decoding import Generation, Iteration, autoregressive, generate
 from .drafters import *
 from .models import ToyModel
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from .models.pairs import Pair, load_pair, make_pair
 
 __version__ = "0.1.0"
+decoding.VIEW = f"{__name__}.plots.iterations:generation_view"
 
 # transformers and plotly are slow to import; they are loaded when first used.
 _LAZY = {

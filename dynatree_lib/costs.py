@@ -12,6 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
+from .checks import is_number
+
 INITIAL_STEPS = 50.0
 """Greedy steps for which a given rate counts against the rate of the text itself."""
 
@@ -34,10 +36,11 @@ class CostCurve:
     points: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(self.points) < 2 or not all(0 < point < float("inf") for point in self.points):
+        several = isinstance(self.points, Sequence) and len(self.points) >= 2
+        if not several or not all(is_number(point) and 0 < point < float("inf") for point in self.points):
             raise ValueError(
-                f"A cost curve has the points {self.points}; give at least two positive numbers, the cost at 1, 2, 4, "
-                "... tokens in greedy steps of the target."
+                f"A cost curve has the points {self.points!r}; give at least two positive numbers, the cost at 1, 2, "
+                "4, ... tokens in greedy steps of the target."
             )
 
     @cached_property

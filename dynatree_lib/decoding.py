@@ -6,15 +6,18 @@ The loop knows no drafting or verification rule, measures nothing and prints not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from .drafters.base import Drafter, NoDraft
-from .models.base import LanguageModel, Session
+from .checks import chosen, decodes, described, is_whole, of_kind, whole
+from .drafters.base import Drafter, ModelDrafter, NoDraft
+from .models.base import LanguageModel, Session, check_model
+from .models.texts import Prompt, prompt_ids
 from .processing import LogitsProcessor, Processing, StoppingCriterion
 from .sampling import RandomSource, Sampling, one_thread
 from .stopping import Stopping
@@ -22,13 +25,11 @@ from .tree import TokenTree
 from .verifiers import default_verifier
 from .verifiers.base import Drawing, Verdict, Verifier
 
-TokenIds = Sequence[int] | np.ndarray | torch.Tensor
-"""(L,) or (1, L) token ids."""
 TAIL = 64
 """Tokens before a text that stop strings may begin in."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Iteration:
     """One iteration: the tree, its verdict, and the drafter's adaptation state before it.
 
@@ -48,6 +49,19 @@ class Iteration:
     def committed(self) -> int:
         """Number of tokens that the iteration added to the text: the accepted path and the bonus token."""
         return len(self.verdict.path) + 1
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Iteration):
+            return NotImplemented
+        ours, theirs = self.adaptation, other.adaptation
+        same = (self.tree, self.verdict, self.side_tree) == (other.tree, other.verdict, other.side_tree)
+        # A drafter reports NaN of what it does not know yet, and NaN is not equal to itself.
+        reports = np.array_equal([*ours.values()], [*theirs.values()], equal_nan=True)
+        return same and [*ours] == [*theirs] and reports
+
+    def __repr__(self) -> str:
+        drafted = f"{len(self.tree) - 1} nodes drafted in {self.tree.depth} levels"
+        return f"Iteration({drafted}, {len(self.verdict.path)} accepted, {self.committed} tokens added)"
 
     @property
     def side_nodes(self) -> int:
@@ -73,9 +87,17 @@ class DecodingState:
     spent: bool = False
 
 
-@dataclass(frozen=True)
+VIEW: str | None = None
+"""What notebooks show a `Generation` with: "module:function", imported when the first is shown. `dynatree_lib` sets it,
+because figures stand above the decoder."""
+
+
+@dataclass(frozen=True, repr=False)
 class Generation:
     """The result of `generate`.
+
+    Two are equal if their tokens, iterations and finish reasons are. A notebook shows the text, coloured by iteration.
+    Pickles and copies hold everything but `state`, which belongs to the models of this process.
 
     Attributes:
         tokens: generated token ids, without the prompt; an EOS token that ended the text is the last one.
@@ -83,16 +105,58 @@ class Generation:
         finish_reason: "eos", "stop" (a stop string), "criteria", "length" (max_new_tokens), "context", or
             "interrupted".
         state: for continuing, with both models' caches inside; None after an interruption or with `keep_state=False`.
+        tokenizer: decodes the tokens; None where neither the target nor `generate` was given a tokenizer.
     """
 
     tokens: list[int]
     iterations: list[Iteration]
     finish_reason: str
-    state: DecodingState | None
+    state: DecodingState | None = field(default=None, compare=False)
+    tokenizer: Any = field(default=None, compare=False)
 
-    def text(self, tokenizer: Any) -> str:
-        """The generated text."""
-        return tokenizer.decode(self.tokens)
+    def text(self, tokenizer: Any = None) -> str:
+        """Return the generated text.
+
+        Args:
+            tokenizer: decodes it; the generation's own by default.
+
+        Raises:
+            TypeError: for a tokenizer that does not decode.
+            ValueError: where there is no tokenizer.
+        """
+        tokenizer = self.tokenizer if tokenizer is None else tokenizer
+        if tokenizer is None:
+            raise ValueError("This text has no tokenizer to decode it; give it: text(tokenizer).")
+        decodes(tokenizer)
+        decoded: str = tokenizer.decode(self.tokens)
+        return decoded
+
+    @property
+    def figures(self) -> str:
+        """Counts of the text, on a line: tokens, iterations, tokens per iteration, finish reason."""
+        counts = f"{len(self.tokens)} token{'s' * (len(self.tokens) != 1)}"
+        if self.iterations:
+            count = len(self.iterations)
+            counts += f" in {count} iteration{'s' * (count != 1)}, {len(self.tokens) / count:.2f} tokens per iteration"
+        return f"{counts}, finish reason '{self.finish_reason}'"
+
+    def __repr__(self) -> str:
+        return f"Generation({self.figures})"
+
+    def _repr_html_(self) -> str | None:
+        """Return the text coloured by iteration; None, so that a notebook shows the line, where plots cannot draw."""
+        if VIEW is None:
+            return None
+        module, _, function = VIEW.partition(":")
+        try:
+            view = getattr(import_module(module), function)
+        except ImportError:  # plots need what decoding does not
+            return None
+        shown: str = view(self)
+        return shown
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "state": None}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -109,7 +173,7 @@ class Interrupted(KeyboardInterrupt):
 
 def generate(
     target: LanguageModel,
-    prompt: TokenIds,
+    prompt: Prompt,
     drafter: Drafter,
     *,
     verifier: Verifier | None = None,
@@ -117,7 +181,7 @@ def generate(
     seed: int = 0,
     max_new_tokens: int = 128,
     eos_token_ids: int | Sequence[int] | None = None,
-    stop_strings: str | Sequence[str] = (),
+    stop_strings: str | Sequence[str] | None = None,
     tokenizer: Any = None,
     logits_processors: Sequence[LogitsProcessor] = (),
     stopping_criteria: Sequence[StoppingCriterion] = (),
@@ -134,16 +198,19 @@ def generate(
 
     Args:
         target: the model whose text this is.
-        prompt: (L,) or (1, L) token ids; with `state`, the tokens that follow the earlier text (may be empty).
+        prompt: a text, which the tokenizer encodes as it stands, without a chat template; a conversation, a list of
+            {"role": ..., "content": ...}, which the chat template turns into ids; (L,) or (1, L) token ids; or what a
+            tokenizer returns for one text, from which padding is dropped. With `state`, what follows the earlier text
+            (may be empty): ids, or a text, which then gets no special tokens.
         drafter: proposes the trees.
         verifier: the verification rule; by default that of `verifiers.default_verifier`: `Greedy` at temperature 0,
             above it `TargetWalk` for deterministic trees and `Traversal` for sampled trees.
         sampling: the target's sampling; greedy by default.
-        seed: for all random decisions; a continued text keeps its own.
+        seed: any whole number, for all random decisions; a continued text keeps its own.
         max_new_tokens: token budget; never exceeded.
         eos_token_ids: tokens that end the text; the model's own by default, () for none.
         stop_strings: the text ends with the token that completes one of these; needs `tokenizer`.
-        tokenizer: decodes tokens for `stop_strings`; the target's own by default.
+        tokenizer: encodes a text as prompt and decodes tokens for `stop_strings`; the target's own by default.
         logits_processors: functions that change the target's distribution, as transformers' `LogitsProcessor`: of
             (1, L) int64 ids of a text and the (1, V) logits after it, a copy of their own, in float32 or the logits'
             dtype if that is higher, they return (1, V) logits. They are called in order, for every text that the rule
@@ -166,28 +233,32 @@ def generate(
 
     Raises:
         Interrupted: on Ctrl-C, unless `interrupt` is "return".
-        TypeError: before any work, for a target or draft that is no `LanguageModel`, or processors or criteria that
-            cannot be called.
+        TypeError: before any work, for an argument of another kind, such as a transformers model that is not wrapped,
+            a class in place of an object, a drafter's name, or processors or criteria that cannot be called.
         ValueError: where processors leave no token; before any work, for an empty prompt, a prompt that fills the
-            context, token ids outside the vocabulary, a budget below 1, a draft of another vocabulary, a drafter that
-            the target cannot serve, or a verifier that cannot serve `sampling` or would be biased for this drafter's
-            trees.
+            context, token ids outside the vocabulary, a text without a tokenizer, a budget below 1, a draft of another
+            vocabulary, a drafter that the target cannot serve, or a verifier that cannot serve `sampling` or would be
+            biased for this drafter's trees.
     """
-    if not isinstance(target, LanguageModel):
-        raise TypeError(
-            f"The target is a {type(target).__name__}; wrap a transformers model as HFModel(model, tokenizer)."
-        )
-    if commit not in ("gather", "rebuild"):
-        raise ValueError(f"commit is {commit!r}; choose 'gather' or 'rebuild'.")
-    sampling = sampling or Sampling()
-    verifier = verifier or default_verifier(sampling.greedy, drafter.drawing)
+    check_request(target, sampling, on_tokens)
+    check_drafter(drafter)
+    chosen("commit", commit, ("gather", "rebuild"))
+    chosen("interrupt", interrupt, ("raise", "return"))
+    seed, sampling = whole("seed", seed), sampling or Sampling()
+    if verifier is None:
+        verifier = default_verifier(sampling.greedy, drafter.drawing)
+    of_kind("The verifier", verifier, Verifier, "give an object, such as verifier=Greedy(), or None for the default")
     verifier.check(sampling, drafter.drawing, drafter.chain)
     check_vocabularies(target, drafter)
     drafter.check(target)
-    ids = checked_prompt(target, prompt, state, max_new_tokens)
-    eos = target.eos_token_ids if eos_token_ids is None else as_tuple(eos_token_ids)
-    stopping = Stopping(max_new_tokens, eos, as_tuple(stop_strings), tokenizer or getattr(target, "tokenizer", None))
-    _check_warm(warm, state, drafter)
+    _check_states(warm, state, drafter)
+    if tokenizer is None:
+        tokenizer = getattr(target, "tokenizer", None)
+    else:
+        decodes(tokenizer)
+    ids = checked_prompt(target, prompt, state, max_new_tokens, tokenizer)
+    strings = () if stop_strings is None else as_tuple(stop_strings)
+    stopping = Stopping(max_new_tokens, checked_ends(target, eos_token_ids), strings, tokenizer)
     processing = Processing.of(logits_processors, stopping_criteria)
     state = _begin(target, drafter, ids, seed, warm) if state is None else _resume(state, target, drafter, ids)
     if processing is not None:
@@ -196,15 +267,15 @@ def generate(
     try:
         reason = loop.run()
     except KeyboardInterrupt as error:
-        generation = Generation(loop.tokens, loop.iterations, "interrupted", None)
+        generation = Generation(loop.tokens, loop.iterations, "interrupted", tokenizer=tokenizer)
         if interrupt == "raise":
             raise Interrupted(generation) from error
         return generation
     state.text = [*state.text, *loop.tokens]
-    return Generation(loop.tokens, loop.iterations, reason, state if keep_state else None)
+    return Generation(loop.tokens, loop.iterations, reason, state if keep_state else None, tokenizer)
 
 
-def autoregressive(target: LanguageModel, prompt: TokenIds, **options: Any) -> Generation:
+def autoregressive(target: LanguageModel, prompt: Prompt, **options: Any) -> Generation:
     """Decode one token per forward through the same loop; options as for `generate`."""
     return generate(target, prompt, NoDraft(), **options)
 
@@ -312,8 +383,12 @@ def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: 
     return state
 
 
-def _check_warm(warm: DecodingState | None, state: DecodingState | None, drafter: Drafter) -> None:
-    """Raise ValueError where there is nothing to begin, or nothing this drafter could have learnt."""
+def _check_states(warm: DecodingState | None, state: DecodingState | None, drafter: Drafter) -> None:
+    """Raise TypeError for what is no state; ValueError where there is nothing to begin, or nothing this drafter could
+    have learnt."""
+    for name, value in (("state", state), ("warm", warm)):
+        if value is not None:
+            of_kind(name, value, DecodingState, "give the attribute `state` of an earlier Generation, or None")
     if warm is not None and state is not None:
         raise ValueError("Both state and warm were given; state goes on with a text, warm begins another one.")
     if warm is not None and warm.spent:
@@ -322,9 +397,50 @@ def _check_warm(warm: DecodingState | None, state: DecodingState | None, drafter
         raise ValueError("The warm state belongs to another drafter; give a state of the same one, or none.")
 
 
+def check_request(target: object, sampling: object, on_tokens: object) -> None:
+    """Raise TypeError for a target, a sampling or a callback of another kind."""
+    check_model("target", target)
+    if sampling is not None:
+        of_kind("sampling", sampling, Sampling, "give Sampling(temperature=..., top_k=..., top_p=...), or None")
+    if on_tokens is not None and not callable(on_tokens):
+        raise TypeError(f"on_tokens is {described(on_tokens)}; give a function that takes a list of new token ids.")
+
+
+def check_drafter(drafter: object) -> None:
+    """Raise TypeError for what is no drafter, or one whose draft is no model."""
+    way_out = "give a drafter, such as FixedTree(draft), or decode without one by autoregressive()"
+    of_kind("The drafter", drafter, Drafter, way_out)
+    if isinstance(drafter, ModelDrafter) or drafter.model is not None:  # type: ignore[attr-defined]
+        check_model("draft", drafter.model)  # type: ignore[attr-defined]
+
+
+def checked_ends(target: LanguageModel, eos_token_ids: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Return the tokens that end a text, the target's own for None.
+
+    Raises:
+        ValueError: for what are no token ids of the target.
+    """
+    if eos_token_ids is None:
+        return target.eos_token_ids
+    several = as_tuple(eos_token_ids)
+    for token in several:
+        if not is_whole(token):
+            raise ValueError(
+                f"eos_token_ids holds {described(token)}; give token ids, such as "
+                "tokenizer.convert_tokens_to_ids('</s>'), or () to end at none."
+            )
+        if not 0 <= token < target.vocab_size:
+            raise ValueError(
+                f"eos_token_ids holds {token}; '{target.name}' has tokens 0 to {target.vocab_size - 1}. Give () to end "
+                "at none."
+            )
+    return tuple(map(int, several))
+
+
 def as_tuple(value: Any) -> tuple[Any, ...]:
     """Return one value as a tuple of one, several as a tuple."""
-    return (value,) if isinstance(value, int | str) else tuple(value)
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
 
 
 def check_vocabularies(target: LanguageModel, drafter: Drafter) -> None:
@@ -348,19 +464,10 @@ def check_vocabularies(target: LanguageModel, drafter: Drafter) -> None:
 
 
 def checked_prompt(
-    target: LanguageModel, prompt: TokenIds, state: DecodingState | None, max_new_tokens: int
+    target: LanguageModel, prompt: Prompt, state: DecodingState | None, max_new_tokens: int, tokenizer: Any = None
 ) -> list[int]:
-    """Return the prompt as a list of ids; ValueError as for `generate`."""
-    array = torch.as_tensor(prompt, device="cpu").numpy()
-    if array.size and array.dtype.kind not in "iu":
-        raise ValueError(
-            f"The prompt holds {array.dtype} numbers; give integer token ids, as a tokenizer returns them."
-        )
-    if array.ndim == 2 and len(array) == 1:
-        array = array[0]
-    if array.ndim != 1:
-        raise ValueError(f"The prompt has shape {array.shape}; give one sequence of token ids, (L,) or (1, L).")
-    ids = [int(token) for token in array]
+    """Return the prompt as a list of ids; errors as for `generate`."""
+    ids = prompt_ids(prompt, tokenizer, target.name, begins=state is None)
     if not ids and state is None:
         raise ValueError("The prompt is empty; give at least one token, for example the tokenizer's BOS token.")
     outside = [token for token in ids if not 0 <= token < target.vocab_size]
@@ -368,8 +475,7 @@ def checked_prompt(
         raise ValueError(
             f"The prompt holds token id {outside[0]}; '{target.name}' has tokens 0 to {target.vocab_size - 1}."
         )
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {max_new_tokens}; ask for a whole number of at least 1 token.")
+    whole("max_new_tokens", max_new_tokens, 1)
     length = len(ids) + (0 if state is None else state.target.position + 1)
     if length >= target.context:
         raise ValueError(

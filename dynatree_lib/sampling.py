@@ -15,6 +15,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from .checks import is_number, is_whole, whole
+
 
 @contextmanager
 def one_thread() -> Iterator[None]:
@@ -49,12 +51,14 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature is {self.temperature}; give 0 for greedy decoding or a positive number.")
-        if self.top_k is not None and not (isinstance(self.top_k, int) and self.top_k >= 1):
-            raise ValueError(f"top_k is {self.top_k}; give a whole number of at least 1, or None to keep every token.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; give a mass in (0, 1], or None to keep every token.")
+        if not (is_number(self.temperature) and 0 <= self.temperature < float("inf")):
+            raise ValueError(f"temperature is {self.temperature!r}; give 0 for greedy decoding or a positive number.")
+        if self.top_k is not None and not is_whole(self.top_k, 1):
+            raise ValueError(
+                f"top_k is {self.top_k!r}; give a whole number of at least 1, or None to keep every token."
+            )
+        if self.top_p is not None and not (is_number(self.top_p) and 0 < self.top_p <= 1):
+            raise ValueError(f"top_p is {self.top_p!r}; give a mass in (0, 1], or None to keep every token.")
 
     @property
     def greedy(self) -> bool:
@@ -178,12 +182,15 @@ class RandomSource:
     """A seeded source of every random decision; one stream for drafting, another for verifying.
 
     Args:
-        seed: the same seed gives the same decisions on the same machine.
+        seed: any whole number; the same seed gives the same decisions on the same machine.
         stream: name of the stream; streams of one seed are independent.
+
+    Raises:
+        ValueError: for a seed that is no whole number.
     """
 
     def __init__(self, seed: int = 0, stream: str = "verify") -> None:
-        digest = hashlib.sha256(f"{seed}/{stream}".encode()).digest()
+        digest = hashlib.sha256(f"{whole('seed', seed)}/{stream}".encode()).digest()
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
     def accept(self, probability: float) -> bool:

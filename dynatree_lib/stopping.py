@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .checks import decodes, described
+
 
 @dataclass(frozen=True)
 class Stopping:
@@ -18,7 +20,8 @@ class Stopping:
         tokenizer: decodes tokens, needed for stop strings.
 
     Raises:
-        ValueError: for stop strings without a tokenizer, or an empty one.
+        TypeError: for a tokenizer that does not decode.
+        ValueError: for a stop string that is no text or an empty one, and for stop strings without a tokenizer.
     """
 
     max_new_tokens: int
@@ -27,8 +30,13 @@ class Stopping:
     tokenizer: Any = None
 
     def __post_init__(self) -> None:
+        for text in self.stop_strings:
+            if not isinstance(text, str):
+                raise ValueError(f"A stop string is {described(text)}; give texts, such as stop_strings=['END'].")
         if self.stop_strings and self.tokenizer is None:
             raise ValueError("stop_strings need a tokenizer to decode the text; pass tokenizer=.")
+        if self.stop_strings:
+            decodes(self.tokenizer)
         if any(not text for text in self.stop_strings):
             raise ValueError("A stop string is empty and would end every text at once; remove it.")
 

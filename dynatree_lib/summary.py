@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from .checks import of_kind
 from .decoding import Generation, Iteration
 
 
@@ -40,8 +42,10 @@ class Summary:
 
 
 def summarize(generations: Generation | Iterable[Generation]) -> Summary:
-    """Return the summary of one generation, or of several together."""
-    several = [generations] if isinstance(generations, Generation) else list(generations)
+    """Return the summary of one generation, or of several together; TypeError for anything else."""
+    several: list[Any] = list(generations) if isinstance(generations, Iterable) else [generations]
+    for one in several:
+        of_kind("What is summarized", one, Generation, "give what generate() returns, or a list of it")
     iterations: list[Iteration] = [one for generation in several for one in generation.iterations]
     tokens = sum(len(generation.tokens) for generation in several)
     accepted = sum(len(one.verdict.path) for one in iterations)

@@ -50,6 +50,18 @@ class TokenTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenTree):
+            return NotImplemented
+        ours, theirs = ((tree.tokens, tree.parents, tree.draws, tree.logprobs) for tree in (self, other))
+        return all(map(np.array_equal, ours, theirs))
+
+    def __hash__(self) -> int:
+        return hash((self.tokens.tobytes(), self.parents.tobytes()))
+
+    def __repr__(self) -> str:
+        return f"TokenTree({len(self) - 1} nodes below node 0, {self.depth} levels)"
+
     @classmethod
     def build(
         cls,

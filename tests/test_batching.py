@@ -425,7 +425,7 @@ def test_what_a_batch_cannot_do_is_said_before_any_work(pair):
             generate_batch(target, prompts, FixedTree(draft), on_forward=forwards.append, **options)
 
     refused("5 prompts; give one each", seeds=(1, 2))
-    refused("at least 1 text", max_batch=0)
+    refused("max_batch is 0", max_batch=0)
     refused("keep_state", keep_state=True)
     refused("prompt is empty", prompts=[*PROMPTS, []], max_batch=1)
     refused("whole number", max_new_tokens=0)

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import io
 import json
 import re
 import sys
@@ -10,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from dynatree_lib.cli.main import main
 from dynatree_lib.cli.options import COMMANDS
 from dynatree_lib.measure import methods
 from dynatree_lib.measure.protocol import read_results
@@ -222,6 +224,19 @@ def test_the_page_of_commands_has_every_command_and_only_options_that_exist():
         assert named <= known[name], (name, named - known[name])
     shared = set(re.findall(r"--[a-z][a-z-]*", section("docs/cli.md", "Options that most commands share")))
     assert shared <= {*known["bench"], "--help"}
+
+
+def test_the_chats_command_and_its_commands_run(monkeypatch, capsys):
+    text = section("docs/cli.md", "chat")
+    command = re.match(r"`dynatree (chat [^`]*)`", text)[1].replace("smollm2", "tiny")  # the pair that ships
+    named = [name.replace("[N]", "1").replace("NAME", "chain") for name in re.findall(r"`(/[^`]+)`", text)]
+    assert {name.split()[0] for name in named} == {"/tree", "/method", "/reset", "/help", "/quit"}
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(["def f(x):", *named])))
+    assert main([*command.split(), "--max-new-tokens", "8"]) == 0
+    printed = capsys.readouterr().out
+    assert "tokens per iteration" in printed
+    assert "Iteration 1 of" in printed
+    assert "no command" not in printed
 
 
 def test_the_page_of_commands_has_every_environment_variable():

@@ -16,9 +16,9 @@ from dynatree_lib import plots
 from dynatree_lib.decoding import Iteration
 from dynatree_lib.experiments.adaptive.figures import grown_tree, growth_rows
 from dynatree_lib.measure.statistics import share
+from dynatree_lib.models.texts import label, pieces
 from dynatree_lib.plots import theme
 from dynatree_lib.plots.charts import error_bars
-from dynatree_lib.plots.trees import label, pieces
 from dynatree_lib.verifiers.base import Verdict
 
 

@@ -18,17 +18,9 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 # Steps of the street, from the ground up: a module imports from its own room and from lower steps only. A drafter is
 # told verdicts, so drafters stand above verifiers; a verifier never sees a drafter.
-DECODER = [
-    "paths tree stopping costs",
-    "masks sampling",
-    "models processing",
-    "verifiers",
-    "drafters",
-    "decoding",
-    "summary",
-]
-STEPS = [*DECODER, "summary", "fast", "hf", "workloads papers", "training measure", "plots"]
-STEPS += ["experiments suite explore", "cli"]
+GROUND = ["checks", "paths tree stopping costs", "masks sampling"]
+DECODER = [*GROUND, "models processing", "verifiers", "drafters", "decoding", "summary"]
+STEPS = [*DECODER, "fast", "hf", "workloads papers", "training measure", "plots", "experiments suite explore", "cli"]
 STREET = {room: step for step, rooms in enumerate(STEPS) for room in rooms.split()}
 CORE = {room for room, step in STREET.items() if step <= STEPS.index("hf")}
 NOT_IN_CORE = {"plotly", "ipywidgets", "datasets", "papermill", "nbformat", "IPython", "pandas", "scipy", "jinja2"}
@@ -170,12 +162,18 @@ BENCH = """
 from dynatree_lib.cli.main import main
 code = main("bench --pair tiny --methods ar,hf-generate,chain --limit 1 --max-new-tokens 8 --warmup 0".split())
 """
+CHAT = """
+import io, sys
+from dynatree_lib.cli.main import main
+sys.stdin = io.StringIO("def f(x):\\n/tree\\n")
+code = main("chat --pair tiny --max-new-tokens 8".split())
+"""
 
 
 @pytest.mark.parametrize(
     ("hidden", "code"),
-    [(f"{EXTRAS},pandas,scipy", DECODE), (EXTRAS, BENCH + "assert code == 0")],
-    ids=["core", "bench"],
+    [(f"{EXTRAS},pandas,scipy", DECODE), (EXTRAS, BENCH + "assert code == 0"), (EXTRAS, CHAT + "assert code == 0")],
+    ids=["core", "bench", "chat"],
 )
 def test_the_core_and_the_benchmark_need_nothing_else(hidden, code):
     command = [sys.executable, "-c", HIDE + code, hidden]

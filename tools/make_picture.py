@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import dynatree_lib as dt
-from dynatree_lib.plots.trees import label
+from dynatree_lib.models.texts import label
 
 PROMPT = "def read_lines(path):"
 NUMBER = 18

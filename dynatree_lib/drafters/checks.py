@@ -6,8 +6,7 @@ import operator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from ..checks import chosen, is_number, is_whole
 from ..models.base import LanguageModel
 
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ def check_counts(drafter: Drafter, *names: str, least: int = 1, because: str = "
     for name in names:
         value = getattr(drafter, name)
         counts = value if isinstance(value, tuple) else (value,)
-        whole = all(isinstance(count, int | np.integer) and count >= least for count in counts)
-        require(whole and bool(counts), f"{name} is {value!r}; {because}give a whole number of at least {least}.")
+        whole = bool(counts) and all(is_whole(count, least) for count in counts)
+        require(whole, f"{name} is {value!r}; {because}give a whole number of at least {least}.")
 
 
 def check_max_nodes(drafter: Drafter) -> None:
@@ -40,23 +39,29 @@ def check_max_nodes(drafter: Drafter) -> None:
 def check_choices(drafter: Drafter, **choices: tuple[Any, ...]) -> None:
     """Check that each of these hyper-parameters is one of its choices."""
     for name, known in choices.items():
-        value = getattr(drafter, name)
-        require(value in known, f"{name} is {value!r}; choose from {', '.join(map(repr, known))}.")
+        chosen(name, getattr(drafter, name), known)
+
+
+def check_switches(drafter: Drafter, *names: str) -> None:
+    """Check that these hyper-parameters are True or False."""
+    check_choices(drafter, **dict.fromkeys(names, (True, False)))
 
 
 def check_rules(drafter: Drafter, *rules: str) -> None:
-    """Check rules of hyper-parameters such as "0 < tau_low < tau_high < 1"; a hyper-parameter that is None is off.
+    """Check rules of hyper-parameters such as "0 < tau_low < tau_high < 1".
 
-    What follows a comma in a rule is part of the message only.
+    What follows a comma in a rule is part of the message. Where it offers None, a hyper-parameter that is None is off.
     """
     for rule in rules:
-        comparison = rule.partition(",")[0].split()
+        terms, _, words = rule.partition(",")
+        comparison = terms.split()
         fields = {term: getattr(drafter, term) for term in comparison[::2] if hasattr(drafter, term)}
-        if None in fields.values():
+        if "or None" in words and None in fields.values():
             continue
         values = [fields[term] if term in fields else float(term) for term in comparison[::2]]
-        holds = all(COMPARE[sign](*pair) for sign, pair in zip(comparison[1::2], pairwise(values), strict=True))
-        given = ", ".join(f"{name} is {value}" for name, value in fields.items())
+        pairs = zip(comparison[1::2], pairwise(values), strict=True)
+        holds = all(map(is_number, values)) and all(COMPARE[sign](*pair) for sign, pair in pairs)
+        given = ", ".join(f"{name} is {value!r}" for name, value in fields.items())
         require(holds, f"{given}; the rule is {rule}.")
 
 

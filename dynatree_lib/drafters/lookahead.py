@@ -10,7 +10,7 @@ from typing_extensions import override
 from ..models.base import LanguageModel
 from ..sampling import RandomSource
 from ..tree import ROOT, TokenTree
-from .checks import check_counts, check_reach
+from .checks import check_counts, check_reach, check_switches
 from .ngrams import NgramDrafter, NgramState
 from .pool import NgramPool, random_tokens
 
@@ -54,6 +54,7 @@ class Lookahead(NgramDrafter):
     name = "lookahead"
 
     def __post_init__(self) -> None:
+        check_switches(self, "text")
         check_counts(self, "window", "guesses")
         check_counts(self, "ngram", least=2, because="it counts the token an n-gram is found by, so ")
 

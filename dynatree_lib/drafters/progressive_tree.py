@@ -16,7 +16,7 @@ from ..sampling import GREEDY, RandomSource, Sampling, Scores, probabilities
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal
-from .checks import check_counts, check_reach, check_rules, make_tuples, require
+from .checks import check_counts, check_reach, check_rules, check_switches, make_tuples, require
 from .pool import CandidatePool, TokenNode, best_first, random_tokens, ranked
 from .rates import SuccessRates
 
@@ -108,6 +108,7 @@ class ProgressiveTree(Drafter):
 
     def __post_init__(self) -> None:
         make_tuples(self, "start_tree", "verify_cost")
+        check_switches(self, "prune_first")
         check_counts(self, "depth", "children", "start_tree", "max_draft", "max_candidates", "max_pool")
         check_counts(self, "text_depth", least=0)
         require(

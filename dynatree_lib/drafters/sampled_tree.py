@@ -65,7 +65,7 @@ class SampledTree(ModelDrafter):
         check_counts(self, "depth", "branching")
         check_choices(self, draw=get_args(Draw))
         require(
-            not isinstance(self.shape, str) or self.shape in ("full", "eagle"),
+            isinstance(self.shape, tuple) or self.shape in ("full", "eagle"),
             f"shape is {self.shape!r}; choose 'full', 'eagle', or give the parent slot of every slot.",
         )
         require(

@@ -11,7 +11,7 @@ from typing_extensions import override
 from ..models.base import LanguageModel
 from ..sampling import RandomSource
 from ..tree import ROOT, TokenTree
-from .checks import check_counts, check_reach, require
+from .checks import check_counts, check_reach, check_switches, require
 from .ngrams import NgramDrafter, NgramState
 from .pool import NgramPool, random_tokens
 
@@ -63,6 +63,7 @@ class SelfDraft(NgramDrafter):
     name = "self-draft"
 
     def __post_init__(self) -> None:
+        check_switches(self, "text")
         check_counts(self, "branches", "length", "perturbation", "candidates")
         check_counts(self, "ngram", least=2, because="it counts the token an n-gram is found by, so ")
         require(

@@ -11,7 +11,7 @@ import contextlib
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
@@ -19,12 +19,13 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
-from ..decoding import Generation, Interrupted, checked_prompt, generate
+from ..checks import chosen, whole
+from ..decoding import Generation, Interrupted, as_tuple, check_drafter, check_request, checked_prompt, generate
 from ..drafters.base import Drafter
 from ..models.base import LanguageModel
+from ..models.texts import Prompt, each_prompt
 from .batched import BatchedModel, Request, SharedForward, SlotSession
 
 
@@ -44,7 +45,7 @@ class BatchInterrupted(Interrupted):
 
 def generate_batch(
     target: LanguageModel,
-    prompts: Sequence[Sequence[int] | np.ndarray | torch.Tensor],
+    prompts: Sequence[Prompt] | Mapping[str, Any],
     drafter: Drafter,
     *,
     seeds: Sequence[int] | None = None,
@@ -62,7 +63,7 @@ def generate_batch(
 
     Args:
         target: an `HFModel` without sliding windows.
-        prompts: token ids of each text, as for `generate`.
+        prompts: a list of prompts, each as for `generate`, or what a tokenizer returns for several texts.
         drafter: for all of them; a dataclass, with its draft model, an `HFModel` as well, in the field `draft`.
         seeds: one per prompt; by default all have `seed` of the options, 0 if it is not given, as a loop over
             `generate` would. (Equal prompts then give equal texts.)
@@ -84,15 +85,18 @@ def generate_batch(
             replaced, another number of seeds than of prompts, `max_batch` below 1, options that keep or take a state,
             and whatever `generate` refuses.
     """
+    check_request(target, options.get("sampling"), on_tokens)
+    check_drafter(drafter)
     shared = BatchedModel(target)
     drafter = _on_shared(drafter, target, shared)
     drafts = [drafter.model] if isinstance(drafter.model, BatchedModel) and drafter.model is not shared else []
-    seed = options.pop("seed", 0)
-    seeds = [seed] * len(prompts) if seeds is None else seeds
+    seed, prompts = options.pop("seed", 0), each_prompt(prompts)
+    seeds = [whole("seed", seed) for seed in ([seed] * len(prompts) if seeds is None else as_tuple(seeds))]
     if len(seeds) != len(prompts):
         raise ValueError(f"There are {len(seeds)} seeds for {len(prompts)} prompts; give one each.")
-    if max_batch is not None and max_batch < 1:
-        raise ValueError(f"max_batch is {max_batch}; decode at least 1 text at a time.")
+    if max_batch is not None:
+        whole("max_batch", max_batch, 1)
+    chosen("interrupt", interrupt, ("raise", "return"))
     refused = [name for name in ("state", "warm", "keep_state") if options.get(name)]
     if refused:
         raise ValueError(
@@ -100,10 +104,10 @@ def generate_batch(
             "generate() for texts that go on or begin where another one ended."
         )
     one = partial(generate, shared, drafter=drafter, **{**options, "keep_state": False, "interrupt": "return"})
-    jobs = []
+    jobs, tokenizer = [], options.get("tokenizer") or shared.tokenizer
     for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-        checked_prompt(shared, prompt, None, options.get("max_new_tokens", 1))
-        jobs.append(partial(one, prompt, seed=seed, on_tokens=on_tokens and partial(on_tokens, number)))
+        ids = checked_prompt(shared, prompt, None, options.get("max_new_tokens", 1), tokenizer)
+        jobs.append(partial(one, ids, seed=seed, on_tokens=on_tokens and partial(on_tokens, number)))
     generations = _Batch([*drafts, shared], jobs, max_batch or len(jobs), on_forward).run()
     if interrupt == "raise" and any(generation.finish_reason == "interrupted" for generation in generations):
         raise BatchInterrupted(generations)
@@ -180,7 +184,7 @@ class _Batch:
                 torch.set_num_threads(threads)  # setting it in one thread sets what later threads begin with
         if self.error is not None:
             raise self.error
-        empty = Generation([], [], "interrupted", None)
+        empty = Generation([], [], "interrupted")
         return [slot.future.result() if slot.future else empty for slot in self.slots]
 
     def _interrupt(self, *_: Any) -> None:

@@ -15,10 +15,12 @@ from typing import Literal
 import numpy as np
 import torch
 
-from ..decoding import Generation, Interrupted, as_tuple, checked_prompt
+from ..checks import chosen, described, whole
+from ..decoding import Generation, Interrupted, check_request, checked_ends, checked_prompt
 from ..models.base import LanguageModel
 from ..models.cache import TreeCache
 from ..models.huggingface import HFModel
+from ..models.texts import Prompt
 from ..sampling import RandomSource, Sampling, Scores, bad_logits, one_thread
 from ..stopping import Stopping
 from ..tree import ROOT
@@ -31,7 +33,7 @@ _STATIC: weakref.WeakKeyDictionary[HFModel, StaticModel] = weakref.WeakKeyDictio
 
 def autoregressive_fast(
     target: LanguageModel,
-    prompt: Sequence[int] | np.ndarray | torch.Tensor,
+    prompt: Prompt,
     *,
     max_new_tokens: int = 128,
     eos_token_ids: int | Sequence[int] | None = None,
@@ -46,7 +48,7 @@ def autoregressive_fast(
     Args:
         target: an `HFModel`; on a CUDA device its static buffers and graphs are made by the first call and kept as long
             as the model.
-        prompt: (L,) or (1, L) token ids.
+        prompt: as for `generate`.
         max_new_tokens: token budget.
         eos_token_ids: tokens that end the text; the model's own by default, () for none.
         sampling: greedy by default; above temperature 0 the host draws each token, as `autoregressive` does.
@@ -65,16 +67,16 @@ def autoregressive_fast(
         ValueError: as `generate` does for prompts and budgets, for every < 1, and for logits that describe no
             distribution.
     """
+    check_request(target, sampling, on_tokens)
     if not isinstance(target, HFModel):
         raise TypeError(
-            f"The target is a {type(target).__name__}; give an HFModel, or use autoregressive(), which serves any."
+            f"The target is {described(target)}; give an HFModel, or use autoregressive(), which serves any."
         )
-    if every < 1:
-        raise ValueError(f"every is {every}; read at least 1 token at a time.")
-    ids = checked_prompt(target, prompt, None, max_new_tokens)
+    every, seed = whole("every", every, 1), whole("seed", seed)
+    chosen("interrupt", interrupt, ("raise", "return"))
+    ids = checked_prompt(target, prompt, None, max_new_tokens, target.tokenizer)
     budget = min(max_new_tokens, target.context - len(ids))
-    eos = target.eos_token_ids if eos_token_ids is None else as_tuple(eos_token_ids)
-    stopping, tokens = Stopping(max_new_tokens, eos), list[int]()
+    stopping, tokens = Stopping(max_new_tokens, checked_ends(target, eos_token_ids)), list[int]()
     static, sampling, random = _static(target, len(ids) + budget), sampling or Sampling(), RandomSource(seed, "verify")
     if static is None:
         bursts = _one_by_one(target, ids, budget, sampling, random)
@@ -94,8 +96,8 @@ def autoregressive_fast(
     except KeyboardInterrupt as error:
         reason = "interrupted"
         if interrupt == "raise":
-            raise Interrupted(Generation(tokens, [], reason, None)) from error
-    return Generation(tokens, [], reason or "context", None)
+            raise Interrupted(Generation(tokens, [], reason, tokenizer=target.tokenizer)) from error
+    return Generation(tokens, [], reason or "context", tokenizer=target.tokenizer)
 
 
 def _static(target: HFModel, capacity: int) -> StaticModel | None:

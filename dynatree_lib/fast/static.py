@@ -20,6 +20,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 from typing_extensions import override
 
+from ..checks import of_kind
 from ..masks import depth_positions, laid_out
 from ..models.cache import TreeCache
 from ..models.check import check_tree_attention
@@ -71,6 +72,7 @@ class StaticModel(HFModel):
         graphs: bool = True,
         check: bool = True,
     ) -> None:
+        of_kind("The model", model, HFModel, "wrap a transformers model as HFModel(model, tokenizer)")
         reason = why_not_static(model)
         if reason:
             raise ValueError(reason)
@@ -434,6 +436,7 @@ class Buffers:
 
 def static_pair(pair: Pair, capacity: int | None = None, *, warm: bool = False, **options: Any) -> Pair:
     """Put a pair on static buffers, each model on its own, `warm` or not; options as for `StaticModel`."""
+    of_kind("The pair", pair, Pair, "give a pair, as load_pair or make_pair returns it")
     target, draft = (StaticModel(model, capacity, **options) for model in (pair.target, pair.draft))
     if warm:
         target.warm()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ..checks import of_kind
 from ..sampling import GREEDY, MostProbable, Sampling, Scores, most_probable
 from ..tree import ROOT
 
@@ -44,6 +45,14 @@ class LanguageModel(ABC):
     @abstractmethod
     def session(self) -> Session:
         """Return a new, empty session."""
+
+
+def check_model(role: str, model: object) -> None:
+    """Raise TypeError unless this is a `LanguageModel`; `role` is "target" or "draft"."""
+    way_out = "wrap a transformers model as HFModel(model, tokenizer), or load it with load_pair"
+    if isinstance(getattr(model, role, None), LanguageModel):
+        way_out = f"give its attribute `{role}`"
+    of_kind(f"The {role}", model, LanguageModel, way_out)
 
 
 class Session(ABC):

@@ -7,12 +7,13 @@ of the mask. So a small tree is scored in one forward and compared with plain fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from transformers import PretrainedConfig
 
+from ..checks import described
 from ..sampling import Sampling
 from ..tree import TokenTree
 
@@ -29,6 +30,38 @@ REFUSED = {
 }
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
 """Largest difference allowed, as a share of the largest absolute logit."""
+
+
+def check_loaded(model: Any, tokenizer: Any = None) -> None:
+    """Check that this is a transformers model with a head for tokens and with weights, and what encodes for it.
+
+    Raises:
+        TypeError: for anything else, such as the name of a model.
+        ValueError: for a model on the meta device.
+    """
+    if not isinstance(model, torch.nn.Module) or not hasattr(getattr(model, "config", None), "model_type"):
+        name = repr(model) if isinstance(model, str) else "name"
+        raise TypeError(
+            f"The model is {described(model)}; give a loaded transformers model, such as "
+            f"AutoModelForCausalLM.from_pretrained({name}), or load a pair by names: load_pair(target=..., draft=...)."
+        )
+    if tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
+        raise TypeError(
+            f"The tokenizer is {described(tokenizer)}; give a loaded one, such as AutoTokenizer.from_pretrained(name), "
+            "or None."
+        )
+    loaded: Any = model
+    check_architecture(loaded.config)
+    if loaded.get_output_embeddings() is None:
+        raise TypeError(
+            f"The model is {described(model)}, which has no head that scores tokens; load it with AutoModelForCausalLM."
+        )
+    if any(weight.is_meta for weight in model.parameters()):
+        raise ValueError(
+            f"Weights of the {loaded.config.model_type} model are on the meta device, which holds no numbers; load "
+            "them with from_pretrained onto a device that holds all of them (device_map='auto' leaves out what is too "
+            "large)."
+        )
 
 
 def check_architecture(config: PretrainedConfig) -> None:

@@ -16,7 +16,7 @@ from typing_extensions import override
 from ..masks import additive, depth_positions, laid_out, sliding_window
 from .base import LanguageModel, Session
 from .cache import TreeCache
-from .check import check_architecture, check_tree_attention
+from .check import check_loaded, check_tree_attention
 from .engines import ArrayEngine, Eager, Engine, engine_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -34,8 +34,9 @@ class HFModel(LanguageModel):
         check: score a small tree both ways once and refuse the model if the logits differ.
 
     Raises:
-        ValueError: for an architecture or attention implementation that cannot score trees, or an engine that cannot
-            serve it; the sentence says why.
+        TypeError: for what is no loaded model, such as a name, or has no head that scores tokens.
+        ValueError: for an architecture or attention implementation that cannot score trees, weights on the meta device,
+            or an engine that cannot serve it; the sentence says why.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class HFModel(LanguageModel):
         check: bool = True,
         engine: str = "auto",
     ) -> None:
-        check_architecture(model.config)
+        check_loaded(model, tokenizer)
         self.model = model.eval()
         self.tokenizer = tokenizer
         config = model.config

@@ -11,13 +11,16 @@ from typing import Any
 
 import torch
 
+from ..checks import of_kind
 from ..paths import data_path
+from .base import check_model
 from .check import check_architecture
 from .eagle import EagleModel
 from .engines import check_engine
 from .fetch import PACKAGED, fetched
 from .huggingface import HFModel
 from .pruned import load_pruned, short_head
+from .texts import conversation_ids
 
 MODELS_FOLDER = "DYNATREE_MODELS"
 """Environment variable: a folder with models as ORGANISATION/NAME, looked into before the hub."""
@@ -83,11 +86,11 @@ class Pair:
             prompt: what a user says, or a conversation as a list of {"role": ..., "content": ...}, which the reply is
                 to continue. Without a template, messages are joined by blank lines.
         """
+        of_kind("The prompt", prompt, (str, Sequence), "give a text, or a list of messages")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if not getattr(self.tokenizer, "chat_template", None):
             return list(self.tokenizer("\n\n".join(message["content"] for message in messages)).input_ids)
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)  # the template wrote the special tokens
+        return conversation_ids(messages, self.tokenizer, self.target.name)
 
 
 def load_pair(
@@ -116,11 +119,16 @@ def load_pair(
         engine: what runs the forwards, one of `models.engines.ENGINES`; "auto" takes the fastest for each model.
 
     Raises:
+        TypeError: for a name that is no text, such as a model.
         ValueError: for an unknown name, a missing half, models that cannot be loaded or cannot score trees, or
             different vocabularies.
     """
     if name is not None and (target or draft):
         raise ValueError("Give either a pair's name or target= and draft=, not both.")
+    for role, source in (("name", name), ("target", target), ("draft", draft)):
+        if source is not None:
+            way_out = "give a name or a folder; models at hand make a pair by make_pair(HFModel(...), HFModel(...))"
+            of_kind(role, source, (str, Path), way_out)
     device = _device(device_map)
     options = {
         "device": device, "dtype": _dtype(dtype, name, device), "attn_implementation": attn_implementation,
@@ -185,8 +193,12 @@ def make_pair(target: HFModel, draft: HFModel, name: str | None = None) -> Pair:
     """A pair of two models at hand, after the checks that `load_pair` makes.
 
     Raises:
+        TypeError: for a model that is no HFModel.
         ValueError: if the draft numbers its tokens otherwise than the target.
     """
+    for role, model in (("target", target), ("draft", draft)):
+        check_model(role, model)
+        of_kind(f"The {role}", model, HFModel, "give an HFModel")
     if target.tokenizer is None or draft.tokenizer is None:
         if target.vocab_size != draft.vocab_size:
             raise ValueError(
@@ -279,6 +291,8 @@ def _local_copy(source: str | Path) -> str:
 def _device(device_map: str | dict | None) -> Any:
     if device_map == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if device_map is not None:
+        of_kind("device_map", device_map, (str, dict, torch.device), "give 'cpu', 'cuda', 'cuda:1' or 'auto'")
     if isinstance(device_map, str) and device_map.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device_map is '{device_map}' but torch sees no CUDA device here; use 'cpu' or 'auto'.")
     return device_map or "cpu"
@@ -289,9 +303,9 @@ def _dtype(dtype: str | torch.dtype | None, name: str | None, device: Any) -> An
         return torch.float32 if device == "cpu" or name == "tiny" else "auto"
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return dtype
-    found = getattr(torch, dtype, None)
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else None
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise ValueError(
-            f"dtype is '{dtype}'; use float32, bfloat16, float16, float64, or 'auto' for the checkpoint's own."
+            f"dtype is {dtype!r}; use float32, bfloat16, float16, float64, or 'auto' for the checkpoint's own."
         )
     return found

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from ..checks import described, whole
 from ..tree import ROOT
 from .base import LanguageModel, Session
 
@@ -28,10 +29,12 @@ class ToyModel(LanguageModel):
     def __init__(
         self, distribution: Table, vocab_size: int, context: int = 10_000, eos_token_ids: tuple[int, ...] = ()
     ) -> None:
+        if not callable(distribution):
+            raise TypeError(f"distribution is {described(distribution)}; give a function of the tokens so far.")
         self.distribution = distribution
         self.name = "toy"
-        self.vocab_size = vocab_size
-        self.context = context
+        self.vocab_size = whole("vocab_size", vocab_size, 1)
+        self.context = whole("context", context, 1)
         self.eos_token_ids = eos_token_ids
 
     @classmethod

@@ -18,9 +18,9 @@ from plotly import graph_objects as go
 
 from ..decoding import Generation, Iteration
 from ..measure.statistics import Table, share
+from ..models.texts import pieces
 from . import theme
 from .charts import Row, as_rows, sweep_lines
-from .trees import pieces
 
 SHADES = ("#cfe8f7", "#d8f0df")
 """Background of accepted tokens, alternating from iteration to iteration."""
@@ -113,16 +113,23 @@ def text_iterations(generation: Generation, tokenizer: Any = None, *, prompt: st
 
     Args:
         generation: result of `generate`.
-        tokenizer: decodes the tokens; without a tokenizer their numbers are shown.
+        tokenizer: decodes the tokens, the generation's own by default; without one their numbers are shown.
         prompt: shown in grey before the text.
     """
-    texts, tokens = iter(pieces(generation.tokens, tokenizer)), []
+    texts, tokens = pieces(generation.tokens, tokenizer or generation.tokenizer), list[Row]()
     for number, iteration in enumerate(generation.iterations):
         notes = [f"accepted, node {node} of {len(iteration.tree) - 1}" for node in iteration.verdict.path]
-        for note in [*notes, "bonus token"][: iteration.committed]:
-            tokens.append({"iteration": number, "note": note, "accepted": note in notes, "text": next(texts)})
-    count = f"{len(tokens)} tokens in {len(generation.iterations)}"
-    return _rendered("text.html.j2", shades=SHADES, prompt=prompt, tokens=tokens, count=count)
+        for note in [*notes, "bonus token"]:
+            text = texts[len(tokens)]
+            tokens.append({"iteration": number, "note": note, "accepted": note in notes, "text": text})
+    plain = "".join(texts[len(tokens) :])  # of loops without iterations
+    values = {"prompt": prompt, "tokens": tokens, "plain": plain, "figures": generation.figures}
+    return _rendered("text.html.j2", shades=SHADES, **values)
+
+
+def generation_view(generation: Generation) -> str:
+    """Return what a notebook shows of a text: `text_iterations`, with the style that it has on dark pages."""
+    return f"<style>{theme.own_text_css()}</style>{text_iterations(generation)}"
 
 
 def step_text(
@@ -133,7 +140,7 @@ def step_text(
     Args:
         generation: result of `generate`.
         number: of the iteration, from 0.
-        tokenizer: decodes the tokens; without a tokenizer their numbers are shown.
+        tokenizer: decodes the tokens, the generation's own by default; without one their numbers are shown.
         prompt: shown in grey before the text.
         branches: rejected branches that are shown, the most probable first.
 
@@ -143,7 +150,7 @@ def step_text(
     count = len(generation.iterations)
     if not 0 <= number < count:
         raise ValueError(f"number is {number}; the text has iterations 0 to {count - 1}.")
-    iteration = generation.iterations[number]
+    iteration, tokenizer = generation.iterations[number], tokenizer or generation.tokenizer
     first = sum(one.committed for one in generation.iterations[:number])
     accepted = min(len(iteration.verdict.path), iteration.committed)
     end = first + iteration.committed

@@ -92,6 +92,36 @@ TEMPLATE = go.layout.Template(
 )
 
 
+DARK_PAGES = 'body:is([data-jp-theme-light="false"], .vscode-dark)'
+"""Pages of JupyterLab and VS Code that say they are dark."""
+SILENT_PAGES = ":root:not(:has(body:is([data-jp-theme-light], [class*='vscode-'])))"
+"""Pages that do not say whether they are dark; the reader's system does."""
+DARK_GROUND = "#1f242c"
+
+
+def dark_text_css(page: str, ground: str = "transparent") -> str:
+    """Return style rules that draw coloured texts on a dark page, as `dark_css` does, on a ground of this colour."""
+    rules = [
+        (".dynatree-text", f"background: {ground}"),
+        (".dynatree-text", f"color: {DARK[INK]}"),
+        (".dynatree-text .prompt", f"color: {DARK[MUTED]}"),
+    ]
+    return _css(page, rules)
+
+
+def own_text_css() -> str:
+    """Return style rules for a coloured text that comes by itself, on whatever page.
+
+    On a page that does not say whether it is dark, the text brings its own ground.
+    """
+    silent = dark_text_css(SILENT_PAGES, DARK_GROUND)
+    return f"{dark_text_css(DARK_PAGES)}\n@media (prefers-color-scheme: dark) {{\n{silent}\n}}"
+
+
+def _css(page: str, rules: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"{page} :is({selectors}) {{ {look} !important }}" for selectors, look in rules)
+
+
 def dark_css(page: str) -> str:
     """Return style rules that draw figures and coloured texts without their white ground on a dark page.
 
@@ -102,10 +132,8 @@ def dark_css(page: str) -> str:
         page: selector of an element around them that is dark, such as `body.dark`.
     """
     rules = [
-        (".js-plotly-plot :is(.main-svg, .modebar-group), .dynatree-text", "background: transparent"),
+        (".js-plotly-plot :is(.main-svg, .modebar-group)", "background: transparent"),
         (".js-plotly-plot :is(.bglayer, .legend) rect.bg", "fill: transparent"),
-        (".dynatree-text", f"color: {DARK[INK]}"),
-        (".dynatree-text .prompt", f"color: {DARK[MUTED]}"),
     ]
     for light, dark in DARK.items():
         red, green, blue = (int(light[place : place + 2], 16) for place in (1, 3, 5))
@@ -113,7 +141,7 @@ def dark_css(page: str) -> str:
         filled = "text" if light == INK else ":is(text, path)"
         rules.append((f'.js-plotly-plot {filled}[style*="fill: {color}"]', f"fill: {dark}"))
         rules.append((f'.js-plotly-plot [style*="stroke: {color}"]', f"stroke: {dark}"))
-    return "\n".join(f"{page} :is({selectors}) {{ {look} !important }}" for selectors, look in rules)
+    return f"{dark_text_css(page)}\n{_css(page, rules)}"
 
 
 def figure(title: str = "", *, x: str = "", y: str = "", height: int = 420, **layout: Any) -> go.Figure:

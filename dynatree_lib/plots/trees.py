@@ -5,7 +5,6 @@ Tokens are labelled as a reader can see them: spaces and line ends visible, long
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +12,10 @@ import numpy as np
 import pandas as pd
 from plotly import graph_objects as go
 
+from ..checks import of_kind
 from ..decoding import Iteration
 from ..masks import ancestor_matrix
+from ..models.texts import label
 from ..tree import TokenTree
 from . import theme
 
@@ -25,7 +26,6 @@ NARROW = 100  # px between two levels where there are columns
 GAP = 0.4  # levels between two columns
 HEADING = 1.2  # rows of height that a heading takes
 SHOWN_PREFIX = 6  # prefix columns drawn of a long prefix
-VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 Style = tuple[str, tuple[str, str, str]]
 ROLES: Mapping[str, Style] = {
@@ -44,32 +44,6 @@ ADDED = ("bonus", "added")
 """Roles with a dotted edge: tokens that the target adds."""
 
 
-# -------------------------------------------------------------------------------------------------------------- tokens
-def label(token: int, tokenizer: Any = None, longest: int = 14) -> str:
-    """Return a token as a label of at most `longest` characters; its number where there is no tokenizer."""
-    if tokenizer is None:
-        return str(token)
-    text = tokenizer.decode([int(token)]).translate(VISIBLE) or f"#{token}"
-    text = re.sub("␣{4,}", lambda run: f"␣×{len(run[0])}", text)
-    return text if len(text) <= longest else text[: longest - 1] + "…"
-
-
-def pieces(tokens: Sequence[int], tokenizer: Any = None) -> list[str]:
-    """Return the text of each token, so that the texts join to the decoded text.
-
-    A character of several byte tokens belongs to the last of them; the earlier tokens have empty texts.
-    """
-    if tokenizer is None:
-        return [f"{token} " for token in tokens]
-    texts, before = [], ""
-    for end in range(1, len(tokens) + 1):
-        text = tokenizer.decode(list(tokens[:end]))
-        unfinished = text.endswith("�") and end < len(tokens)
-        texts.append("" if unfinished else text[len(before) :])
-        before = before if unfinished else text
-    return texts
-
-
 # --------------------------------------------------------------------------------------------------------------- trees
 def draft_tree(
     tree: Iteration | TokenTree, tokenizer: Any = None, *, tau: float | None = None, title: str = ""
@@ -82,6 +56,9 @@ def draft_tree(
         tau: nodes whose path probability is below it are drawn pale, because pruning is about them.
         title: above the figure; by default the counts.
     """
+    of_kind(
+        "The tree", tree, (Iteration, TokenTree), "give an iteration, such as generation.iterations[0], or its tree"
+    )
     nodes = tree.tree if isinstance(tree, Iteration) else tree
     counts = f"A tree of {len(nodes) - 1} drafted nodes, {nodes.depth} levels deep"
     if isinstance(tree, Iteration):

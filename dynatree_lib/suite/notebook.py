@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..measure.statistics import Table
 from ..models.fetch import PACKAGED, fetched
-from ..plots.theme import dark_css
+from ..plots.theme import DARK_PAGES, dark_css
 from .plan import PROFILES, project_root
 from .receipts import Files, write_json
 
@@ -58,8 +58,7 @@ class Notebook:
 
     def _repr_html_(self) -> str:
         """Return the line, with the style that figures have on the dark pages of JupyterLab and VS Code."""
-        dark = 'body:is([data-jp-theme-light="false"], .vscode-dark)'
-        return f"<style>{dark_css(dark)}</style><pre>{html.escape(repr(self))}</pre>"
+        return f"<style>{dark_css(DARK_PAGES)}</style><pre>{html.escape(repr(self))}</pre>"
 
     @property
     def _files(self) -> Files:

@@ -18,8 +18,9 @@ from ...decoding import Iteration
 from ...drafters import Proposal
 from ...drafters.pool import TokenNode
 from ...masks import ancestor_matrix
+from ...models.texts import label
 from ...plots import theme
-from ...plots.trees import ROLES, Style, draw_mask, draw_trees, label, tree_boxes
+from ...plots.trees import ROLES, Style, draw_mask, draw_trees, tree_boxes
 from ...tree import ROOT, TokenTree
 
 PURPLE = ("#efeaf7", "#ddd3ee", "#c8b9e4", "#b39fd9", "#9c84cd")
