@@ -176,7 +176,9 @@ def completed_until(target, prompt, texts, length):
 
 # --------------------------------------------------------------------------------------------------- what is asked
 @pytest.mark.parametrize(
-    ("verifier", "sampling"), [(dt.Greedy(), dt.Sampling()), (dt.TargetWalk(), WARM), (dt.TokenLevel(), WARM)], ids=str
+    ("verifier", "sampling"),
+    [(dt.Greedy(), dt.Sampling()), (dt.TargetWalk(), WARM), (dt.TokenLevel(), WARM)],
+    ids=("greedy", "target-walk", "token-level"),
 )
 @pytest.mark.parametrize(
     "drafter",

@@ -406,14 +406,9 @@ class CompiledLlama:
         """Compute (n, h) float32 features of (n, k h) hidden states, or None where it is not compiled for so many."""
         if not 0 < len(states) <= FEW:
             return None
-        out, rows = (
-            torch.empty(len(states), self.width),
-            len(states) + kernels.DEEP,
-        )  # a tile may read rows past the last
-        inputs, tile = (
-            aligned(rows * len(self.fusion_norms), self.dtype),
-            aligned(kernels.DEEP * kernels.WIDTH, out.dtype),
-        )
+        rows = len(states) + kernels.DEEP  # a tile may read rows past the last
+        inputs = aligned(rows * len(self.fusion_norms), self.dtype)
+        out, tile = torch.empty(len(states), self.width), aligned(kernels.DEEP * kernels.WIDTH, torch.float32)
         kernels.fuse(
             states.float().numpy(), self.fusion_norms.numpy(), self.fusion.data_ptr(), np.float32(self.eps),
             self.shapes.ctypes.data, self._bits(inputs), out.numpy(), tile.numpy(),

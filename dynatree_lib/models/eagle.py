@@ -111,8 +111,12 @@ class EagleSession(HFSession):
         assert read is not None
         self._make_room(pending)
         self._known[before + 1 : pending + 1] = read[len(read) - len(tokens) :]
-        self._waiting = []
         return logits
+
+    @override
+    def _have_read(self, parents: np.ndarray, nodes: int) -> None:
+        super()._have_read(parents, nodes)
+        self._waiting = []
 
     def _make_room(self, nodes: int) -> None:
         if nodes >= len(self._known):
@@ -123,7 +127,6 @@ class EagleSession(HFSession):
         _check_level(parents, before)
         waiting = self._waiting or [self._known[:0]]
         self._make_room(len(parents))
-        self._waiting = []
         return waiting[0] if len(waiting) == 1 else torch.cat(waiting), self._known
 
     @override
