@@ -62,7 +62,7 @@ def bonus_of_the_root(self, tree, rows, distributions, random) -> Verdict:
     return Verdict(verdict.path, int(rows.argmax[0]))
 
 
-def no_eos(self, tokens, fresh, before=()) -> tuple[int, str | None]:
+def no_eos(self, tokens, fresh, before=(), met=None) -> tuple[int, str | None]:
     remaining = self.remaining(tokens)
     return (remaining, "length") if len(fresh) >= remaining else (len(fresh), None)
 
@@ -82,7 +82,7 @@ def wrong_parent(self, frontier):
     from dynatree_lib.sampling import Sampling
 
     parents = np.full(len(frontier), -1) if self.state.session.pending == 0 else np.zeros(len(frontier), np.int64)
-    return self.state.session.score(self.tokens[frontier], parents, Sampling())
+    return self.state.session.score(self.tokens[frontier], parents, Sampling()).logits
 
 
 def one_node_too_many(self, builder, max_depth) -> None:
@@ -107,7 +107,7 @@ FAULTS: dict[str, tuple[object, str, Callable]] = {
     "EOS inside a path is overlooked": (Stopping, "cut", no_eos),
     "the draft forgets accepted tokens": (ModelDrafter, "_known", forgets_accepted_tokens),
     "positions drift": (base.Session, "commit", late_position),
-    "the draft hangs every node below the root": (TreeBuilder, "read", wrong_parent),
+    "the draft hangs every node below the root": (TreeBuilder, "logits", wrong_parent),
     "the budget is exceeded by one": (FixedTreeClass, "grow", one_node_too_many),
 }
 
