@@ -67,7 +67,7 @@ def generate(
     streamer: Any = None,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """Decode for transformers: give this function to `model.generate` as `custom_generate`, and the options beside it.
+    """Decode for transformers: give this function to `model.generate` as `custom_generate`, with the options.
 
     At temperature 0 the text is that of `model.generate` without it; above, it has the same distribution. Seeds come
     from torch's global generator, so `transformers.set_seed` makes texts repeatable.

@@ -95,7 +95,7 @@ class Coins(widgets.VBox):
         self.decided([*self.taken, self.random.draw(torch.tensor(shares, dtype=torch.float64))])
 
     def count(self) -> None:
-        """Let chance decide on the tree `TRIALS` times; show how often each node came last, beside the exact number."""
+        """Let chance decide on the tree `TRIALS` times; compare how often each node came last with the exact number."""
         rule, tree = self.rules[self.rule.value], self.proposal.tree
         ends = defaultdict[int, float](float)
         for verdict, probability in exact.verdicts(rule, self.proposal, self.scores):

@@ -38,8 +38,8 @@ class Race(widgets.VBox):
         self.play, self.forwards = player("target forwards", 1, most)
         self.texts = {name: widgets.HTML(layout={"flex": "1 1 320px"}) for name in generations}
         self.trees = widgets.Output()
-        lanes = widgets.HBox(list(self.texts.values()), layout={"flex_flow": "row wrap", "align_items": "flex-start"})
-        super().__init__([widgets.HBox([self.play, self.forwards]), lanes, self.trees])
+        texts = widgets.HBox(list(self.texts.values()), layout={"flex_flow": "row wrap", "align_items": "flex-start"})
+        super().__init__([widgets.HBox([self.play, self.forwards]), texts, self.trees])
         self.forwards.observe(lambda change: self.show(), "value")
         self.show()
 

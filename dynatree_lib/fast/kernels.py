@@ -423,7 +423,7 @@ def _end(kind):
 
 @overload(multiply)
 def _multiply(block, inputs, size, count, out, ahead, pace, other, kind):
-    product = multiply_bfloat16 if kind.dtype == types.uint16 else multiply_float32
+    product = {types.uint16: multiply_bfloat16, types.uint8: multiply_bytes}.get(kind.dtype, multiply_float32)
 
     def call(block, inputs, size, count, out, ahead, pace, other, kind):
         product(block, VECTORS, inputs, size, count, out, ahead, pace, other)
@@ -543,6 +543,7 @@ def project_bytes(
 
     Args:
         row_scales, row_sums: (outputs,) value of a step, and sum of the numbers, of each row of the matrix.
+        inputs: (n * size,) uint8.
         scales: (n,) value of a step of each row of inputs.
     """
     tile, blocks = carray(_pointer(tile_address), (TILE * WIDTH,), np.int32), outputs // WIDTH
@@ -550,12 +551,10 @@ def project_bytes(
     block = _arrive(taken)
     while block < blocks:
         there, ahead = weights + block * WIDTH * size, threads * WIDTH * size
-        for number_of_pass in range(passes):
-            begin = number_of_pass * most
+        for number in range(passes):
+            begin = number * most
             count = min(most, n - begin)
-            pace, other = 4 * WIDTH // passes, 4 * WIDTH - LINE if passes == 1 else 0
-            coming = there + ahead + number_of_pass * pace * (size // 4)
-            multiply_bytes(there, VECTORS, inputs + begin * size, size, count, tile_address, coming, pace, other)
+            multiply_rows(there, ahead, inputs.ctypes.data, size, begin, count, number, passes, tile_address, inputs)
             for row in range(count):
                 place = (begin + row) * outputs + block * WIDTH
                 for lane in range(WIDTH):
@@ -849,7 +848,7 @@ def work(job, thread, threads, kind):
         to_bytes(keep, hidden_size, normed, rounded, scales)
         row_scales, row_sums = floats(job[HEAD_SCALES], rows), carray(_pointer(job[HEAD_SUMS]), (rows,), np.int32)
         project_bytes(
-            job[HEAD], row_scales, row_sums, bytes_place, scales, keep, hidden_size, rows, logits, tile, taken, threads
+            job[HEAD], row_scales, row_sums, rounded, scales, keep, hidden_size, rows, logits, tile, taken, threads
         )
     else:
         project(job[HEAD], normed_place, keep, hidden_size, rows, logits, nothing, False, tile, kind, taken, threads)

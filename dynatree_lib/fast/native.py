@@ -175,7 +175,6 @@ class CompiledLlama:
                 vectors[2 * width + across : 2 * width + across + 2 * size] = torch.cat(norms)
         self.vectors[-width:] = core.norm.weight
         self._take_joint(getattr(model, "joint", None), getattr(model, "fusion", None))
-        self.head_scales = torch.empty(0)
         if kernels.BYTES and self.half and len(self.joint) and width % 4 == 0:
             self._take_bytes(model.lm_head.weight)
         else:
@@ -380,14 +379,14 @@ class CompiledLlama:
             ids, positions, seen = self.ids[: len(tokens)], self.positions[: len(tokens)], self.seen
             ids[:] = tokens
             kernels.lay(ids, parents, queued, position, positions, seen)
-            places, slots = (0, 0), self.no_slots
+            places, slots, states = (0, 0), self.no_slots, 0
             if features is not None:
                 waiting, known = (self._bits(each) for each in features)
                 kernels.give(waiting, known, parents, nodes, self.given)
-                places, slots = (self.given.ctypes.data, self.found.ctypes.data), self._slots((-1,))
+                places, slots, states = (self.given.ctypes.data, self.found.ctypes.data), self._slots((-1,)), 1
 
             def run(*_: Any) -> torch.Tensor:
-                return self._forward(members, cache, (len(tokens), nodes, tail), places, slots, int(slots[-1]) + 1)
+                return self._forward(members, cache, (len(tokens), nodes, tail), places, slots, states)
 
             if around is None:
                 logits = run()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from plotly import graph_objects as go
 from plotly.subplots import make_subplots
@@ -109,17 +110,13 @@ def acceptance_tree(tree: TokenTree, chances: Sequence[float], letters: Sequence
     known = {True: "accepted", False: "rejected"}
     states = [known[chance > 0.5] if min(chance, 1 - chance) < ROUNDING else "open" for chance in chances]
     for state, ((_, line, _), _, dash) in CHANCES.items():
-        ends = [node for node in range(1, len(tree)) if states[node] == state]
-        x = [value for node in ends for value in (across[tree.parents[node]], across[node], None)]
-        y = [value for node in ends for value in (down[tree.parents[node]], down[node], None)]
+        x, y = _edges(tree, [node for node in range(1, len(tree)) if states[node] == state], across, down)
         drawn.add_scatter(
             x=x, y=y, mode="lines", line={"color": line, "width": 2, "dash": dash}, hoverinfo="skip", showlegend=False
         )
     for state, ((fill, line, ink), meaning, _) in CHANCES.items():
         nodes = [node for node in range(len(tree)) if states[node] == state]
-        names = [
-            f"X<sub>{node}</sub>" + (f"={theme.escaped(letters[tree.tokens[node]])}" if node else "") for node in nodes
-        ]
+        names = _names(tree, nodes, [theme.escaped(letter) for letter in letters])
         marks = [f"{name}<br>{fraction(chances[node])}" for name, node in zip(names, nodes, strict=True)]
         hover = [f"{name}: {chances[node]:.4f}" for name, node in zip(names, nodes, strict=True)]
         drawn.add_scatter(
@@ -133,6 +130,19 @@ def acceptance_tree(tree: TokenTree, chances: Sequence[float], letters: Sequence
     return drawn.update_layout(margin={"l": 20, "r": 20, "b": 10}, legend={"itemsizing": "constant"})
 
 
+def _edges(
+    tree: TokenTree, nodes: Sequence[int], across: np.ndarray, down: np.ndarray
+) -> tuple[list[float | None], list[float | None]]:
+    """Return x and y of a line from each node to its parent, with a gap after each."""
+    x = [value for node in nodes for value in (across[tree.parents[node]], across[node], None)]
+    return x, [value for node in nodes for value in (down[tree.parents[node]], down[node], None)]
+
+
+def _names(tree: TokenTree, nodes: Sequence[int], letters: Sequence[str]) -> list[str]:
+    """Return what nodes are called: their number, and their token but for node 0."""
+    return [f"X<sub>{node}</sub>" + (f"={letters[tree.tokens[node]]}" if node else "") for node in nodes]
+
+
 def _draw_nodes(drawn: go.Figure, tree: TokenTree, step: Row, letters: Sequence[str], place: dict[str, int]) -> None:
     across, down = leaf_places(tree.parents), -tree.depths
     path = [0, *tree.path(step["node"])]
@@ -142,13 +152,12 @@ def _draw_nodes(drawn: go.Figure, tree: TokenTree, step: Row, letters: Sequence[
     ]
     for state, width in (("gone", 1.2), ("waiting", 1.5), ("entered", 3)):
         ends = [n for n in range(1, len(tree)) if state == ("entered" if states[n] == "tested" else states[n])]
-        x = [value for n in ends for value in (across[tree.parents[n]], across[n], None)]
-        y = [value for n in ends for value in (down[tree.parents[n]], down[n], None)]
+        x, y = _edges(tree, ends, across, down)
         style = {"color": STATES[state][1], "width": width, "dash": "dot" if state == "gone" else "solid"}
         drawn.add_scatter(x=x, y=y, mode="lines", line=style, hoverinfo="skip", showlegend=False, **place)
     for state, (fill, line, ink, meaning) in STATES.items():
         nodes = [n for n in range(len(tree)) if states[n] == state]
-        names = [f"X<sub>{n}</sub>" + (f"={letters[tree.tokens[n]]}" if n else "") for n in nodes]
+        names = _names(tree, nodes, letters)
         look = {"mode": "markers+text", "text": names, "textfont": {"size": 13, "color": ink}}
         look |= {"name": meaning, "hovertemplate": "%{text}<extra>" + meaning + "</extra>"}
         marker = {"size": 40, "color": fill, "line": {"color": line, "width": 2}}
