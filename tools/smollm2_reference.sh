@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The records on the pair smollm2. Each run of texts has 39 prompts of Spec-Bench (3 of each of its 13 categories), 128 tokens and at most
-# ten methods in turn, and takes about 45 minutes on two cores; nothing else should run. A stopped run goes on.
+# ten methods in turn, and takes about half an hour on two cores; nothing else should run. A stopped run goes on. The lines of a
+# finished run are packed (RUN.jsonl.gz); remove that file to repeat the run.
 #
 #   tools/smollm2_reference.sh [OUT] [RUN ...]
 #
@@ -51,7 +52,7 @@ texts() {
   local run=$1 dtype=${1%%-*} temperature=0 methods=hf-generate,ar-fast kinds
   case $run in
     *-peers)
-      methods=$methods,prompt-lookup,llama-cpp,llama-cpp:weights=q4_1 kinds=lookup-tree
+      methods=$methods,prompt-lookup,llama-cpp,llama-cpp:weights=q4_1 kinds=lookup-tree,ptd
       for tool in lookup lookahead speculative tree; do methods=$methods,llama-cpp:tool=$tool; done
       ;;
     *-*)
@@ -61,12 +62,14 @@ texts() {
       ;;
     *) methods=$methods,hf-assisted,chain:length=4,fixed-tree,adaptive-tree,ptd kinds=chain,cost-aware-tree,lookup-tree ;;
   esac
-  local tuned=$out/tuned-$run.json
+  local tuned=$out/tuned-$run.json lines=$out/$run.jsonl
+  [ ! -f "$lines.gz" ] || return 0
   [ -f "$tuned" ] || dynatree tune --pair smollm2 --dtype "$dtype" --temperature "$temperature" --methods "$kinds" \
     --max-new-tokens 64 --out "$tuned" | tee "$out/tuned-$run.txt"
   dynatree bench --pair smollm2 --dtype "$dtype" --workload spec-bench/categories --limit 39 --max-new-tokens 128 --stop-at-eos \
-    --temperature "$temperature" --methods "$methods" --tuned "$tuned" --trace --json "$out/$run.json" --records "$out/$run.jsonl" \
-    $([ -f "$out/$run.jsonl" ] && echo --resume) | tee "$out/$run.txt"
+    --temperature "$temperature" --methods "$methods" --tuned "$tuned" --trace --json "$out/$run.json" --records "$lines" \
+    $([ -f "$lines" ] && echo --resume) | tee "$out/$run.txt"
+  gzip -9n "$lines"
 }
 
 for run in $runs; do
