@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 
@@ -141,6 +142,31 @@ def test_a_later_format_is_refused(tmp_path):
     (tmp_path / "x.jsonl").write_text(dumps(HEADER).replace('"format": 1', '"format": 99'))
     with pytest.raises(ValueError, match="format 99 and this version reads format 1"):
         read_records(tmp_path / "x.jsonl")
+
+
+def test_a_packed_file_reads_as_the_plain_one(tmp_path):
+    text = "".join(map(dumps, [HEADER, *LINES]))
+    plain, packed = tmp_path / "x.jsonl", tmp_path / "x.jsonl.gz"
+    plain.write_text(text, encoding="utf-8")
+    packed.write_bytes(gzip.compress(text.encode()))
+    read, expected = read_records(packed), read_records(plain)
+    assert (read.header, list(read.lines()), read.notes) == (expected.header, list(expected.lines()), [])
+    assert read.runs
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda body: body[:-20], lambda body: body[:20] + b"?" + body[21:], lambda _: b"no"]
+)
+def test_a_damaged_packed_file_is_refused(tmp_path, damage):
+    text = "".join(map(dumps, [HEADER, *LINES]))
+    (tmp_path / "x.jsonl.gz").write_bytes(damage(gzip.compress(text.encode())))
+    with pytest.raises(ValueError, match="cannot be unpacked"):
+        read_records(tmp_path / "x.jsonl.gz")
+
+
+def test_nothing_is_written_to_a_packed_file(tmp_path):
+    with pytest.raises(ValueError, match=r"leave out \.gz"):
+        check_writable(tmp_path / "x.jsonl.gz")
 
 
 def test_a_missing_file(tmp_path):

@@ -1,5 +1,6 @@
 """What notebooks show of a real model: which pair writes, and what they read from records that are kept."""
 
+import gzip
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -42,14 +43,14 @@ def kept(tmp_path_factory):
     folder = root / "outputs" / "reference" / "smollm2"
     folder.mkdir(parents=True)
     prompts = [one for task in ("code", "math") for one in load_workload(f"bundled/{task}", limit=2).prompts]
-    run_benchmark(
-        TINY, "hf-generate,ar-fast,chain:length=2", prompts, max_new_tokens=12, records=folder / "float32.jsonl"
-    )
+    lines = folder / "float32.jsonl"
+    run_benchmark(TINY, "hf-generate,ar-fast,chain:length=2", prompts, max_new_tokens=12, records=lines)
+    (folder / "float32.jsonl.gz").write_bytes(gzip.compress(lines.read_bytes()))
     return Reference.of(SimpleNamespace(root=root), "float32")
 
 
 def test_a_record_that_is_kept_is_read(kept):
-    assert kept.name == "outputs/reference/smollm2/float32.jsonl"
+    assert kept.name == "outputs/reference/smollm2/float32.jsonl.gz"
     assert list(kept.rows) == ["hf-generate", "ar-fast", "chain:length=2"]
     table = kept.table("x ar-fast", "identical", only=("ar-fast", "chain:length=2"))
     assert list(table["method"]) == ["ar-fast", "chain:length=2"]

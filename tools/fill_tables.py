@@ -1,10 +1,16 @@
-"""Fill the tables of a Markdown file from the records of `dynatree bench`.
+"""Fill the tables of a Markdown file from records.
 
-    python3 -m tools.fill_tables docs/results.md
+    python3 -m tools.fill_tables docs/results.md docs/smollm2.md
 
-A table stands between `<!-- table: FILE -->` and `<!-- end of table -->`, FILE being the JSON of `dynatree bench`;
-`<!-- table: FILE | METHOD; METHOD -->` shows some methods only. A test compares table and record, so that the text
-cannot drift from the record.
+A table stands between a mark and `<!-- end of table -->`. The marks, paths being relative to the file:
+
+    <!-- table: FILE -->                             methods; FILE is the JSON of `dynatree bench`
+    <!-- table: FILE | METHOD; METHOD -->            some methods only
+    <!-- table: FILE | METHOD; METHOD | COLUMN -->   some columns only; METHOD may be `all`
+    <!-- tasks: FILE | METHOD; METHOD | BASELINE --> speeds over a baseline's by kind of task; FILE has its lines
+    <!-- forwards: FILE -->                          times of forwards, of tools/smollm2_reference.sh
+
+A test compares table and record, so that the text cannot drift from the record.
 """
 
 from __future__ import annotations
@@ -16,9 +22,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from dynatree_lib.measure.grids import text
 from dynatree_lib.measure.methods import METHODS
-from dynatree_lib.measure.tables import Method, bound_sentence, method_table, sampling_text
+from dynatree_lib.measure.protocol import Results, read_results
+from dynatree_lib.measure.statistics import ratio
+from dynatree_lib.measure.tables import Method, bound_sentence, brief, method_table, sampling_text
 
 DOCS = (
     "tokens/s", "x hf-generate", "x ar", "x ar-fast", "x bound", "tokens/iteration", "iteration cost",
@@ -27,28 +37,26 @@ DOCS = (
 """Columns of a table in the docs; the console has all of `tables.columns`."""
 
 
-def quote(results: Mapping[str, Any], name: str, only: Sequence[str] = ()) -> str:
+def quote(results: Mapping[str, Any], name: str, only: Sequence[str] = (), columns: Sequence[str] = DOCS) -> str:
     """Return Markdown for the JSON object of `dynatree bench`.
 
     Args:
         results: the object.
         name: the file it came from, relative to the Markdown file.
         only: labels of the methods to show; all by default.
+        columns: columns to show.
     """
     setup, environment = results["setup"], results["environment"]
     methods = [method for method in results["methods"] if not only or method["label"] in only]
-    table = method_table(methods, intervals=False, only=DOCS)
+    table = method_table(methods, intervals=False, only=columns)
     table["method"] = [f"`{label}`" for label in table["method"]]
-    align = ["left", *["right"] * (table.shape[1] - 1)]
     lines = [
-        "",
-        table.to_markdown(index=False, colalign=align, disable_numparse=True),
-        "",
+        *_markdown(table),
         f"One interleaved run, {sampling_text(setup['sampling'])}, {len(setup['prompts'])} prompts x "
         f"{setup['max_new_tokens']} tokens, {setup['dtype']}, {environment['cpu']}, {environment['threads']} threads.",
         setup["workload"],
         "Iteration cost: time of an iteration in greedy steps of `hf-generate`. Brackets: 95 % bootstrap interval over",
-        f"prompts. Record: [{Path(name).name}]({name}).",
+        f"prompts. {_record(name)}",
     ]
     if results["bandwidth"]:
         lines.append(bound_sentence(results["bandwidth"]))
@@ -69,18 +77,78 @@ def _tuned(methods: Sequence[Method]) -> list[str]:
     return [f"Tuned on other prompts (`dynatree tune`): {'; '.join(parts)}."] if parts else []
 
 
-PATTERN = re.compile(r"<!-- table: (\S+)(?: \| (.*?))? -->\n.*?<!-- end of table -->", re.S)
+def quote_tasks(results: Results, name: str, methods: Sequence[str], baseline: str) -> str:
+    """Return Markdown: speeds of methods over a baseline's, a row for each kind of task; arguments as for `quote`."""
+    frame = results.records.frame()
+    rows = []
+    for task in frame["task"].unique():
+        part = frame[frame["task"] == task]
+        speeds = {f"`{brief(label)}`": str(ratio(part, label, over=baseline)) for label in methods}
+        rows.append({"task": task, "prompts": str(part["prompt"].nunique()), **speeds})
+    told = f"Tokens/s over `{baseline}`'s, with 95 % bootstrap intervals over prompts. {_record(name)}"
+    return "\n".join([*_markdown(pd.DataFrame(rows)), told, "", ""])
+
+
+def quote_forwards(body: Mapping[str, Any], name: str) -> str:
+    """Return Markdown: milliseconds of a forward by dtype, model and number of tokens; arguments as for `quote`."""
+    rows, bounds = [], []
+    for dtype in (key for key, part in body.items() if isinstance(part, Mapping) and "target" in part):
+        bounds.append(f"{body[dtype]['bound_milliseconds']:.1f} in {dtype}")
+        for kind in ("target", "draft"):
+            for model in dict.fromkeys(row["model"] for row in body[dtype][kind]):
+                took = {row["rows"]: row["milliseconds"] for row in body[dtype][kind] if row["model"] == model}
+                label = ENGINES[model] if kind == "target" else "a level of the draft"
+                rows.append(
+                    {"dtype": dtype, "forward": label, **{str(count): f"{ms:.1f}" for count, ms in took.items()}}
+                )
+    table, where = pd.DataFrame(rows).fillna(""), body["environment"]
+    lines = [
+        *_markdown(table, text=2),
+        f"Milliseconds (median) by the number of tokens scored, after {body['prefix']} tokens; {where['cpu']}, "
+        f"{where['threads']} threads.",
+        f"Reading weights and cache once takes {' and '.join(bounds)} at the bandwidth measured in that run.",
+        _record(name),
+    ]
+    return "\n".join([*lines, "", ""])
+
+
+ENGINES = {
+    "eager": "`eager`: transformers",
+    "packed": "`packed`: joined linears, the rest of transformers",
+    "compiled": "`compiled`: the whole forward in one native call",
+}
+"""What stands for an engine in a table of forwards."""
+
+
+def _markdown(table: pd.DataFrame, text: int = 1) -> list[str]:
+    """A table with an empty line before and after it; its first `text` columns are aligned left."""
+    align = ["left"] * text + ["right"] * (table.shape[1] - text)
+    return ["", table.to_markdown(index=False, colalign=align, disable_numparse=True), ""]
+
+
+def _record(name: str) -> str:
+    return f"Record: [{Path(name).name}]({name})."
+
+
+PATTERN = re.compile(r"<!-- (table|tasks|forwards): ([^|\n]*?)(?: \| (.*?))? -->\n.*?<!-- end of table -->", re.S)
 
 
 def filled(page: str, folder: Path) -> str:
     """Return a Markdown page with every table rewritten from its record; record paths are relative to `folder`."""
 
     def rewritten(match: re.Match[str]) -> str:
-        name, some = match.group(1), match.group(2)
-        results = json.loads((folder / name).read_text(encoding="utf-8"))
-        only = [label.strip() for label in some.split(";")] if some else []
-        head = f"<!-- table: {name}{f' | {some}' if some else ''} -->"
-        return f"{head}\n{quote(results, name, only)}<!-- end of table -->"
+        kind, name, rest = match.groups()
+        first, second = [part.split("; ") if part else [] for part in [*(rest or "").split(" | "), ""][:2]]
+        place = folder / name
+        if kind == "tasks":
+            text = quote_tasks(read_results(place), name, first, *second)
+        elif kind == "forwards":
+            text = quote_forwards(json.loads(place.read_text(encoding="utf-8")), name)
+        else:
+            text = quote(
+                json.loads(place.read_text(encoding="utf-8")), name, first if first != ["all"] else (), second or DOCS
+            )
+        return f"<!-- {kind}: {name}{f' | {rest}' if rest else ''} -->\n{text}<!-- end of table -->"
 
     return PATTERN.sub(rewritten, page)
 

@@ -1,7 +1,7 @@
 """Machine code for a forward of few tokens of the Llama family: one call a forward, whatever the number of layers.
 
 numba compiles this file at the first use and keeps the result on disk; no compiler need be installed. All threads run
-`work` and take blocks of each stage as they come. Matrices are packed in blocks of `WIDTH` outputs, so that a product
+`work`. Of each stage a thread takes the blocks of its own share, then those that others have left. Matrices are packed in blocks of `WIDTH` outputs, so that a product
 reads each weight once, in order, for up to `TILE` tokens; that reading is what bounds its time. In bfloat16, inputs are
 rounded to it before a product, sums and everything between products are float32.
 """
@@ -39,7 +39,7 @@ WIDTH = LANES * VECTORS
 """Outputs of a block of a packed matrix."""
 BYTES = WIDE and bool(FEATURES.get("avx512vnni"))
 """Whether this processor multiplies fours of bytes, as a head in 8 bits needs."""
-TILE = 8 if WIDE else 5
+TILE = 12 if WIDE else 5
 """Tokens that one pass over a block serves: their sums stay in registers."""
 DEEP = 16
 """Tokens that one pass over a block serves where the processor multiplies tiles."""
@@ -343,6 +343,33 @@ def floats(address, count):
     return carray(_pointer(address), (count,), np.float32)
 
 
+@fast
+def claim(shares, blocks, thread, threads):
+    """Take the next block of a stage: of this thread's share or, when that is done, of another's; `blocks`: none left.
+
+    A share is one piece of memory, so that a thread reads it in order and what it fetched ahead is its own.
+    """
+    for turn in range(threads):
+        whose = (thread + turn) % threads
+        block = blocks * whose // threads + _arrive(shares + whose * LINE)
+        if block < blocks * (whose + 1) // threads:
+            return block
+    return blocks
+
+
+@fast
+def share(matrix, outputs, row_bytes, thread, threads):
+    """The address at which a thread's share of a matrix begins; `row_bytes` are the inputs of one output."""
+    return matrix + outputs // WIDTH * thread // threads * WIDTH * row_bytes
+
+
+@fast
+def next_block(block, there, following, blocks, block_bytes, thread, threads):
+    """The address of what a thread reads after a block: the next block of its share, or what follows its share."""
+    inside = blocks * thread // threads <= block < blocks * (thread + 1) // threads - 1
+    return there + block_bytes if inside else following
+
+
 def numbers(address, count, kind):
     """An array of the weights' kind at an address: float32, or the bits of bfloat16. `kind` is any array of it."""
 
@@ -475,23 +502,27 @@ def tiles(n, most):
 
 @fast
 def multiply_rows(block, ahead, inputs, size, first, count, number, passes, out, kind):
-    """Multiply one block with rows of inputs in pass `number` of several; fetch a block `ahead` bytes on meanwhile.
+    """Multiply one block with rows of inputs in pass `number` of several; fetch as much from `ahead` on meanwhile.
 
     A matrix is read from memory while the block before is worked on, every pass an equal share of it. If the first pass
     fetched all, it would wait for the memory, and the memory for the passes after it.
     """
     pace = 4 * WIDTH // passes  # a step of a block has WIDTH float32 numbers, or twice as many of bfloat16
     other = 4 * WIDTH - LINE if passes == 1 else 0
-    ahead = block + ahead + number * pace * (size * kind.itemsize // 4)
+    ahead += number * pace * (size * kind.itemsize // 4)
     multiply(block, inputs + first * size * kind.itemsize, size, count, out, ahead, pace, other, kind)
 
 
 @fast
-def project(weights, inputs, n, size, outputs, target, bias, adds, tile_address, kind, taken, threads):
+def project(
+    weights, inputs, n, size, outputs, target, bias, adds, tile_address, kind, taken, thread, threads, following
+):
     """Multiply n rows with blocks of a matrix, as long as there are any; store them, with a bias, or add them.
 
     Args:
-        taken: address of the counter of blocks that threads have taken; the one of blocks done lies LINE behind it.
+        taken: address of the counters of blocks that threads have taken of each share; the one of blocks done comes
+            after them, LINE bytes apart.
+        following: address of what this thread reads next, after its share.
         weights, inputs: addresses; inputs are (n, size).
         target: (n, outputs) float32.
         bias: (outputs,), or of length 0.
@@ -500,9 +531,10 @@ def project(weights, inputs, n, size, outputs, target, bias, adds, tile_address,
     """
     tile, blocks, block_bytes = floats(tile_address, DEEP * WIDTH), outputs // WIDTH, WIDTH * size * kind.itemsize
     passes, most = tiles(n, deep(kind))
-    block = _arrive(taken)
+    block = claim(taken, blocks, thread, threads)
     while block < blocks:
-        there, ahead = weights + block * block_bytes, threads * block_bytes
+        there = weights + block * block_bytes
+        ahead = next_block(block, there, following, blocks, block_bytes, thread, threads)
         for number in range(passes):
             begin = number * most
             count = min(most, n - begin)
@@ -516,9 +548,9 @@ def project(weights, inputs, n, size, outputs, target, bias, adds, tile_address,
                     elif len(bias):
                         value += bias[block * WIDTH + lane]
                     target[place + lane] = value
-        _arrive(taken + LINE)
-        block = _arrive(taken)
-    finish(taken + LINE, blocks)
+        _arrive(taken + threads * LINE)
+        block = claim(taken, blocks, thread, threads)
+    finish(taken + threads * LINE, blocks)
 
 
 @fast
@@ -537,7 +569,7 @@ def to_bytes(rows, width, values, out, scales):
 
 @fast
 def project_bytes(
-    weights, row_scales, row_sums, inputs, scales, n, size, outputs, target, tile_address, taken, threads
+    weights, row_scales, row_sums, inputs, scales, n, size, outputs, target, tile_address, taken, thread, threads
 ):
     """Multiply n rows of bytes with blocks of a matrix of bytes, as `project` does.
 
@@ -548,9 +580,10 @@ def project_bytes(
     """
     tile, blocks = carray(_pointer(tile_address), (TILE * WIDTH,), np.int32), outputs // WIDTH
     passes, most = tiles(n, TILE)
-    block = _arrive(taken)
+    block = claim(taken, blocks, thread, threads)
     while block < blocks:
-        there, ahead = weights + block * WIDTH * size, threads * WIDTH * size
+        there = weights + block * WIDTH * size
+        ahead = next_block(block, there, weights, blocks, WIDTH * size, thread, threads)
         for number in range(passes):
             begin = number * most
             count = min(most, n - begin)
@@ -561,9 +594,9 @@ def project_bytes(
                     output = block * WIDTH + lane
                     whole = np.float32(tile[row * WIDTH + lane] - 128 * row_sums[output])
                     target[place + lane] = whole * row_scales[output] * scales[begin + row]
-        _arrive(taken + LINE)
-        block = _arrive(taken)
-    finish(taken + LINE, blocks)
+        _arrive(taken + threads * LINE)
+        block = claim(taken, blocks, thread, threads)
+    finish(taken + threads * LINE, blocks)
 
 
 @softmax
@@ -575,27 +608,28 @@ def gate_by(gates, ups, count):
 
 
 @fast
-def grow(weights, inputs, n, size, mlp, target, tile_address, kind, taken, threads):
+def grow(weights, inputs, n, size, mlp, target, tile_address, kind, taken, thread, threads, following):
     """Store silu(gate) * up of n rows in the (n, mlp) target; blocks of gate and up lie in turn."""
     tile, up = floats(tile_address, 2 * DEEP * WIDTH), tile_address + DEEP * WIDTH * 4
     blocks, block_bytes = mlp // WIDTH, WIDTH * size * kind.itemsize
     passes, most = tiles(n, deep(kind))
-    block = _arrive(taken)
+    block = claim(taken, blocks, thread, threads)
     while block < blocks:
-        gate, ahead = weights + 2 * block * block_bytes, 2 * threads * block_bytes
+        gate = weights + 2 * block * block_bytes
+        ahead = next_block(block, gate, following, blocks, 2 * block_bytes, thread, threads)
         for number in range(passes):
             begin = number * most
             count = min(most, n - begin)
             multiply_rows(gate, ahead, inputs, size, begin, count, number, passes, tile_address, kind)
-            multiply_rows(gate + block_bytes, ahead, inputs, size, begin, count, number, passes, up, kind)
+            multiply_rows(gate + block_bytes, ahead + block_bytes, inputs, size, begin, count, number, passes, up, kind)
             gate_by(tile, tile[DEEP * WIDTH :], count * WIDTH)
             for row in range(count):
                 place = (begin + row) * mlp + block * WIDTH
                 for lane in range(WIDTH):
                     put(target, place + lane, tile[row * WIDTH + lane])
-        _arrive(taken + LINE)
-        block = _arrive(taken)
-    finish(taken + LINE, blocks)
+        _arrive(taken + threads * LINE)
+        block = claim(taken, blocks, thread, threads)
+    finish(taken + threads * LINE, blocks)
 
 
 @fast
@@ -642,14 +676,41 @@ def lay_out(store, key_place, value_place, columns, size, wide, keys, values, bl
     """
     first = block * WIDTH
     last = min(first + WIDTH, columns)
-    for column in range(first, last):
-        source, target = store[key_place + column * size :], keys[first * size + column - first :]
+    source, target = store[key_place + first * size :], keys[first * size :]
+    if last - first == WIDTH:  # a length that is known, and stores in order, take half the time
         for place in range(size):
-            target[place * WIDTH] = number(source[place])
+            for column in range(WIDTH):
+                target[place * WIDTH + column] = number(source[column * size + place])
+    else:
+        for column in range(last - first):
+            for place in range(size):
+                target[place * WIDTH + column] = number(source[column * size + place])
     for column in range(first, last):
         source, target = store[value_place + column * size :], values[column * wide :]
         for place in range(size):
             target[place] = number(source[place])
+
+
+@softmax
+def largest(values, first, last):
+    """The largest of values[first:last], which are no NaN. In four turns, since each comparison waits for its last."""
+    top = second = third = fourth = -np.float32(np.inf)
+    rest = last - (last - first) % 4
+    for place in range(first, rest, 4):
+        top, second = max(top, values[place]), max(second, values[place + 1])
+        third, fourth = max(third, values[place + 2]), max(fourth, values[place + 3])
+    for place in range(rest, last):
+        top = max(top, values[place])
+    return max(max(top, second), max(third, fourth))
+
+
+@softmax
+def scored(scores, products, visible, tops, scale):
+    """Store scores of a query, of some columns at a time; raise the largest so far, lane by lane."""
+    for lane in range(len(scores)):
+        score = products[lane] * scale + visible[lane]
+        scores[lane] = score
+        tops[lane] = max(tops[lane], score)
 
 
 @softmax
@@ -663,22 +724,29 @@ def attend(
         keys, values: addresses of blocks that `lay_out` wrote.
         visible: (n, columns) as `see` writes it.
         scores: space for (TILE, columns) numbers.
-        tile_address: of space for TILE by WIDTH numbers.
+        tile_address: of space for twice DEEP by WIDTH numbers.
     """
     tile, there = floats(tile_address, TILE * WIDTH), queries.ctypes.data
+    tops = floats(tile_address + 4 * DEEP * WIDTH, TILE * WIDTH)
+    tops[:] = NEVER
     for begin in range(0, columns, WIDTH):
         block, lanes = keys + begin * size * 4, min(WIDTH, columns - begin)
         multiply_float32(block, VECTORS, there, size, count, tile_address, block, 0, 0)
         for row in range(count):
-            seen, place = (first + row) // share * columns + begin, row * columns + begin
-            for lane in range(lanes):
-                scores[place + lane] = tile[row * WIDTH + lane] * scale + visible[seen + lane]
+            seen, place, start = (first + row) // share * columns + begin, row * columns + begin, row * WIDTH
+            if lanes == WIDTH:  # a length that is known makes the loop faster
+                scored(
+                    scores[place : place + WIDTH], tile[start : start + WIDTH], visible[seen : seen + WIDTH],
+                    tops[start : start + WIDTH], scale,
+                )  # fmt: skip
+            else:
+                scored(
+                    scores[place : place + lanes], tile[start : start + lanes], visible[seen : seen + lanes],
+                    tops[start : start + lanes], scale,
+                )  # fmt: skip
     for row in range(count):
         own = scores[row * columns : (row + 1) * columns]
-        top = NEVER
-        for column in range(columns):
-            top = max(top, own[column])
-        total = np.float32(0)
+        top, total = largest(tops, row * WIDTH, (row + 1) * WIDTH), np.float32(0)
         for column in range(columns):
             below = own[column] - top
             # what is not seen is 0 and no number too small for the processor's fast path
@@ -707,7 +775,7 @@ def work(job, thread, threads, kind):
     layers, size, heads, groups, mlp = job[LAYERS], job[SIZE], job[HEADS], job[GROUPS], job[MLP]
     hidden_size, rows, half = job[HIDDEN_SIZE], job[ROWS], job[SIZE] // 2
     eps, scale = np.float32(_double_of_bits(job[EPS])), np.float32(_double_of_bits(job[SCALE]))
-    inner, across, share = heads * size, (heads + 2 * groups) * size, heads // groups
+    inner, across, of_group = heads * size, (heads + 2 * groups) * size, heads // groups
     width, wide = (columns + WIDTH - 1) // WIDTH * WIDTH, (size + WIDTH - 1) // WIDTH * WIDTH
     hidden, qkv, nothing = floats(job[HIDDEN], n * hidden_size), floats(job[QKV], n * across), floats(job[HIDDEN], 0)
     mixed, grown = numbers(job[MIXED], n * inner, kind), numbers(job[GROWN], n * mlp, kind)
@@ -721,16 +789,27 @@ def work(job, thread, threads, kind):
     keys, values = floats(keys_place, width * wide), floats(keys_place + 4 * width * wide, width * wide)
     visible, normed_place = floats(keys_place + 8 * width * wide, n * width), keys_place + 4 * width * (2 * wide + n)
     normed = numbers(normed_place, 2 * n * hidden_size, kind)
-    weights, count_of_vectors = job[WEIGHTS], 2 * hidden_size + across + 2 * size
+    count_of_vectors = 2 * hidden_size + across + 2 * size
+    # where the second to fourth matrix of a layer begins, and the next layer; then this thread's shares of all four
+    narrow = hidden_size * kind.itemsize
+    mixing = across * narrow
+    growing = mixing + hidden_size * inner * kind.itemsize
+    closing = growing + 2 * mlp * narrow
+    layer_weights = closing + hidden_size * mlp * kind.itemsize
+    own_first = share(job[WEIGHTS], across, narrow, thread, threads)
+    own_mixing = share(mixing, hidden_size, inner * kind.itemsize, thread, threads)
+    own_growing = share(growing, mlp, 2 * narrow, thread, threads)
+    own_closing = share(closing, hidden_size, mlp * kind.itemsize, thread, threads)
+    own_head = share(job[HEAD], rows, hidden_size if job[HEAD_SCALES] else narrow, thread, threads)
     features = floats(job[FOUND], n * job[STATES] * hidden_size)
     slots = carray(_pointer(job[SLOTS]), (layers,), np.int64)
     tail = job[TAIL]
     mask = carray(_pointer(job[MASK]), (n * tail if job[MASK] else 0,), np.uint8)
     begin(job[SHAPES], kind)
     seen = False
-    passes, _ = tiles(n * share, TILE)
-    parts = max(passes, min(threads, n * share))  # of the queries of a group
-    most, taken = (n * share + parts - 1) // parts, job[TAKEN]
+    passes, _ = tiles(n * of_group, TILE)
+    parts = max(passes, min(threads, n * of_group))  # of the queries of a group
+    most, taken = (n * of_group + parts - 1) // parts, job[TAKEN]
     pairs, given = floats(job[PAIRS], 2 * n * hidden_size), floats(job[GIVEN], n * hidden_size)
     row = _arrive(taken)
     while row < n:
@@ -751,17 +830,23 @@ def work(job, thread, threads, kind):
             scale_of_row = scales[row % 2 * hidden_size : (row % 2 + 1) * hidden_size]
             normalise(pairs, row, 1, hidden_size, scale_of_row, eps, normed[row * hidden_size :])
         both = 2 * hidden_size
-        project(job[JOINT], normed_place, n, both, hidden_size, hidden, nothing, False, tile, kind, taken, threads)
-        taken += 2 * LINE
+        project(
+            job[JOINT], normed_place, n, both, hidden_size, hidden, nothing, False, tile, kind, taken, thread, threads,
+            own_first,
+        )  # fmt: skip
+        taken += (threads + 1) * LINE
     for layer in range(layers):
         vectors = floats(job[VECTOR_WEIGHTS] + 4 * layer * count_of_vectors, count_of_vectors)
         bias, head_norms = vectors[hidden_size : hidden_size + across], vectors[2 * hidden_size + across :]
+        weights = job[WEIGHTS] + layer * layer_weights
         layer_bytes = 2 * groups * capacity * size * kind.itemsize
         store = numbers(job[STORE] + layer * layer_bytes, 2 * groups * capacity * size, kind)
         normalise(hidden, 0, n, hidden_size, vectors, eps, normed)
-        project(weights, normed_place, n, hidden_size, across, qkv, bias, False, tile, kind, taken, threads)
-        weights += across * hidden_size * kind.itemsize
-        taken += 2 * LINE
+        project(
+            weights, normed_place, n, hidden_size, across, qkv, bias, False, tile, kind, taken, thread, threads,
+            weights + own_mixing,
+        )  # fmt: skip
+        taken += (threads + 1) * LINE
         row = _arrive(taken)
         while row < n:  # turn queries and keys, store keys and values
             turn = positions[row] * half
@@ -793,33 +878,39 @@ def work(job, thread, threads, kind):
                             store, place, groups * capacity * size + place, columns, size, wide, keys, values, block
                         )
                 first = part * most
-                count = min(most, n * share - first)
+                count = min(most, n * of_group - first)
                 for row in range(count):
-                    start = (first + row) // share * across + (group * share + (first + row) % share) * size
+                    start = (first + row) // of_group * across + (group * of_group + (first + row) % of_group) * size
                     for offset in range(size):
                         queries[row * size + offset] = qkv[start + offset]
                 attend(
-                    queries, count, keys.ctypes.data, values.ctypes.data, visible, first, share, columns, size, wide,
+                    queries, count, keys.ctypes.data, values.ctypes.data, visible, first, of_group, columns, size, wide,
                     scale, scores, tile,
                 )  # fmt: skip
                 for row in range(count):
-                    place = (first + row) // share * inner + (group * share + (first + row) % share) * size
+                    place = (first + row) // of_group * inner + (group * of_group + (first + row) % of_group) * size
                     for offset in range(size):
                         put(mixed, place + offset, queries[row * size + offset])
                 _arrive(taken)
                 part = _arrive(taken + (1 + group) * LINE)
         finish(taken, groups * parts)
         taken += (1 + groups) * LINE
-        project(weights, job[MIXED], n, inner, hidden_size, hidden, nothing, True, tile, kind, taken, threads)
-        weights += hidden_size * inner * kind.itemsize
-        taken += 2 * LINE
+        project(
+            weights + mixing, job[MIXED], n, inner, hidden_size, hidden, nothing, True, tile, kind, taken, thread,
+            threads, weights + own_growing,
+        )  # fmt: skip
+        taken += (threads + 1) * LINE
         normalise(hidden, 0, n, hidden_size, vectors[hidden_size + across :], eps, normed)
-        grow(weights, normed_place, n, hidden_size, mlp, grown, tile, kind, taken, threads)
-        weights += 2 * mlp * hidden_size * kind.itemsize
-        taken += 2 * LINE
-        project(weights, job[GROWN], n, mlp, hidden_size, hidden, nothing, True, tile, kind, taken, threads)
-        weights += hidden_size * mlp * kind.itemsize
-        taken += 2 * LINE
+        grow(
+            weights + growing, normed_place, n, hidden_size, mlp, grown, tile, kind, taken, thread, threads,
+            weights + own_closing,
+        )  # fmt: skip
+        taken += (threads + 1) * LINE
+        project(
+            weights + closing, job[GROWN], n, mlp, hidden_size, hidden, nothing, True, tile, kind, taken, thread,
+            threads, own_first + (layer + 1) * layer_weights if layer < layers - 1 else own_head,
+        )  # fmt: skip
+        taken += (threads + 1) * LINE
         if layer < layers - 1 and slots[layer] >= 0:
             row = _arrive(taken)
             while row < n:
@@ -848,18 +939,23 @@ def work(job, thread, threads, kind):
         to_bytes(keep, hidden_size, normed, rounded, scales)
         row_scales, row_sums = floats(job[HEAD_SCALES], rows), carray(_pointer(job[HEAD_SUMS]), (rows,), np.int32)
         project_bytes(
-            job[HEAD], row_scales, row_sums, rounded, scales, keep, hidden_size, rows, logits, tile, taken, threads
-        )
+            job[HEAD], row_scales, row_sums, rounded, scales, keep, hidden_size, rows, logits, tile, taken, thread,
+            threads,
+        )  # fmt: skip
     else:
-        project(job[HEAD], normed_place, keep, hidden_size, rows, logits, nothing, False, tile, kind, taken, threads)
+        project(
+            job[HEAD], normed_place, keep, hidden_size, rows, logits, nothing, False, tile, kind, taken, thread,
+            threads, own_first,
+        )  # fmt: skip
     end(kind)
     if thread:
         _arrive(job[LEFT])
 
 
-def counters(layers, groups):
+def counters(layers, groups, threads):
     """Return how many counters a forward needs, LINE bytes apart: those of tokens, joint, layers, features, head."""
-    return 2 * 2 + layers * (2 * 6 + 1 + groups) + 2 * 2
+    matrix = threads + 1
+    return 2 + matrix + layers * (4 * matrix + 2 * 2 + 1 + groups) + 2 + matrix
 
 
 @fast
@@ -898,15 +994,6 @@ def serve(job, thread, threads, kind, signal):
         if job[STOP]:
             return
         work(job, thread, threads, kind)
-
-
-@softmax
-def largest(values, first, last):
-    """The largest of values[first:last], which are no NaN."""
-    top = -np.float32(np.inf)
-    for place in range(first, last):
-        top = max(top, values[place])
-    return top
 
 
 @fast
@@ -1026,5 +1113,5 @@ def fuse(states, norms, weights, eps, shapes, normed, fused, tile, counters):
         fused[row] = states[row, others * width :]
     begin(shapes, normed)
     inputs, space, taken = normed.ctypes.data, tile.ctypes.data, counters.ctypes.data
-    project(weights, inputs, rows, others * width, width, sums, tile[:0], True, space, normed, taken, 1)
+    project(weights, inputs, rows, others * width, width, sums, tile[:0], True, space, normed, taken, 0, 1, weights)
     end(normed)

@@ -106,11 +106,14 @@ def blocked(weight: torch.Tensor, half: bool) -> torch.Tensor:
 
 
 def aligned(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Allocate `count` elements that begin at a cache line."""
+    """Allocate `count` elements that begin at a cache line.
+
+    numpy asks the system for large pages where an array is large, so that fewer addresses are to be looked up.
+    """
     size = dtype.itemsize
-    raw = torch.empty(count + ALIGNMENT // size, dtype=dtype)
-    skip = -raw.data_ptr() % ALIGNMENT // size
-    return raw[skip : skip + count]
+    raw = np.empty(count * size + ALIGNMENT, np.uint8)
+    skip = -raw.ctypes.data % ALIGNMENT
+    return torch.from_numpy(raw[skip : skip + count * size]).view(dtype)
 
 
 def most_probable(
@@ -186,8 +189,6 @@ class CompiledLlama:
         self.hidden, self.qkv = aligned(FEW * width, torch.float32), aligned(FEW * across, torch.float32)
         rows_of_tiles = FEW + kernels.DEEP
         self.mixed, self.grown = (aligned(rows_of_tiles * each, torch.float32) for each in (heads * size, mlp))
-        count = kernels.counters(self.layers, groups) * kernels.LINE // 8
-        self.taken = np.zeros((2, count), np.int64)  # counters for a team, and for the caller alone
         self.ids, self.positions = np.zeros((2, FEW), np.int64)
         job = self.job
         job[kernels.LAYERS], job[kernels.SIZE], job[kernels.HEADS] = self.layers, size, heads
@@ -206,10 +207,9 @@ class CompiledLlama:
         )
         job[kernels.EMBEDDING] = self.embedding.data_ptr()
         job[kernels.IDS], job[kernels.POSITIONS] = self.ids.ctypes.data, self.positions.ctypes.data
-        self.counters = [int(each.ctypes.data) for each in self.taken]
         self.known_slots: dict[tuple[int, ...], np.ndarray] = {}
         self.no_slots = self._slots(())
-        self.scratch: list[torch.Tensor] = []
+        self.scratch: list[torch.Tensor | np.ndarray] = []
         self._make_room(FIRST_COLUMNS, torch.get_num_threads())
         self.eps = config.rms_norm_eps
         job[[kernels.EPS, kernels.SCALE]] = np.array([self.eps, 1 / math.sqrt(size)]).view(np.int64)
@@ -254,9 +254,13 @@ class CompiledLlama:
         rows = (FEW + kernels.DEEP) * (2 if len(self.joint) else 1)  # a tile may read rows past the last
         private = 4 * (numbers + rows * self.width)
         private = private // 4096 * 4096 + 4096
-        self.scratch.append(aligned(private * threads // 4, torch.float32))  # earlier ones stay for late workers
+        count = kernels.counters(self.layers, int(self.job[kernels.GROUPS]), threads) * kernels.LINE // 8
+        self.taken = np.zeros((2, count), np.int64)  # counters for a team, and for the caller alone
+        self.counters = [int(each.ctypes.data) for each in self.taken]
+        space = aligned(private * threads // 4, torch.float32)
+        self.scratch += [self.taken, space]  # earlier ones stay for late workers
         self.seen = np.zeros(FEW * columns, np.uint8)
-        self.job[[kernels.PRIVATE, kernels.PRIVATE_BYTES]] = self.scratch[-1].data_ptr(), private
+        self.job[[kernels.PRIVATE, kernels.PRIVATE_BYTES]] = space.data_ptr(), private
         self.mask = self.seen.ctypes.data
 
     @classmethod

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Version of the line format; a reader refuses others."""
+
+PACKED = ".gz"
+"""Ending of a file that gzip has packed: to be read, not to be written to."""
 
 Key = tuple[str, str, int]
 """(method label, prompt id, repeat)."""
@@ -325,8 +330,10 @@ def check_writable(path: Path) -> Path:
     """The path, if a file can be written there.
 
     Raises:
-        ValueError: if its folder is missing or may not be written to, or it is a folder.
+        ValueError: if its folder is missing or may not be written to, it is a folder, or its name ends in `.gz`.
     """
+    if path.suffix == PACKED:
+        raise ValueError(f"{path} names a packed file, to which nothing can be added; leave out {PACKED}.")
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give the name of a file to write.")
     if not path.parent.is_dir():
@@ -337,16 +344,16 @@ def check_writable(path: Path) -> Path:
 
 
 def read_records(path: str | os.PathLike[str]) -> Records:
-    """Read a benchmark's file.
+    """Read a benchmark's file, plain or packed by gzip (its name then ends in `.gz`).
 
     Raises:
-        ValueError: if the file is missing or its first line is no header of this format. Other broken lines are left
-            out and named in `notes`.
+        ValueError: if the file is missing, cannot be unpacked, or its first line is no header of this format. Other
+            broken lines are left out and named in `notes`.
     """
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"There is no records file {path}; `dynatree bench --records {path}` writes one.")
-    first, *rest = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    first, *rest = _bytes(path).decode("utf-8", errors="replace").split("\n")
     records = Records(_header(path, first))
     while rest and not rest[-1]:
         rest.pop()
@@ -358,6 +365,15 @@ def read_records(path: str | os.PathLike[str]) -> Records:
             reason = "is cut off, as after a crash" if last and text[-1:] != "}" else f"is not a record ({error})"
             records.notes.append(f"Line {number} of {path.name} {reason}; it is left out and counts as not done.")
     return records
+
+
+def _bytes(path: Path) -> bytes:
+    if path.suffix != PACKED:
+        return path.read_bytes()
+    try:
+        return gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} cannot be unpacked ({error}); a packed file is whole or of no use.") from error
 
 
 def _header(path: Path, text: str) -> Header:

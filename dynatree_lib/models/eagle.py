@@ -1,8 +1,8 @@
 """Drafts on their target's features: EAGLE's form (Li et al. 2024, section 4).
 
-Such a draft reads a token together with the target's last hidden state at the place before it, its feature, and
+Such a draft reads a token together with the feature of the place before it, the target's last hidden state there, and
 predicts the feature and so the token that follow. Below the text, where the target has not been, it goes on with the
-features that it predicted itself. To the target's features hidden states after earlier layers may be added
+features that it predicted itself. Hidden states after earlier layers may be joined to the target's features
 (`pruned.Fusion`), as in EAGLE-3 (Li et al. 2025, section 3.1). `pruned.on_features` makes a draft.
 """
 

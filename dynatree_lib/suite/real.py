@@ -96,7 +96,7 @@ class Reference:
         Raises:
             ValueError: where there is no such record.
         """
-        name = f"outputs/reference/{REAL_PAIR}/{run}.jsonl"
+        name = f"outputs/reference/{REAL_PAIR}/{run}.jsonl.gz"
         return cls(name, read_results(nb.root / name))
 
     @cached_property
