@@ -52,7 +52,7 @@ unit: setup
 
 notebooks: setup
 	DYNATREE_PROFILE=smoke PLOTLY_RENDERER=plotly_mimetype PYDEVD_DISABLE_FILE_VALIDATION=1 $(PYTEST) --nbval-lax --nbval-current-env \
-		--nbval-cell-timeout 300 --timeout 600 -n $(WORKERS) --dist loadfile notebooks/
+		--nbval-cell-timeout 300 --timeout 600 -n $(WORKERS) --dist loadfile --ignore=notebooks/solutions notebooks/
 
 # Browsers, builds, planted faults, and samples large enough to see a small bias.
 test-slow: setup

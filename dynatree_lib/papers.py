@@ -130,6 +130,22 @@ def known_differences(paper: str, where: str | None = None) -> list[Difference]:
     return [entry for entry in published(paper).differences if where is None or where in entry.concerns]
 
 
+def shown_where() -> list[Row]:
+    """List where the suite shows each table and figure of the papers.
+
+    Columns: `paper` (its short title), `item` ("Table 1"), `caption`, `notebook`, `section` (its heading), and `how`:
+    "measured" anew, "drawn" from real iterations, or "exact", computed without sampling.
+    """
+    rows = []
+    for paper in PAPERS:
+        data = _load(paper)
+        for kind, word in (("tables", "Table"), ("figures", "Figure")):
+            for number, entry in data[kind].items():
+                row = {"paper": data["short_title"], "item": f"{word} {number}", "caption": entry["caption"]}
+                rows.append(row | dict(zip(("notebook", "section", "how"), entry["shown"], strict=True)))
+    return rows
+
+
 def published_and_measured(
     published_rows: Iterable[Mapping[str, Any]],
     measured_rows: Iterable[Mapping[str, Any]],

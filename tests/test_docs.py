@@ -51,13 +51,18 @@ def test_every_quoted_table_is_its_records():
 
 
 def test_the_readmes_table_of_methods_is_the_records():
-    rows = re.findall(r"^\| `([^`]+)` \| [^|]+ \| ([\d. ,[\]]+) \| ([\d. ,[\]]+) \|$", page("README.md"), flags=re.M)
-    assert 3 <= len(rows) <= 8
-    measured = {method["label"]: method for method in record("bench")["methods"]}
-    for label, *told in rows:
-        for baseline, text in zip(("hf_generate", "ar_fast"), told, strict=True):
-            value, (low, high) = (measured[label][f"speedup_{baseline}{end}"] for end in ("", "_interval"))
-            assert text == f"{value:.2f} [{low:.2f}, {high:.2f}]", (label, baseline)
+    rows = re.findall(r"^\| `([^`]+)` \| [^|]+ \|([^|\n]*)\|([^|\n]*)\|([^|\n]*)\|$", page("README.md"), flags=re.M)
+    assert 5 <= len(rows) <= 12
+    real, columns = RECORDS.parent / "smollm2", []
+    for dtype in ("float32", "bfloat16"):
+        columns.append([real / f"{name}.jsonl.gz" for name in (dtype, f"{dtype}-peers")])
+    columns.append([RECORDS / "bench.jsonl"])
+    for place, files in enumerate(columns, 1):
+        frames = [read_results(file).records.frame() for file in files if file.exists()]
+        for row in rows:
+            frame = next((one for one in frames if row[0] in set(one["method"])), None)
+            told = str(ratio(frame, row[0], over="ar-fast")) if frame is not None else ""
+            assert row[place].strip() == told, (row[0], place)
 
 
 def test_what_the_readme_says_of_repetition_and_of_temperature_1_is_in_the_records():
@@ -189,6 +194,53 @@ def test_what_the_results_say_of_forwards_batches_and_rounding_is_in_the_records
     assert f"{first:.1f} of `hf-generate`, counted until its first flip" in told
     assert not any(row["flipped"] for part in record("precision")["dtypes"] for row in part["comparisons"])
     assert not any(row["exceeds"] for row in half["against"])
+
+
+REAL = RECORDS.parent / "smollm2"
+
+
+def test_what_the_page_on_the_real_model_says_is_in_the_records():
+    told = " ".join(page("docs/smollm2.md").split())
+    frames = {dtype: read_results(REAL / f"{dtype}.jsonl.gz").records.frame() for dtype in ("float32", "bfloat16")}
+    single = frames["float32"]
+    aware, chain, lookup = "cost-aware-tree (tuned)", "chain (tuned)", "lookup-tree (tuned)"
+    for frame in frames.values():
+        assert str(ratio(frame, lookup, over="ar-fast", of="further", per="span")) in told
+        assert str(ratio(frame, aware, over=chain)) in told
+        assert format(ratio(frame, aware, over=chain, per="iterations").value, ".2f") in told
+        assert f"{ratio(frame, 'adaptive-tree', over='fixed-tree')} " in told
+        assert str(ratio(frame, aware, over="adaptive-tree")) in told
+    assert f"{ratio(single, 'fixed-tree', over='chain:length=4')} over the chain" in told
+    assert f"It runs at {ratio(single, 'ptd', over='ar-fast')} of `ar-fast`" in told
+    rows = {one["label"]: one for one in json.loads((REAL / "bfloat16.json").read_text(encoding="utf-8"))["methods"]}
+    assert f"has {rows['ar-fast']['identical'].replace('/', ' of ')} texts in common" in told
+    bench = read_results(RECORDS / "bench.jsonl").records.frame()
+    assert f"the same comparison gives {ratio(bench, aware, over=chain)}" in told
+    assert format(ratio(bench, "fixed-tree (tuned)", over=chain).value, ".2f") in told
+    assert format(ratio(bench, "adaptive-tree (tuned)", over="fixed-tree (tuned)").value, ".2f") in told
+
+
+def test_what_is_said_of_forwards_and_tokens_of_the_real_model_is_in_the_records():
+    body = json.loads((REAL / "forwards.json").read_text(encoding="utf-8"))
+    more = {}
+    for dtype in ("float32", "bfloat16"):
+        took = {row["rows"]: row["milliseconds"] for row in body[dtype]["target"] if row["model"] == "compiled"}
+        more[dtype] = f"{took[8] / took[1]:.2f}"
+        assert 15 < took[1] / body[dtype]["draft"][0]["milliseconds"] < 25  # "about a twentieth"
+    assert "{float32} of the time of one in float32, {bfloat16} in bfloat16".format(**more) in page("docs/smollm2.md")
+    readme, speeds = " ".join(page("README.md").split()), {}
+    assert f"takes {more['float32']} of the time of one" in readme
+    for dtype in more:
+        results = read_results(REAL / f"{dtype}.jsonl.gz")
+        frame = results.records.frame()
+        speeds[dtype] = {row["label"]: f"{row['tokens_per_second']:.0f}" for row in results.summaries()}
+        for task in frame["task"].unique():  # "on every kind of task"
+            assert ratio(frame[frame["task"] == task], "lookup-tree (tuned)", over="ar-fast").low > 1
+    (ours, theirs), half = ([speeds[dtype][name] for name in ("lookup-tree (tuned)", "hf-generate")] for dtype in more)
+    assert (
+        f"writes {ours} tokens/s where transformers' `generate` writes {theirs}, in bfloat16 {half[0]} and {half[1]}"
+        in (readme)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- pages

@@ -1,9 +1,21 @@
 """The published numbers: typed in again by hand, recomputed, joined and rendered."""
 
+import json
+import re
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
-from dynatree_lib.papers import PAPERS, PaperError, html_table, known_differences, published, published_and_measured
+from dynatree_lib.papers import (
+    PAPERS,
+    PaperError,
+    html_table,
+    known_differences,
+    published,
+    published_and_measured,
+    shown_where,
+)
 
 # Typed from the tables of the paper's text.
 FIXED_TABLE_1 = [
@@ -233,3 +245,19 @@ def test_html_table():
     assert "<td>" not in html_table([])
     assert "<td>–</td>" in html_table([{"x": float("nan")}])
     assert "w" * 300 in html_table([{"x": "w" * 300}])
+
+
+def test_every_table_and_figure_is_in_a_section_of_a_notebook():
+    rows = shown_where()
+    assert {(row["paper"], row["item"]) for row in rows if row["item"] == "Table 1"} == {
+        (row["paper"], "Table 1") for row in rows
+    }
+    assert len(rows) == sum(name.split()[0] in ("Table", "Figure") for key in PAPERS for name in published(key).tables)
+    folder, titles = Path(__file__).resolve().parents[1] / "notebooks", {}
+    for path in folder.glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        titles[path.stem] = re.findall(r"^##+ (?:[\d.]+ · )?(.*)$", text, flags=re.M)
+    for row in rows:
+        assert row["section"] in titles[row["notebook"]], row
+        assert row["how"] in ("measured", "drawn", "exact")

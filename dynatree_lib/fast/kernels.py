@@ -1,9 +1,10 @@
 """Machine code for a forward of few tokens of the Llama family: one call a forward, whatever the number of layers.
 
 numba compiles this file at the first use and keeps the result on disk; no compiler need be installed. All threads run
-`work`. Of each stage a thread takes the blocks of its own share, then those that others have left. Matrices are packed in blocks of `WIDTH` outputs, so that a product
-reads each weight once, in order, for up to `TILE` tokens; that reading is what bounds its time. In bfloat16, inputs are
-rounded to it before a product, sums and everything between products are float32.
+`work`. Of each stage a thread takes the blocks of its own share, then those that others have left. Matrices are packed
+in blocks of `WIDTH` outputs, so that a product reads each weight once, in order, for up to `TILE` tokens; that reading
+is what bounds its time. In bfloat16, inputs are rounded to it before a product, sums and everything between products
+are float32.
 """
 
 # mypy: ignore-errors

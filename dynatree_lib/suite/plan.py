@@ -83,13 +83,15 @@ class Job:
 def project_root(start: Path | None = None) -> Path:
     """Return the checkout: DYNATREE_ROOT, else the nearest parent of `start` (or of the library) with its files.
 
-    Return the current folder where there is no checkout, because the library was installed from a wheel.
+    A folder that `dynatree notebooks` made counts as one. Return the current folder where there is neither, because the
+    library was installed from a wheel.
     """
     if named := os.environ.get("DYNATREE_ROOT"):
         return Path(named)
     here = (start or Path.cwd()).resolve()
     for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
-        if (folder / "pyproject.toml").is_file() and (folder / "dynatree_lib").is_dir():
+        checkout = (folder / "pyproject.toml").is_file() and (folder / "dynatree_lib").is_dir()
+        if checkout or (folder / "notebooks" / "00_start_here.ipynb").is_file():
             return folder
     return here
 

@@ -1,0 +1,16 @@
+"""`dynatree notebooks`: a folder with the notebooks, for those without a checkout."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..suite.shipped import copy_notebooks
+
+
+def main(args: argparse.Namespace) -> int:
+    """Copy them, and say what to do next."""
+    new = copy_notebooks(args.folder)
+    notebooks = sum(path.suffix == ".ipynb" for path in new)
+    print(f"{notebooks} notebooks and {len(new) - notebooks} records are new in {args.folder}.")
+    print(f"Open them: jupyter lab {args.folder}/notebooks/00_start_here.ipynb")
+    return 0

@@ -1,0 +1,106 @@
+"""How an answer is checked: compared with the right one on many cases, and with what usual mistakes would give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A question with a right answer and usual wrong ones, each with a hint.
+
+    Attributes:
+        right: the answer, or a function that computes it.
+        mistakes: hint -> what that mistake answers; a function where `right` is one.
+        praise: one sentence for a right answer.
+        cases: arguments on which functions are compared; none where the answer is no function.
+    """
+
+    right: Any
+    mistakes: Mapping[str, Any]
+    praise: str
+    cases: Sequence[tuple[Any, ...]] = ()
+
+    def hint(self, answer: Any) -> str | None:
+        """Return what an answer overlooks, or None where it is right."""
+        if not self.cases:
+            found = [hint for hint, wrong in self.mistakes.items() if same(answer, wrong)]
+            return None if same(answer, self.right) else found[0] if found else f"{answer!r} is not it."
+        if not callable(answer):
+            return f"The answer is a function; {answer!r} is none."
+        results = []
+        for case in self.cases:
+            try:
+                results.append(answer(*case))
+            except Exception as error:  # whatever a reader's function raises is their hint
+                return f"With {shown(case)} it raises {type(error).__name__}: {error}"
+        off = [place for place, case in enumerate(self.cases) if not same(results[place], self.right(*case))]
+        if not off:
+            return None
+        for hint, wrong in self.mistakes.items():
+            if all(same(result, wrong(*case)) for result, case in zip(results, self.cases, strict=True)):
+                return hint
+        case = self.cases[off[0]]
+        return f"With {shown(case)} it gives {text(results[off[0]])}, and {text(self.right(*case))} is right."
+
+
+def same(answer: Any, expected: Any) -> bool:
+    """Whether two answers are equal: texts and truths exactly, numbers and arrays of one shape up to rounding."""
+    try:
+        found, wanted = (np.asarray(value, dtype=float) for value in (answer, expected))
+    except (TypeError, ValueError):
+        return bool(np.all(answer == expected))
+    return found.shape == wanted.shape and bool(np.allclose(found, wanted, rtol=1e-9, atol=1e-12))
+
+
+def shown(case: tuple[Any, ...]) -> str:
+    """Arguments as one would type them."""
+    return ", ".join(getattr(value, "__name__", None) or text(value) for value in case)
+
+
+def text(value: Any) -> str:
+    """A value in few words."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value).replace("\n", "")
+
+
+def check_with(exercises: Mapping[str, Exercise]) -> Callable[..., bool | None]:
+    """Return the function `check` over some exercises, by their numbers."""
+
+    def check(number: str, answer: Any = None) -> bool | None:
+        """Print whether an answer is right, or what it overlooks.
+
+        Args:
+            number: of the exercise, "03.2" for the second of notebook 03.
+            answer: a value or a function, as the exercise asks; None or `...` for none yet.
+
+        Returns:
+            True for a right answer, False for a wrong one, None for none.
+
+        Raises:
+            ValueError: for a number that no exercise has.
+        """
+        if number not in exercises:
+            raise ValueError(f"There is no exercise {number!r} with a checker; there are {', '.join(exercises)}.")
+        exercise = exercises[number]
+        if answer is None or answer is ... or unwritten(answer, exercise.cases):
+            print(f"Exercise {number}: no answer yet.")
+            return None
+        hint = exercise.hint(answer)
+        print(f"Exercise {number}: " + (f"right. {exercise.praise}" if hint is None else f"not yet. {hint}"))
+        return hint is None
+
+    return check
+
+
+def unwritten(answer: Any, cases: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether an answer is a function whose body is still empty."""
+    if not callable(answer) or not cases:
+        return False
+    try:
+        return answer(*cases[0]) is None
+    except Exception:  # it has a body, and `hint` says what is wrong with it
+        return False

@@ -1,0 +1,67 @@
+"""The course: each checker takes its solution, and answers each usual mistake with a hint of its own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dynatree_lib.course import EXERCISES, check
+
+NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+SOLUTIONS = sorted((NOTEBOOKS / "solutions").glob("*.ipynb"))
+
+
+def cells(path, kind="code"):
+    return ["".join(one["source"]) for one in json.loads(path.read_text("utf-8"))["cells"] if one["cell_type"] == kind]
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_a_checker_takes_the_right_answer_and_tells_mistakes_apart(number, capsys):
+    exercise = EXERCISES[number]
+    assert check(number, exercise.right) is True
+    assert exercise.praise in capsys.readouterr().out
+    assert len(exercise.mistakes) >= 3
+    for hint, wrong in exercise.mistakes.items():
+        assert check(number, wrong) is False
+        assert hint in capsys.readouterr().out  # its own, none that an earlier mistake would get
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_no_answer_and_strange_answers(number, capsys):
+    for empty in (None, ...):
+        assert check(number, empty) is None
+    assert check(number, "a guess") is False
+    if EXERCISES[number].cases:
+        assert check(number, lambda *arguments: None) is None
+        assert "no answer yet" in capsys.readouterr().out
+        assert check(number, lambda *arguments: -17.5) is False
+        assert "With " in capsys.readouterr().out
+        assert check(number, lambda *arguments: 1 / 0) is False
+        assert "ZeroDivisionError" in capsys.readouterr().out
+        assert check(number, lambda: 0) is False  # other arguments
+
+
+def test_an_unknown_exercise_is_named():
+    with pytest.raises(ValueError, match=r"no exercise '99\.1' with a checker; there are 00\.1, "):
+        check("99.1", 1)
+
+
+@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
+def test_every_exercise_of_a_notebook_has_a_cell_and_a_solution_that_runs(path):
+    mine = [number for number in EXERCISES if number.startswith(path.stem[:2])]
+    assert len(mine) >= 3
+    names = {}
+    for cell in cells(path):
+        exec(cell, names)
+    solved, asked = "\n".join(cells(path)), "\n".join(cells(NOTEBOOKS / path.name))
+    text = "\n".join(cells(NOTEBOOKS / path.name, "markdown"))
+    for number in mine:
+        assert f'assert check("{number}", ' in solved
+        assert f'check("{number}", ' in asked
+        assert f"**Exercise {number}** (" in text
+    for level in ("easy", "medium", "hard"):
+        assert f"({level})" in text
+
+
+def test_every_exercise_belongs_to_a_notebook_with_solutions():
+    assert {number[:2] for number in EXERCISES} == {path.stem[:2] for path in SOLUTIONS}

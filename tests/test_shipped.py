@@ -1,0 +1,62 @@
+"""`dynatree notebooks`: a folder to work in, made by the command line; nothing in it is overwritten."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dynatree_lib.cli.main import main
+from dynatree_lib.suite import shipped
+from dynatree_lib.suite.plan import project_root
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_a_folder_of_notebooks_serves_as_a_checkout(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "mine"
+    assert main(["notebooks", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    names = {path.name for path in (folder / "notebooks").glob("*.ipynb")}
+    assert names == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert (folder / "notebooks" / "solutions" / "00_start_here.ipynb").is_file()
+    assert (folder / "outputs" / "reference" / "audit.json").is_file()
+    assert re.match(r"\d+ notebooks and \d+ records are new in ", printed)
+    monkeypatch.delenv("DYNATREE_ROOT", raising=False)
+    assert project_root(folder / "notebooks") == folder
+    assert main(["notebooks", str(folder)]) == 0  # again: all is there
+    assert capsys.readouterr().out.startswith("0 notebooks and 0 records are new in ")
+
+
+def test_a_changed_file_is_never_overwritten(tmp_path, capsys):
+    mine = tmp_path / "notebooks" / "00_start_here.ipynb"
+    mine.parent.mkdir()
+    mine.write_text("my work")
+    assert main(["notebooks", str(tmp_path)]) == 2
+    assert "00_start_here.ipynb" in capsys.readouterr().err
+    assert mine.read_text() == "my work"
+    assert len(list(tmp_path.rglob("*"))) == 2  # nothing else was written
+
+
+def test_the_source_is_refused(capsys):
+    assert main(["notebooks", str(ROOT)]) == 2
+    assert "name another folder" in capsys.readouterr().err
+
+
+def test_an_installation_without_notebooks_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(shipped, "PACKAGE", tmp_path / "dynatree_lib")
+    with pytest.raises(ValueError, match="carries no notebooks"):
+        shipped.shipped_root()
+
+
+def test_the_wheel_carries_what_is_copied():
+    body = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    carried = body["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    inside = {name: place for name, place in carried.items() if place.startswith("dynatree_lib/shipped/")}
+    assert inside == {name: f"dynatree_lib/shipped/{name}" for name in shipped.SHIPPED}
+
+
+def test_what_notebooks_read_of_a_checkout_is_copied():
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "notebooks").glob("*.ipynb"))
+    for name in re.findall(r'nb\.root / \\"(outputs/reference/[\w./-]+)\\"', text):
+        assert name.startswith(shipped.SHIPPED), name
