@@ -42,6 +42,9 @@ GROUPS = {
 }
 """Group of a comparison -> its name in a legend, its colour."""
 BINS_PER_DECADE = 3
+_TICKS = [digit * 10.0**power for power in range(-3, 8) for digit in (1, 2, 5)]
+LOGARITHMIC = {"type": "log", "tickvals": _TICKS, "ticktext": [f"{tick:,.7g}" for tick in _TICKS]}
+"""An axis whose labels are whole numbers; plotly's own abbreviate 20 to a small 2."""
 
 
 # ------------------------------------------------------------------------------------------------------------ forwards
@@ -67,7 +70,7 @@ def roofline(rows: Sequence[Row], limits: Mapping[str, float], setup: str = "") 
     for name, places, speeds, dash in ceilings:
         look = {"line": {**LIMIT, "dash": dash}, "name": name, "hoverinfo": "skip"}
         drawn.add_scatter(x=places, y=speeds, mode="lines", **look)
-    drawn.update_yaxes(type="log", dtick="D2")
+    drawn.update_yaxes(**LOGARITHMIC)
     return drawn.update_layout(height=480, legend_traceorder="normal")
 
 
@@ -90,7 +93,7 @@ def engine_curves(
         _note(drawn, max(row["rows"] for row in rows), bound, "reading weights and cache once", 12, "right")
         times.append(bound)
     ends = [math.log10(min(times) / 1.4), math.log10(1.4 * max(times))]
-    return drawn.update_yaxes(type="log", dtick="D2", range=ends)
+    return drawn.update_yaxes(**LOGARITHMIC, range=ends)
 
 
 def _note(drawn: go.Figure, x: float, y: float, text: str, shift: int, anchor: str) -> None:
@@ -156,7 +159,7 @@ def bound_plane(rows: Sequence[Row], bound: float) -> go.Figure:
         )  # fmt: skip
     ticks, ends = [1, 2, 3, 4, 5, 6, 8, 10, 15, 20], [math.log10(0.88), math.log10(furthest)]
     drawn.update_xaxes(type="log", tickvals=ticks, range=ends)
-    drawn.update_yaxes(type="log", dtick="D2")
+    drawn.update_yaxes(**LOGARITHMIC)
     legend = {"orientation": "v", "x": 1.2, "y": 1, "xanchor": "left", "yanchor": "top"}
     return drawn.update_layout(legend=legend, margin={"t": 60, "r": 60})
 
@@ -224,8 +227,9 @@ def iteration_parts(rows: Sequence[Row], title: str = "Where an iteration's time
         if row.get("split") and row.get("iteration_cost")
     ]
     drawn = stacked_bars(parts, list(PARTS), title=title, unit="greedy steps of hf-generate per iteration")
+    least = 0.06 * max((sum(row[part] for part in PARTS) for row in parts), default=0.0)  # a label's width
     for trace, color in zip(drawn.data, PARTS.values(), strict=True):
-        trace.update(marker_color=color, text=[f"{value:.2f}" if value >= 0.05 else "" for value in trace.x])
+        trace.update(marker_color=color, text=[f"{value:.2f}" if value >= least else "" for value in trace.x])
     return drawn
 
 
