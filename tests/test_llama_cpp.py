@@ -85,7 +85,19 @@ def test_a_text_of_its_own_clock(pair, built, tool):
     assert ("--spec-draft-n-max" in arguments) == (tool not in ("plain", "lookahead"))
     assert arguments[arguments.index("-ctk") + 1] == arguments[arguments.index("-ctv") + 1] == "f32"
     assert ("-md" in arguments) == (tool in ("speculative", "tree"))
-    assert arguments[arguments.index("-c") + 1] == str((3 + 8 + 64) * (4 if tool == "tree" else 1))
+    context = 4 * (3 + 8 + 64) if tool == "tree" else 3 + 8 + (256 if tool == "lookahead" else 64)
+    assert arguments[arguments.index("-c") + 1] == str(context)
+
+
+def test_a_guess_that_ends_inside_a_letter_is_no_failure(pair, built):
+    path = built / "bin" / PROGRAMS["lookahead"]
+    text = path.read_text().replace("echo 'w1 w2 w3 one two three'", "printf 'w1 w2 w3 one \\303'")
+    path.write_text(text)
+    run = LlamaCpp("lookahead").runner(pair, untouched)
+    done = run(
+        [1, 2, 3], max_new_tokens=8, eos_token_ids=(), on_tokens=lambda tokens: None, sampling=Sampling(), seed=0
+    )  # fmt: skip
+    assert len(done.tokens) == 2
 
 
 def test_it_is_measured_beside_others(pair, built):

@@ -90,7 +90,10 @@ class LlamaCpp:
 
     def command(self, files: dict[str, Path], prompt: Path, tokens: int, budget: int) -> list[str]:
         """The command line for a prompt of so many tokens in a file."""
-        context = (tokens + budget + 64) * (self.branches if self.tool == "tree" else 1)  # each sequence has its part
+        guesses = 256 if self.tool == "lookahead" else 64  # scored beside the text, and margin
+        context = (tokens + budget + guesses) * (
+            self.branches if self.tool == "tree" else 1
+        )  # a part for each sequence
         shared = [
             str(files["program"]), "-m", str(files["target"]), "-f", str(prompt), "-n", str(budget), "--temp", "0",
             "-t", str(torch.get_num_threads()), "-c", str(context), "--no-escape",
@@ -139,7 +142,10 @@ class _Process:
             file.write(f"{text}\n")  # it takes one line end away
             file.flush()
             command = self.method.command(self.files, Path(file.name), len(prompt_ids), max_new_tokens)
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL)
+            done = subprocess.run(  # its coloured guesses may end inside a letter
+                command, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
         if done.returncode:
             said = done.stderr.strip().splitlines()
             raise RuntimeError(f"{command[0]} ended with {done.returncode}: {said[-1] if said else 'nothing was said'}")
