@@ -220,6 +220,20 @@ def test_what_the_page_on_the_real_model_says_is_in_the_records():
     assert format(ratio(bench, "adaptive-tree (tuned)", over="fixed-tree (tuned)").value, ".2f") in told
 
 
+def test_what_the_page_on_the_real_model_says_of_rounding_is_in_the_record():
+    body = json.loads((REAL / "precision.json").read_text(encoding="utf-8"))
+    single, half = body["dtypes"]
+    told = section("docs/smollm2.md", "Rounding")
+    assert not any(row["flipped"] for row in single["comparisons"])
+    assert f"none in {single['tokens']} tokens" in told
+    rates = {row["label"]: f"{row['rate']:.1f}" for row in half["comparisons"]}
+    assert rates["fixed-tree"] == rates["lookup-tree"]
+    assert f"flips {rates['chain:length=4']} of 1,000 tokens and the two trees {rates['fixed-tree']}, " in told
+    assert f"of eight nodes ({rates['ar in 8 rows']})" in told
+    engines = sorted(float(rates[label]) for label in rates if label.endswith(" engine"))
+    assert f"{engines[0]} to {engines[-1]}" in told
+
+
 def test_what_is_said_of_forwards_and_tokens_of_the_real_model_is_in_the_records():
     body = json.loads((REAL / "forwards.json").read_text(encoding="utf-8"))
     more = {}
