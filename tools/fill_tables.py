@@ -153,17 +153,13 @@ def filled(page: str, folder: Path) -> str:
     def rewritten(match: re.Match[str]) -> str:
         kind, name, rest = match.groups()
         first, second = [part.split("; ") if part else [] for part in [*(rest or "").split(" | "), ""][:2]]
-        place = folder / name
-        if kind == "tasks":
-            text = quote_tasks(read_results(place), name, first, *second)
-        elif kind == "papers":
+        if kind == "papers":
             text = quote_papers(name)
-        elif kind == "forwards":
-            text = quote_forwards(json.loads(place.read_text(encoding="utf-8")), name)
+        elif kind == "tasks":
+            text = quote_tasks(read_results(folder / name), name, first, *second)
         else:
-            text = quote(
-                json.loads(place.read_text(encoding="utf-8")), name, first if first != ["all"] else (), second or DOCS
-            )
+            body, only = json.loads((folder / name).read_text(encoding="utf-8")), () if first == ["all"] else first
+            text = quote_forwards(body, name) if kind == "forwards" else quote(body, name, only, second or DOCS)
         return f"<!-- {kind}: {name}{f' | {rest}' if rest else ''} -->\n{text}<!-- end of table -->"
 
     return PATTERN.sub(rewritten, page)

@@ -65,7 +65,7 @@ texts() {
   local tuned=$out/tuned-$run.json lines=$out/$run.jsonl
   [ ! -f "$lines.gz" ] || return 0
   [ -f "$tuned" ] || dynatree tune --pair smollm2 --dtype "$dtype" --temperature "$temperature" --methods "$kinds" \
-    --max-new-tokens 64 --out "$tuned" | tee "$out/tuned-$run.txt"
+    --max-new-tokens 64 --out "$tuned" | grep -v "^Saved in " | tee "$out/tuned-$run.txt"
   dynatree bench --pair smollm2 --dtype "$dtype" --workload spec-bench/categories --limit 39 --max-new-tokens 128 --stop-at-eos \
     --temperature "$temperature" --methods "$methods" --tuned "$tuned" --trace --json "$out/$run.json" --records "$lines" \
     $([ -f "$lines" ] && echo --resume) | tee "$out/$run.txt"

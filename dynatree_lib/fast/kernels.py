@@ -345,6 +345,12 @@ def floats(address, count):
 
 
 @fast
+def first_block(blocks, thread, threads):
+    """The first block of a thread's share; of the thread after the last one, the number of blocks."""
+    return blocks * thread // threads
+
+
+@fast
 def claim(shares, blocks, thread, threads):
     """Take the next block of a stage: of this thread's share or, when that is done, of another's; `blocks`: none left.
 
@@ -352,8 +358,8 @@ def claim(shares, blocks, thread, threads):
     """
     for turn in range(threads):
         whose = (thread + turn) % threads
-        block = blocks * whose // threads + _arrive(shares + whose * LINE)
-        if block < blocks * (whose + 1) // threads:
+        block = first_block(blocks, whose, threads) + _arrive(shares + whose * LINE)
+        if block < first_block(blocks, whose + 1, threads):
             return block
     return blocks
 
@@ -361,13 +367,13 @@ def claim(shares, blocks, thread, threads):
 @fast
 def share(matrix, outputs, row_bytes, thread, threads):
     """The address at which a thread's share of a matrix begins; `row_bytes` are the inputs of one output."""
-    return matrix + outputs // WIDTH * thread // threads * WIDTH * row_bytes
+    return matrix + first_block(outputs // WIDTH, thread, threads) * WIDTH * row_bytes
 
 
 @fast
 def next_block(block, there, following, blocks, block_bytes, thread, threads):
     """The address of what a thread reads after a block: the next block of its share, or what follows its share."""
-    inside = blocks * thread // threads <= block < blocks * (thread + 1) // threads - 1
+    inside = first_block(blocks, thread, threads) <= block < first_block(blocks, thread + 1, threads) - 1
     return there + block_bytes if inside else following
 
 

@@ -90,7 +90,7 @@ class LlamaCpp:
 
     def command(self, files: dict[str, Path], prompt: Path, tokens: int, budget: int) -> list[str]:
         """The command line for a prompt of so many tokens in a file."""
-        guesses = 256 if self.tool == "lookahead" else 64  # scored beside the text, and margin
+        guesses = 256 if self.tool == "lookahead" else 64  # its guesses take KV entries, too
         context = (tokens + budget + guesses) * (
             self.branches if self.tool == "tree" else 1
         )  # a part for each sequence
