@@ -15,11 +15,11 @@ WORKERS := $(shell echo $$(($(CORES) < 8 ? $(CORES) : 8)))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce reproduce-all test unit notebooks test-slow lint lines lab clean
+.PHONY: help setup reproduce reproduce-all test unit notebooks test-slow lint lines lab slides clean
 
 help:
 	@grep -E '^# make' Makefile | cut -c3-
-	@echo 'also: make reproduce-all | test-slow | unit | notebooks | lint | lines | lab | clean'
+	@echo 'also: make reproduce-all | test-slow | unit | notebooks | lint | lines | lab | slides | clean'
 
 setup: $(READY)
 
@@ -64,6 +64,10 @@ lines:
 
 lab: setup
 	$(BIN)/jupyter lab notebooks
+
+# The slides of docs/teaching.md as pages for a browser (with speaker's notes: press S).
+slides: setup
+	$(BIN)/jupyter nbconvert --to slides --output-dir outputs/slides notebooks/slides/*.ipynb
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache outputs/notebooks

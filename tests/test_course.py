@@ -1,14 +1,18 @@
 """The course: each checker takes its solution, and answers each usual mistake with a hint of its own."""
 
+import base64
 import json
+import re
 from pathlib import Path
 
 import pytest
+from nbconvert import SlidesExporter
 
 from dynatree_lib.course import EXERCISES, check
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 SOLUTIONS = sorted((NOTEBOOKS / "solutions").glob("*.ipynb"))
+SLIDES = sorted((NOTEBOOKS / "slides").glob("*.ipynb"))
 
 
 def cells(path, kind="code"):
@@ -65,3 +69,18 @@ def test_every_exercise_of_a_notebook_has_a_cell_and_a_solution_that_runs(path):
 
 def test_every_exercise_belongs_to_a_notebook_with_solutions():
     assert {number[:2] for number in EXERCISES} == {path.stem[:2] for path in SOLUTIONS}
+
+
+@pytest.mark.parametrize("path", SLIDES, ids=lambda path: path.stem)
+def test_slides_become_pages_with_their_pictures(path):
+    page, _ = SlidesExporter().from_filename(path)
+    every = json.loads(path.read_text("utf-8"))["cells"]
+    slides = [one for one in every if one["metadata"]["slideshow"]["slide_type"] == "slide"]
+    assert len(slides) >= 10
+    assert page.count("<section>") == 2 * len(slides)  # nbconvert puts each slide into a stack of its own
+    pictures = [data for one in every for kinds in one.get("attachments", {}).values() for data in kinds.values()]
+    for data in pictures:
+        assert base64.b64decode(data) == (NOTEBOOKS.parent / "docs" / "images" / "tree.svg").read_bytes()
+    assert page.count('src="data:image/svg+xml;base64,') == len(pictures)
+    asked = re.findall(r"Exercises? ([\d., and]+\d)", "\n".join(cells(path, "markdown")))
+    assert {number for some in asked for number in re.findall(r"\d\d\.\d", some)} <= set(EXERCISES)

@@ -56,7 +56,7 @@ def test_the_readmes_table_of_methods_is_the_records():
     real, columns = RECORDS.parent / "smollm2", []
     for dtype in ("float32", "bfloat16"):
         columns.append([real / f"{name}.jsonl.gz" for name in (dtype, f"{dtype}-peers")])
-    columns.append([RECORDS / "bench.jsonl"])
+    columns.append([RECORDS / "bench.jsonl.gz"])
     for place, files in enumerate(columns, 1):
         frames = [read_results(file).records.frame() for file in files if file.exists()]
         for row in rows:
@@ -102,11 +102,11 @@ def test_what_the_results_say_of_sampling_is_in_the_records():
         section("docs/results.md", "The verification rules alone"),
         section("docs/results.md", "Temperature 1"),
     )
-    judged, chain = read_judged(RECORDS / "judged.jsonl"), "sampled-tree:branching=1"
+    judged, chain = read_judged(RECORDS / "judged.jsonl.gz"), "sampled-tree:branching=1"
     assert f"On {len(judged.setup['prompts'])} held-out prompts" in rules
     for tree in (chain, "sampled-tree", "sampled-tree:shape=eagle"):
         assert format(judged.where(tree=tree).gain("traversal", "token-level"), ".3f") in rules
-    frame = read_results(RECORDS / "sampled.jsonl").records.frame()
+    frame = read_results(RECORDS / "sampled.jsonl.gz").records.frame()
     pairs = [(chain, "ar"), (chain, "ar-fast"), (chain, f"{chain},verifier=token-level"), (chain, "hf-assisted"),
              ("fixed-tree", "ar")]  # fmt: skip
     for label, over in pairs:
@@ -129,7 +129,7 @@ def test_what_the_results_say_of_methods_without_a_draft_model_is_in_the_records
         "ptd-sampled": {"DE": [], "speed": [("ptd", "ar"), (by_cost, "ar")]},
     }  # fmt: skip
     for name, ratios in said.items():
-        results = read_results(RECORDS / f"{name}.jsonl")
+        results = read_results(RECORDS / f"{name}.jsonl.gz")
         labels = [method["label"] for method in results.records.header.setup["methods"]]
         full = {re.sub(r"(?<=verify_cost=).*", "", label): label for label in labels}
         counts, frame = counts_frame(results, costs), results.records.frame()
@@ -140,7 +140,7 @@ def test_what_the_results_say_of_methods_without_a_draft_model_is_in_the_records
 
 def test_what_the_results_say_of_speed_is_in_the_records():
     told, time = (section("docs/results.md", title) for title in ("Greedy decoding", "Where the time goes"))
-    frame = read_results(RECORDS / "bench.jsonl").records.frame()
+    frame = read_results(RECORDS / "bench.jsonl.gz").records.frame()
     lookup, chain, fixed = "lookup-tree (tuned)", "chain (tuned)", "fixed-tree (tuned)"
     peers = ["hf-generate", "hf-assisted:num_assistant_tokens=5,confidence=0.0", "hf-prompt-lookup", "ar-fast", chain,
              "prompt-lookup (tuned)"]  # fmt: skip
@@ -214,7 +214,7 @@ def test_what_the_page_on_the_real_model_says_is_in_the_records():
     assert f"It runs at {ratio(single, 'ptd', over='ar-fast')} of `ar-fast`" in told
     rows = {one["label"]: one for one in json.loads((REAL / "bfloat16.json").read_text(encoding="utf-8"))["methods"]}
     assert f"has {rows['ar-fast']['identical'].replace('/', ' of ')} texts in common" in told
-    bench = read_results(RECORDS / "bench.jsonl").records.frame()
+    bench = read_results(RECORDS / "bench.jsonl.gz").records.frame()
     assert f"the same comparison gives {ratio(bench, aware, over=chain)}" in told
     assert format(ratio(bench, "fixed-tree (tuned)", over=chain).value, ".2f") in told
     assert format(ratio(bench, "adaptive-tree (tuned)", over="fixed-tree (tuned)").value, ".2f") in told
@@ -232,6 +232,23 @@ def test_what_the_page_on_the_real_model_says_of_rounding_is_in_the_record():
     assert f"of eight nodes ({rates['ar in 8 rows']})" in told
     engines = sorted(float(rates[label]) for label in rates if label.endswith(" engine"))
     assert f"{engines[0]} to {engines[-1]}" in told
+
+
+def test_what_the_slides_say_is_in_the_records():
+    first, second = (page(f"notebooks/slides/session_{number}.ipynb") for number in (1, 2))
+    forwards = json.loads((REAL / "forwards.json").read_text(encoding="utf-8"))["float32"]
+    took = [f"{row['milliseconds']:.1f}" for row in forwards["target"] if row["model"] == "compiled"]
+    assert f"| milliseconds | {' | '.join(took)} |" in first
+    assert f"Reading the weights takes {forwards['bound_milliseconds']:.1f} of them" in first
+    results = read_results(REAL / "float32.jsonl.gz")
+    frame, rows = results.records.frame(), {row["label"]: row for row in results.summaries()}
+    told = re.findall(r"\| `([^`]+)` \| ([\d.]+) \| ([^|]+) \|", first)
+    assert len(told) == 3
+    for label, tokens, speed in told:
+        assert tokens == f"{rows[label]['tokens_per_iteration']:.2f}"
+        assert speed == str(ratio(frame, label, over="ar-fast"))
+    (instances,) = re.findall(r"([\d,]+) instances of two models", second)
+    assert f"audit.json): {instances} instances, none off by more than 1e-15" in " ".join(page("README.md").split())
 
 
 def test_what_is_said_of_forwards_and_tokens_of_the_real_model_is_in_the_records():

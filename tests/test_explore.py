@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ pytest.importorskip("ipywidgets")
 import dynatree_lib as dt
 from dynatree_lib import plots
 from dynatree_lib.drafters.base import Proposal
-from dynatree_lib.explore import Coins, Live, Race, Walk
+from dynatree_lib.explore import Coins, Live, Race, Timeline, Walk
 from dynatree_lib.explore.live import CONTROLS, DRAFTERS
 from dynatree_lib.measure import exact
 from dynatree_lib.measure.methods import METHODS
+from dynatree_lib.measure.trace import iteration_means, traced_runs
 from dynatree_lib.models.pairs import load_pair
 from dynatree_lib.sampling import DraftDistributions
 from dynatree_lib.tree import DISTINCT, POINT
@@ -244,3 +246,50 @@ class TestCoins:
     def test_without_a_rule_nothing_can_be_decided(self, coins):
         with pytest.raises(ValueError, match="There is no rule to decide with"):
             Coins(coins.proposal, coins.scores, "abc", {})
+
+
+class TestTimeline:
+    CHAIN: ClassVar = [
+        ["target", 0.0, 1.9, 1], ["commit", 2.0, 2.0, 1],
+        ["draft", 2.1, 2.3, 1], ["target", 2.4, 2.9, 2], ["commit", 3.0, 3.0, 2],
+        ["draft", 3.1, 3.3, 1], ["target", 3.4, 3.9, 2], ["commit", 4.0, 4.0, 1],
+    ]  # fmt: skip
+
+    def test_the_mean_iteration_adds_up_without_the_first(self):
+        mean = iteration_means(self.CHAIN)
+        assert (mean["iterations"], mean["tokens"]) == (2, 1.5)
+        assert [mean[part] for part in ("draft", "verify", "host")] == pytest.approx([0.2, 0.5, 0.3])
+        assert iteration_means(self.CHAIN, after=0)["verify"] == pytest.approx(2.9 / 3)
+        with pytest.raises(ValueError, match="This run has 3 iterations; leave out fewer than 3"):
+            iteration_means(self.CHAIN, after=3)
+
+    def test_the_window_follows_its_sliders(self):
+        timeline = Timeline({"chain": self.CHAIN})
+        assert drawn(timeline.clock)["layout"]["xaxis"]["range"][1] == pytest.approx(1.01 * timeline.length.value)
+        assert timeline.first.max == 2
+        one = plots.iteration_timeline({"chain": self.CHAIN}, 1e-3, after=2, steps=500, unit="milliseconds")
+        timeline.first.value, timeline.length.value = 2, 500
+        assert drawn(timeline.clock) == as_data(one)
+
+    def test_without_a_part_the_rest_decides_the_speed(self):
+        timeline = Timeline({"chain": self.CHAIN})
+        rate = lambda: float(re.findall(r"<td[^>]*>([\d.]+)</td>", timeline.table.value)[-1])  # noqa: E731
+        assert rate() == pytest.approx(1.5)
+        timeline.without["host"].value = True
+        assert rate() == pytest.approx(1.5 / 0.7, abs=0.01)
+        timeline.without["draft"].value = True
+        assert rate() == pytest.approx(3)
+        assert "tokens/s without draft and host" in timeline.table.value
+
+    def test_traced_runs_see_every_forward_and_every_token(self, pair):
+        events = traced_runs(pair, PROMPT, ["ar", "chain:length=3"], max_new_tokens=12)
+        assert [sum(count for role, _, _, count in run if role == "commit") for run in events.values()] == [12, 12]
+        assert {role for role, *_ in events["ar"]} == {"target", "commit"}
+        assert {role for role, *_ in events["chain:length=3"]} == {"draft", "target", "commit"}
+        assert Timeline(events).first.max == min(iteration_means(run)["iterations"] for run in events.values())
+
+    def test_what_cannot_be_shown_is_refused(self, pair):
+        with pytest.raises(ValueError, match="There are no traced runs to show"):
+            Timeline({})
+        with pytest.raises(ValueError, match="The time of hf-generate cannot be split"):
+            traced_runs(pair, PROMPT, ["ar", "hf-generate"])

@@ -1,5 +1,6 @@
 """`dynatree judge`, and the shapes that measured rates suggest."""
 
+import gzip
 import json
 from itertools import combinations
 
@@ -21,6 +22,9 @@ def test_it_prints_a_table_and_writes_a_line_per_tree(tmp_path, capsys):
     assert "temperature 1, top-p 0.9; 2 prompts" in shown
     judged = read_judged(file)
     assert len(judged.rows) == len(file.read_text().splitlines()) - 1
+    packed = tmp_path / "judged.jsonl.gz"
+    packed.write_bytes(gzip.compress(file.read_bytes()))
+    assert read_judged(packed) == judged
     assert {row["driver"] for row in judged.rows} == {"token-level", "traversal", "target-walk"}
     for tree in judged.setup["rules"]:
         gain = judged.where(tree=tree).gain("traversal", "token-level").value

@@ -21,12 +21,12 @@ from tornado.websocket import websocket_connect
 ROOT = Path(__file__).resolve().parents[1]
 SCREENSHOTS = ROOT / "outputs" / "screenshots"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-TITLES = "[...document.querySelectorAll('.jupyter-widgets .gtitle')].map(title => title.textContent)"
+DRAWN = "[...document.querySelectorAll('.jupyter-widgets .js-plotly-plot')].map(plot => plot.textContent).join()"
 NOTEBOOK = "[...window.jupyterapp.shell.widgets('main')].find(widget => widget.sessionContext)"
 RUN_ALL = "window.jupyterapp.commands.execute('notebook:run-all-cells').then(() => 'done', String)"
 FAILED = "document.querySelectorAll('.jp-OutputArea-output[data-mime-type=\"application/vnd.jupyter.error\"]').length"
 MOVE = """(() => {
-  const slider = [...document.querySelectorAll('.widget-slider')].find(one => one.textContent.includes('iteration'));
+  const slider = [...document.querySelectorAll('.widget-slider')].find(one => one.textContent.includes('NAME'));
   slider.scrollIntoView();
   const handle = slider.querySelector('.noUi-handle');
   handle.focus();
@@ -116,15 +116,31 @@ def started():
             one.wait()
 
 
-@pytest.mark.parametrize("theme", ["Light", "Dark"])
-def test_the_controls_of_notebook_00_change_the_tree(tmp_path, started, theme):
-    shutil.copy(ROOT / "notebooks" / "00_start_here.ipynb", tmp_path)
-    settings = tmp_path / "settings" / "@jupyterlab" / "apputils-extension"
-    settings.mkdir(parents=True)
-    (settings / "themes.jupyterlab-settings").write_text(json.dumps({"theme": f"JupyterLab {theme}"}))
-    (settings / "notification.jupyterlab-settings").write_text(
-        json.dumps({"fetchNews": "false", "checkForUpdates": False})
-    )
+def set_up(folder: Path, theme: str) -> None:
+    """Write settings of JupyterLab: its theme, no news, and all cells of a notebook on the page."""
+    settings = {
+        "apputils-extension/themes": {"theme": f"JupyterLab {theme}"},
+        "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+        "notebook-extension/tracker": {"windowingMode": "none"},
+    }
+    for name, values in settings.items():
+        path = folder / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("name", "slider", "theme"),
+    [
+        ("00_start_here", "iteration", "Light"),
+        ("00_start_here", "iteration", "Dark"),
+        ("01_speculative_decoding", "iterations before", "Light"),
+        ("03_draft_trees", "target forwards", "Dark"),
+    ],
+)
+def test_a_slider_of_a_notebook_changes_its_figure(tmp_path, started, name, slider, theme):
+    shutil.copy(ROOT / "notebooks" / f"{name}.ipynb", tmp_path)
+    set_up(tmp_path / "settings", theme)
     environment = {
         **os.environ, "DYNATREE_PROFILE": "smoke", "DYNATREE_OUT": str(tmp_path / "out"), "PYTHONPATH": str(ROOT),
         "JUPYTERLAB_SETTINGS_DIR": str(tmp_path / "settings"), "JUPYTER_CONFIG_DIR": str(tmp_path / "config"),
@@ -149,15 +165,15 @@ def test_the_controls_of_notebook_00_change_the_tree(tmp_path, started, theme):
         page = Page(await websocket_connect(tab["webSocketDebuggerUrl"], max_message_size=1 << 28))
         for domain in ("Page", "Runtime", "Log", "Network"):
             await page.call(f"{domain}.enable")
-        await page.call("Page.navigate", url=f"http://127.0.0.1:{lab}/lab/tree/00_start_here.ipynb")
+        await page.call("Page.navigate", url=f"http://127.0.0.1:{lab}/lab/tree/{name}.ipynb")
         await page.until(f"window.jupyterapp && {NOTEBOOK}?.sessionContext.isReady")
         await page.js(f"window.jupyterapp.shell.activateById({NOTEBOOK}.id)")
         assert await page.js(RUN_ALL) == "done"
         assert await page.js(FAILED) == 0
-        before = await page.until(f"{TITLES}[0]")
-        await page.js(MOVE)
-        await page.until(f"{TITLES}[0] && {TITLES}[0] !== {json.dumps(before)}")
-        await page.screenshot(f"00_start_here-{theme.lower()}")
+        before = await page.until(DRAWN)
+        await page.js(MOVE.replace("NAME", slider))
+        await page.until(f"{DRAWN} && {DRAWN} !== {json.dumps(before)}")
+        await page.screenshot(f"{name}-{theme.lower()}")
         page.socket.close()
         while await page.socket.read_message() is not None:
             pass

@@ -1,8 +1,10 @@
 """What notebooks call: checks of their parameters, and what they hand to the report."""
 
 import json
+from dataclasses import replace
 
 import pytest
+from suite_notebooks import write_notebook
 
 from dynatree_lib.suite.notebook import begin
 
@@ -42,6 +44,24 @@ def test_without_a_run_it_writes_below_the_checkouts_outputs(monkeypatch, tmp_pa
     nb = begin("10_x", profile="smoke")
     assert nb.out == tmp_path / "outputs" / "notebooks" / "smoke"
     assert nb.shown(nb.records("speed")) == "outputs/notebooks/smoke/records/10_x/speed.jsonl"
+
+
+def test_runs_by_hand_with_other_parameters_have_folders_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.delenv("DYNATREE_OUT", raising=False)
+    monkeypatch.setenv("DYNATREE_ROOT", str(tmp_path))
+    write_notebook(tmp_path / "notebooks", "10_x", "", parameters="seed = 0\nlength = None")
+
+    def run(**parameters):
+        kernel = {"begin": begin, **parameters}
+        exec("nb = begin('10_x', profile='smoke')", kernel)
+        return kernel["nb"]
+
+    first, other = run(seed=0, length=None), run(seed=0, length=(1, 2))
+    assert (first.out.name, other.out.name) == ("smoke", "smoke-2")
+    assert "outputs/notebooks/smoke-2/records" in repr(other)
+    assert run(seed=0, length=None).out == first.out
+    assert run(seed=0, length=(1, 2)).out == other.out
+    assert run(seed=1, length=None).out.name == "smoke-3"
 
 
 @pytest.mark.parametrize(
@@ -88,6 +108,15 @@ def test_records_are_written_without_nan(out):
     path = begin("10_x", profile="smoke").write_records("x", [{"a": float("nan"), "b": "x"}, {"a": 1.5, "b": None}])
     back = [json.loads(line) for line in path.read_text().splitlines()]
     assert back == [{"a": None, "b": "x"}, {"a": 1.5, "b": None}]
+
+
+def test_records_of_the_project_come_from_the_checkout_or_the_package(out, tmp_path):
+    nb = begin("10_x", profile="smoke")
+    assert nb.reference("audit.json") == nb.root / "outputs" / "reference" / "audit.json"
+    alone = replace(nb, root=tmp_path)  # a notebook on its own, as in Colab
+    assert alone.reference("audit.json").is_file()
+    with pytest.raises(ValueError, match="There is no record outputs/reference/cpu/none.json, in "):
+        alone.reference("cpu/none.json")
 
 
 def test_claims_keep_their_order_and_are_replaced_by_repetition(out):

@@ -4,13 +4,17 @@ import json
 import re
 import shutil
 import subprocess
+from itertools import pairwise
 
 import pytest
 from suite_notebooks import write_notebook
 
 pytest.importorskip("nbconvert")
 
+from plotly.offline import get_plotlyjs
+
 from dynatree_lib.cli.main import main
+from dynatree_lib.suite.comparison import compare_runs
 from dynatree_lib.suite.pages import draw_formulas, figure_html
 from dynatree_lib.suite.report import build_report, number
 
@@ -60,17 +64,19 @@ def page(finished):
 
 
 def test_problems_come_first_then_notebooks_then_claims(page):
-    order = [page.index(text) for text in ("<h1>", ">Problems<", ">Notebooks<", 'id="10_x"', ">Environment<")]
+    marks = ("<h1>", ">Problems<", ">Findings<", ">Notebooks<", 'id="10_x"', ">Environment<")
+    order = [page.index(text) for text in marks]
     assert order == sorted(order)
-    problems = page[page.index(">Problems<") : page.index(">Notebooks<")]
+    problems, findings = (page[page.index(one) : page.index(other)] for one, other in pairwise(marks[1:4]))
     assert "broken &amp; bad" in problems
-    assert "claim does not hold: Cost &lt;= 2.2 steps" in problems
+    assert "Cost" not in problems
+    assert "Cost &lt;= 2.2 steps: <b>2.31 steps</b>" in findings
 
 
 def test_claims_tables_and_headline_figures_are_shown(page):
     assert "1 of 2 notebooks finished; 1 of 2 claims checked hold" in page
     assert "✓ holds" in page
-    assert "✗ fails" in page
+    assert "✗ does not hold" in page
     assert "1.77 x" in page
     assert 'href="records/10_x/a.jsonl"' in page
     assert "Table 1 &amp; 2" in page
@@ -82,12 +88,14 @@ def test_claims_tables_and_headline_figures_are_shown(page):
 def test_nothing_is_loaded_from_elsewhere(finished):
     assert (finished / "plotly.min.js").stat().st_size > 1_000_000
     for path in finished.glob("*.html"):
-        loaded = re.findall(r"""<(?:script|link|img|iframe)[^>]*(?:src|href)=["']([^"']+)""", path.read_text())
-        assert set(loaded) <= {"plotly.min.js"}, f"{path.name} loads {loaded}"
+        page = path.read_text(encoding="utf-8").replace(get_plotlyjs(), "")
+        loaded = re.findall(r"""<(?:script|link|img|iframe)[^>]*(?:src|href)=["']([^"']+)""", page)
+        beside = set() if path.name == "report.html" else {"plotly.min.js"}
+        assert set(loaded) <= beside, f"{path.name} loads {loaded}"
 
 
 def test_links_lead_somewhere(finished, page):
-    links = re.findall(r'href="([^"#]+)"', page)
+    links = re.findall(r'href="([^"#]+)"', page.replace(get_plotlyjs(), ""))
     assert "20_y.html" in links
     assert [link for link in links if not (finished / link).exists()] == ["records/10_x/a.jsonl"]
 
@@ -121,6 +129,64 @@ def test_a_damaged_summary_costs_only_that_notebooks_claims(finished, tmp_path):
     out = shutil.copytree(finished, tmp_path / "out")
     (out / "10_x.summary.json").write_text('{"claims": [')
     assert "10_x.summary.json is truncated or was altered" in build_report(out).read_text()
+
+
+def test_a_damaged_file_of_the_run_is_named_in_the_first_lines(finished, tmp_path):
+    out = shutil.copytree(finished, tmp_path / "out")
+    (out / "run.json").write_text('{"profile": ')
+    page = build_report(out).read_text(encoding="utf-8")
+    assert page.index("run.json is truncated or not JSON") < page.index(">Problems<")
+    assert ">Environment<" not in page
+
+
+def test_results_of_an_earlier_library_are_said_to_be(finished, page, tmp_path):
+    assert "The library has changed since" not in page
+    out = shutil.copytree(finished, tmp_path / "out")
+    receipt = json.loads((out / "10_x.receipt.json").read_text())
+    (out / "10_x.receipt.json").write_text(json.dumps({**receipt, "library_sha256": "0" * 64}))
+    assert "The library has changed since 10_x ran." in build_report(out).read_text(encoding="utf-8")
+
+
+class TestComparison:
+    @pytest.fixture
+    def later(self, finished, tmp_path):
+        """The same run, with one claim turned and one that only it states."""
+        out = shutil.copytree(finished, tmp_path / "later")
+        path = out / "10_x.summary.json"
+        summary = json.loads(path.read_text())
+        summary["claims"][1].update(value=2.1, holds=True)
+        summary["claims"].append({"claim": "New & open", "value": 3, "unit": "", "holds": None, "record": None})
+        path.write_text(json.dumps(summary))
+        run = json.loads((out / "run.json").read_text())
+        run["environment"]["cpu"] = "another <processor>"
+        (out / "run.json").write_text(json.dumps(run))
+        return out
+
+    def test_verdicts_that_changed_come_first(self, finished, later, capsys):
+        assert main(["report", str(finished), str(later)]) == 0
+        assert capsys.readouterr().out.strip() == f"Comparison: {later / 'comparison.html'}"
+        page = (later / "comparison.html").read_text(encoding="utf-8")
+        assert "2 claims are stated by both; 1 changed its verdict" in page
+        changed = page[page.index(">Verdicts that changed<") : page.index(">What differs about the runs<")]
+        assert re.search(r"Cost &lt;= 2\.2 steps.*2\.31 steps.*does not hold.*2\.1 steps.*✓ holds", changed, re.S)
+        assert "Trees beat chains" not in changed
+        assert "another &lt;processor&gt;" in page
+        assert re.search(r"New &amp; open</td>\s*<td></td><td><span class=\"soft\">not stated", page)
+        assert "<script" not in page
+
+    def test_a_notebook_of_one_run_and_a_damaged_file_are_named(self, finished, later):
+        for path in later.glob("20_y.*"):
+            path.unlink()
+        (later / "run.json").write_text("{")
+        page = compare_runs(finished, later).read_text(encoding="utf-8")
+        assert "not in this run" in page
+        assert "later: run.json is truncated" in page
+
+    def test_what_cannot_be_compared_is_refused(self, finished, tmp_path):
+        with pytest.raises(ValueError, match="are the same run; name two"):
+            compare_runs(finished, finished)
+        with pytest.raises(FileNotFoundError, match="holds no receipt"):
+            compare_runs(finished, tmp_path)
 
 
 def test_a_folder_without_receipts_is_refused(tmp_path, capsys):

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("plotly")
 
+from dynatree_lib import plots
 from dynatree_lib.experiments.speed import figures as speed
 from dynatree_lib.plots import theme
 
@@ -93,7 +94,7 @@ def test_overhead_has_a_panel_of_its_own():
 
 
 def test_the_timeline_begins_with_an_iteration_and_leaves_the_host_what_is_not_a_forward():
-    figure = speed.iteration_timeline({"chain": EVENTS}, 0.5, after=1, steps=3.0)
+    figure = plots.iteration_timeline({"chain": EVENTS}, 0.5, after=1, steps=3.0)
     bars = {one.name: one for one in figure.data if one.type == "bar"}
     host, draft, target = bars.values()
     assert list(bars) == ["host", "a level of the draft", "the target's forward"]
@@ -104,15 +105,20 @@ def test_the_timeline_begins_with_an_iteration_and_leaves_the_host_what_is_not_a
     assert list(target.x) == pytest.approx([1.0, 0.2])  # cut at the end of the axis
     assert list(target.hovertext) == ["2 nodes"] * 2
     assert [note.text for note in figure.layout.annotations] == ["+2"]
-    whole = speed.iteration_timeline({"chain": EVENTS}, 0.5, after=0)
+    whole = plots.iteration_timeline({"chain": EVENTS}, 0.5, after=0)
     assert [note.text for note in whole.layout.annotations] == ["+1", "+2", "+1"]
+    three = plots.iteration_timeline(
+        {"chain": EVENTS, "slow": [["commit", 9.0, 9.0, 1]]}, 1e-3, after=0, steps=None, unit="ms"
+    )
+    assert three.layout.xaxis.range[1] == pytest.approx(1.01 * 9000)
+    assert three.layout.xaxis.title.text == "ms"
     with pytest.raises(ValueError, match="'chain' has 3 iterations; leave out fewer"):
-        speed.iteration_timeline({"chain": EVENTS}, 0.5, after=3)
+        plots.iteration_timeline({"chain": EVENTS}, 0.5, after=3)
 
 
 def test_the_parts_of_an_iteration_add_up_to_its_cost():
     figure = speed.iteration_parts(METHODS)
-    assert [one.name for one in figure.data] == list(speed.PARTS)
+    assert [one.name for one in figure.data] == list(plots.clock.PARTS)
     assert list(figure.data[0].y) == ["ar", "chain:length=6"]  # what was not traced is left out
     for place, cost in enumerate((0.8, 1.6)):
         assert sum(one.x[place] for one in figure.data) == pytest.approx(cost)

@@ -17,4 +17,5 @@ dynatree bench --pair tiny --limit 20 --max-new-tokens 200 --temperature 1 \
   --methods "hf-generate,hf-assisted,ar,ar-fast,chain:length=4,fixed-tree,lookup-tree,sampled-tree:branching=1,verifier=token-level,sampled-tree:branching=1,sampled-tree:branching=2/1,verifier=token-level,sampled-tree:branching=2/1,sampled-tree:shape=eagle,verifier=token-level,sampled-tree:shape=eagle,adaptive-tree:draw=distinct" \
   --json "$out/sampled.json" --records "$out/sampled.jsonl" --overwrite
 dynatree judge --pair tiny --limit 44 --max-new-tokens 40 --rules token-level,traversal --out "$out/judged.jsonl" --overwrite | tee "$out/judged.txt"
+gzip -9nf "$out"/{bench,sampled,judged}.jsonl
 python3 -m tools.fill_tables docs/results.md

@@ -51,4 +51,5 @@ rows = stage_rows(load_pair("tiny"), ["ar", "ptd", sys.argv[2]], load_workload("
 found = {"environment": describe_environment(), "rows": rows}
 Path(sys.argv[1], "ptd_stages.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 PYTHON
+gzip -9nf "$out"/{ptd,ptd-sampled}.jsonl
 python3 -m tools.fill_tables docs/results.md

@@ -45,7 +45,7 @@ def run_tables() -> Iterator[tuple[str, Any]]:
 
     costs = load_tuned(CPU / "tuned.json").costs
     for name in RUNS:
-        results = read_results(CPU / f"{name}.jsonl")
+        results = read_results(CPU / f"{name}.jsonl.gz")
         labels = [one["label"] for one in results.summaries()]
         frame = results.records.frame()
         yield f"{name}: summaries", results.summaries()
@@ -67,7 +67,7 @@ def length_tables() -> Iterator[tuple[str, Any]]:
     from dynatree_lib.experiments.adaptive.sensitivity import luck
     from dynatree_lib.measure.protocol import read_results
 
-    ptd, greedy = (read_results(CPU / f"{name}.jsonl") for name in ("ptd", "bench"))
+    ptd, greedy = (read_results(CPU / f"{name}.jsonl.gz") for name in ("ptd", "bench"))
     labels = ["hf-generate", "ar", "chain:length=4", "ptd", "lookahead", "prompt-lookup"]
     columns = ["method", "new_tokens", "tokens_per_second", "speedup_ar", "speedup_ar_interval", "tokens_per_iteration"]
     shorter = [{name: row[name] for name in columns} for row in scaling.by_length(ptd, (32, 64))]
@@ -92,7 +92,7 @@ def ptd_tables() -> Iterator[tuple[str, Any]]:
     ours = ["ptd", "ptd:prune_first=false", "ptd:text_depth=6"]
     drafts, windows = ["self-draft", "self-draft:text=false"], ["lookahead", "lookahead:text=true"]
     for name in ("ptd", "ptd-sampled"):
-        counts = analysis.counts_frame(read_results(CPU / f"{name}.jsonl"), costs)
+        counts = analysis.counts_frame(read_results(CPU / f"{name}.jsonl.gz"), costs)
         labels = list(counts["method"].unique())
         yield f"{name}: quantities", [analysis.quantity_row(counts, label) for label in labels]
         for other in ("lookahead", "self-draft"):
@@ -114,7 +114,7 @@ def judged_tables() -> Iterator[tuple[str, Any]]:
     from dynatree_lib.experiments.traversal import which
     from dynatree_lib.measure.judge import read_judged
 
-    judged = read_judged(CPU / "judged.jsonl")
+    judged = read_judged(CPU / "judged.jsonl.gz")
     trees = list(judged.setup["rules"])
     parts = {tree: judged.where(tree=tree) for tree in trees}
     yield "judged: printed", report(judged)

@@ -10,6 +10,7 @@
 #   float32, bfloat16            texts in this dtype, greedy
 #   float32-0.5, float32-1       texts at this temperature
 #   float32-peers, bfloat16-peers  llama.cpp beside the fastest methods; needs DYNATREE_LLAMA_CPP (tools/llama_cpp_peer.sh)
+#   judged                       token-level verification and traversal on the same trees, temperature 1
 #   precision                    greedy texts that rounding changes
 #   audit                        tests whether sampled tokens follow the target
 # What a run calls tuned was tuned before it, on bundled prompts. DYNATREE_DATA names the folder with spec_bench/.
@@ -17,7 +18,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-outputs/reference/smollm2}
 shift || true
-runs=${*:-forwards float32 bfloat16 float32-0.5 float32-1 float32-peers bfloat16-peers precision audit}
+runs=${*:-forwards float32 bfloat16 float32-0.5 float32-1 float32-peers bfloat16-peers judged precision audit}
 mkdir -p "$out"
 dynatree() { python3 -m dynatree_lib "$@"; }
 
@@ -78,6 +79,11 @@ for run in $runs; do
     precision)
       dynatree precision --pair smollm2 --dtypes float32,bfloat16 --rows 2,8,32 --limit 9 --max-new-tokens 64 \
         --methods chain:length=4,fixed-tree,lookup-tree --json "$out/precision.json" | tee "$out/precision.txt"
+      ;;
+    judged)
+      dynatree judge --pair smollm2 --workload spec-bench/categories --limit 39 --max-new-tokens 64 --out "$out/judged.jsonl" --overwrite \
+        --trees sampled-tree:branching=1,depth=4,sampled-tree:branching=2/1,depth=4 | tee "$out/judged.txt"
+      gzip -9nf "$out/judged.jsonl"
       ;;
     audit)
       dynatree audit --pair smollm2 --limit 18 --max-new-tokens 64 --out "$out/audit.json" --overwrite | tee "$out/audit.txt"

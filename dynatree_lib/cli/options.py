@@ -79,8 +79,9 @@ def run(parser: argparse.ArgumentParser) -> None:
 
 
 def report(parser: argparse.ArgumentParser) -> None:
-    """Build the report of a run's folder."""
+    """Build the report of a run's folder, or compare two runs."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a run, as `dynatree run` printed it")
+    parser.add_argument("other", type=Path, nargs="?", metavar="DIR2", help="another run: compare both instead")
 
 
 def notebooks(parser: argparse.ArgumentParser) -> None:

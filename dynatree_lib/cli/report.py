@@ -1,4 +1,4 @@
-"""`dynatree report DIR`: one page that shows the results of a run, opening without a network."""
+"""`dynatree report DIR [DIR2]`: one page that shows the results of a run, or compares two; no network is needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import argparse
 
 
 def main(args: argparse.Namespace) -> int:
-    """Build the report and print where it is."""
+    """Build the page and print where it is."""
+    if args.other is not None:
+        from ..suite.comparison import compare_runs
+
+        print(f"Comparison: {compare_runs(args.folder, args.other)}")
+        return 0
     from ..suite.report import build_report
 
     print(f"Report: {build_report(args.folder)}")

@@ -1,6 +1,12 @@
-"""The course in notebooks 00 to 04: exercises whose answers are checked, with a hint for each usual mistake."""
+"""The course in the notebooks: exercises whose answers are checked, with a hint for each usual mistake."""
 
-from .checking import Exercise
-from .exercises import EXERCISES, check
+from .basics import BASICS
+from .chapters import CHAPTERS
+from .checking import Exercise, check_with
+
+EXERCISES: dict[str, Exercise] = {**BASICS, **CHAPTERS}
+"""By number: of the notebook, and of the exercise in it."""
+
+check = check_with(EXERCISES)
 
 __all__ = ["EXERCISES", "Exercise", "check"]

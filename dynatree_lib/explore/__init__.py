@@ -1,4 +1,5 @@
-"""Explorers: widgets for JupyterLab, Colab and VS Code, to walk through a text and to decode again with a slider.
+"""Explorers: widgets for JupyterLab, Colab and VS Code, to walk through a text, to decode it again with a
+slider, and to see where its time went.
 
 What they show is computed and drawn elsewhere (`decoding`, `plots`); here are controls and what follows from moving
 one. In a notebook every explorer comes with a static figure, for pages that run no code.
@@ -14,6 +15,7 @@ except ImportError as error:
 from .coins import Coins
 from .live import Live
 from .race import Race
+from .timeline import Timeline
 from .walk import Walk
 
-__all__ = ["Coins", "Live", "Race", "Walk"]
+__all__ = ["Coins", "Live", "Race", "Timeline", "Walk"]

@@ -32,6 +32,7 @@ from .environment import describe_environment, public_pair_name
 from .exact import ObservingVerifier, Replay, outcomes
 from .options import option_defaults
 from .prompts import prepare_prompts
+from .records import read_bytes
 from .runner import quiet
 from .statistics import Estimate, ratio
 
@@ -163,12 +164,12 @@ def judged_frame(rows: Iterable[Row]) -> pd.DataFrame:
 
 
 def read_judged(path: str | Path) -> Judged:
-    """Read judged trees from a file.
+    """Read judged trees from a file, plain or packed by gzip.
 
     Raises:
-        ValueError: if the file is of another format.
+        ValueError: if the file is of another format, or cannot be unpacked.
     """
-    head, *rows = (json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines())
+    head, *rows = (json.loads(line) for line in read_bytes(Path(path)).decode("utf-8").splitlines())
     if head.get("format") not in (1, FORMAT):
         raise ValueError(
             f"{path} has format {head.get('format')}; this version reads 1 and {FORMAT}. Measure it again."

@@ -353,7 +353,7 @@ def read_records(path: str | os.PathLike[str]) -> Records:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"There is no records file {path}; `dynatree bench --records {path}` writes one.")
-    first, *rest = _bytes(path).decode("utf-8", errors="replace").split("\n")
+    first, *rest = read_bytes(path).decode("utf-8", errors="replace").split("\n")
     records = Records(_header(path, first))
     while rest and not rest[-1]:
         rest.pop()
@@ -367,7 +367,8 @@ def read_records(path: str | os.PathLike[str]) -> Records:
     return records
 
 
-def _bytes(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """Read a file of records, plain or packed; ValueError where it cannot be unpacked."""
     if path.suffix != PACKED:
         return path.read_bytes()
     try:

@@ -7,11 +7,17 @@ measured and taken off.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import numpy as np
+
+from ..models.pairs import Pair
+from ..sampling import Sampling
+from .clock import quiet_machine, synchronize
+from .methods import Variant, variants
 
 Clock = Callable[[], float]
 Synchronize = Callable[[], None]
@@ -80,3 +86,62 @@ class Trace:
         draft, verify = self.total("draft"), self.total("target")
         host = seconds - draft - verify - self.overhead * len(self.events)
         return {"draft": draft, "verify": verify, "host": max(host, 0.0)}
+
+
+def traced_runs(
+    pair: Pair, prompt: str | Sequence[Mapping[str, str]], methods: Sequence[str | Variant], *, max_new_tokens: int = 64
+) -> dict[str, list[list[Any]]]:
+    """Return the events of one greedy text by each method: label -> `Trace.events`.
+
+    Every method writes a text before its traced one, so what is set up once is not in the events.
+
+    Args:
+        pair: the models.
+        prompt: a text, under the chat template where there is one, or messages.
+        methods: names with options, as for `dynatree bench`.
+        max_new_tokens: of each text.
+
+    Raises:
+        ValueError: for an unknown method, or one whose time cannot be split.
+    """
+    chosen, ids = variants(methods), pair.ids(prompt)
+    whole = [one.label for one in chosen if not one.method.traced]
+    if whole:
+        raise ValueError(f"The time of {', '.join(whole)} cannot be split into drafting, verifying and the rest.")
+    device, events = pair.target.device, {}
+    for one in chosen:
+        trace = Trace(perf_counter, lambda: synchronize(device))
+        runner = one.runner(pair, trace.instrument)
+        for _ in range(2):
+            with quiet_machine(device):
+                trace.begin()
+                runner(
+                    ids, max_new_tokens=max_new_tokens, eos_token_ids=(), sampling=Sampling(), seed=0,
+                    on_tokens=trace.on_tokens,
+                )  # fmt: skip
+        events[one.label] = list(trace.events)
+    return events
+
+
+def iteration_means(events: Sequence[Sequence[Any]], after: int = 1) -> dict[str, float]:
+    """Return what an iteration of a traced run takes in the mean.
+
+    Args:
+        events: of `Trace`.
+        after: iterations to leave out; the first reads the prompt.
+
+    Returns:
+        `iterations` counted, `tokens` of one, and its seconds in `draft`, `verify` and `host`.
+
+    Raises:
+        ValueError: unless iterations are left to count.
+    """
+    ends = [end for role, _, end, _ in events if role == "commit"]
+    if len(ends) <= after:
+        raise ValueError(f"This run has {len(ends)} iterations; leave out fewer than {after}.")
+    begin, count = ends[after - 1] if after else 0.0, len(ends) - after
+    later = [event for event in events if event[2] > begin]
+    tokens = sum(nodes for role, _, _, nodes in later if role == "commit")
+    draft, verify = (sum(end - start for role, start, end, _ in later if role == name) for name in ("draft", "target"))
+    parts = {"draft": draft, "verify": verify, "host": ends[-1] - begin - draft - verify}
+    return {"iterations": count, "tokens": tokens / count, **{part: took / count for part, took in parts.items()}}

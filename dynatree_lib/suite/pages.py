@@ -1,6 +1,7 @@
 """Executed notebooks as HTML pages that open without a network.
 
-Plotly figures are stored in the notebooks as data; a page draws them with one plotly.min.js that lies beside it.
+Plotly figures are stored in the notebooks as data; the pages of notebooks draw them with one plotly.min.js that lies
+beside them, the report with its own copy.
 The content of the pages comes from the notebooks; `report` links them together.
 """
 
@@ -44,9 +45,10 @@ def asset(name: str) -> str:
     return resources.files("dynatree_lib.suite").joinpath(name).read_text(encoding="utf-8")
 
 
-def figure_scripts() -> str:
-    """Return the script tags that a page needs in its head to draw figures."""
-    return f'<script src="{SCRIPT}"></script>\n<script>\n{asset("report.js")}</script>'
+def figure_scripts(inline: bool = False) -> str:
+    """Return the script tags that a page needs in its head to draw figures, plotly itself inside the page or beside."""
+    plotly = f"<script>{get_plotlyjs()}</script>" if inline else f'<script src="{SCRIPT}"></script>'
+    return f"{plotly}\n<script>\n{asset('report.js')}</script>"
 
 
 def figure_html(figure_json: str) -> str:

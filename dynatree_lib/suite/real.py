@@ -96,8 +96,8 @@ class Reference:
         Raises:
             ValueError: where there is no such record.
         """
-        name = f"outputs/reference/{REAL_PAIR}/{run}.jsonl.gz"
-        return cls(name, read_results(nb.root / name))
+        name = f"{REAL_PAIR}/{run}.jsonl.gz"
+        return cls(f"outputs/reference/{name}", read_results(nb.reference(name)))
 
     @cached_property
     def frame(self) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 It reads receipts, failures and the summaries the notebooks wrote, and invents nothing: a claim, a table or a figure
 is in the report because a notebook put it there. Layout and wording stand in report.html.j2; `pages` turns notebooks
-into pages.
+into pages, and `comparison` sets two runs side by side.
 """
 
 from __future__ import annotations
@@ -10,16 +10,40 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
+from jinja2 import Environment, Template
 
 from ..plots.theme import dark_css
 from .pages import asset, copy_plotly, export_page, figure_html, figure_scripts, make_exporter
 from .plan import Cost
-from .receipts import RUN_FILE, Files, damage, read_or_empty
+from .receipts import RUN_FILE, Files, damage, library_sha256, read_json, read_or_empty
 
 
 def build_report(out: Path) -> Path:
-    """Write report.html and a page for each notebook; FileNotFoundError where nothing has been run."""
+    """Write report.html, which needs no other file for what it shows, and a page for each notebook.
+
+    Raises:
+        FileNotFoundError: where nothing has been run.
+    """
+    run, torn = read_run(out)
+    exporter = make_exporter()
+    entries = [read_entry(Files(out, name), exporter) for name in notebook_names(out, run)]
+    copy_plotly(out)
+    page = template("report.html.j2").render(
+        entries=entries,
+        run=run,
+        torn=torn,
+        older=[entry["name"] for entry in entries if entry["library"] not in (None, library_sha256())],
+        judged=[claim for entry in entries for claim in entry["claims"] if claim.get("holds") is not None],
+        style=page_style(),
+        scripts=figure_scripts(inline=True),
+    )
+    report = out / "report.html"
+    report.write_text(page, encoding="utf-8")
+    return report
+
+
+def notebook_names(out: Path, run: dict[str, Any]) -> list[str]:
+    """Return the notebooks of a run, those that have not begun included; FileNotFoundError where none has ended."""
     ends = (".receipt.json", ".failure.json")
     names = {path.name.removesuffix(end) for end in ends for path in out.glob(f"*{end}")}
     if not names:
@@ -27,22 +51,29 @@ def build_report(out: Path) -> Path:
             f"{out} holds no receipt (NAME.receipt.json), so there is nothing to report. "
             f"Run notebooks into it first: dynatree run --out {out}."
         )
-    exporter = make_exporter()
-    run = read_or_empty(out / RUN_FILE)
-    entries = [read_entry(Files(out, name), exporter) for name in sorted(names | set(run.get("notebooks", [])))]
-    copy_plotly(out)
+    return sorted(names | set(run.get("notebooks", [])))
+
+
+def read_run(out: Path) -> tuple[dict[str, Any], str]:
+    """Return what the run's file says of the run, and why it cannot be read ("" where it can, or is not there)."""
+    try:
+        return read_json(out / RUN_FILE), ""
+    except FileNotFoundError:
+        return {}, ""
+    except (OSError, ValueError) as error:
+        return {}, f"{error} What it says of the run (profile, machine, notebooks that never began) is missing below."
+
+
+def template(name: str) -> Template:
+    """Return a template of a page; what it is given is escaped unless it says otherwise."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = number
-    page = environment.from_string(asset("report.html.j2")).render(
-        entries=entries,
-        run=run,
-        judged=[claim for entry in entries for claim in entry["claims"] if claim.get("holds") is not None],
-        style=f"{asset('report.css')}@media (prefers-color-scheme: dark) {{\n{dark_css('body')}\n}}\n",
-        scripts=figure_scripts(),
-    )
-    report = out / "report.html"
-    report.write_text(page, encoding="utf-8")
-    return report
+    return environment.from_string(asset(name))
+
+
+def page_style() -> str:
+    """Return the style of the pages, for light and dark."""
+    return f"{asset('report.css')}@media (prefers-color-scheme: dark) {{\n{dark_css('body')}\n}}\n"
 
 
 def read_entry(files: Files, exporter: Any) -> dict[str, Any]:
@@ -57,6 +88,7 @@ def read_entry(files: Files, exporter: Any) -> dict[str, Any]:
         "title": facts.get("title", files.name),
         "status": status,
         "problem": problem,
+        "library": facts.get("library_sha256"),
         "cost": Cost(facts.get("seconds"), facts.get("memory_mb")),
         "claims": summary.get("claims", []),
         "tables": summary.get("tables", []),

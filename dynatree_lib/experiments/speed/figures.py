@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,11 +16,8 @@ from plotly import graph_objects as go
 
 from ...plots import theme
 from ...plots.charts import Row, error_bars, line_panels, stacked_bars, sweep_lines
+from ...plots.clock import PARTS
 
-PARTS = {"draft": "#0072b2", "verify": "#d55e00", "host": "#b5b5b5"}
-"""Colours of an iteration's parts: forwards of the draft, of the target, and everything else."""
-EDGES = {"draft": 0.6, "verify": 0.6, "host": 0}
-"""Widths of white edges around the bars of these parts."""
 LIMIT = {"color": theme.INK, "dash": "dash", "width": 1.6}
 COSTS = (1, 2, 4, 8)
 """Costs of an iteration that `bound_plane` draws lines for."""
@@ -30,8 +26,6 @@ SIZES = {
     "width": ("nodes of the level", "the level"),
 }  # fmt: skip
 """Column of work that grows -> its unit, and the thing that grows."""
-ROLES = {"draft": ("draft", "a level of the draft"), "target": ("verify", "the target's forward")}
-"""Role of a traced forward -> its part of an iteration, and its name in a legend."""
 GROUPS = {
     "rows": ("ar among other nodes", "#0072b2"),
     "prompt": ("ar, prompt read otherwise", "#56b4e9"),
@@ -162,55 +156,6 @@ def bound_plane(rows: Sequence[Row], bound: float) -> go.Figure:
     drawn.update_yaxes(**LOGARITHMIC)
     legend = {"orientation": "v", "x": 1.2, "y": 1, "xanchor": "left", "yanchor": "top"}
     return drawn.update_layout(legend=legend, margin={"t": 60, "r": 60})
-
-
-def iteration_timeline(
-    events: Mapping[str, Sequence[Sequence[Any]]], step: float, after: int = 2, steps: float = 8.0
-) -> go.Figure:
-    """Draw what runs when, for several methods on one axis: draft levels, target forwards, and the host between them.
-
-    Every method begins at the end of one of its iterations. Where an iteration ends, the tokens it committed.
-
-    Args:
-        events: label -> events of a traced run (`records.Split.events`).
-        step: seconds of a greedy step, the unit of the axis.
-        after: iterations to leave out; the first reads the prompt.
-        steps: length of the axis, in greedy steps.
-
-    Raises:
-        ValueError: for a method with no more iterations than are left out.
-    """
-    title = "Iterations on one clock: forwards and what lies between them"
-    drawn = theme.figure(title, x="greedy steps of hf-generate", height=170 + 62 * len(events), barmode="overlay")
-    names = {"host": "host", **dict(ROLES.values())}
-    bars, marks = [], []
-    for label, forwards in events.items():
-        commits = [(end / step, count) for role, _, end, count in forwards if role == "commit"]
-        if len(commits) <= after:
-            raise ValueError(f"The traced run of '{label}' has {len(commits)} iterations; leave out fewer.")
-        begin = commits[after - 1][0] if after else 0.0
-        last = min(steps, commits[-1][0] - begin)
-        bars.append({"part": "host", "label": label, "start": 0.0, "length": last, "text": ""})
-        for role, start, end, count in forwards:
-            if role in ROLES and begin * step <= start < (begin + last) * step:
-                place = start / step - begin
-                bar = {"part": ROLES[role][0], "label": label, "start": place, "text": f"{count} nodes"}
-                bars.append({**bar, "length": min(end / step - begin, last) - place})
-        marks += [{"x": end - begin, "y": label, "text": f"+{n}"} for end, n in commits[after:] if end - begin <= last]
-    for part, name in names.items():
-        shown = pd.DataFrame([bar for bar in bars if bar["part"] == part], columns=list(bars[0]))
-        drawn.add_bar(
-            y=shown["label"], base=shown["start"], x=shown["length"], hovertext=shown["text"], name=name, width=0.5,
-            orientation="h", marker={"color": PARTS[part], "line": {"color": "#ffffff", "width": EDGES[part]}},
-        )  # fmt: skip
-    ends = pd.DataFrame(marks, columns=["x", "y"])
-    line = {"symbol": "line-ns-open", "size": 34, "color": theme.INK, "line_width": 1.4}
-    drawn.add_scatter(x=ends["x"], y=ends["y"], mode="markers", showlegend=False, hoverinfo="skip", marker=line)
-    for mark in marks:  # the tokens that an iteration committed, above its end
-        drawn.add_annotation(**mark, showarrow=False, yshift=24, font_size=12, xanchor="right")
-    order = {"categoryorder": "array", "categoryarray": [*events]}
-    drawn.update_yaxes(autorange="reversed", showgrid=False, ticksuffix="  ", **order)
-    return drawn.update_xaxes(range=[0, 1.01 * steps]).update_layout(legend_traceorder="normal")
 
 
 def iteration_parts(rows: Sequence[Row], title: str = "Where an iteration's time goes") -> go.Figure:

@@ -1,4 +1,4 @@
-"""The exercises of notebooks 00 to 04 that have a checker; the notebooks ask the questions."""
+"""The exercises of notebooks 00 to 04; the notebooks ask the questions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..masks import depth_positions, tree_mask
-from .checking import Exercise, check_with
+from .checking import Exercise
 
 Numbers = Sequence[float] | np.ndarray
 
@@ -117,7 +117,7 @@ def _two(p: Numbers, q: Numbers, second: Callable[[Numbers, int], np.ndarray] = 
     return total
 
 
-EXERCISES: dict[str, Exercise] = {
+BASICS: dict[str, Exercise] = {
     "00.1": Exercise(
         right=(4, 11),
         mistakes={
@@ -334,6 +334,3 @@ def _best_path(parents: Sequence[int], p: Numbers) -> float:
         below *= p[node]
         total += below
     return total
-
-
-check = check_with(EXERCISES)

@@ -1,0 +1,74 @@
+"""Two runs side by side: which claims changed their verdict, what each measured, and on which machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .receipts import Files, read_or_empty
+from .report import notebook_names, page_style, read_run, read_status, template
+
+PAGE = "comparison.html"
+
+
+def compare_runs(first: Path, second: Path) -> Path:
+    """Write a page that compares two runs into the second one's folder, and return its path.
+
+    Raises:
+        FileNotFoundError: where one of the folders has no notebook that ended.
+        ValueError: where both are the same folder.
+    """
+    if first.resolve() == second.resolve():
+        raise ValueError(f"{first} and {second} are the same run; name two.")
+    runs = [read_whole(first), read_whole(second)]
+    names = sorted({*runs[0]["notebooks"], *runs[1]["notebooks"]})
+    notebooks = [compare_notebook(name, *(run["notebooks"].get(name) for run in runs)) for name in names]
+    known = {**runs[0]["facts"], **runs[1]["facts"]}
+    facts = [fact for fact in known if runs[0]["facts"].get(fact) != runs[1]["facts"].get(fact)]
+    page = second / PAGE
+    claims = [claim for notebook in notebooks for claim in notebook["claims"]]
+    text = template("comparison.html.j2").render(
+        runs=runs,
+        notebooks=notebooks,
+        facts=facts,
+        both=sum(claim["both"] for claim in claims),
+        changed=[claim for claim in claims if claim["changed"]],
+        style=page_style(),
+    )
+    page.write_text(text, encoding="utf-8")
+    return page
+
+
+def read_whole(out: Path) -> dict[str, Any]:
+    """Return a run: its `name`, `facts` in words, `problem` of its file, and `notebooks` by name."""
+    run, torn = read_run(out)
+    notebooks = {}
+    for name in notebook_names(out, run):
+        files = Files(out, name)
+        status, problem, facts = read_status(files)
+        claims = {claim["claim"]: claim for claim in read_or_empty(files.summary).get("claims", [])}
+        notebooks[name] = {"status": status, "problem": problem, "seconds": facts.get("seconds"), "claims": claims}
+    facts = {"profile": run.get("profile"), "started": run.get("started"), "commit": run.get("commit")}
+    return {
+        "name": out.resolve().name,
+        "facts": {**facts, **{name: value for name, value in run.get("environment", {}).items() if name != "commit"}},
+        "problem": torn,
+        "notebooks": notebooks,
+    }
+
+
+def compare_notebook(name: str, first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a notebook's `status` and `seconds` in both runs (None where it is not in a run) and its `claims`.
+
+    A claim has its `text`, what it is in `first` and `second` (None where it is not stated), whether `both` state it,
+    and whether its verdict `changed`.
+    """
+    sides = [side or {"status": None, "seconds": None, "claims": {}} for side in (first, second)]
+    claims = []
+    for text in {**sides[0]["claims"], **sides[1]["claims"]}:
+        one, other = (side["claims"].get(text) for side in sides)
+        both = one is not None and other is not None
+        changed = both and one.get("holds") is not other.get("holds")
+        claims.append({"text": text, "notebook": name, "first": one, "second": other, "both": both, "changed": changed})
+    return {"name": name, "status": [side["status"] for side in sides], "seconds": [side["seconds"] for side in sides],
+            "claims": claims}  # fmt: skip
