@@ -82,5 +82,7 @@ def test_slides_become_pages_with_their_pictures(path):
     for data in pictures:
         assert base64.b64decode(data) == (NOTEBOOKS.parent / "docs" / "images" / "tree.svg").read_bytes()
     assert page.count('src="data:image/svg+xml;base64,') == len(pictures)
-    asked = re.findall(r"Exercises? ([\d., and]+\d)", "\n".join(cells(path, "markdown")))
+    asked = re.findall(r"[Ee]xercises? ([\d., andto]+\d)", "\n".join(cells(path, "markdown")))
+    assert asked
+    assert "dynatree" not in json.loads(path.read_text("utf-8"))["metadata"]
     assert {number for some in asked for number in re.findall(r"\d\d\.\d", some)} <= set(EXERCISES)

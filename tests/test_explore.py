@@ -260,7 +260,7 @@ class TestTimeline:
         assert (mean["iterations"], mean["tokens"]) == (2, 1.5)
         assert [mean[part] for part in ("draft", "verify", "host")] == pytest.approx([0.2, 0.5, 0.3])
         assert iteration_means(self.CHAIN, after=0)["verify"] == pytest.approx(2.9 / 3)
-        with pytest.raises(ValueError, match="This run has 3 iterations; leave out fewer than 3"):
+        with pytest.raises(ValueError, match="This run has 3 iterations, and none is left after the first 3"):
             iteration_means(self.CHAIN, after=3)
 
     def test_the_window_follows_its_sliders(self):
@@ -293,3 +293,5 @@ class TestTimeline:
             Timeline({})
         with pytest.raises(ValueError, match="The time of hf-generate cannot be split"):
             traced_runs(pair, PROMPT, ["ar", "hf-generate"])
+        with pytest.raises(ValueError, match="ptd:carry=true would know the text"):
+            traced_runs(pair, PROMPT, ["ar", "ptd:carry=true"])

@@ -62,3 +62,4 @@ def test_what_notebooks_read_of_a_checkout_is_copied():
     assert read
     for name in read:
         assert f"outputs/reference/{name}".startswith(shipped.SHIPPED), name
+    assert not re.search(r'nb\.root / \\"outputs/reference/', text)

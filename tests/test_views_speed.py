@@ -112,6 +112,8 @@ def test_the_timeline_begins_with_an_iteration_and_leaves_the_host_what_is_not_a
     )
     assert three.layout.xaxis.range[1] == pytest.approx(1.01 * 9000)
     assert three.layout.xaxis.title.text == "ms"
+    with pytest.raises(ValueError, match="no traced runs to draw"):
+        plots.iteration_timeline({}, 0.5)
     with pytest.raises(ValueError, match="'chain' has 3 iterations; leave out fewer"):
         plots.iteration_timeline({"chain": EVENTS}, 0.5, after=3)
 

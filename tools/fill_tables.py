@@ -56,13 +56,13 @@ def quote(results: Mapping[str, Any], name: str, only: Sequence[str] = (), colum
         *_markdown(table),
         f"One interleaved run, {sampling_text(setup['sampling'])}, {len(setup['prompts'])} prompts x "
         f"{setup['max_new_tokens']} tokens, {setup['dtype']}, {environment['cpu']}, {environment['threads']} threads.",
-        setup["workload"],
-        "Iteration cost: time of an iteration in greedy steps of `hf-generate`. Brackets: 95 % bootstrap interval over",
-        f"prompts. {_record(name)}",
+        f"{setup['workload']} Brackets: 95 % bootstrap interval over prompts. {_record(name)}",
     ]
-    if results["bandwidth"]:
+    if "iteration cost" in table:
+        lines.append("Iteration cost: time of an iteration in greedy steps of `hf-generate`.")
+    if results["bandwidth"] and "x bound" in table:
         lines.append(bound_sentence(results["bandwidth"]))
-    if any(method["split"] for method in methods):
+    if "draft/verify/host %" in table and any(method["split"] for method in methods):
         lines.append("Draft and verify: time in the models' forwards; host: all the rest (traced runs).")
     return "\n".join([*lines, *_tuned(methods), "", ""])
 
@@ -99,7 +99,7 @@ def quote_forwards(body: Mapping[str, Any], name: str) -> str:
         for kind in ("target", "draft"):
             for model in dict.fromkeys(row["model"] for row in body[dtype][kind]):
                 took = {row["rows"]: row["milliseconds"] for row in body[dtype][kind] if row["model"] == model}
-                label = ENGINES[model] if kind == "target" else f"a level of the {model}"
+                label = ENGINES[model] if kind == "target" else f"{model}: one level of a tree"
                 rows.append(
                     {"dtype": dtype, "forward": label, **{str(count): f"{ms:.1f}" for count, ms in took.items()}}
                 )
@@ -126,7 +126,7 @@ def quote_papers(folder: str) -> str:
 
 ENGINES = {
     "eager": "`eager`: transformers",
-    "packed": "`packed`: joined linears, the rest of transformers",
+    "packed": "`packed`: fused projections, otherwise transformers",
     "compiled": "`compiled`: the whole forward in one native call",
 }
 """What stands for an engine in a table of forwards."""

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The records on the pair smollm2. Each run of texts has 39 prompts of Spec-Bench (3 of each of its 13 categories), 128 tokens and at most
-# ten methods in turn, and takes about half an hour on two cores; nothing else should run. A stopped run goes on. The lines of a
+# eleven methods in turn, and takes about half an hour on two cores; nothing else should run. A stopped run goes on. The lines of a
 # finished run are packed (RUN.jsonl.gz); remove that file to repeat the run.
 #
 #   tools/smollm2_reference.sh [OUT] [RUN ...]
@@ -10,6 +10,7 @@
 #   float32, bfloat16            texts in this dtype, greedy
 #   float32-0.5, float32-1       texts at this temperature
 #   float32-peers, bfloat16-peers  llama.cpp beside the fastest methods; needs DYNATREE_LLAMA_CPP (tools/llama_cpp_peer.sh)
+#   llama-bench                  llama.cpp's plain decoding as its own tool measures it; needs DYNATREE_LLAMA_CPP
 #   judged                       token-level verification and traversal on the same trees, temperature 1
 #   precision                    greedy texts that rounding changes
 #   audit                        tests whether sampled tokens follow the target
@@ -18,7 +19,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-outputs/reference/smollm2}
 shift || true
-runs=${*:-forwards float32 bfloat16 float32-0.5 float32-1 float32-peers bfloat16-peers judged precision audit}
+runs=${*:-forwards float32 bfloat16 float32-0.5 float32-1 float32-peers bfloat16-peers llama-bench judged precision audit}
 mkdir -p "$out"
 dynatree() { python3 -m dynatree_lib "$@"; }
 
@@ -79,6 +80,12 @@ for run in $runs; do
     precision)
       dynatree precision --pair smollm2 --dtypes float32,bfloat16 --rows 2,8,32 --limit 9 --max-new-tokens 64 \
         --methods chain:length=4,fixed-tree,lookup-tree --json "$out/precision.json" | tee "$out/precision.txt"
+      ;;
+    llama-bench)
+      folder=${DYNATREE_LLAMA_CPP:?names the folder that tools/llama_cpp_peer.sh made}
+      for weights in f32 bf16 q4_1; do
+        "$folder/bin/llama-bench" -m "$folder/target-$weights.gguf" -t 2 -p 0 -n 128 -r 5 -fa 0,1
+      done | tee "$out/llama-bench.txt"
       ;;
     judged)
       dynatree judge --pair smollm2 --workload spec-bench/categories --limit 39 --max-new-tokens 64 --out "$out/judged.jsonl" --overwrite \

@@ -81,7 +81,7 @@ def _nodes(branching: Sequence[int]) -> int:
     return int(1 + np.cumprod(branching).sum())
 
 
-def _paths(parents: Sequence[int], p: Numbers) -> np.ndarray:
+def path_probabilities(parents: Sequence[int], p: Numbers) -> np.ndarray:
     """The probability of each node that it and all above it are accepted; 1 for node 0."""
     out = np.ones(len(parents))
     for node in range(1, len(parents)):
@@ -243,9 +243,11 @@ BASICS: dict[str, Exercise] = {
         cases=SHAPES,
     ),
     "03.2": Exercise(
-        right=lambda parents, p: float(_paths(parents, p).sum()),
+        right=lambda parents, p: float(path_probabilities(parents, p).sum()),
         mistakes={
-            "The bonus token is emitted in every iteration.": lambda parents, p: float(_paths(parents, p).sum() - 1),
+            "The bonus token is emitted in every iteration.": lambda parents, p: float(
+                path_probabilities(parents, p).sum() - 1
+            ),
             "A node counts only if everything above it was accepted: use the probability of its path.": (
                 lambda parents, p: float(1 + sum(p[1:]))
             ),
@@ -279,7 +281,7 @@ BASICS: dict[str, Exercise] = {
             "Where the draft gives more than the target nothing is left to add.": (
                 lambda p, q: np.abs(np.subtract(p, q)) / np.abs(np.subtract(p, q)).sum()
             ),
-            "Drawing from the target again would give the accepted tokens twice their due.": (
+            "Drawing from the target again adds to tokens whose share accepted drafts have already filled.": (
                 lambda p, q: np.array(p, float)
             ),
         },

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .basics import path_probabilities
 from .checking import Exercise
 
 Emitted = tuple[float, float]
-"""Tokens per iteration, and scored nodes per iteration."""
+"""Tokens per iteration, and drafted nodes per iteration."""
 
 
 # ---------------------------------------------------------------------------------------------- 10: pruning, and nodes
@@ -21,15 +22,8 @@ TREES = [
 ]
 
 
-def _paths(parents: Sequence[int], p: Sequence[float]) -> list[float]:
-    out: list[float] = []
-    for node, parent in enumerate(parents):
-        out.append(p[node] * out[parent] if node else 1.0)
-    return out
-
-
 def _expanded(parents: Sequence[int], p: Sequence[float], tau: float) -> list[int]:
-    return [node for node, path in enumerate(_paths(parents, p)) if path >= tau]
+    return [node for node, path in enumerate(path_probabilities(parents, p)) if path >= tau]
 
 
 def _price(tree: Emitted, chain: Emitted, draft: float) -> float:
@@ -47,7 +41,7 @@ def _grows(depth: int, path: float) -> bool:
 
 
 def _ceilings(k: int, d: int, d0: int, d_max: int) -> tuple[float, float, float]:
-    return ((k + 1) / k, (d + 2) / (d + 2), (d_max + 1) / (d0 + 2))
+    return ((k + 1) / k, 1.0, (d_max + 1) / (d0 + 2))
 
 
 # --------------------------------------------------------------------------------------------- 20: a target that drafts
@@ -103,7 +97,9 @@ CHAPTERS: dict[str, Exercise] = {
             ),
             "These are the nodes that stay in the tree. A node below tau stays as a leaf.": (
                 lambda parents, p, tau: [
-                    node for node, parent in enumerate(parents) if node == 0 or _paths(parents, p)[parent] >= tau
+                    node
+                    for node, parent in enumerate(parents)
+                    if node == 0 or path_probabilities(parents, p)[parent] >= tau
                 ]
             ),
         },
@@ -145,15 +141,18 @@ CHAPTERS: dict[str, Exercise] = {
             "D_0 is not the end: beyond it paths above rho_deep go on.": (
                 lambda depth, path: depth < 5 and path >= 0.1
             ),
-            "Before D_0 a path may be improbable, too: rho_stop ends it.": (
+            "rho_stop holds at every depth, also above D_0.": (
                 lambda depth, path: depth < 5 or (depth < 8 and path > 0.5)
             ),
             "At D_max everything ends.": lambda depth, path: path >= 0.1 and (depth < 5 or path > 0.5),
-            "Beyond D_0 a path has to be *above* rho_deep; before D_0 rho_stop itself is enough.": (
+            "At rho_deep itself a path is not yet above it; at rho_stop itself a path still goes on.": (
                 lambda depth, path: depth < 8 and path >= 0.1 and (depth < 5 or path >= 0.5)
             ),
+            "At D_0 itself the stricter condition already holds.": (
+                lambda depth, path: depth < 8 and path >= 0.1 and (depth <= 5 or path > 0.5)
+            ),
         },
-        praise="Three gates, and the one for depth asks for more beyond D_0.",
+        praise="D_max and rho_stop hold everywhere; from D_0 on the path must also exceed rho_deep.",
         cases=[(0, 1.0), (4, 0.1), (4, 0.05), (5, 0.5), (5, 0.3), (6, 0.7), (8, 0.9), (1, 0.4)],
     ),
     "11.3": Exercise(
@@ -199,14 +198,14 @@ CHAPTERS: dict[str, Exercise] = {
             ),
         },
         praise="Tokens beyond the first pay for nodes beyond the first.",
-        cases=[(2.08, 30, 22), (1.6, 20, 4), (3.0, 64, 32)],
+        cases=[(2.08, 52, 12), (1.6, 20, 4), (3.0, 64, 32)],
     ),
     "20.3": Exercise(
         right=math.comb,
         mistakes={
             "This counts the nodes of all depths.": lambda k, d: 2**k,
             "Not only the newest node is extended: each gets a child, also those above it.": (lambda k, d: int(d <= k)),
-            "A node gets one child in an iteration, so the nodes of a depth do not double at once.": (
+            "This is a tree where every node has two children. Here older nodes have more children than newer ones.": (
                 lambda k, d: 2**d if d <= k else 0
             ),
             "After one iteration there is one node at depth 1: count iterations from the first random token.": (
@@ -224,6 +223,7 @@ CHAPTERS: dict[str, Exercise] = {
             "A ratio above 1 accepts with probability 1. Token by token it cannot make up for one below 1.": (
                 lambda r: 1 + float(np.minimum(1, np.cumprod(r)).sum())
             ),
+            "This is the sum of traversal's weights. Token by token a ratio above 1 repairs nothing.": _traversal,
         },
         praise="Every r below 1 costs, and none above 1 helps.",
         cases=RATIOS,
@@ -232,7 +232,7 @@ CHAPTERS: dict[str, Exercise] = {
         right=_traversal,
         mistakes={
             "This is token-level verification: no later r above 1 repairs anything.": _token_level,
-            "A surplus cannot be saved: where r is above 1 the weight is cut to 1 before the next r.": (
+            "The excess above 1 is lost at every token. Here it is kept for later ones.": (
                 lambda r: 1 + float(np.minimum(1, np.cumprod(r)).sum())
             ),
             "The target's own token is emitted in every iteration.": lambda r: _traversal(r) - 1,
@@ -250,6 +250,9 @@ CHAPTERS: dict[str, Exercise] = {
                 lambda a, b, reach: (_trees(a, b, reach)[0], math.ceil(1.96**2 * a.var() / reach**2))
             ),
             "An interval of 95 % reaches 1.96 standard errors, not one.": lambda a, b, reach: _trees(a, b, reach, 1.0),
+            "The second number is the trees of one rule, not of both together.": (
+                lambda a, b, reach: (_trees(a, b, reach)[0], 2 * _trees(a, b, reach)[1])
+            ),
             "The reach is half the interval's width, to each side of the mean.": (
                 lambda a, b, reach: _trees(a, b, reach / 2)
             ),

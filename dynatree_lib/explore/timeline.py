@@ -13,8 +13,6 @@ from ..papers import html_table
 from .walk import put
 
 MILLISECOND = 1e-3
-ITERATIONS = 3
-"""Iterations of the slowest method that the window shows at first."""
 
 
 class Timeline(widgets.VBox):
@@ -40,7 +38,7 @@ class Timeline(widgets.VBox):
         longest = max(_milliseconds(mean) for mean in self.means.values())
         most = int(min(mean["iterations"] for mean in self.means.values()))
         self.first = _slider("iterations before", 1, 0, most)
-        self.length = _slider("milliseconds shown", round(ITERATIONS * longest) + 1, 1, round(12 * longest) + 2)
+        self.length = _slider("milliseconds shown", round(plots.clock.SHOWN * longest) + 1, 1, round(12 * longest) + 2)
         names = {"draft": "without drafting", "host": "without the host"}
         self.without = {part: widgets.Checkbox(description=name, indent=False) for part, name in names.items()}
         self.clock, self.table = widgets.Output(), widgets.HTML()

@@ -1,8 +1,8 @@
 """Traced runs: where the time of an iteration goes. Separate from timed runs, because every forward is waited for.
 
 The core holds no clock; this module wraps the forward of the models a method uses (`HFModel.forward`: one call of the
-engine). Everything else counts as host time: drafting rules, masks, caches, verification. What tracing itself takes is
-measured and taken off.
+engine). Everything else counts as host time: drafting rules, masks, caches, verification. `Trace.parts` takes off what
+tracing itself takes; `iteration_means` counts it as host time.
 """
 
 from __future__ import annotations
@@ -102,12 +102,14 @@ def traced_runs(
         max_new_tokens: of each text.
 
     Raises:
-        ValueError: for an unknown method, or one whose time cannot be split.
+        ValueError: for an unknown method, one whose time cannot be split, or one that carries what it learnt into the
+            next text.
     """
     chosen, ids = variants(methods), pair.ids(prompt)
-    whole = [one.label for one in chosen if not one.method.traced]
-    if whole:
+    if whole := [one.label for one in chosen if not one.method.traced]:
         raise ValueError(f"The time of {', '.join(whole)} cannot be split into drafting, verifying and the rest.")
+    if carrying := [one.label for one in chosen if one.carries]:
+        raise ValueError(f"{', '.join(carrying)} would know the text, having written it before; leave out carry=true.")
     device, events = pair.target.device, {}
     for one in chosen:
         trace = Trace(perf_counter, lambda: synchronize(device))
@@ -138,7 +140,7 @@ def iteration_means(events: Sequence[Sequence[Any]], after: int = 1) -> dict[str
     """
     ends = [end for role, _, end, _ in events if role == "commit"]
     if len(ends) <= after:
-        raise ValueError(f"This run has {len(ends)} iterations; leave out fewer than {after}.")
+        raise ValueError(f"This run has {len(ends)} iterations, and none is left after the first {after}.")
     begin, count = ends[after - 1] if after else 0.0, len(ends) - after
     later = [event for event in events if event[2] > begin]
     tokens = sum(nodes for role, _, _, nodes in later if role == "commit")

@@ -39,8 +39,10 @@ def iteration_timeline(
         unit: its name.
 
     Raises:
-        ValueError: for a method with no more iterations than are left out.
+        ValueError: without runs, or for a method with no more iterations than are left out.
     """
+    if not events:
+        raise ValueError("There are no traced runs to draw.")
     title = "Iterations on one clock: forwards and what lies between them"
     drawn = theme.figure(title, x=unit, height=170 + 62 * len(events), barmode="overlay")
     names = {"host": "host", **dict(ROLES.values())}

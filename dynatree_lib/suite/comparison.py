@@ -21,6 +21,9 @@ def compare_runs(first: Path, second: Path) -> Path:
     if first.resolve() == second.resolve():
         raise ValueError(f"{first} and {second} are the same run; name two.")
     runs = [read_whole(first), read_whole(second)]
+    if runs[0]["name"] == runs[1]["name"]:
+        for run, out in zip(runs, (first, second), strict=True):
+            run["name"] = "/".join(out.resolve().parts[-2:])
     names = sorted({*runs[0]["notebooks"], *runs[1]["notebooks"]})
     notebooks = [compare_notebook(name, *(run["notebooks"].get(name) for run in runs)) for name in names]
     known = {**runs[0]["facts"], **runs[1]["facts"]}
@@ -32,6 +35,7 @@ def compare_runs(first: Path, second: Path) -> Path:
         notebooks=notebooks,
         facts=facts,
         both=sum(claim["both"] for claim in claims),
+        single=sum(not claim["both"] for claim in claims),
         changed=[claim for claim in claims if claim["changed"]],
         style=page_style(),
     )
@@ -49,26 +53,25 @@ def read_whole(out: Path) -> dict[str, Any]:
         claims = {claim["claim"]: claim for claim in read_or_empty(files.summary).get("claims", [])}
         notebooks[name] = {"status": status, "problem": problem, "seconds": facts.get("seconds"), "claims": claims}
     facts = {"profile": run.get("profile"), "started": run.get("started"), "commit": run.get("commit")}
-    return {
-        "name": out.resolve().name,
-        "facts": {**facts, **{name: value for name, value in run.get("environment", {}).items() if name != "commit"}},
-        "problem": torn,
-        "notebooks": notebooks,
-    }
+    for name, value in run.get("environment", {}).items():
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        facts |= {f"{name} {part}".strip(): fact for part, fact in parts}
+    return {"name": out.resolve().name, "facts": facts, "problem": torn, "notebooks": notebooks}
 
 
 def compare_notebook(name: str, first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any]:
     """Return a notebook's `status` and `seconds` in both runs (None where it is not in a run) and its `claims`.
 
     A claim has its `text`, what it is in `first` and `second` (None where it is not stated), whether `both` state it,
-    and whether its verdict `changed`.
+    and whether its verdict `changed`: from holding to not holding, or back. One that only one run judged did not.
     """
-    sides = [side or {"status": None, "seconds": None, "claims": {}} for side in (first, second)]
+    sides = [side or {"status": None, "problem": "", "seconds": None, "claims": {}} for side in (first, second)]
     claims = []
     for text in {**sides[0]["claims"], **sides[1]["claims"]}:
         one, other = (side["claims"].get(text) for side in sides)
-        both = one is not None and other is not None
-        changed = both and one.get("holds") is not other.get("holds")
+        verdicts = [claim.get("holds") for claim in (one, other) if claim is not None]
+        both = len(verdicts) == 2
+        changed = both and None not in verdicts and verdicts[0] != verdicts[1]
         claims.append({"text": text, "notebook": name, "first": one, "second": other, "both": both, "changed": changed})
-    return {"name": name, "status": [side["status"] for side in sides], "seconds": [side["seconds"] for side in sides],
-            "claims": claims}  # fmt: skip
+    status = [": ".join(filter(None, (side["status"], side["problem"]))) for side in sides]
+    return {"name": name, "status": status, "seconds": [side["seconds"] for side in sides], "claims": claims}

@@ -11,7 +11,8 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -91,7 +92,7 @@ class Notebook:
         Raises:
             ValueError: where there is neither.
         """
-        for folder in (self.root, shipped_root()):
+        for folder in homes(self.root):
             path = folder / "outputs" / "reference" / name
             if path.is_file():
                 return path
@@ -174,7 +175,7 @@ def begin(
     The folder is DYNATREE_OUT, which `dynatree run` sets, else outputs/notebooks/<profile> of the checkout, or
     <profile>-2 and so on where this notebook has run with other parameters there. `None` for pair, device or dtype
     means the profile's default. With `real` the profile `laptop` takes a pair that writes real text, or says how to
-    get it. ValueError for values that cannot work.
+    get it. The other parameters are read from the caller's globals. ValueError for values that cannot work.
     """
     if profile not in PROFILES:
         raise ValueError(f"profile='{profile}' is not one of {', '.join(PROFILES)}.")
@@ -213,13 +214,21 @@ def begin(
 
 
 def given_parameters(name: str, root: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a notebook with the values they have in its kernel; none where its file is not known."""
-    for folder in (root, shipped_root()):
+    """Return the parameters of a notebook with the values they have in its kernel; none where they cannot be read."""
+    for folder in homes(root):
         path = folder / "notebooks" / f"{name}.ipynb"
         if path.is_file():
-            given = {one: values[one] for one in read_source(path).parameters if one in values}
-            return dict(json.loads(json.dumps(given, default=str)))
+            with suppress(ValueError, TypeError):
+                given = {one: values[one] for one in read_source(path).parameters if one in values}
+                return dict(json.loads(json.dumps(given, default=str)))
     return {}
+
+
+def homes(root: Path) -> Iterator[Path]:
+    """Go through the folders that may have notebooks and records: the checkout, then the installed package."""
+    yield root
+    with suppress(ValueError):
+        yield shipped_root()
 
 
 def own_folder(base: Path, name: str, parameters: Mapping[str, Any]) -> Path:
