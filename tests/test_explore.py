@@ -60,7 +60,9 @@ class TestStepText:
         for number, iteration in enumerate(generation.iterations):
             page = plots.step_text(generation, number, branches=100)
             emitted += iteration.committed
-            assert f"{iteration.committed} tokens added; {emitted} tokens by {number + 1} target forwards" in page
+            plural = ["s" * (count != 1) for count in (iteration.committed, emitted, number + 1)]
+            added = f"{iteration.committed} token{plural[0]} added; {emitted} token{plural[1]} by"
+            assert f"{added} {number + 1} target forward{plural[2]}" in page
             assert "".join(f"{token} " for token in generation.tokens[:emitted]) in plain(page)
 
     def test_ghosts_are_the_rejected_branches(self, generation):

@@ -224,6 +224,10 @@ class TestNotebook:
         parameters = next(text for cell, text in code_cells(path) if "parameters" in cell["metadata"].get("tags", []))
         assert "DYNATREE_PROFILE" in parameters
 
+    def test_shows_its_set_up_which_also_styles_dark_pages(self, path):
+        (start,) = (text for _, text in code_cells(path) if "nb = begin(" in text)
+        assert start.rstrip().endswith("\nnb")
+
     def test_is_stored_without_outputs_or_widget_state(self, path):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         assert not {"widgets", "papermill"} & set(notebook["metadata"])

@@ -9,8 +9,7 @@ import ipywidgets as widgets
 
 from .. import plots
 from ..measure.trace import iteration_means
-from ..papers import html_table
-from .walk import put
+from .walk import put, shown_table
 
 MILLISECOND = 1e-3
 
@@ -67,7 +66,7 @@ class Timeline(widgets.VBox):
             line |= {f"{part}, ms": mean[part] / MILLISECOND for part in plots.clock.PARTS}
             lines.append(line | {speed: 1000 * mean["tokens"] / _milliseconds(mean, left_out)})
         caption = "The mean iteration of each run, without the one that reads the prompt. Tracing counts as host."
-        self.table.value = html_table(lines, caption=caption)
+        self.table.value = shown_table(lines, caption)
 
 
 def _milliseconds(mean: Mapping[str, float], left_out: Sequence[str] = ()) -> float:

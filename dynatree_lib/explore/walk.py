@@ -60,7 +60,7 @@ class Walk(widgets.VBox):
         self.text.value = str(plots.step_text(self.generation, number, self.tokenizer, prompt=self.prompt))
         put(self.tree, plots.draft_tree(iteration, self.tokenizer))
         state = iteration.adaptation
-        self.state.value = html_table([state], caption="State of the drafter before this iteration") if state else ""
+        self.state.value = shown_table([state], "State of the drafter before this iteration") if state else ""
         if self.mask.value:
             before = sum(one.committed for one in self.generation.iterations[:number])
             put(self.seen, plots.tree_mask(iteration.tree, self.prefix + before, self.tokenizer))
@@ -77,6 +77,11 @@ def player(name: str, first: int, last: int) -> tuple[widgets.Play, widgets.IntS
     play = widgets.Play(value=first, min=first, max=last, interval=PACE, description=f"play by {name}")
     widgets.jslink((play, "value"), (slider, "value"))
     return play, slider
+
+
+def shown_table(rows: list[dict[str, Any]], caption: str) -> str:
+    """Return rows as a table, with the class by which JupyterLab styles tables of outputs; widgets are none."""
+    return f'<div class="jp-RenderedHTMLCommon">{html_table(rows, caption=caption)}</div>'
 
 
 def put(place: widgets.Output, figure: Any) -> None:

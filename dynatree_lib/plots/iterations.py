@@ -132,6 +132,10 @@ def generation_view(generation: Generation) -> str:
     return f"<style>{theme.own_text_css()}</style>{text_iterations(generation)}"
 
 
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' * (count != 1)}"
+
+
 def step_text(
     generation: Generation, number: int, tokenizer: Any = None, *, prompt: str = "", branches: int = 6
 ) -> Html:
@@ -164,7 +168,8 @@ def step_text(
         probability = math.exp(tree.cumulative[leaf])
         ghosts.append({"probability": probability, "shared": "".join(words[:shared]), "rest": "".join(words[shared:])})
     counts = f"Iteration {number + 1} of {count}: {len(tree) - 1} nodes drafted in {tree.depth} levels, "
-    counts += f"{accepted} accepted, {iteration.committed} tokens added; {end} tokens by {number + 1} target forwards"
+    added, forwards = _counted(iteration.committed, "token"), _counted(number + 1, "target forward")
+    counts += f"{accepted} accepted, {added} added; {_counted(end, 'token')} by {forwards}"
     parts = {"before": texts[:first], "fresh": texts[first : first + accepted], "last": texts[first + accepted :]}
     joined = {name: "".join(part) for name, part in parts.items()}
     shown, more = ghosts[:branches], max(0, len(ghosts) - branches)
