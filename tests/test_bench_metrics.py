@@ -165,10 +165,10 @@ def test_what_runs_do_not_show_has_no_number():
 
 
 REFERENCES = Path(__file__).resolve().parents[1] / "outputs" / "reference"
-BENCHMARKS = sorted(path for path in REFERENCES.rglob("*.jsonl*") if path.stem != "judged")
+BENCHMARKS = sorted(path for path in REFERENCES.rglob("*.jsonl*") if path.name.partition(".jsonl")[0] != "judged")
 
 
-@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: f"{path.parent.name}-{path.name.partition('.jsonl')[0]}")
 def test_every_reference_record_keeps_the_identity_of_progressive_tree_drafting(path):
     records = read_records(path)
     assert records.notes == []  # a run that broke it would have been left out
