@@ -304,6 +304,10 @@ def test_what_the_page_says_of_sampling_on_the_real_model_is_in_the_records():
     nodes = [rows[label]["nodes_per_iteration"] for label in (tree, "sampled-tree (tuned)")]
     emitted = rows[tree]["tokens_per_iteration"]
     assert f"emits most tokens, {emitted:.2f}, of {nodes[0]:.1f} nodes instead of {nodes[1]:.1f}" in told
+    cooler = real("float32-0.5").records.frame()
+    for words, label in (("lookup tree runs at", "lookup-tree"), ("cost-aware tree at", "cost-aware-tree"),
+                         ("tuned drawn tree at", "sampled-tree")):  # fmt: skip
+        assert f"{words} {ratio(cooler, f'{label} (tuned)', over='ar-fast')}" in told
     rules = [tree, f"{tree},verifier=token-level"]
     assert f"The separate runs of the table say {ratio(frame, *rules, of='tokens', per='iterations')}" in told
     judged = read_judged(REAL / "judged.jsonl.gz")
@@ -327,7 +331,11 @@ def test_what_is_said_of_llama_cpp_is_in_the_records():
         f"{ratio(frame, ours, over=lookup)} {words}" for frame, words in ((single, "of it in float32"), (half, "in bf"))
     ]
     assert all(text in told for text in speeds)
-    assert f"The lookup tree is at {ratio(single, ours, over='llama-cpp:weights=q4_1')} of it in float32" in told
+    bench = (REAL / "llama-bench.txt").read_text(encoding="utf-8")
+    own = [float(re.search(rf"{kind} .*\|   0 \|.* ([\d.]+) ±", bench)[1]) for kind in ("Q4_1", "F32", "BF16")]
+    assert f"llama-bench decodes {own[0]:.0f} tokens/s" in told
+    assert "in F32 it decodes {:.0f} and in BF16 {:.0f}".format(*own[1:]) in told
+    assert f"decodes {own[0]:.0f} tokens/s, faster than anything here" in " ".join(page("README.md").split())
     for frame in (single, half):  # "its best speculative program is `lookup`"; two are slower than plain decoding
         speed = {name: ratio(frame, name, over=plain).value for name in frame["method"].unique() if plain in name}
         assert max((name for name in speed if "tool=" in name), key=speed.__getitem__) == lookup
