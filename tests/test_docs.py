@@ -63,12 +63,10 @@ def test_the_readmes_table_of_methods_is_the_records():
     rows = re.findall(r"^\| `([^`]+)` \| [^|]+ \|([^|\n]*)\|([^|\n]*)\|$", page("README.md"), flags=re.M)
     assert 5 <= len(rows) <= 12
     for place, dtype in enumerate(("float32", "bfloat16"), 1):
-        files = [REAL / f"{name}.jsonl.gz" for name in (dtype, f"{dtype}-peers")]
-        frames = [read_results(file).records.frame() for file in files if file.exists()]
+        frames = [real(name).records.frame() for name in (dtype, f"{dtype}-peers")]
         for row in rows:
-            frame = next((one for one in frames if row[0] in set(one["method"])), None)
-            told = str(ratio(frame, row[0], over="ar-fast")) if frame is not None else ""
-            assert row[place].strip() == told, (row[0], place)
+            frame = next(one for one in frames if row[0] in set(one["method"]))
+            assert row[place].strip() == str(ratio(frame, row[0], over="ar-fast")), (row[0], place)
 
 
 def test_what_the_results_say_of_repetition_and_of_temperature_1_is_in_the_records():
@@ -196,7 +194,7 @@ def test_what_the_results_say_of_forwards_batches_and_rounding_is_in_the_records
 
 def test_what_the_page_on_the_real_model_says_is_in_the_records():
     told = " ".join(page("docs/smollm2.md").split())
-    frames = {dtype: real(f"{dtype}").records.frame() for dtype in ("float32", "bfloat16")}
+    frames = {dtype: real(dtype).records.frame() for dtype in ("float32", "bfloat16")}
     single = frames["float32"]
     aware, chain, lookup = "cost-aware-tree (tuned)", "chain (tuned)", "lookup-tree (tuned)"
     for frame in frames.values():
@@ -257,7 +255,7 @@ def test_what_is_said_of_forwards_and_tokens_of_the_real_model_is_in_the_records
     readme, speeds = " ".join(page("README.md").split()), {}
     assert f"takes {more['float32']} of the time of one" in readme
     for dtype in more:
-        results = real(f"{dtype}")
+        results = real(dtype)
         frame = results.records.frame()
         speeds[dtype] = {row["label"]: f"{row['tokens_per_second']:.0f}" for row in results.summaries()}
         assert frame["task"].nunique() == 13  # "drafting paid in all 13 categories"
@@ -268,7 +266,7 @@ def test_what_is_said_of_forwards_and_tokens_of_the_real_model_is_in_the_records
         f"writes {ours} tokens/s where transformers' `generate` writes {theirs}, in bfloat16 {half[0]} and {half[1]}"
         in readme
     )
-    frames = {dtype: real(f"{dtype}").records.frame() for dtype in more}
+    frames = {dtype: real(dtype).records.frame() for dtype in more}
     forwards, lookup = (
         [f"{ratio(frame, *pair).value:.2f}" for frame in frames.values()]
         for pair in (("ar-fast", "hf-generate"), ("lookup-tree (tuned)", "ar-fast"))
@@ -285,7 +283,7 @@ def test_what_is_said_of_forwards_and_tokens_of_the_real_model_is_in_the_records
 def test_how_many_texts_of_the_real_model_are_said_to_be_identical():
     readme = " ".join(page("README.md").split())
     single, half = (
-        [int(row["identical"].split("/")[0]) for row in real(f"{dtype}").summaries()[1:]]
+        [int(row["identical"].split("/")[0]) for row in real(dtype).summaries()[1:]]
         for dtype in ("float32", "bfloat16")
     )
     assert set(single) == {39}
@@ -318,7 +316,7 @@ def test_what_the_page_says_of_sampling_on_the_real_model_is_in_the_records():
 
 
 def test_what_is_said_of_llama_cpp_is_in_the_records():
-    told, plain = section("docs/smollm2.md", "Beside llama.cpp"), "llama-cpp"
+    told, plain = section("docs/smollm2.md", "Compared with llama.cpp"), "llama-cpp"
     results = {dtype: real(f"{dtype}-peers") for dtype in ("float32", "bfloat16")}
     single, half = (one.records.frame() for one in results.values())
     lookup, ours = "llama-cpp:tool=lookup", "lookup-tree (tuned)"
@@ -358,7 +356,7 @@ def test_what_is_said_of_drafting_without_a_draft_is_in_the_record():
         f"scores {drafted + verified} further nodes for them ({drafted} in its draft tree, {verified} candidates)"
         in told
     )
-    bounds = [real(f"{dtype}") for dtype in ("float32", "bfloat16")]
+    bounds = [real(dtype) for dtype in ("float32", "bfloat16")]
     shares = [next(row["bound_ratio"] for row in one.summaries() if row["label"] == "ar-fast") for one in bounds]
     assert f"reaches {shares[0]:.2f} of the limit that memory bandwidth sets" in told
     assert f"in float32, and {shares[1]:.2f} in bfloat16" in told

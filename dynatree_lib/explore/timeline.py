@@ -9,7 +9,7 @@ import ipywidgets as widgets
 
 from .. import plots
 from ..measure.trace import iteration_means
-from .walk import put, shown_table
+from .walk import put, shown_table, slider
 
 MILLISECOND = 1e-3
 
@@ -36,8 +36,8 @@ class Timeline(widgets.VBox):
         self.means = {label: iteration_means(run) for label, run in events.items()}
         longest = max(_milliseconds(mean) for mean in self.means.values())
         most = int(min(mean["iterations"] for mean in self.means.values()))
-        self.first = _slider("iterations before", 1, 0, most)
-        self.length = _slider("milliseconds shown", round(plots.clock.SHOWN * longest) + 1, 1, round(12 * longest) + 2)
+        self.first = slider("iterations before", 1, 0, most)
+        self.length = slider("milliseconds shown", round(plots.clock.SHOWN * longest) + 1, 1, round(12 * longest) + 2)
         names = {"draft": "without drafting", "host": "without the host"}
         self.without = {part: widgets.Checkbox(description=name, indent=False) for part, name in names.items()}
         self.clock, self.table = widgets.Output(), widgets.HTML()
@@ -71,9 +71,3 @@ class Timeline(widgets.VBox):
 
 def _milliseconds(mean: Mapping[str, float], left_out: Sequence[str] = ()) -> float:
     return sum(mean[part] for part in plots.clock.PARTS if part not in left_out) / MILLISECOND
-
-
-def _slider(name: str, value: int, least: int, most: int) -> widgets.IntSlider:
-    slider = widgets.IntSlider(value, min=least, max=most, description=name, layout={"width": "420px"})
-    slider.style.description_width = "initial"
-    return slider

@@ -70,13 +70,17 @@ class Walk(widgets.VBox):
 
 def player(name: str, first: int, last: int) -> tuple[widgets.Play, widgets.IntSlider]:
     """Return a slider and a button that plays it."""
-    slider = widgets.IntSlider(
-        first, min=first, max=last, description=name, continuous_update=True, layout={"width": "420px"}
-    )
-    slider.style.description_width = "initial"
+    place = slider(name, first, first, last)
     play = widgets.Play(value=first, min=first, max=last, interval=PACE, description=f"play by {name}")
-    widgets.jslink((play, "value"), (slider, "value"))
-    return play, slider
+    widgets.jslink((play, "value"), (place, "value"))
+    return play, place
+
+
+def slider(name: str, value: int, least: int, most: int) -> widgets.IntSlider:
+    """Return a slider over whole numbers that acts while it is dragged."""
+    made = widgets.IntSlider(value, min=least, max=most, description=name, layout={"width": "420px"})
+    made.style.description_width = "initial"
+    return made
 
 
 def shown_table(rows: list[dict[str, Any]], caption: str) -> str:

@@ -91,9 +91,8 @@ class LlamaCpp:
     def command(self, files: dict[str, Path], prompt: Path, tokens: int, budget: int) -> list[str]:
         """The command line for a prompt of so many tokens in a file."""
         guesses = 256 if self.tool == "lookahead" else 64  # its guesses take KV entries, too
-        context = (tokens + budget + guesses) * (
-            self.branches if self.tool == "tree" else 1
-        )  # a part for each sequence
+        sequences = self.branches if self.tool == "tree" else 1  # each has a part of the context
+        context = (tokens + budget + guesses) * sequences
         shared = [
             str(files["program"]), "-m", str(files["target"]), "-f", str(prompt), "-n", str(budget), "--temp", "0",
             "-t", str(torch.get_num_threads()), "-c", str(context), "--no-escape",

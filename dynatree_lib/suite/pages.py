@@ -1,8 +1,7 @@
 """Executed notebooks as HTML pages that open without a network.
 
-Plotly figures are stored in the notebooks as data; the pages of notebooks draw them with one plotly.min.js that lies
-beside them, the report with its own copy.
-The content of the pages comes from the notebooks; `report` links them together.
+Plotly figures are stored in the notebooks as data; the pages of notebooks draw them with one plotly.min.js in
+their folder, the report with its own copy. The content of the pages comes from the notebooks; `report` links them.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def asset(name: str) -> str:
 
 
 def figure_scripts(inline: bool = False) -> str:
-    """Return the script tags that a page needs in its head to draw figures, plotly itself inside the page or beside."""
+    """Return the script tags that a page needs in its head to draw figures, plotly inside the page or in its folder."""
     plotly = f"<script>{get_plotlyjs()}</script>" if inline else f'<script src="{SCRIPT}"></script>'
     return f"{plotly}\n<script>\n{asset('report.js')}</script>"
 

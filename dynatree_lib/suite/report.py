@@ -67,7 +67,7 @@ def read_run(out: Path) -> tuple[dict[str, Any], str]:
 def template(name: str) -> Template:
     """Return a template of a page; what it is given is escaped unless it says otherwise."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["number"] = number
+    environment.filters["measured"] = measured
     return environment.from_string(asset(name))
 
 
@@ -121,6 +121,11 @@ def read_figure(figure: dict[str, Any], out: Path) -> dict[str, Any]:
         return {**figure, "html": None}
     text = path.read_text(encoding="utf-8")
     return {**figure, "html": figure_html(text) if path.suffix == ".json" else text}
+
+
+def measured(claim: dict[str, Any] | None) -> str:
+    """Return what a claim measured, with its unit; empty where it was not stated."""
+    return " ".join(filter(None, (number(claim.get("value")), claim.get("unit")))) if claim else ""
 
 
 def number(value: float | str | None) -> str:

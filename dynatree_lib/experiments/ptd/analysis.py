@@ -25,7 +25,7 @@ from ...measure.prompts import prepare_prompts
 from ...measure.protocol import Results
 from ...measure.runner import DrafterRunner
 from ...measure.statistics import Estimate
-from ...measure.trace import Clock, Trace
+from ...measure.trace import Clock, Trace, iteration_sums
 from ...models.pairs import Pair
 from ...sampling import Sampling
 from ...tree import TokenTree
@@ -237,7 +237,9 @@ def repeated_nodes(label: str, texts: Iterable[Sequence[TokenTree]], n: int = 3)
 
 
 # ---------------------------------------------------------------------------------------------------------- run time
-STAGES = ("forward", "retrieval", "update", "other")
+ROLES = {"forward": "target", "retrieval": "retrieval", "update": "update"}
+"""Stage of an iteration -> role of its events in a trace."""
+STAGES = (*ROLES, "other")
 """Where an iteration's time goes (Figure 8): the target's forward, `propose`, `observe`, the loop with its masks."""
 
 
@@ -294,20 +296,10 @@ def stage_rows(
                 with quiet_machine(device):
                     trace.begin()
                     runner(prompt.ids, max_new_tokens=max_new_tokens, **options)
-                rows.append({"method": method.label, "prompt": prompt.id, **_stages(trace)})
+                rows.append(
+                    {"method": method.label, "prompt": prompt.id, **iteration_sums(trace.events, ROLES, "other")}
+                )
     return rows
-
-
-def _stages(trace: Trace) -> Row:
-    """Return the sums over the iterations after the first, from a trace's events."""
-    ends = [at for name, at, _, _ in trace.events if name == "commit"]
-    later = [event for event in trace.events if event[1] >= ends[0]][1:]
-    roles = {"forward": "target", "retrieval": "retrieval", "update": "update"}
-    parts = {stage: sum(end - start for name, start, end, _ in later if name == role) for stage, role in roles.items()}
-    tokens = sum(count for name, _, _, count in later if name == "commit")
-    seconds = ends[-1] - ends[0]
-    whole = {"iterations": len(ends) - 1, "tokens": tokens, "seconds": seconds}
-    return {**whole, **parts, "other": seconds - sum(parts.values())}
 
 
 def stage_shares(rows: Iterable[Row]) -> list[Row]:
