@@ -48,8 +48,8 @@ def built(tmp_path, monkeypatch):
     """A folder with programs that write their arguments down and print a report."""
     monkeypatch.setenv(FOLDER, str(tmp_path))
     (tmp_path / "bin").mkdir()
-    for name in ("target", "draft"):
-        (tmp_path / f"{name}-f32.gguf").touch()
+    for name in ("target-f32", "draft-f32", "target-q4_1"):
+        (tmp_path / f"{name}.gguf").touch()
     for tool, program in PROGRAMS.items():
         text, report = (" one two three", PLAIN) if tool == "plain" else ("w1 w2 w3 one two three", SPECULATIVE)
         path = tmp_path / "bin" / program
@@ -87,6 +87,14 @@ def test_a_text_of_its_own_clock(pair, built, tool):
     assert ("-md" in arguments) == (tool in ("speculative", "tree"))
     context = 4 * (3 + 8 + 64) if tool == "tree" else 3 + 8 + (256 if tool == "lookahead" else 64)
     assert arguments[arguments.index("-c") + 1] == str(context)
+
+
+def test_four_bits_are_read_token_by_token(pair, built):
+    for weights, options in (("same", 0), ("q4_1", 2)):
+        run = LlamaCpp(weights=weights).runner(pair, untouched)
+        run([1, 2, 3], max_new_tokens=2, eos_token_ids=(), on_tokens=lambda tokens: None, sampling=Sampling(), seed=0)
+        arguments = (built / "arguments").read_text().split()
+        assert sum(option in ("-b", "-ub") for option in arguments) == options
 
 
 def test_a_guess_that_ends_inside_a_letter_is_no_failure(pair, built):
