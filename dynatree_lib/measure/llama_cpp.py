@@ -100,7 +100,7 @@ class LlamaCpp:
         if files["target"].stem.endswith("f32"):  # its cache is float16 by default, which rounds more than weights do
             shared += ["-ctk", "f32", "-ctv", "f32"]
         if self.weights == "q4_1":  # with AMX, its kernel for these blocks crashes on batches of a prompt's tokens
-            shared += ["-b", "1", "-ub", "1"]
+            shared += ["-ub", "1"]
         chain = ["-md", str(files["draft"]), "--spec-draft-n-max", str(self.drafted)]
         own: dict[str, list[str]] = {
             "plain": ["-no-cnv", "--no-display-prompt"],
