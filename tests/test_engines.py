@@ -139,8 +139,8 @@ def test_a_worker_that_has_not_come_by_the_end_of_a_forward_is_called_back(monke
     monkeypatch.setattr(native, "_teams", {})
     with monkeypatch.context() as asleep:
         asleep.setattr(native.threading.Thread, "start", lambda thread: None)
-        members = native.team(torch.get_num_threads() + 2, half=False)
-    monkeypatch.setattr(native, "team", lambda threads, half: members)
+        members = native.team(torch.get_num_threads() + 2, kernels.FLOAT32)
+    monkeypatch.setattr(native, "team", lambda threads, kind: members)
     for _ in range(2):
         found, expected = (scores_after(each, [1, 2, 3], [4, 5, 6], [-1, 0, 0]) for each in (model, other))
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
@@ -203,7 +203,7 @@ def test_a_first_forward_that_has_to_be_compiled_says_so(monkeypatch, caplog):
 def test_broken_weights_are_noticed():
     raw = raw_model("llama", dtype=torch.float32)
     model = HFModel(raw, engine="compiled")
-    model.engine.weights[5] = torch.nan
+    model.engine.weights.view(torch.float32)[5] = torch.nan
     with pytest.raises(ValueError, match="hold NaN"):
         autoregressive(model, [1, 2, 3], max_new_tokens=4)
 
@@ -240,7 +240,9 @@ def test_an_engine_that_cannot_serve_is_refused(engine, kind):
 
 
 def test_an_unknown_engine_is_refused_before_any_work():
-    with pytest.raises(ValueError, match="engine is 'fast'; choose from auto, eager, linears, lean, packed, compiled"):
+    with pytest.raises(
+        ValueError, match="engine is 'fast'; choose from auto, eager, linears, lean, packed, compiled, quantised"
+    ):
         load_pair("tiny", engine="fast")
 
 

@@ -50,7 +50,9 @@ def add_machine(to: Options, dtypes: str | None = None) -> None:
     """--device, --dtype, --engine, --static, --threads; with a default of --dtypes, that list for --dtype, --static."""
     to.add_argument("--device", help="cpu, cuda, cuda:1, auto (default: cpu)")
     to.add_argument(
-        "--engine", default="auto", help="eager, linears, lean, packed or compiled forwards (default: the fastest)"
+        "--engine",
+        default="auto",
+        help="eager, linears, lean, packed, compiled or quantised forwards (default: the fastest)",
     )
     to.add_argument("--draft-dtype", metavar="DTYPE", help="of the draft (default: the pair's own choice)")
     to.add_argument("--threads", help="torch threads; auto tries how many are fastest (default: torch's own choice)")

@@ -4,7 +4,8 @@ numba compiles this file at the first use and keeps the result on disk; no compi
 `work`. Of each stage a thread takes the blocks of its own share, then those that others have left. Matrices are packed
 in blocks of `WIDTH` outputs, so that a product reads each weight once, in order, for up to `TILE` tokens; that reading
 is what bounds its time. In bfloat16, inputs are rounded to it before a product, sums and everything between products
-are float32.
+are float32. Weights that a file held in 4 or 8 bits are read as those bits, and made float32 in registers: the same
+numbers from an eighth or a quarter of the memory (`_quantised`).
 """
 
 # mypy: ignore-errors
@@ -40,8 +41,14 @@ WIDTH = LANES * VECTORS
 """Outputs of a block of a packed matrix."""
 BYTES = WIDE and bool(FEATURES.get("avx512vnni"))
 """Whether this processor multiplies fours of bytes, as a head in 8 bits needs."""
+QUANTISED = bool(FEATURES.get("f16c")) or platform.machine() in ("aarch64", "arm64")
+"""Whether this processor widens float16, as scales of quantised weights are stored."""
+GROUP = 32
+"""Consecutive inputs of an output whose quantised weights have one scale and one minimum."""
 TILE = 12 if WIDE else 5
 """Tokens that one pass over a block serves: their sums stay in registers."""
+SPACE = 4 * 4096
+"""Bytes that `_split` works in: two tiles of codes of up to 4 KB, and products."""
 DEEP = 16
 """Tokens that one pass over a block serves where the processor multiplies tiles."""
 
@@ -49,14 +56,27 @@ DEEP = 16
     STOP, TOKENS, KEEP, BASE, COLUMNS, CAPACITY, LAYERS, SIZE, HEADS, GROUPS, MLP, HIDDEN_SIZE, ROWS,
     WEIGHTS, VECTOR_WEIGHTS, HEAD, STORE, MASK, POSITIONS, COS, SIN, HIDDEN, QKV, IDS, EMBEDDING, MIXED,
     GROWN, LOGITS, PRIVATE, PRIVATE_BYTES, HEAD_NORMS, EPS, SCALE, TAKEN, LEFT, SHAPES, JOINT, JOINT_NORMS, PAIRS,
-    GIVEN, FOUND, SLOTS, STATES, TAIL, HEAD_SCALES, HEAD_SUMS, FIELDS,
-) = range(47)  # fmt: skip
+    GIVEN, FOUND, SLOTS, STATES, TAIL, HEAD_SCALES, HEAD_SUMS, HEAD_ROW, HEAD_BITS, SPLIT_BYTES, ARRANGED,
+    SETTLED, FIELDS,
+) = range(52)  # fmt: skip
 """Places in a job, an int64 array: sizes, then addresses. EPS and SCALE hold float64 bits.
 MASK says with a byte each which of the last TAIL columns a token sees; it sees those before them.
 JOINT is the matrix of a draft on features, or 0; GIVEN are the features that its tokens come with; FOUND is where the
 hidden states go that are asked for, or 0: STATES of them side by side, and SLOTS says of every layer which one is the
 state after it, or -1. HEAD_SCALES is 0, or where the steps of the rows of a head in 8 bits are, and HEAD_SUMS the sums
-of their numbers."""
+of their numbers. HEAD_ROW are the bytes of an output of the head; HEAD_BITS the bits of its weights where they are
+quantised, else 0. ARRANGED is where keys and values are as `lay_out` writes them, the first SETTLED columns already.
+"""
+
+FLOAT32, BFLOAT16_BITS, SIGNED_BYTES, FOUR_BITS, EIGHT_BITS = (
+    np.dtype(each) for each in (np.float32, np.uint16, np.uint8, np.int32, np.uint32)
+)
+"""Kinds of weights, as the dtype of an array by which functions know them. Quantised weights have float32 inputs."""
+GROUP_BYTES = {FLOAT32: 128, BFLOAT16_BITS: 64, SIGNED_BYTES: 32, FOUR_BITS: 20, EIGHT_BITS: 36}
+"""Bytes that `GROUP` inputs of an output take. Quantised: a scale and a minimum in float16, then the codes."""
+QUANTISED_KINDS = types.int32, types.uint32
+STEP = {FLOAT32: 1, BFLOAT16_BITS: 2, SIGNED_BYTES: 4, FOUR_BITS: 8, EIGHT_BITS: 4}
+"""Inputs of a step of a product."""
 
 I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -154,6 +174,127 @@ def _product(packed=1):
     return product
 
 
+def places(bits):
+    """Say where the codes of 32 / bits inputs stand in a word: even inputs in its lower half, odd ones in the upper."""
+    half = 16 // bits
+    return [each // 2 + half * (each % 2) for each in range(2 * half)]
+
+
+def _quantised(bits):
+    """Make the same intrinsic for weights of 4 or 8 bits, in groups of `GROUP` inputs: minimum + code * scale.
+
+    A group of a block holds, of each output, the scale and the minimum in float16, then `bits` words of int32 with the
+    codes of 32 / bits inputs each, in the order of `places`. A code becomes a float32 by two operations on bits: put
+    into the first bits of a fraction, under the exponent of 2^bits, it reads 2^bits + code. One fused multiplication
+    and addition makes the weight of it, rounded once; `quantised.Codes` has checked that it is the model's to the bit.
+    Sums are added in the order of `_product`.
+    """
+
+    @intrinsic
+    def product(typing, block, stride, inputs, size, count, out, ahead, pace, other):
+        def generate(context, builder, signature, arguments):
+            block, _, inputs, size, count, out, ahead, pace, _ = arguments
+            vector, codes = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+            halves = ir.VectorType(ir.HalfType(), LANES)
+            kind = ir.FunctionType(vector, (vector,) * 3)
+            fused = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
+            line = ir.FunctionType(ir.VoidType(), (I8.as_pointer(), I32, I32, I32))
+            fetch = cgutils.get_or_insert_function(builder.module, line, "llvm.prefetch.p0")
+            first = builder.inttoptr(inputs, F32.as_pointer())
+            target = builder.inttoptr(out, vector.as_pointer())
+            splat, fields, order = ir.Constant(codes, [0] * LANES), 32 // bits, places(bits)
+            group_bytes, part_bytes = WIDTH * (4 + 4 * bits), 4 * LANES
+            below = ir.Constant(vector, [-float(2**bits)] * LANES)
+            mask = ir.Constant(codes, [(2**bits - 1) << (23 - bits)] * LANES)
+            exponent = ir.Constant(codes, [(127 + bits) << 23] * LANES)
+
+            def load(kind, place, offset, bytes_of):
+                pointer = builder.inttoptr(builder.add(place, I64(offset)), kind.as_pointer())
+                return builder.load(pointer, align=bytes_of)
+
+            def everywhere(value):
+                one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, I32(0))
+                return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), splat)
+
+            after = builder.append_basic_block("after")
+            switch = builder.switch(count, after)
+            for tokens in range(1, TILE + 1):
+                start = builder.append_basic_block(f"tokens{tokens}")
+                switch.add_case(I64(tokens), start)
+                builder.position_at_end(start)
+                rows = [builder.gep(first, [builder.mul(size, I64(row))]) for row in range(tokens)]
+                outer, inner, rest, done = (
+                    builder.append_basic_block(name) for name in ("group", "word", "rest", "done")
+                )
+                builder.branch(outer)
+                builder.position_at_end(outer)
+                group = builder.phi(I64)
+                before = [[builder.phi(vector) for _ in range(VECTORS)] for _ in range(tokens)]
+                there = builder.add(block, builder.mul(group, I64(group_bytes)))
+                scales, minima = (
+                    [
+                        builder.fpext(
+                            load(halves, there, (part + VECTORS * which) * part_bytes // 2, 2 * LANES), vector
+                        )
+                        for part in range(VECTORS)
+                    ]
+                    for which in range(2)
+                )
+                offsets = [builder.call(fused, (scales[part], below, minima[part])) for part in range(VECTORS)]
+                builder.branch(inner)
+                builder.position_at_end(inner)
+                word = builder.phi(I64)
+                sums = [[builder.phi(vector) for _ in range(VECTORS)] for _ in range(tokens)]
+                step = builder.add(builder.mul(group, I64(bits)), word)
+                coming = builder.add(ahead, builder.mul(step, pace))
+                for each in range(3):
+                    place = builder.inttoptr(builder.add(coming, I64(LINE * each)), I8.as_pointer())
+                    builder.call(fetch, [place, I32(0), I32(2), I32(1)])
+                place = builder.add(there, builder.mul(word, I64(4 * WIDTH)))
+                packed = [load(codes, place, 4 * WIDTH + part * part_bytes, part_bytes) for part in range(VECTORS)]
+                inputs_at, now = builder.mul(step, I64(fields)), [list(each) for each in sums]
+                for field in range(fields):
+                    weights = []
+                    for part in range(VECTORS):
+                        up = 23 - bits - bits * order[field]
+                        by = ir.Constant(codes, [abs(up)] * LANES)
+                        moved = builder.shl(packed[part], by) if up > 0 else builder.lshr(packed[part], by)
+                        number = builder.bitcast(builder.or_(builder.and_(moved, mask), exponent), vector)
+                        weights.append(builder.call(fused, (number, scales[part], offsets[part])))
+                    for row in range(tokens):
+                        place = builder.gep(rows[row], [builder.add(inputs_at, I64(field))])
+                        value = everywhere(builder.load(place, align=4))
+                        now[row] = [
+                            builder.call(fused, (weights[part], value, now[row][part])) for part in range(VECTORS)
+                        ]
+                next_word = builder.add(word, I64(1))
+                builder.cbranch(builder.icmp_signed("<", next_word, I64(bits)), inner, rest)
+                builder.position_at_end(rest)
+                next_group = builder.add(group, I64(1))
+                builder.cbranch(builder.icmp_signed("<", next_group, builder.lshr(size, I64(5))), outer, done)
+                word.add_incoming(I64(0), outer)
+                word.add_incoming(next_word, inner)
+                group.add_incoming(I64(0), start)
+                group.add_incoming(next_group, rest)
+                for row in range(tokens):
+                    for part in range(VECTORS):
+                        before[row][part].add_incoming(ir.Constant(vector, [0] * LANES), start)
+                        before[row][part].add_incoming(now[row][part], rest)
+                        sums[row][part].add_incoming(before[row][part], outer)
+                        sums[row][part].add_incoming(now[row][part], inner)
+                builder.position_at_end(done)
+                for row in range(tokens):
+                    for part in range(VECTORS):
+                        builder.store(now[row][part], builder.gep(target, [I64(row * VECTORS + part)]), align=64)
+                builder.branch(after)
+            builder.position_at_end(after)
+            return context.get_dummy_value()
+
+        return types.void(*(types.int64,) * 9), generate
+
+    return product
+
+
 def _tiled():
     """Make the same intrinsic for bfloat16 by the processor's tiles: DEEP rows, whatever the count.
 
@@ -209,6 +350,195 @@ def _tiled():
     return product
 
 
+def _split(bits):
+    """Make the same intrinsic for weights of 4 or 8 bits by the processor's tiles, for up to DEEP rows.
+
+    Rows of inputs are those that `split_rows` writes: a float32 as the sum of three bfloat16, which loses nothing, and
+    the sum of each group. Codes, less half their number, are whole numbers that a bfloat16 holds; eight bits are two
+    tiles of four. So a tile's products are exact, its sums float32, and a group's sum is multiplied by its scale.
+
+    The second argument is the address of space for `SPACE` bytes: a tile of codes is made while the one before it is
+    multiplied.
+    """
+    planes = bits // 4
+
+    @intrinsic
+    def product(typing, block, space, inputs, size, count, out, ahead, pace, other):
+        def generate(context, builder, signature, arguments):
+            block, space, inputs, size, count, out, ahead, pace, _ = arguments
+            tile, address = ir.IntType(8), I8.as_pointer()
+            vector, codes = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+            halves, words = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(ir.IntType(16), 2 * LANES)
+            kind = ir.FunctionType(vector, (vector,) * 3)
+            fused = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
+            kind = ir.FunctionType(words, (words, words))
+            choose = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.hi.512")
+            kind = ir.FunctionType(ir.VoidType(), (address, I32, I32, I32))
+            fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            group_bytes = WIDTH * (4 + 4 * bits)
+            tables = [
+                ir.Constant(words, [_bits_of_bfloat16(16**plane * (code % 16 - (8 if plane == planes - 1 else 0)))
+                                    for code in range(32)])
+                for plane in range(planes)
+            ]  # fmt: skip
+            centre = ir.Constant(vector, [2.0 ** (bits - 1)] * LANES)
+            splat = ir.Constant(codes, [0] * LANES)
+
+            def call(name, kinds, *values):
+                function = ir.FunctionType(ir.VoidType(), kinds)
+                builder.call(cgutils.get_or_insert_function(builder.module, function, f"llvm.x86.{name}"), values)
+
+            def at(place, offset=0):
+                return builder.inttoptr(builder.add(place, I64(offset)), address)
+
+            def load(kind, place, offset=0, align=4):
+                return builder.load(builder.inttoptr(builder.add(place, I64(offset)), kind.as_pointer()), align=align)
+
+            def unpack(group, buffer):
+                there = builder.add(block, builder.mul(group, I64(group_bytes)))
+                coming = builder.add(ahead, builder.mul(builder.mul(group, I64(bits)), pace))
+                for word in range(bits):
+                    for each in range(3):
+                        builder.call(fetch, [at(coming, LINE * each), I32(0), I32(2), I32(1)])
+                    coming = builder.add(coming, pace)
+                    for part in range(VECTORS):
+                        packed = load(codes, there, 4 * WIDTH * (word + 1) + 64 * part, 64)
+                        for shift in range(4):
+                            plane, pair = shift % planes, (4 * word + shift) // planes
+                            moved = builder.lshr(packed, ir.Constant(codes, [4 * shift] * LANES)) if shift else packed
+                            made = builder.call(choose, [tables[plane], builder.bitcast(moved, words)])
+                            place = builder.add(buffer, I64((plane * VECTORS + part) * 1024 + 64 * pair))
+                            builder.store(made, builder.inttoptr(place, words.as_pointer()), align=64)
+
+            row_bytes = builder.add(
+                builder.mul(size, I64(6)), builder.and_(builder.add(builder.lshr(size, I64(3)), I64(63)), I64(-64))
+            )
+            sums_at = builder.add(inputs, builder.mul(size, I64(6)))
+            groups, kinds = builder.lshr(size, I64(5)), (tile, address, I64)
+            products = builder.add(space, I64(2 * 4096 + 1024))
+
+            def toggled(place, group, size):
+                """One of two places, in turn."""
+                return builder.add(place, builder.mul(builder.and_(group, I64(1)), I64(size)))
+
+            def keep_sums(group, turn):
+                for half in range(2):
+                    there = at(toggled(products, group, 2048), 64 * half)
+                    call("tilestored64", kinds, tile(2 * turn + half), there, I64(4 * WIDTH))
+
+            def multiply(group, turn):
+                source, buffer = builder.add(inputs, builder.mul(group, I64(64))), toggled(space, group, 2048 * planes)
+                for half in range(2):
+                    call("tilezero", (tile,), tile(2 * turn + half))
+                for plane in range(planes):
+                    for half in range(2):
+                        place = at(buffer, (plane * 2 + half) * 1024)
+                        call("tileloadd64", kinds, tile(6 + half), place, I64(64))
+                    for third in (2, 1, 0):
+                        rows = tile(4 + third % 2)
+                        place = builder.add(source, builder.mul(size, I64(2 * third)))
+                        call("tileloadd64", kinds, rows, at(place), row_bytes)
+                        for half in range(2):
+                            call("tdpbf16ps", (tile, tile, tile), tile(2 * turn + half), rows, tile(6 + half))
+
+            def add(group):
+                """Add the products of a group to all rows; the builder is left behind the loop."""
+                there = builder.add(block, builder.mul(group, I64(group_bytes)))
+                scales, minima = (
+                    [
+                        builder.fpext(load(halves, there, (part + VECTORS * which) * 2 * LANES, 32), vector)
+                        for part in range(VECTORS)
+                    ]
+                    for which in range(2)
+                )
+                shifts = [builder.call(fused, (scales[part], centre, minima[part])) for part in range(VECTORS)]
+                made, sums = toggled(products, group, 2048), builder.add(sums_at, builder.mul(group, I64(4)))
+                before, rows, after = (builder.block, *(builder.append_basic_block(name) for name in ("rows", "after")))
+                builder.branch(rows)
+                builder.position_at_end(rows)
+                row = builder.phi(I64)
+                row.add_incoming(I64(0), before)
+                one = load(F32, builder.add(sums, builder.mul(row, row_bytes)))
+                total = builder.insert_element(ir.Constant(vector, ir.Undefined), one, I32(0))
+                total = builder.shuffle_vector(total, ir.Constant(vector, ir.Undefined), splat)
+                for part in range(VECTORS):
+                    offset = builder.add(builder.mul(row, I64(4 * WIDTH)), I64(64 * part))
+                    place = builder.add(out, offset)
+                    so_far, found = load(vector, place, 0, 64), load(vector, builder.add(made, offset), 0, 64)
+                    so_far = builder.call(fused, (scales[part], found, so_far))
+                    so_far = builder.call(fused, (shifts[part], total, so_far))
+                    builder.store(so_far, builder.inttoptr(place, vector.as_pointer()), align=64)
+                following = builder.add(row, I64(1))
+                row.add_incoming(following, rows)
+                builder.cbranch(builder.icmp_signed("<", following, count), rows, after)
+                builder.position_at_end(after)
+
+            def turns(group, turn):
+                """One turn of the pipeline: the next group is unpacked, one multiplied, one stored, one added."""
+                following = builder.add(group, I64(1))
+                more = builder.icmp_signed("<", following, groups)
+                unpack(builder.select(more, following, group), toggled(space, following, 2048 * planes))
+                keep_sums(builder.sub(group, I64(1)), 1 - turn)
+                multiply(group, turn)
+                late, after = (builder.append_basic_block(name) for name in ("late", "after"))
+                builder.cbranch(builder.icmp_signed("<", group, I64(2)), after, late)
+                builder.position_at_end(late)
+                add(builder.sub(group, I64(2)))
+                builder.branch(after)
+                builder.position_at_end(after)
+
+            start, final = builder.block, builder.sub(groups, I64(1))
+            names = ("clear", "before", "loop", "again", "even", "odd", "done")
+            clear, before, loop, again, even, odd, done = (builder.append_basic_block(name) for name in names)
+            builder.branch(clear)
+            builder.position_at_end(clear)
+            row = builder.phi(I64)
+            row.add_incoming(I64(0), start)
+            for part in range(VECTORS):
+                there = builder.add(builder.add(out, builder.mul(row, I64(4 * WIDTH))), I64(64 * part))
+                builder.store(
+                    ir.Constant(vector, [0.0] * LANES), builder.inttoptr(there, vector.as_pointer()), align=64
+                )
+            following = builder.add(row, I64(1))
+            row.add_incoming(following, clear)
+            builder.cbranch(builder.icmp_signed("<", following, count), clear, before)
+            builder.position_at_end(before)
+            unpack(I64(0), space)
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            group = builder.phi(I64)
+            group.add_incoming(I64(0), before)
+            turns(group, 0)
+            builder.cbranch(builder.icmp_signed("<", group, final), again, odd)
+            builder.position_at_end(again)
+            following = builder.add(group, I64(1))
+            turns(following, 1)
+            group.add_incoming(builder.add(group, I64(2)), builder.block)
+            builder.cbranch(builder.icmp_signed("<", following, final), loop, even)
+            for number, end in enumerate((odd, even)):
+                builder.position_at_end(end)
+                keep_sums(final, number)
+                builder.branch(done)
+            builder.position_at_end(done)
+            last, two = (builder.append_basic_block(name) for name in ("last", "two"))
+            builder.cbranch(builder.icmp_signed("<", groups, I64(2)), last, two)
+            builder.position_at_end(two)
+            add(builder.sub(groups, I64(2)))
+            builder.branch(last)
+            builder.position_at_end(last)
+            add(final)
+            return context.get_dummy_value()
+
+        return types.void(*(types.int64,) * 9), generate
+
+    return product
+
+
+def _bits_of_bfloat16(value):
+    """The 16 bits of a number that bfloat16 holds, as LLVM wants a constant."""
+    return int(np.float32(value).view(np.uint32) >> 16)
+
+
 def _tile_call(name, *kinds):
     @intrinsic
     def run(typing, address):
@@ -226,15 +556,20 @@ def _tile_call(name, *kinds):
 multiply_float32 = _product()
 multiply_bfloat16 = _tiled() if MATRICES else _product(2) if BFLOAT16 else multiply_float32
 multiply_bytes = _product(4) if BYTES else multiply_float32
+multiply_four_bits, multiply_eight_bits = (
+    (_split if MATRICES else _quantised)(4),
+    (_split if MATRICES else _quantised)(8),
+)
 configure_tiles, release_tiles = _tile_call("ldtilecfg", "pointer"), _tile_call("tilerelease")
 
 
 def tile_shapes():
-    """Return the configuration of tiles: eight of DEEP rows of 64 bytes."""
-    out = np.zeros(64, np.uint8)
-    out[0] = 1
-    out[16:32:2] = 64  # bytes of a row, 16 bits each
-    out[48:56] = DEEP
+    """Return configurations of tiles, (DEEP + 1, 64): rows of 64 bytes; in the n-th only weights have DEEP rows."""
+    out = np.zeros((DEEP + 1, 64), np.uint8)
+    out[:, 0] = 1
+    out[:, 16:32:2] = 64  # bytes of a row, 16 bits each
+    out[:, 48:56] = DEEP
+    out[:, 48:54] = np.arange(DEEP + 1)[:, None]
     return out
 
 
@@ -365,9 +700,9 @@ def claim(shares, blocks, thread, threads):
 
 
 @fast
-def share(matrix, outputs, row_bytes, thread, threads):
-    """The address at which a thread's share of a matrix begins; `row_bytes` are the inputs of one output."""
-    return matrix + first_block(outputs // WIDTH, thread, threads) * WIDTH * row_bytes
+def share(matrix, outputs, bytes_of_row, thread, threads):
+    """The address at which a thread's share of a matrix begins."""
+    return matrix + first_block(outputs // WIDTH, thread, threads) * WIDTH * bytes_of_row
 
 
 @fast
@@ -378,7 +713,10 @@ def next_block(block, there, following, blocks, block_bytes, thread, threads):
 
 
 def numbers(address, count, kind):
-    """An array of the weights' kind at an address: float32, or the bits of bfloat16. `kind` is any array of it."""
+    """An array of what weights of a kind are multiplied with, at an address: float32, or the bits of bfloat16.
+
+    `kind` is any array of one of the kinds of weights.
+    """
 
 
 def number(value):
@@ -389,16 +727,32 @@ def put(numbers, place, value):
     """Store a float32 as a number of the weights' kind, rounded to nearest, ties to even."""
 
 
-def multiply(block, inputs, size, count, out, ahead, pace, other, kind):
-    """Multiply one block with up to TILE rows of inputs, from and to addresses; see `_product`."""
+def multiply(block, space, inputs, size, count, out, ahead, pace, other, kind):
+    """Multiply one block with up to `deep` rows of inputs, from and to addresses; see `_product` and `_split`."""
+
+
+def input_bytes(size, kind):
+    """Bytes of a row of inputs as `prepared` leaves them."""
+
+
+def prepared(inputs, n, size, space, kind):
+    """Return the address of n rows of inputs as products with weights of this kind take them, in `space` if need be."""
+
+
+def row_bytes(size, kind):
+    """Bytes that the weights of one output take, of so many inputs."""
+
+
+def steps(size, kind):
+    """Steps of a product over so many inputs."""
 
 
 def deep(kind):
     """Tokens that one pass over a block of the weights' kind serves."""
 
 
-def begin(shapes, kind):
-    """Prepare this thread for products of the weights' kind; `shapes` is the address of the tiles' configuration."""
+def begin(shapes, rows, kind):
+    """Prepare this thread for products of the weights' kind with so many rows at a time; `shapes` as `tile_shapes`."""
 
 
 def end(kind):
@@ -435,34 +789,107 @@ def _put(numbers, place, value):
     return store
 
 
+@overload(row_bytes)
+def _row_bytes(size, kind):
+    bytes_of = GROUP_BYTES[np.dtype(str(kind.dtype))]
+    return lambda size, kind: size * bytes_of // 32
+
+
+@overload(steps)
+def _steps(size, kind):
+    inputs = STEP[np.dtype(str(kind.dtype))]
+    return lambda size, kind: size // inputs
+
+
 @overload(deep)
 def _deep(kind):
-    most = DEEP if kind.dtype == types.uint16 and MATRICES else TILE
+    most = DEEP if MATRICES and kind.dtype in (types.uint16, *QUANTISED_KINDS) else TILE
     return lambda kind: most
 
 
 @overload(begin)
-def _begin(shapes, kind):
-    if kind.dtype == types.uint16 and MATRICES:
-        return lambda shapes, kind: configure_tiles(shapes)
-    return lambda shapes, kind: None
+def _begin(shapes, rows, kind):
+    if MATRICES and kind.dtype == types.uint16:
+        return lambda shapes, rows, kind: configure_tiles(shapes + 64 * DEEP)
+    if MATRICES and kind.dtype in QUANTISED_KINDS:
+        return lambda shapes, rows, kind: configure_tiles(shapes + 64 * rows)
+    return lambda shapes, rows, kind: None
 
 
 @overload(end)
 def _end(kind):
-    if kind.dtype == types.uint16 and MATRICES:
+    if MATRICES and kind.dtype in (types.uint16, *QUANTISED_KINDS):
         return lambda kind: release_tiles(0)
     return lambda kind: None
 
 
 @overload(multiply)
-def _multiply(block, inputs, size, count, out, ahead, pace, other, kind):
-    product = {types.uint16: multiply_bfloat16, types.uint8: multiply_bytes}.get(kind.dtype, multiply_float32)
+def _multiply(block, space, inputs, size, count, out, ahead, pace, other, kind):
+    product = {
+        types.uint16: multiply_bfloat16, types.uint8: multiply_bytes, types.int32: multiply_four_bits,
+        types.uint32: multiply_eight_bits,
+    }.get(kind.dtype, multiply_float32)  # fmt: skip
 
-    def call(block, inputs, size, count, out, ahead, pace, other, kind):
-        product(block, VECTORS, inputs, size, count, out, ahead, pace, other)
+    if MATRICES and kind.dtype in QUANTISED_KINDS:
+
+        def call(block, space, inputs, size, count, out, ahead, pace, other, kind):
+            product(block, space, inputs, size, count, out, ahead, pace, other)
+
+    else:
+
+        def call(block, space, inputs, size, count, out, ahead, pace, other, kind):
+            product(block, VECTORS, inputs, size, count, out, ahead, pace, other)
 
     return call
+
+
+@overload(input_bytes)
+def _input_bytes(size, kind):
+    if MATRICES and kind.dtype in QUANTISED_KINDS:
+        return lambda size, kind: split_bytes(size)
+    return lambda size, kind: size * kind.itemsize
+
+
+@overload(prepared)
+def _prepared(inputs, n, size, space, kind):
+    if not (MATRICES and kind.dtype in QUANTISED_KINDS):
+        return lambda inputs, n, size, space, kind: inputs
+
+    def split(inputs, n, size, space, kind):
+        row_of = input_bytes(size, kind)
+        for row in range(n):
+            split_row(floats(inputs + 4 * row * size, size), space + SPACE + row * row_of)
+        return space + SPACE
+
+    return split
+
+
+@fast
+def split_bytes(size):
+    """Bytes of a row that `split_row` writes."""
+    return 6 * size + (size // 8 + LINE - 1) // LINE * LINE
+
+
+@fast
+def split_row(values, address):
+    """Write a row of float32 as three rows of bfloat16 whose sum it is, then the sum of each group of it."""
+    size = len(values)
+    parts = carray(_pointer(address), (3 * size,), np.uint16)
+    first, second, third = parts[:size], parts[size : 2 * size], parts[2 * size :]
+    sums = floats(address + 6 * size, size // GROUP)
+    for group in range(size // GROUP):
+        total = np.float32(0)
+        for place in range(group * GROUP, (group + 1) * GROUP):
+            value = values[place]
+            total += value
+            bits = np.uint32(_bits_of_float(value))
+            first[place] = np.uint16(bits >> np.uint32(16))
+            rest = value - _float_of_bits(np.int32(bits & np.uint32(0xFFFF0000)))
+            bits = np.uint32(_bits_of_float(rest))
+            second[place] = np.uint16(bits >> np.uint32(16))
+            rest -= _float_of_bits(np.int32(bits & np.uint32(0xFFFF0000)))
+            third[place] = np.uint16(np.uint32(_bits_of_float(rest)) >> np.uint32(16))
+        sums[group] = total
 
 
 @softmax
@@ -508,16 +935,17 @@ def tiles(n, most):
 
 
 @fast
-def multiply_rows(block, ahead, inputs, size, first, count, number, passes, out, kind):
+def multiply_rows(block, ahead, space, inputs, size, first, count, number, passes, out, kind):
     """Multiply one block with rows of inputs in pass `number` of several; fetch as much from `ahead` on meanwhile.
 
     A matrix is read from memory while the block before is worked on, every pass an equal share of it. If the first pass
     fetched all, it would wait for the memory, and the memory for the passes after it.
     """
-    pace = 4 * WIDTH // passes  # a step of a block has WIDTH float32 numbers, or twice as many of bfloat16
+    count_of_steps = steps(size, kind)
+    pace = WIDTH * row_bytes(size, kind) // count_of_steps // passes
     other = 4 * WIDTH - LINE if passes == 1 else 0
-    ahead += number * pace * (size * kind.itemsize // 4)
-    multiply(block, inputs + first * size * kind.itemsize, size, count, out, ahead, pace, other, kind)
+    ahead += number * pace * count_of_steps
+    multiply(block, space, inputs + first * input_bytes(size, kind), size, count, out, ahead, pace, other, kind)
 
 
 @fast
@@ -536,8 +964,10 @@ def project(
         adds: whether products are added to what the target holds.
         tile_address: of space for DEEP by WIDTH numbers.
     """
-    tile, blocks, block_bytes = floats(tile_address, DEEP * WIDTH), outputs // WIDTH, WIDTH * size * kind.itemsize
+    tile, blocks, block_bytes = floats(tile_address, DEEP * WIDTH), outputs // WIDTH, WIDTH * row_bytes(size, kind)
     passes, most = tiles(n, deep(kind))
+    space = tile_address + 8 * DEEP * WIDTH
+    inputs = prepared(inputs, n, size, space, kind)
     block = claim(taken, blocks, thread, threads)
     while block < blocks:
         there = weights + block * block_bytes
@@ -545,7 +975,7 @@ def project(
         for number in range(passes):
             begin = number * most
             count = min(most, n - begin)
-            multiply_rows(there, ahead, inputs, size, begin, count, number, passes, tile_address, kind)
+            multiply_rows(there, ahead, space, inputs, size, begin, count, number, passes, tile_address, kind)
             for row in range(count):
                 place = (begin + row) * outputs + block * WIDTH
                 for lane in range(WIDTH):
@@ -594,7 +1024,7 @@ def project_bytes(
         for number in range(passes):
             begin = number * most
             count = min(most, n - begin)
-            multiply_rows(there, ahead, inputs.ctypes.data, size, begin, count, number, passes, tile_address, inputs)
+            multiply_rows(there, ahead, 0, inputs.ctypes.data, size, begin, count, number, passes, tile_address, inputs)
             for row in range(count):
                 place = (begin + row) * outputs + block * WIDTH
                 for lane in range(WIDTH):
@@ -604,6 +1034,29 @@ def project_bytes(
         _arrive(taken + threads * LINE)
         block = claim(taken, blocks, thread, threads)
     finish(taken + threads * LINE, blocks)
+
+
+def project_head(bits, weights, inputs, n, size, rows, logits, tile, kind, taken, thread, threads, following):
+    """Compute logits; `bits` are those of the head's weights where they are quantised, else 0."""
+
+
+@overload(project_head)
+def _project_head(bits, weights, inputs, n, size, rows, logits, tile, kind, taken, thread, threads, following):
+    def same(bits, weights, inputs, n, size, rows, logits, tile, kind, taken, thread, threads, following):
+        none = logits[:0]
+        project(weights, inputs, n, size, rows, logits, none, False, tile, kind, taken, thread, threads, following)
+
+    def own(bits, weights, inputs, n, size, rows, logits, tile, kind, taken, thread, threads, following):
+        none = logits[:0]
+        four, eight = carray(_pointer(weights), (0,), np.int32), carray(_pointer(weights), (0,), np.uint32)
+        if bits == 4:
+            project(weights, inputs, n, size, rows, logits, none, False, tile, four, taken, thread, threads, following)
+        elif bits == 8:
+            project(weights, inputs, n, size, rows, logits, none, False, tile, eight, taken, thread, threads, following)
+        else:
+            project(weights, inputs, n, size, rows, logits, none, False, tile, none, taken, thread, threads, following)
+
+    return own if kind.dtype in (types.int32, types.uint32) else same
 
 
 @softmax
@@ -618,8 +1071,10 @@ def gate_by(gates, ups, count):
 def grow(weights, inputs, n, size, mlp, target, tile_address, kind, taken, thread, threads, following):
     """Store silu(gate) * up of n rows in the (n, mlp) target; blocks of gate and up lie in turn."""
     tile, up = floats(tile_address, 2 * DEEP * WIDTH), tile_address + DEEP * WIDTH * 4
-    blocks, block_bytes = mlp // WIDTH, WIDTH * size * kind.itemsize
+    blocks, block_bytes = mlp // WIDTH, WIDTH * row_bytes(size, kind)
     passes, most = tiles(n, deep(kind))
+    space = tile_address + 8 * DEEP * WIDTH
+    inputs = prepared(inputs, n, size, space, kind)
     block = claim(taken, blocks, thread, threads)
     while block < blocks:
         gate = weights + 2 * block * block_bytes
@@ -627,8 +1082,9 @@ def grow(weights, inputs, n, size, mlp, target, tile_address, kind, taken, threa
         for number in range(passes):
             begin = number * most
             count = min(most, n - begin)
-            multiply_rows(gate, ahead, inputs, size, begin, count, number, passes, tile_address, kind)
-            multiply_rows(gate + block_bytes, ahead + block_bytes, inputs, size, begin, count, number, passes, up, kind)
+            multiply_rows(gate, ahead, space, inputs, size, begin, count, number, passes, tile_address, kind)
+            there, ahead_of_up = gate + block_bytes, ahead + block_bytes
+            multiply_rows(there, ahead_of_up, space, inputs, size, begin, count, number, passes, up, kind)
             gate_by(tile, tile[DEEP * WIDTH :], count * WIDTH)
             for row in range(count):
                 place = (begin + row) * mlp + block * WIDTH
@@ -788,31 +1244,34 @@ def work(job, thread, threads, kind):
     mixed, grown = numbers(job[MIXED], n * inner, kind), numbers(job[GROWN], n * mlp, kind)
     ids, positions = (carray(_pointer(job[IDS]), (n,), np.int64), carray(_pointer(job[POSITIONS]), (n,), np.int64))
     embedding = numbers(job[EMBEDDING], 1 << 40, kind)
-    # a thread's own space: two tiles of products, queries of a tile, their scores, a head's keys and values, what
-    # tokens see, normalised rows
+    # a thread's own space: two tiles of products, split inputs, queries of a tile, their scores, what tokens see,
+    # normalised rows
     tile = job[PRIVATE] + thread * job[PRIVATE_BYTES]
-    queries, scores_place = floats(tile + 8 * DEEP * WIDTH, TILE * wide), tile + 8 * DEEP * WIDTH + 4 * TILE * wide
-    scores, keys_place = floats(scores_place, TILE * width), scores_place + 4 * TILE * width
-    keys, values = floats(keys_place, width * wide), floats(keys_place + 4 * width * wide, width * wide)
-    visible, normed_place = floats(keys_place + 8 * width * wide, n * width), keys_place + 4 * width * (2 * wide + n)
+    queries_place = tile + 8 * DEEP * WIDTH + job[SPLIT_BYTES]
+    queries, scores_place = floats(queries_place, TILE * wide), queries_place + 4 * TILE * wide
+    scores, visible_place = floats(scores_place, TILE * width), scores_place + 4 * TILE * width
+    visible, normed_place = floats(visible_place, n * width), visible_place + 4 * n * width
+    arranged_columns = (capacity + WIDTH - 1) // WIDTH * WIDTH
     normed = numbers(normed_place, 2 * n * hidden_size, kind)
     count_of_vectors = 2 * hidden_size + across + 2 * size
     # where the second to fourth matrix of a layer begins, and the next layer; then this thread's shares of all four
-    narrow = hidden_size * kind.itemsize
-    mixing = across * narrow
-    growing = mixing + hidden_size * inner * kind.itemsize
-    closing = growing + 2 * mlp * narrow
-    layer_weights = closing + hidden_size * mlp * kind.itemsize
-    own_first = share(job[WEIGHTS], across, narrow, thread, threads)
-    own_mixing = share(mixing, hidden_size, inner * kind.itemsize, thread, threads)
-    own_growing = share(growing, mlp, 2 * narrow, thread, threads)
-    own_closing = share(closing, hidden_size, mlp * kind.itemsize, thread, threads)
-    own_head = share(job[HEAD], rows, hidden_size if job[HEAD_SCALES] else narrow, thread, threads)
+    from_hidden, from_inner, from_mlp = (
+        row_bytes(hidden_size, kind), row_bytes(inner, kind), row_bytes(mlp, kind),
+    )  # fmt: skip
+    mixing = across * from_hidden
+    growing = mixing + hidden_size * from_inner
+    closing = growing + 2 * mlp * from_hidden
+    layer_weights = closing + hidden_size * from_mlp
+    own_first = share(job[WEIGHTS], across, from_hidden, thread, threads)
+    own_mixing = share(mixing, hidden_size, from_inner, thread, threads)
+    own_growing = share(growing, mlp, 2 * from_hidden, thread, threads)
+    own_closing = share(closing, hidden_size, from_mlp, thread, threads)
+    own_head = share(job[HEAD], rows, job[HEAD_ROW], thread, threads)
     features = floats(job[FOUND], n * job[STATES] * hidden_size)
     slots = carray(_pointer(job[SLOTS]), (layers,), np.int64)
     tail = job[TAIL]
     mask = carray(_pointer(job[MASK]), (n * tail if job[MASK] else 0,), np.uint8)
-    begin(job[SHAPES], kind)
+    begin(job[SHAPES], max(tiles(n, deep(kind))[1], tiles(keep, deep(kind))[1]), kind)
     seen = False
     passes, _ = tiles(n * of_group, TILE)
     parts = max(passes, min(threads, n * of_group))  # of the queries of a group
@@ -874,13 +1333,16 @@ def work(job, thread, threads, kind):
         for number_of_group in range(groups):  # threads begin at both ends, so that they share one group at most
             group = number_of_group if thread % 2 == 0 else groups - 1 - number_of_group
             part, laid = _arrive(taken + (1 + group) * LINE), False
+            arranged = job[ARRANGED] + 4 * (layer * groups + group) * arranged_columns * (size + wide)
+            keys = floats(arranged, arranged_columns * size)
+            values = floats(arranged + 4 * arranged_columns * size, arranged_columns * wide)
             while part < parts:
                 if not seen:
                     seen = True
                     see(visible, mask, tail, n, columns)
-                if not laid:
+                if not laid:  # where two threads share a group, both write the same
                     laid, place = True, group * capacity * size
-                    for block in range(width // WIDTH):
+                    for block in range(job[SETTLED] // WIDTH, width // WIDTH):
                         lay_out(
                             store, place, groups * capacity * size + place, columns, size, wide, keys, values, block
                         )
@@ -950,8 +1412,8 @@ def work(job, thread, threads, kind):
             threads,
         )  # fmt: skip
     else:
-        project(
-            job[HEAD], normed_place, keep, hidden_size, rows, logits, nothing, False, tile, kind, taken, thread,
+        project_head(
+            job[HEAD_BITS], job[HEAD], normed_place, keep, hidden_size, rows, logits, tile, kind, taken, thread,
             threads, own_first,
         )  # fmt: skip
     end(kind)
@@ -1118,7 +1580,7 @@ def fuse(states, norms, weights, eps, shapes, normed, fused, tile, counters):
             scale, out = norms[each * width : (each + 1) * width], normed[(row * others + each) * width :]
             normalise(flat, row * (others + 1) + each, 1, width, scale, eps, out)
         fused[row] = states[row, others * width :]
-    begin(shapes, normed)
+    begin(shapes, rows, normed)
     inputs, space, taken = normed.ctypes.data, tile.ctypes.data, counters.ctypes.data
     project(weights, inputs, rows, others * width, width, sums, tile[:0], True, space, normed, taken, 0, 1, weights)
     end(normed)

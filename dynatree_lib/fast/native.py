@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -34,16 +34,17 @@ VARYING = np.array(
     [
         kernels.TOKENS, kernels.KEEP, kernels.BASE, kernels.COLUMNS, kernels.TAIL, kernels.CAPACITY, kernels.STORE,
         kernels.MASK, kernels.TAKEN, kernels.LOGITS, kernels.GIVEN, kernels.FOUND, kernels.SLOTS, kernels.STATES,
+        kernels.ARRANGED, kernels.SETTLED,
     ]
 )  # fmt: skip
 """What differs from forward to forward of a job."""
 
 
 class Team:
-    """The threads that run forwards of one dtype together: the caller's and `threads - 1` that wait in between."""
+    """The threads that run forwards of one kind of weights: the caller's and `threads - 1` that wait in between."""
 
-    def __init__(self, threads: int, half: bool) -> None:
-        self.threads, self.kind = threads, np.empty(0, np.uint16 if half else np.float32)
+    def __init__(self, threads: int, kind: np.dtype) -> None:
+        self.threads, self.kind = threads, np.empty(0, kind)
         self.job, self.left, self.posted = np.zeros(kernels.FIELDS, np.int64), np.zeros(16, np.int64), 0
         self.used = False
         self.semaphores = np.zeros((threads, 16), np.int64)  # a sem_t takes at most 128 bytes
@@ -84,22 +85,22 @@ class Team:
             time.sleep(0.001)
 
 
-_teams: dict[tuple[int, int, bool], Team] = {}
+_teams: dict[tuple[int, int, np.dtype], Team] = {}
 
 
-def team(threads: int, half: bool) -> Team:
-    """Return this process's threads for forwards of a dtype."""
-    key = os.getpid(), threads, half  # threads do not survive a fork
+def team(threads: int, kind: np.dtype) -> Team:
+    """Return this process's threads for forwards of a kind of weights (`kernels.FLOAT32` and so on)."""
+    key = os.getpid(), threads, kind  # threads do not survive a fork
     if key not in _teams:
-        _teams[key] = Team(threads, half)
+        _teams[key] = Team(threads, kind)
     return _teams[key]
 
 
-def blocked(weight: torch.Tensor, half: bool) -> torch.Tensor:
-    """Pack an (out, in) matrix in blocks of `kernels.WIDTH` outputs, the last one filled with zeros."""
+def blocked(weight: torch.Tensor) -> torch.Tensor:
+    """Pack an (out, in) matrix in blocks of `kernels.WIDTH` outputs, the last one filled with zeros; flat."""
     short = -len(weight) % kernels.WIDTH
     weight = torch.nn.functional.pad(weight, (0, 0, 0, short)) if short else weight
-    if half:
+    if weight.dtype == torch.bfloat16:
         blocks = weight.view(-1, kernels.WIDTH, weight.shape[1] // 2, 2)
         return blocks.transpose(1, 2).reshape(-1)
     return weight.view(-1, kernels.WIDTH, weight.shape[1]).transpose(1, 2).reshape(-1)
@@ -127,11 +128,23 @@ def most_probable(
     return tokens, shares, sharp
 
 
+def matrices(layer: Any) -> Iterator[torch.Tensor]:
+    """Yield a layer's matrices as a forward reads them: q, k and v joined, output, gate and up in turn, down."""
+    attention, part = layer.self_attn, layer.mlp
+    yield torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+    yield attention.o_proj.weight
+    width = part.gate_proj.weight.shape[1]
+    gate, up = (each.weight.view(-1, kernels.WIDTH, width) for each in (part.gate_proj, part.up_proj))
+    yield torch.stack([gate, up], 1).reshape(-1, width)
+    yield part.down_proj.weight
+
+
 class CompiledLlama:
     """The forward of one model of the Llama family on a CPU, with a packed copy of its weights.
 
     Args:
         model: in eval mode, on the CPU, in float32, or in bfloat16 where the processor multiplies in it.
+        kind: of the packed weights, one of `kernels.GROUP_BYTES`; that of the model's dtype by default.
     """
 
     name = "compiled"
@@ -142,11 +155,12 @@ class CompiledLlama:
     most_probable = staticmethod(most_probable)
 
     @torch.no_grad()
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, kind: np.dtype | None = None) -> None:
         core, config = model.model, model.config
         self.wide = Eager(model)
         self.dtype = core.embed_tokens.weight.dtype
         self.half = self.dtype == torch.bfloat16
+        self.kind = kind or (kernels.BFLOAT16_BITS if self.half else kernels.FLOAT32)
         self.embedding, self.layers = core.embed_tokens.weight, config.num_hidden_layers
         self.job = np.zeros(kernels.FIELDS, np.int64)
         heads, groups = config.num_attention_heads, config.num_key_value_heads
@@ -156,18 +170,15 @@ class CompiledLlama:
         self.rows = rows + -rows % kernels.WIDTH
         self.groups, self.size, self.width = groups, size, width
         count = self.layers * width * (across + heads * size + 3 * mlp)
-        self.weights = aligned(count, self.dtype)
+        self.weights = aligned(count * kernels.GROUP_BYTES[self.kind] // kernels.GROUP, torch.uint8)
         self.vectors = torch.zeros(self.layers * (2 * width + across + 2 * size) + width)
         place = 0
         for index, layer in enumerate(core.layers):
-            attention, part = layer.self_attn, layer.mlp
-            joined = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
-            gate, up = (each.weight.view(-1, kernels.WIDTH, width) for each in (part.gate_proj, part.up_proj))
-            grown = torch.stack([gate, up], 1).reshape(-1, width)  # blocks of gate and up in turn
-            for matrix in (joined, attention.o_proj.weight, grown, part.down_proj.weight):
-                packed = blocked(matrix, self.half)
+            for matrix in matrices(layer):
+                packed = self._packed(matrix)
                 self.weights[place : place + len(packed)] = packed
                 place += len(packed)
+            attention = layer.self_attn
             biases = [each.bias for each in (attention.q_proj, attention.k_proj, attention.v_proj)]
             norms = [getattr(attention, name).weight for name in ("q_norm", "k_norm") if hasattr(attention, name)]
             vectors = self.vectors[index * (2 * width + across + 2 * size) :]
@@ -181,8 +192,7 @@ class CompiledLlama:
         if kernels.BYTES and self.half and len(self.joint) and width % 4 == 0:
             self._take_bytes(model.lm_head.weight)
         else:
-            self.head = aligned(self.rows * width, self.dtype)
-            self.head[:] = blocked(model.lm_head.weight, self.half)
+            self._take_head(model.lm_head.weight)
         everywhere = torch.arange(config.max_position_embeddings)[None]
         cos, sin = core.rotary_emb(torch.zeros(1), everywhere)
         self.cos, self.sin = (table[0, :, : size // 2].contiguous() for table in (cos, sin))
@@ -207,6 +217,10 @@ class CompiledLlama:
         )
         job[kernels.EMBEDDING] = self.embedding.data_ptr()
         job[kernels.IDS], job[kernels.POSITIONS] = self.ids.ctypes.data, self.positions.ctypes.data
+        if kernels.MATRICES and self.kind in (kernels.FOUR_BITS, kernels.EIGHT_BITS):
+            job[kernels.SPLIT_BYTES] = kernels.SPACE + rows_of_tiles * kernels.split_bytes(
+                max(width, heads * size, mlp)
+            )
         self.known_slots: dict[tuple[int, ...], np.ndarray] = {}
         self.no_slots = self._slots(())
         self.scratch: list[torch.Tensor | np.ndarray] = []
@@ -221,13 +235,23 @@ class CompiledLlama:
         self.pairs = aligned(0 if joint is None else 2 * FEW * width, torch.float32)
         if joint is not None:
             self.joint = aligned(2 * width * width, self.dtype)
-            self.joint[:] = blocked(joint.map.weight, self.half)
+            self.joint[:] = blocked(joint.map.weight)
             self.joint_norms = torch.cat([joint.token_norm.weight, joint.feature_norm.weight]).float()
             self.given, self.found = np.zeros((2, FEW, width), np.float32)
         if fusion is not None:
             self.fusion = aligned(fusion.map.weight.numel(), self.dtype)
-            self.fusion[:] = blocked(fusion.map.weight, self.half)
+            self.fusion[:] = blocked(fusion.map.weight)
             self.fusion_norms = torch.cat([norm.weight for norm in fusion.norms]).float()
+
+    def _packed(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Pack an (out, in) matrix of a layer; flat uint8."""
+        return blocked(matrix).view(torch.uint8)
+
+    def _take_head(self, head: torch.Tensor) -> None:
+        """Pack the head in the weights' own dtype."""
+        self.head = aligned(self.rows * self.width, self.dtype)
+        self.head[:] = blocked(head)
+        self.job[kernels.HEAD_ROW] = self.width * self.dtype.itemsize
 
     def _take_bytes(self, head: torch.Tensor) -> None:
         """Pack the head of a draft in 8 bits: half the memory to read, and a draft need not be exact.
@@ -240,7 +264,9 @@ class CompiledLlama:
         self.head_sums = numbers.sum(1, dtype=torch.int32)
         self.head = aligned(self.rows * self.width, torch.int8)
         self.head[:] = numbers.view(-1, kernels.WIDTH, self.width // 4, 4).transpose(1, 2).reshape(-1)
-        self.job[[kernels.HEAD_SCALES, kernels.HEAD_SUMS]] = self.head_scales.data_ptr(), self.head_sums.data_ptr()
+        self.job[[kernels.HEAD_SCALES, kernels.HEAD_SUMS, kernels.HEAD_ROW]] = (
+            self.head_scales.data_ptr(), self.head_sums.data_ptr(), self.width,
+        )  # fmt: skip
 
     def __del__(self) -> None:
         for members in (_teams or {}).values():  # None while Python shuts down
@@ -250,9 +276,9 @@ class CompiledLlama:
         """Allocate what threads work in, each for itself, for texts of so many tokens."""
         self.columns, self.threads = columns, threads
         width, wide = columns + -columns % kernels.WIDTH, self.size + -self.size % kernels.WIDTH
-        numbers = 2 * kernels.DEEP * kernels.WIDTH + kernels.TILE * (wide + width) + width * (2 * wide + FEW)
+        numbers = 2 * kernels.DEEP * kernels.WIDTH + kernels.TILE * (wide + width) + width * FEW
         rows = (FEW + kernels.DEEP) * (2 if len(self.joint) else 1)  # a tile may read rows past the last
-        private = 4 * (numbers + rows * self.width)
+        private = 4 * (numbers + rows * self.width) + int(self.job[kernels.SPLIT_BYTES])
         private = private // 4096 * 4096 + 4096
         count = kernels.counters(self.layers, int(self.job[kernels.GROUPS]), threads) * kernels.LINE // 8
         self.taken = np.zeros((2, count), np.int64)  # counters for a team, and for the caller alone
@@ -275,7 +301,12 @@ class CompiledLlama:
         widths = config.hidden_size, config.intermediate_size, (heads + 2 * groups) * size
         fits = all(width % kernels.WIDTH == 0 for width in widths)
         fits = fits and not any(each % 32 for each in (*widths, heads * size) if kernels.MATRICES)
-        return cls(model) if plain and fits and model.dtype in dtypes else None
+        return cls.made(model) if plain and fits and model.dtype in dtypes else None
+
+    @classmethod
+    def made(cls, model: PreTrainedModel) -> Self | None:
+        """Make the forward of a model of which everything but its weights has been looked at."""
+        return cls(model)
 
     def __call__(
         self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Any, keep: int
@@ -305,7 +336,7 @@ class CompiledLlama:
             mask = None if seen is None else additive(seen, self.dtype, cache.size + len(tokens) - seen.shape[1])
             ids, places = torch.from_numpy(tokens)[None], torch.from_numpy(positions)[None]
             return self.wide(ids, places, None if mask is None else mask[None, None], cache, keep)[0]
-        members = team(torch.get_num_threads(), self.half)
+        members = team(torch.get_num_threads(), self.kind)
         with members.lock:  # one forward at a time: buffers and threads are shared
             return self._run(members, tokens, positions, seen, cache, keep)
 
@@ -360,10 +391,20 @@ class CompiledLlama:
         job[VARYING] = (
             count, keep, cache.size, cache.size + count, tail, store.shape[-2], store.data_ptr(),
             self.mask if tail else 0, self.counters[alone], logits.data_ptr(), *features, slots.ctypes.data, states,
+            self._arranged(cache).data_ptr(), cache.settled,
         )  # fmt: skip
         members.run(job, alone)
+        cache.settled = cache.size - cache.size % kernels.WIDTH
         cache.size += count
         return logits[:, : self.vocab_size]
+
+    def _arranged(self, cache: Any) -> torch.Tensor:
+        """Return where keys and values of a cache are kept as attention reads them (`kernels.lay_out`)."""
+        columns, wide = cache.states.shape[-2], self.size + -self.size % kernels.WIDTH
+        count = self.layers * self.groups * (columns + -columns % kernels.WIDTH) * (self.size + wide)
+        if cache.arranged is None or len(cache.arranged) != count:
+            cache.arranged, cache.settled = aligned(count, torch.float32), 0
+        return cache.arranged
 
     def level(
         self,
@@ -377,7 +418,7 @@ class CompiledLlama:
     ) -> torch.Tensor:
         """Read a level of a draft's tree, as `ArrayEngine` says."""
         nodes = len(tokens) - queued
-        tail, members = queued + len(parents), team(torch.get_num_threads(), self.half)
+        tail, members = queued + len(parents), team(torch.get_num_threads(), self.kind)
         with members.lock:
             self._prepare(members, cache, len(tokens))
             ids, positions, seen = self.ids[: len(tokens)], self.positions[: len(tokens)], self.seen

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from typing_extensions import override
 
@@ -101,7 +102,7 @@ class StreamingSession(HFSession):
         remaining = states.index_select(4, old)
         states[:, 0, ..., :left, :] = rotate(remaining[:, 0], *angles)
         states[:, 1, ..., :left, :] = remaining[:, 1]
-        self._cache.size = left
+        self._cache.keep(0, np.arange(left))
         self.length, self.position = left, left + len(self._queue)
         self.evictions += 1
         self.evicted += entries - left

@@ -25,6 +25,8 @@ class TreeCache(Cache):
         features: None, or a list to which every forward appends (n, k h) hidden states of its n tokens, those after the
             k `feature_layers` side by side.
         given: (m, h) features that the next m tokens come with, for a model that takes features; forwards use them up.
+        arranged: what an engine keeps of the entries in an order of its own, or None.
+        settled: entries of `arranged` that are still those of the stores.
 
     Args:
         layers: L of the model.
@@ -40,6 +42,8 @@ class TreeCache(Cache):
         self.features: list[torch.Tensor] | None = None
         self.feature_layers: tuple[int, ...] = (-1,)
         self.given: torch.Tensor | None = None
+        self.arranged: torch.Tensor | None = None
+        self.settled = 0
 
     @property
     def states(self) -> torch.Tensor:
@@ -115,7 +119,7 @@ class TreeCache(Cache):
             for store in self.stores:
                 index = torch.from_numpy(base + entries).to(store.device)
                 store[..., base : base + count, :] = store.index_select(4, index)
-        self.size = base + count
+        self.size, self.settled = base + count, min(self.settled, base)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of entries in use."""

@@ -116,7 +116,8 @@ def load_pair(
         draft_dtype: of the draft. By default the target's, and for "smollm2" bfloat16 where the processor multiplies in
             it, its head in 8 bits where it can: texts stay the target's, whatever the draft rounds.
         attn_implementation: "sdpa" or "eager".
-        engine: what runs the forwards, one of `models.engines.ENGINES`; "auto" takes the fastest for each model.
+        engine: what runs the forwards, one of `models.engines.ENGINES`; "auto" takes the fastest for each model. With
+            "quantised" the drafts of "smollm2", whose weights are not quantised, run by "compiled".
 
     Raises:
         TypeError: for a name that is no text, such as a model.
@@ -164,9 +165,12 @@ def load_pruned_pair(
         ValueError: as for `load_pair`, or for a draft of another target.
     """
     big = load_model(target, **options)
+    engine = (
+        "compiled" if options["engine"] == "quantised" else options["engine"]
+    )  # drafts were trained, so they are not
     whole, tokens = load_pruned(folder / "draft", big.model)
     small = HFModel(whole, big.tokenizer, engine="eager", check=False)
-    reduced = HFModel(short_head(whole, tokens), big.tokenizer, engine=options["engine"])
+    reduced = HFModel(short_head(whole, tokens), big.tokenizer, engine=engine)
     small = small.altered(engine=reduced.engine, drafted=tokens)
     if not (folder / "features").is_dir():
         return Pair(name, big, small, big.tokenizer)
@@ -175,7 +179,7 @@ def load_pruned_pair(
     light = short_head(whole, tokens)
     if wanted != big.dtype:
         light = copy.deepcopy(light).to(wanted)  # it shares tables with the target
-    reduced = EagleModel(light, big.tokenizer, engine=options["engine"])
+    reduced = EagleModel(light, big.tokenizer, engine=engine)
     return Pair(name, big, reduced.altered(drafted=tokens), big.tokenizer, independent=small)
 
 

@@ -1,0 +1,122 @@
+"""The engine `quantised`: the compiled forward on weights in the 4 or 8 bits that a file held them in.
+
+A model that was read from quantised weights (GGUF's Q4_0, Q4_1 or Q8_0) has float32 numbers that lie, 32 by 32 inputs
+of an output, on 16 or 256 equally spaced values. `Codes` finds those values again and checks every weight to the bit.
+Nothing is rounded: the same logits come from less than a sixth of the memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from transformers import PreTrainedModel
+
+from . import kernels
+from .native import CompiledLlama, aligned
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Quantised weights of a matrix: weight = minimum + code * scale.
+
+    Attributes:
+        bits: 4 or 8.
+        codes: (out, in) int32, from 0 to 2^bits - 1.
+        scales: (out, in / 32) float16.
+        minima: (out, in / 32) float16.
+    """
+
+    bits: int
+    codes: torch.Tensor
+    scales: torch.Tensor
+    minima: torch.Tensor
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, bits: int) -> Self | None:
+        """Find the codes of an (out, in) float32 matrix; None where one of its weights would not be met to the bit.
+
+        A group's lowest and highest weight have the first and last code in Q4_1; in Q4_0 the weight furthest from zero
+        has the first code, and zero the ninth; in Q8_0 that weight is 127 steps from zero. Eight bits hold four, too.
+        """
+        if weight.shape[1] % kernels.GROUP:
+            return None
+        groups = weight.reshape(len(weight), -1, kernels.GROUP)
+        low, high = groups.amin(-1), groups.amax(-1)
+        far = torch.where(-low > high, low, high)
+        step = (far.abs() / 127).half()
+        ways = [(((high - low) / 15).half(), low.half()), ((far / -8).half(), far.half())]
+        ways = [(step, -128 * step), *ways] if bits == 8 else ways
+        codes, met = torch.zeros(groups.shape, dtype=torch.int32), torch.zeros(low.shape, dtype=torch.bool)
+        scales, minima = torch.zeros(2, *low.shape, dtype=torch.half)
+        for scale, minimum in ways:
+            wide, least = scale.float()[..., None], minimum.float()[..., None]
+            tried = ((groups - least) / wide).round_().nan_to_num_(0).clamp_(0, 2**bits - 1)
+            # the kernel rounds once, if what it adds to (2^bits + code) * scale needs no rounding itself
+            offset = minimum.double() - 2**bits * scale.double()
+            right = (tried * wide + least == groups).all(-1) & (offset.float() == offset) & ~met
+            codes[right], scales[right], minima[right] = tried[right].int(), scale[right], minimum[right]
+            met |= right
+            if bool(met.all()):
+                return cls(bits, codes.view(weight.shape), scales, minima)
+        return None
+
+    def packed(self) -> torch.Tensor:
+        """Lay the codes out as `kernels._quantised` reads them: flat uint8, blocks of `kernels.WIDTH` outputs."""
+        fields, rows = 32 // self.bits, len(self.codes)
+        short = -rows % kernels.WIDTH
+
+        def blocks(numbers: torch.Tensor) -> torch.Tensor:
+            """(out, groups, k) -> (blocks, groups, bytes), outputs side by side."""
+            numbers = torch.nn.functional.pad(numbers, (0, 0, 0, 0, 0, short))
+            numbers = numbers.view(-1, kernels.WIDTH, *numbers.shape[1:]).permute(0, 2, 3, 1)
+            return numbers.reshape(*numbers.shape[:2], -1).contiguous().view(torch.uint8)
+
+        words = torch.zeros(*self.scales.shape, self.bits, dtype=torch.int32)
+        for place, codes in zip(
+            kernels.places(self.bits), self.codes.view(*words.shape, fields).unbind(-1), strict=True
+        ):
+            words |= codes << self.bits * place
+        return torch.cat([blocks(each) for each in (self.scales[..., None], self.minima[..., None], words)], -1).view(
+            -1
+        )
+
+
+class _NotQuantised(Exception):
+    pass
+
+
+class QuantisedLlama(CompiledLlama):
+    """The forward of one model of the Llama family whose layers hold quantised weights in float32."""
+
+    name = "quantised"
+
+    def _packed(self, matrix: torch.Tensor) -> torch.Tensor:
+        codes = Codes.of(matrix, 4 if self.kind == kernels.FOUR_BITS else 8)
+        if codes is None:
+            raise _NotQuantised
+        return codes.packed()
+
+    def _take_head(self, head: torch.Tensor) -> None:
+        """Pack the head in 4 or 8 bits where it is quantised, too, else in float32."""
+        codes = Codes.of(head, 4) or Codes.of(head, 8)
+        if codes is None:
+            super()._take_head(head)
+            return
+        packed = codes.packed()
+        self.head = aligned(len(packed), torch.uint8)
+        self.head[:] = packed
+        self.job[kernels.HEAD_BITS], self.job[kernels.HEAD_ROW] = codes.bits, len(packed) // self.rows
+
+    @classmethod
+    def made(cls, model: PreTrainedModel) -> Self | None:
+        """Make the forward of a model, or None where its layers are not quantised."""
+        if model.dtype != torch.float32 or hasattr(model, "joint") or not kernels.QUANTISED:
+            return None
+        for kind in (kernels.FOUR_BITS, kernels.EIGHT_BITS):
+            try:
+                return cls(model, kind)
+            except _NotQuantised:
+                continue
+        return None
