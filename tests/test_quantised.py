@@ -162,3 +162,34 @@ def scores_after(model, text, tokens, parents):
     session = model.session()
     session.start(text)
     return session.score(tokens, parents, Sampling()).logits
+
+
+def test_a_long_text_is_read_in_parts(monkeypatch):
+    """With the same logits and hidden states, behind any tree; an interrupted reading leaves nothing behind."""
+    raw = quantised_model("q4_1", "q8_0")
+    own, other = HFModel(raw), HFModel(raw, engine="eager")
+    monkeypatch.setattr(type(own.engine), "parts", True)
+    tokens, parents = [5, 6, 7, 8], [-1, 0, 0, 1]
+    for length in (native.FEW - 3, native.FEW - 1, native.FEW, 3 * native.FEW + 5, 300):  # trees across an edge, too
+        found = []
+        for model in (own, other):
+            session = model.session()
+            session.feature_layers = (1, -1)
+            session.start(prompt(length)[0].tolist())
+            scores = session.score(tokens, parents, Sampling())
+            found.append((scores.logits, scores.features))
+        for one, expected in zip(*found, strict=True):
+            torch.testing.assert_close(one, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+    session, run, calls = own.session(), native.CompiledLlama._run, []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return run(*arguments)
+
+    monkeypatch.setattr(native.CompiledLlama, "_run", interrupted)
+    session.start(prompt(220)[0].tolist())
+    with pytest.raises(KeyboardInterrupt):
+        session.score(tokens, parents, Sampling())
+    assert session._cache.size == 0

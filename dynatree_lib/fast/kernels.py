@@ -930,7 +930,7 @@ def normalise(hidden, start, count, width, scale, eps, out):
 @fast
 def tiles(n, most):
     """The number of passes over a block for n tokens, at most so many each, and the tokens of a pass, evenly."""
-    passes = (n + most - 1) // most
+    passes = max(1, (n + most - 1) // most)
     return passes, (n + passes - 1) // passes
 
 

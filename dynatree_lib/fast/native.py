@@ -150,6 +150,8 @@ class CompiledLlama:
     name = "compiled"
     copies_weights: ClassVar[bool] = True
     gives_features: ClassVar[bool] = True
+    parts: ClassVar[bool] = False
+    """Whether more than `FEW` tokens are read in parts, because that is faster than transformers' forward."""
     serves: ClassVar[str] = "see `compiled.Compiled`"
     narrow: ClassVar[torch.dtype] = torch.bfloat16 if kernels.BFLOAT16 else torch.float32
     most_probable = staticmethod(most_probable)
@@ -332,6 +334,8 @@ class CompiledLlama:
         self, tokens: np.ndarray, positions: np.ndarray, seen: np.ndarray | None, cache: Any, keep: int
     ) -> torch.Tensor:
         """Compute (keep, V) logits, float32, as `ArrayEngine` says."""
+        if self.parts and len(tokens) > FEW and hasattr(cache, "room_for"):
+            return self._read_in_parts(tokens, positions, seen, cache, keep)
         if not self.runs(len(tokens), cache):
             mask = None if seen is None else additive(seen, self.dtype, cache.size + len(tokens) - seen.shape[1])
             ids, places = torch.from_numpy(tokens)[None], torch.from_numpy(positions)[None]
@@ -339,6 +343,25 @@ class CompiledLlama:
         members = team(torch.get_num_threads(), self.kind)
         with members.lock:  # one forward at a time: buffers and threads are shared
             return self._run(members, tokens, positions, seen, cache, keep)
+
+    def _read_in_parts(
+        self, tokens: np.ndarray, positions: np.ndarray, seen: np.ndarray | None, cache: Any, keep: int
+    ) -> torch.Tensor:
+        """Do what `read` does by forwards of at most `FEW` tokens; nothing is left of them where one is interrupted."""
+        base, kept = cache.size, 0 if cache.features is None else len(cache.features)
+        count, rows = len(tokens), []
+        try:
+            for begin in range(0, count, FEW):
+                end = min(begin + FEW, count)
+                part = None if seen is None else seen[begin:end, : seen.shape[1] - count + end]
+                wanted = max(0, end - max(begin, count - keep))
+                rows.append(self.read(tokens[begin:end], positions[begin:end], part, cache, wanted))
+        except BaseException:
+            cache.keep(base, np.empty(0, np.int64))
+            if cache.features is not None:
+                del cache.features[kept:]
+            raise
+        return torch.cat(rows)
 
     def _run(
         self, members: Team, tokens: np.ndarray, positions: np.ndarray, seen: np.ndarray | None, cache: Any, keep: int

@@ -91,6 +91,7 @@ class QuantisedLlama(CompiledLlama):
     """The forward of one model of the Llama family whose layers hold quantised weights in float32."""
 
     name = "quantised"
+    parts = kernels.MATRICES
 
     def _packed(self, matrix: torch.Tensor) -> torch.Tensor:
         codes = Codes.of(matrix, 4 if self.kind == kernels.FOUR_BITS else 8)
