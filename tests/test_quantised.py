@@ -12,6 +12,7 @@ from dynatree_lib import Chain, Sampling, autoregressive, generate
 from dynatree_lib.fast import kernels, native
 from dynatree_lib.fast.native import aligned
 from dynatree_lib.fast.quantised import Codes
+from dynatree_lib.measure.bandwidth import forward_bytes
 from dynatree_lib.models.huggingface import HFModel
 
 KINDS = {4: kernels.FOUR_BITS, 8: kernels.EIGHT_BITS}
@@ -131,6 +132,7 @@ def test_the_engine_is_as_precise_as_with_float32_weights(form, head, kind):
     exact = HFModel(copy.deepcopy(raw).double(), engine="eager")
     assert own.engine.name == "quantised"
     assert own.engine.weights.nbytes < other.engine.weights.nbytes / (3 if "8" in form else 6)
+    assert forward_bytes(own) < forward_bytes(other) / (1.5 if head is None else 3)
     random, errors = np.random.default_rng(0), []
     for count in (1, 2, 8, 13, 17, 33, native.FEW, native.FEW + 1):
         text, tokens = prompt(40, count)[0].tolist(), random.integers(0, 97, count)

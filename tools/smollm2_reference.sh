@@ -7,9 +7,9 @@
 #
 # RUN, all by default:
 #   forwards                     times of forwards by engine, dtype and number of tokens
-#   float32, bfloat16            texts in this dtype, greedy
-#   float32-0.5, float32-1       texts at this temperature
-#   float32-peers, bfloat16-peers  llama.cpp beside the fastest methods; needs DYNATREE_LLAMA_CPP (tools/llama_cpp_peer.sh)
+#   float32, bfloat16, quantised  greedy texts: with weights of this dtype, and in float32 with weights read as 4 bits
+#   float32-0.5, float32-1, quantised-1  texts at this temperature
+#   float32-peers, bfloat16-peers, quantised-peers  llama.cpp and the fastest methods; needs DYNATREE_LLAMA_CPP (tools/llama_cpp_peer.sh)
 #   llama-bench                  llama.cpp's plain decoding as its own tool measures it; needs DYNATREE_LLAMA_CPP
 #   judged                       token-level verification and traversal on the same trees, temperature 1
 #   precision                    greedy texts that rounding changes
@@ -19,7 +19,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-outputs/reference/smollm2}
 shift || true
-runs=${*:-forwards float32 bfloat16 float32-0.5 float32-1 float32-peers bfloat16-peers llama-bench judged precision audit}
+runs=${*:-forwards float32 bfloat16 quantised float32-0.5 float32-1 quantised-1 float32-peers bfloat16-peers quantised-peers llama-bench judged precision audit}
 mkdir -p "$out"
 dynatree() { python3 -m dynatree_lib "$@"; }
 
@@ -34,7 +34,8 @@ from dynatree_lib.measure.environment import describe_environment
 
 PREFIX, found = 256, {}
 for dtype in ("float32", "bfloat16"):
-    pairs = {engine: load_pair("smollm2", dtype=dtype, engine=engine) for engine in ("eager", "packed", "compiled")}
+    engines = ("eager", "packed", "compiled", *(["quantised"] if dtype == "float32" else []))
+    pairs = {engine: load_pair("smollm2", dtype=dtype, engine=engine) for engine in engines}
     targets = {engine: pair.target for engine, pair in pairs.items()}
     model = targets["compiled"]
     speeds = measure_bandwidth(model.device, forward_bytes(model), "before")
@@ -43,18 +44,20 @@ for dtype in ("float32", "bfloat16"):
     levels = forward_times(drafts, (1, 2, 4, 8, 16), PREFIX)
     speeds += measure_bandwidth(model.device, forward_bytes(model), "after")
     fastest = max(max(one.read, one.copy) for one in speeds)
-    bound = 1000 / ceilings(model, PREFIX, fastest, 1.0)["memory"]
-    found[dtype] = {"target": times, "draft": levels, "bytes_per_second": fastest, "bound_milliseconds": bound}
+    bounds = {engine: 1000 / ceilings(targets[engine], PREFIX, fastest, 1.0)["memory"] for engine in engines[2:]}
+    found[dtype] = {"target": times, "draft": levels, "bytes_per_second": fastest, "bound_milliseconds": bounds}
 body = json.dumps({"environment": describe_environment(), "prefix": PREFIX, **found}, indent=1) + "\n"
 Path(sys.argv[1]).write_text(body, encoding="utf-8")
 PYTHON
 }
 
 texts() {
-  local run=$1 dtype=${1%%-*} temperature=0 methods=hf-generate,ar-fast kinds
+  local run=$1 dtype=${1%%-*} engine=compiled temperature=0 methods=hf-generate,ar-fast kinds
+  [ "$dtype" != quantised ] || { engine=quantised dtype=float32; }
   case $run in
     *-peers)
-      methods=$methods,prompt-lookup,llama-cpp,llama-cpp:weights=q4_1 kinds=lookup-tree,ptd
+      methods=$methods,prompt-lookup,llama-cpp kinds=lookup-tree,ptd
+      [ $engine = compiled ] || methods=$methods,llama-cpp:weights=q4_1
       for tool in lookup lookahead speculative tree; do methods=$methods,llama-cpp:tool=$tool; done
       ;;
     *-*)
@@ -66,9 +69,9 @@ texts() {
   esac
   local tuned=$out/tuned-$run.json lines=$out/$run.jsonl
   [ ! -f "$lines.gz" ] || return 0
-  [ -f "$tuned" ] || dynatree tune --pair smollm2 --dtype "$dtype" --temperature "$temperature" --methods "$kinds" \
+  [ -f "$tuned" ] || dynatree tune --pair smollm2 --dtype "$dtype" --engine $engine --temperature "$temperature" --methods "$kinds" \
     --max-new-tokens 64 --out "$tuned" | grep -v "^Saved in " | tee "$out/tuned-$run.txt"
-  dynatree bench --pair smollm2 --dtype "$dtype" --workload spec-bench/categories --limit 39 --max-new-tokens 128 --stop-at-eos \
+  dynatree bench --pair smollm2 --dtype "$dtype" --engine $engine --workload spec-bench/categories --limit 39 --max-new-tokens 128 --stop-at-eos \
     --temperature "$temperature" --methods "$methods" --tuned "$tuned" --trace --json "$out/$run.json" --records "$lines" \
     $([ -f "$lines" ] && echo --resume) | tee "$out/$run.txt"
   gzip -9n "$lines"

@@ -93,6 +93,11 @@ class QuantisedLlama(CompiledLlama):
     name = "quantised"
     parts = kernels.MATRICES
 
+    @property
+    def forward_bytes(self) -> int:
+        """Bytes of weights that a forward reads."""
+        return self.weights.nbytes + self.head.nbytes + self.vectors.nbytes
+
     def _packed(self, matrix: torch.Tensor) -> torch.Tensor:
         codes = Codes.of(matrix, 4 if self.kind == kernels.FOUR_BITS else 8)
         if codes is None:

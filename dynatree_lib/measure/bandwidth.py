@@ -106,8 +106,11 @@ def forward_bytes(model: HFModel) -> int:
     """Return the bytes of weights that a forward reads.
 
     All weights but tables of embeddings, of which it reads a few rows, unless the output layer shares the table (tied
-    weights) and reads it whole.
+    weights) and reads it whole. An engine that reads fewer bytes says so (`forward_bytes`).
     """
+    own: int | None = getattr(model.engine, "forward_bytes", None)
+    if own is not None:
+        return own
     core = model.model
     output = core.get_output_embeddings()
     head = None if output is None else output.weight
