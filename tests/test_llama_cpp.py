@@ -90,11 +90,12 @@ def test_a_text_of_its_own_clock(pair, built, tool):
 
 
 def test_four_bits_are_read_token_by_token(pair, built):
-    for weights, singly in (("same", False), ("q4_1", True)):
-        run = LlamaCpp(weights=weights).runner(pair, untouched)
+    for weights, tool, singly in (("same", "plain", False), ("q4_1", "plain", True), ("q4_1", "lookup", False)):
+        run = LlamaCpp(tool, weights=weights).runner(pair, untouched)
         run([1, 2, 3], max_new_tokens=2, eos_token_ids=(), on_tokens=lambda tokens: None, sampling=Sampling(), seed=0)
         arguments = (built / "arguments").read_text().split()
         assert ("-ub" in arguments) == singly
+        assert ("--no-repack" in arguments) == (weights == "q4_1" and not singly)
 
 
 def test_a_guess_that_ends_inside_a_letter_is_no_failure(pair, built):

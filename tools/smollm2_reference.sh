@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # The records on the pair smollm2. Each run of texts has 39 prompts of Spec-Bench (3 of each of its 13 categories), 128 tokens and at most
-# eleven methods in turn, and takes about half an hour on two cores; nothing else should run. A stopped run goes on. The lines of a
+# a dozen methods in turn, and takes about half an hour on two cores; nothing else should run. A stopped run goes on. The lines of a
 # finished run are packed (RUN.jsonl.gz); remove that file to repeat the run.
 #
 #   tools/smollm2_reference.sh [OUT] [RUN ...]
 #
 # RUN, all by default:
 #   forwards                     times of forwards by engine, dtype and number of tokens
-#   float32, bfloat16, quantised  greedy texts: with weights of this dtype, and in float32 with weights read as 4 bits
+#   float32, bfloat16            greedy texts, with weights of this dtype in memory
+#   quantised                    greedy texts in float32, with the weights read as 4 bits, and llama.cpp on them
 #   float32-0.5, float32-1, quantised-1  texts at this temperature
-#   float32-peers, bfloat16-peers, quantised-peers  llama.cpp and the fastest methods; needs DYNATREE_LLAMA_CPP (tools/llama_cpp_peer.sh)
+#   float32-peers, bfloat16-peers  llama.cpp and the fastest methods
+# llama.cpp needs DYNATREE_LLAMA_CPP (tools/llama_cpp_peer.sh).
 #   llama-bench                  llama.cpp's plain decoding as its own tool measures it; needs DYNATREE_LLAMA_CPP
 #   judged                       token-level verification and traversal on the same trees, temperature 1
 #   precision                    greedy texts that rounding changes
@@ -19,7 +21,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-outputs/reference/smollm2}
 shift || true
-runs=${*:-forwards float32 bfloat16 quantised float32-0.5 float32-1 quantised-1 float32-peers bfloat16-peers quantised-peers llama-bench judged precision audit}
+runs=${*:-forwards float32 bfloat16 quantised float32-0.5 float32-1 quantised-1 float32-peers bfloat16-peers llama-bench judged precision audit}
 mkdir -p "$out"
 dynatree() { python3 -m dynatree_lib "$@"; }
 
@@ -57,8 +59,11 @@ texts() {
   case $run in
     *-peers)
       methods=$methods,prompt-lookup,llama-cpp kinds=lookup-tree,ptd
-      [ $engine = compiled ] || methods=$methods,llama-cpp:weights=q4_1
       for tool in lookup lookahead speculative tree; do methods=$methods,llama-cpp:tool=$tool; done
+      ;;
+    quantised)
+      methods=$methods,hf-assisted,prompt-lookup,chain:length=4,fixed-tree,llama-cpp:weights=q4_1,llama-cpp:tool=lookup,weights=q4_1
+      kinds=chain,cost-aware-tree,lookup-tree,ptd
       ;;
     *-*)
       temperature=${run#*-} kinds=sampled-tree,cost-aware-sampled-tree,cost-aware-tree,lookup-tree

@@ -99,8 +99,8 @@ class LlamaCpp:
         ]  # fmt: skip
         if files["target"].stem.endswith("f32"):  # its cache is float16 by default, which rounds more than weights do
             shared += ["-ctk", "f32", "-ctv", "f32"]
-        if self.weights == "q4_1":  # with AMX, its kernel for these blocks crashes on batches of a prompt's tokens
-            shared += ["-ub", "1"]
+        if self.weights == "q4_1":  # with AMX, its kernel for these blocks crashes on more than one token at a time
+            shared += ["-ub", "1"] if self.tool == "plain" else ["--no-repack"]
         chain = ["-md", str(files["draft"]), "--spec-draft-n-max", str(self.drafted)]
         own: dict[str, list[str]] = {
             "plain": ["-no-cnv", "--no-display-prompt"],

@@ -29,8 +29,8 @@ class Engine(Protocol):
         serves: the models it serves, for messages.
 
     An engine that knows a cache's `features` and `given` (`TreeCache`) says so with `gives_features = True`. One that
-    reads arrays is an `ArrayEngine` too. `narrow`, where it has that, is the dtype in which it runs the fastest here, and
-    `forward_bytes` the bytes of weights that a forward reads, where they are not the model's.
+    reads arrays is an `ArrayEngine` too. `narrow`, where it has that, is the dtype in which it runs the fastest here;
+    `forward_bytes` are the bytes of weights that a forward reads, where they are not the model's.
     """
 
     name: str
