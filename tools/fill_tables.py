@@ -95,7 +95,8 @@ def quote_forwards(body: Mapping[str, Any], name: str) -> str:
     """Return Markdown: milliseconds of a forward by dtype, model and number of tokens; arguments as for `quote`."""
     rows, bounds = [], []
     for dtype in (key for key, part in body.items() if isinstance(part, Mapping) and "target" in part):
-        bounds.append(f"{body[dtype]['bound_milliseconds']:.1f} in {dtype}")
+        for engine, bound in body[dtype]["bound_milliseconds"].items():
+            bounds.append(f"{bound:.1f} in {dtype}" + (" by `quantised`" if engine == "quantised" else ""))
         for kind in ("target", "draft"):
             for model in dict.fromkeys(row["model"] for row in body[dtype][kind]):
                 took = {row["rows"]: row["milliseconds"] for row in body[dtype][kind] if row["model"] == model}
@@ -108,7 +109,7 @@ def quote_forwards(body: Mapping[str, Any], name: str) -> str:
         *_markdown(table, text=2),
         f"Milliseconds (median) by the number of tokens scored, after {body['prefix']} tokens; {where['cpu']}, "
         f"{where['threads']} threads.",
-        f"Reading weights and cache once takes {' and '.join(bounds)} at the bandwidth measured in that run.",
+        f"Reading weights and cache once takes {', '.join(bounds)} at the bandwidth measured in that run.",
         _record(name),
     ]
     return "\n".join([*lines, "", ""])
@@ -128,6 +129,7 @@ ENGINES = {
     "eager": "`eager`: transformers",
     "packed": "`packed`: fused projections, otherwise transformers",
     "compiled": "`compiled`: the whole forward in one native call",
+    "quantised": "`quantised`: that, on the weights' own 4 and 8 bits",
 }
 """What stands for an engine in a table of forwards."""
 
