@@ -374,6 +374,11 @@ def test_what_the_page_says_of_sampling_on_the_real_model_is_in_the_records():
         if label not in ("ar-fast", "sampled-tree (tuned)")
     )
     assert "\nUse ar\n" in (REAL / "tuned-quantised-1.txt").read_text(encoding="utf-8")
+    audited = (REAL / "audit.txt").read_text(encoding="utf-8")
+    verdicts = re.findall(r"^(.*?)  .* (follows|biased)$", audited, flags=re.M)
+    sound = [verdict for label, verdict in verdicts if "(control)" not in label]
+    assert f"{sound.count('follows')} of {len(sound)} methods follow" in told
+    assert [verdict for label, verdict in verdicts if "(control)" in label] == ["biased"] * 2
     rules = [tree, f"{tree},verifier=token-level"]
     assert f"The separate runs of the table say {ratio(frame, *rules, of='tokens', per='iterations')}" in told
     judged = read_judged(REAL / "judged.jsonl.gz")

@@ -48,7 +48,7 @@ GROUP = 32
 TILE = 12 if WIDE else 5
 """Tokens that one pass over a block serves: their sums stay in registers."""
 SPACE = 4 * 4096
-"""Bytes that `_split` works in: two tiles of codes of up to 4 KB, and products."""
+"""Bytes that `_split` works in: two tiles of codes of up to 4 KB, and products of two groups."""
 DEEP = 16
 """Tokens that one pass over a block serves where the processor multiplies tiles."""
 
@@ -415,31 +415,31 @@ def _split(bits):
             )
             sums_at = builder.add(inputs, builder.mul(size, I64(6)))
             groups, kinds = builder.lshr(size, I64(5)), (tile, address, I64)
-            products = builder.add(space, I64(2 * 4096 + 1024))
+            products = builder.add(space, I64(2 * 4096))
 
             def toggled(place, group, size):
                 """One of two places, in turn."""
                 return builder.add(place, builder.mul(builder.and_(group, I64(1)), I64(size)))
 
-            def keep_sums(group, turn):
+            def keep_sums(group):
                 for half in range(2):
                     there = at(toggled(products, group, 2048), 64 * half)
-                    call("tilestored64", kinds, tile(2 * turn + half), there, I64(4 * WIDTH))
+                    call("tilestored64", kinds, tile(half), there, I64(4 * WIDTH))
 
-            def multiply(group, turn):
+            def multiply(group):
                 source, buffer = builder.add(inputs, builder.mul(group, I64(64))), toggled(space, group, 2048 * planes)
                 for half in range(2):
-                    call("tilezero", (tile,), tile(2 * turn + half))
+                    call("tilezero", (tile,), tile(half))
+                for third in range(3):
+                    place = builder.add(source, builder.mul(size, I64(2 * third)))
+                    call("tileloadd64", kinds, tile(2 + third), at(place), row_bytes)
                 for plane in range(planes):
                     for half in range(2):
                         place = at(buffer, (plane * 2 + half) * 1024)
-                        call("tileloadd64", kinds, tile(6 + half), place, I64(64))
+                        call("tileloadd64", kinds, tile(5 + half), place, I64(64))
                     for third in (2, 1, 0):
-                        rows = tile(4 + third % 2)
-                        place = builder.add(source, builder.mul(size, I64(2 * third)))
-                        call("tileloadd64", kinds, rows, at(place), row_bytes)
                         for half in range(2):
-                            call("tdpbf16ps", (tile, tile, tile), tile(2 * turn + half), rows, tile(6 + half))
+                            call("tdpbf16ps", (tile, tile, tile), tile(half), tile(2 + third), tile(5 + half))
 
             def add(group):
                 """Add the products of a group to all rows; the builder is left behind the loop."""
@@ -473,23 +473,10 @@ def _split(bits):
                 builder.cbranch(builder.icmp_signed("<", following, count), rows, after)
                 builder.position_at_end(after)
 
-            def turns(group, turn):
-                """One turn of the pipeline: the next group is unpacked, one multiplied, one stored, one added."""
-                following = builder.add(group, I64(1))
-                more = builder.icmp_signed("<", following, groups)
-                unpack(builder.select(more, following, group), toggled(space, following, 2048 * planes))
-                keep_sums(builder.sub(group, I64(1)), 1 - turn)
-                multiply(group, turn)
-                late, after = (builder.append_basic_block(name) for name in ("late", "after"))
-                builder.cbranch(builder.icmp_signed("<", group, I64(2)), after, late)
-                builder.position_at_end(late)
-                add(builder.sub(group, I64(2)))
-                builder.branch(after)
-                builder.position_at_end(after)
-
-            start, final = builder.block, builder.sub(groups, I64(1))
-            names = ("clear", "before", "loop", "again", "even", "odd", "done")
-            clear, before, loop, again, even, odd, done = (builder.append_basic_block(name) for name in names)
+            start = builder.block
+            clear, before, loop, late, last, done = (
+                builder.append_basic_block(name) for name in ("clear", "before", "loop", "late", "last", "done")
+            )
             builder.branch(clear)
             builder.position_at_end(clear)
             row = builder.phi(I64)
@@ -505,27 +492,31 @@ def _split(bits):
             builder.position_at_end(before)
             unpack(I64(0), space)
             builder.branch(loop)
+            # a group is unpacked, multiplied, stored and added in four successive turns, so that none waits for another
             builder.position_at_end(loop)
             group = builder.phi(I64)
             group.add_incoming(I64(0), before)
-            turns(group, 0)
-            builder.cbranch(builder.icmp_signed("<", group, final), again, odd)
-            builder.position_at_end(again)
             following = builder.add(group, I64(1))
-            turns(following, 1)
-            group.add_incoming(builder.add(group, I64(2)), builder.block)
-            builder.cbranch(builder.icmp_signed("<", following, final), loop, even)
-            for number, end in enumerate((odd, even)):
-                builder.position_at_end(end)
-                keep_sums(final, number)
-                builder.branch(done)
-            builder.position_at_end(done)
-            last, two = (builder.append_basic_block(name) for name in ("last", "two"))
-            builder.cbranch(builder.icmp_signed("<", groups, I64(2)), last, two)
-            builder.position_at_end(two)
-            add(builder.sub(groups, I64(2)))
+            more = builder.icmp_signed("<", following, groups)
+            unpack(builder.select(more, following, group), toggled(space, following, 2048 * planes))
+            keep_sums(builder.sub(group, I64(1)))
+            multiply(group)
+            builder.cbranch(builder.icmp_signed("<", group, I64(2)), last, late)
+            builder.position_at_end(late)
+            add(builder.sub(group, I64(2)))
             builder.branch(last)
             builder.position_at_end(last)
+            group.add_incoming(following, last)
+            builder.cbranch(more, loop, done)
+            builder.position_at_end(done)
+            final = builder.sub(groups, I64(1))
+            keep_sums(final)
+            second_last, very_last = (builder.append_basic_block(name) for name in ("second_last", "very_last"))
+            builder.cbranch(builder.icmp_signed("<", groups, I64(2)), very_last, second_last)
+            builder.position_at_end(second_last)
+            add(builder.sub(groups, I64(2)))
+            builder.branch(very_last)
+            builder.position_at_end(very_last)
             add(final)
             return context.get_dummy_value()
 
@@ -569,7 +560,7 @@ def tile_shapes():
     out[:, 0] = 1
     out[:, 16:32:2] = 64  # bytes of a row, 16 bits each
     out[:, 48:56] = DEEP
-    out[:, 48:54] = np.arange(DEEP + 1)[:, None]
+    out[:, 48:53] = np.arange(DEEP + 1)[:, None]
     return out
 
 

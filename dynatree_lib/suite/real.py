@@ -1,6 +1,6 @@
 """What notebooks show of a real model, SmolLM2-135M: a few texts live, larger tables from records that are kept.
 
-A laptop writes some twenty tokens a second of it, so a notebook measures little itself. The records are made by
+A notebook writes at most 8,000 of its tokens, so it measures little itself. The records are made by
 tools/smollm2_reference.sh, and every table names its own.
 """
 
