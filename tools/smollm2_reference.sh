@@ -11,12 +11,12 @@
 #   quantised                    greedy texts in float32, with the weights read as 4 bits, and llama.cpp on them
 #   float32-0.5, float32-1, quantised-1  texts at this temperature
 #   float32-peers, bfloat16-peers  llama.cpp and the fastest methods
-# llama.cpp needs DYNATREE_LLAMA_CPP (tools/llama_cpp_peer.sh).
-#   llama-bench                  llama.cpp's plain decoding as its own tool measures it; needs DYNATREE_LLAMA_CPP
+#   llama-bench                  llama.cpp's plain decoding as its own tool measures it
 #   judged                       token-level verification and traversal on the same trees, temperature 1
 #   precision                    greedy texts that rounding changes
 #   audit                        tests whether sampled tokens follow the target
-# What a run calls tuned was tuned before it, on bundled prompts. DYNATREE_DATA names the folder with spec_bench/.
+# What a run calls tuned was tuned before it, on bundled prompts. DYNATREE_DATA names the folder with spec_bench/, DYNATREE_LLAMA_CPP the one
+# that tools/llama_cpp_peer.sh made; quantised, the peers and llama-bench need it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-outputs/reference/smollm2}
