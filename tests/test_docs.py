@@ -291,10 +291,10 @@ def test_how_many_texts_of_the_real_model_are_said_to_be_identical():
     )
     assert set(single) == set(codes) == {39}
     assert (
-        f"In float32 all 39 texts of every method equal `generate`'s; in bfloat16 {min(half)} to {max(half)} do"
+        f"In float32 all 39 texts of our methods equal `generate`'s; in bfloat16 {min(half)} to {max(half)} do"
         in readme
     )
-    assert "**Every text is `generate`'s**, all 39 of each method" in page("docs/smollm2.md")
+    assert "**Every text of ours is `generate`'s**, all 39 of each method" in page("docs/smollm2.md")
 
 
 def test_what_is_said_of_weights_read_as_4_bits_is_in_the_records():

@@ -103,7 +103,7 @@ def multiplied(way: str, bits: int, weight: torch.Tensor, rows: torch.Tensor) ->
 @pytest.mark.skipif(not kernels.QUANTISED, reason="this CPU does not widen float16")
 @pytest.mark.parametrize(("way", "bits"), PRODUCTS)
 def test_a_product_is_that_of_the_weights(way, bits):
-    """Of 1 to 16 rows, over odd and even numbers of groups; in float64, and by the float32 kernel to the bit."""
+    """Of 1 to 16 rows, over odd and even numbers of groups, compared with float64."""
     random = torch.Generator().manual_seed(bits)
     for count, size in (
         (1, 32),

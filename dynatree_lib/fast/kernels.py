@@ -4,8 +4,8 @@ numba compiles this file at the first use and keeps the result on disk; no compi
 `work`. Of each stage a thread takes the blocks of its own share, then those that others have left. Matrices are packed
 in blocks of `WIDTH` outputs, so that a product reads each weight once, in order, for up to `TILE` tokens; that reading
 is what bounds its time. In bfloat16, inputs are rounded to it before a product, sums and everything between products
-are float32. Weights that a file held in 4 or 8 bits are read as those bits, and made float32 in registers: the same
-numbers from an eighth or a quarter of the memory (`_quantised`).
+are float32. Weights that a file held in 4 or 8 bits are read as those bits, from less than a sixth or a third of the
+memory (`_quantised`, `_split`).
 """
 
 # mypy: ignore-errors
@@ -353,7 +353,7 @@ def _tiled():
 def _split(bits):
     """Make the same intrinsic for weights of 4 or 8 bits by the processor's tiles, for up to DEEP rows.
 
-    Rows of inputs are those that `split_rows` writes: a float32 as the sum of three bfloat16, which loses nothing, and
+    Rows of inputs are those that `split_row` writes: a float32 as the sum of three bfloat16, which loses nothing, and
     the sum of each group. Codes, less half their number, are whole numbers that a bfloat16 holds; eight bits are two
     tiles of four. So a tile's products are exact, its sums float32, and a group's sum is multiplied by its scale.
 
@@ -1047,7 +1047,7 @@ def _project_head(bits, weights, inputs, n, size, rows, logits, tile, kind, take
         else:
             project(weights, inputs, n, size, rows, logits, none, False, tile, none, taken, thread, threads, following)
 
-    return own if kind.dtype in (types.int32, types.uint32) else same
+    return own if kind.dtype in QUANTISED_KINDS else same
 
 
 @softmax

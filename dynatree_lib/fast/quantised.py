@@ -2,7 +2,8 @@
 
 A model that was read from quantised weights (GGUF's Q4_0, Q4_1 or Q8_0) has float32 numbers that lie, 32 by 32 inputs
 of an output, on 16 or 256 equally spaced values. `Codes` finds those values again and checks every weight to the bit.
-Nothing is rounded: the same logits come from less than a sixth of the memory.
+So no weight is rounded, and logits are those of `compiled` up to the rounding of sums, from less than a sixth of the
+memory.
 """
 
 from __future__ import annotations
