@@ -921,8 +921,8 @@ def normalise(hidden, start, count, width, scale, eps, out):
 @fast
 def tiles(n, most):
     """The number of passes over a block for n tokens, at most so many each, and the tokens of a pass, evenly."""
-    passes = max(1, (n + most - 1) // most)
-    return passes, (n + passes - 1) // passes
+    passes = (n + most - 1) // most
+    return passes, (n + passes - 1) // max(1, passes)
 
 
 @fast
@@ -1392,7 +1392,9 @@ def work(job, thread, threads, kind):
         taken += 2 * LINE
     normalise(hidden, n - keep, keep, hidden_size, last_norm, eps, normed)
     logits = floats(job[LOGITS], keep * rows)
-    if BYTES and job[HEAD_SCALES]:
+    if keep == 0:
+        pass  # part of a longer prompt
+    elif BYTES and job[HEAD_SCALES]:
         bytes_place = normed_place + n * hidden_size * kind.itemsize
         rounded = carray(_pointer(bytes_place), (keep * hidden_size,), np.uint8)
         scales = floats(bytes_place + keep * hidden_size, keep)

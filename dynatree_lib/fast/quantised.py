@@ -43,6 +43,8 @@ class Codes:
         """
         if weight.shape[1] % kernels.GROUP:
             return None
+        if len(weight) > kernels.WIDTH and cls.of(weight[: kernels.WIDTH], bits) is None:
+            return None  # a few rows tell sooner
         groups = weight.reshape(len(weight), -1, kernels.GROUP)
         low, high = groups.amin(-1), groups.amax(-1)
         far = torch.where(-low > high, low, high)
