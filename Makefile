@@ -15,11 +15,11 @@ WORKERS := $(shell echo $$(($(CORES) < 8 ? $(CORES) : 8)))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce reproduce-all test unit notebooks test-slow lint lines lab slides clean
+.PHONY: help setup reproduce reproduce-all test unit notebooks test-slow lint lines lab slides site clean
 
 help:
 	@grep -E '^# make' Makefile | cut -c3-
-	@echo 'also: make reproduce-all | test-slow | unit | notebooks | lint | lines | lab | slides | clean'
+	@echo 'also: make reproduce-all | test-slow | unit | notebooks | lint | lines | lab | slides | site | clean'
 
 setup: $(READY)
 
@@ -69,6 +69,11 @@ lab: setup
 slides: setup
 	$(BIN)/jupyter nbconvert --to slides --output-dir outputs/slides notebooks/slides/*.ipynb
 
+# The pages of docs/ and the API, in outputs/site. A warning is an error.
+site: setup
+	rm -rf outputs/api outputs/site
+	$(BIN)/python -m sphinx --fail-on-warning --quiet -c docs . outputs/site
+
 clean:
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache outputs/notebooks
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache outputs/notebooks outputs/api outputs/site outputs/slides
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

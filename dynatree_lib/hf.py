@@ -340,7 +340,7 @@ def _check_context(target: LanguageModel, prompts: Sequence[Sequence[int]], budg
 
 # ------------------------------------------------------------------------------------------------ models and drafters
 class _Kept:
-    """The `HFModel`s of a model, by engine: made once, kept in the model, left out of its copies and files."""
+    """Each `HFModel` of a model, by engine: made once, kept in the model, left out of its copies and files."""
 
     def __init__(self, weights: Any) -> None:
         self.weights, self.made = weights, dict[str, HFModel]()

@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import re
+import shlex
 import sys
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dynatree_lib.cli.main import main
+from dynatree_lib.cli.main import main, parser
 from dynatree_lib.cli.options import COMMANDS
 from dynatree_lib.measure import methods
 from dynatree_lib.measure.judge import read_judged
@@ -467,6 +468,37 @@ def test_the_page_of_commands_has_every_command_and_only_options_that_exist():
         assert named <= known[name], (name, named - known[name])
     shared = set(re.findall(r"--[a-z][a-z-]*", section("docs/cli.md", "Options that most commands share")))
     assert shared <= {*known["bench"], "--help"}
+
+
+def quoted_commands():
+    """Every command with arguments that a page, a card or a notebook quotes."""
+    places = [*PAGES, *(ROOT / "data").rglob("README.md"), *(ROOT / "notebooks").glob("*.ipynb")]
+    texts = [place.read_text(encoding="utf-8") for place in places]
+    return sorted({line for text in texts for line in re.findall(r"`dynatree ([a-z]+ [^`\n\\]+)`", text)})
+
+
+@pytest.mark.parametrize("line", quoted_commands())
+def test_a_quoted_command_is_one(line):
+    parser().parse_args(shlex.split(line))
+
+
+LESS = {
+    "bench": "--limit 1 --max-new-tokens 8 --warmup 0",
+    "judge": "--limit 1 --max-new-tokens 8",
+    "precision": "--limit 1 --max-new-tokens 8 --rows 2 --methods chain:length=4",
+    "tune": "--limit 1 --max-new-tokens 8 --max-rows 4 --methods chain --no-check",
+}
+"""Less work for the quoted commands on the bundled pair."""
+
+
+@pytest.mark.parametrize("line", [line for line in quoted_commands() if "--pair tiny" in line])
+def test_a_quoted_command_on_the_bundled_pair_runs(line, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(line)
+    assert main([*words, *LESS[words[0]].split()]) == 0
+    written = [word for word in words if word == "FILE" or word.endswith(".json")]
+    assert all((tmp_path / name).is_file() for name in written)
+    assert capsys.readouterr().out
 
 
 def test_the_chats_command_and_its_commands_run(monkeypatch, capsys):

@@ -113,6 +113,13 @@ def requirement_name(line):
     return re.split(r"[\[<>=!~; ]", line.strip())[0].lower().replace("_", "-")
 
 
+def required(project, extras=None):
+    """The direct dependencies of the core and of some extras, by default all."""
+    lists = project["optional-dependencies"]
+    named = [text for name in extras or lists for text in lists[name]]
+    return [*project["dependencies"], *(text for text in named if requirement_name(text) != "dynatree-lib")]
+
+
 def test_constraints_pin_every_direct_dependency_within_its_range():
     from packaging.requirements import Requirement
 
@@ -121,8 +128,7 @@ def test_constraints_pin_every_direct_dependency_within_its_range():
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
     pins = {requirement_name(line): line.split("==")[1] for line in lines}
     assert pins["torch"] == "2.13.0"
-    extras = project["optional-dependencies"]
-    for text in [*project["dependencies"], *extras["notebooks"], *extras["dev"]]:
+    for text in required(project):
         requirement = Requirement(text)
         assert requirement.specifier.contains(pins[requirement_name(text)]), f"{text} against constraints.txt"
     assert {requirement_name(text) for text in project["dependencies"]} == {
@@ -133,15 +139,14 @@ def test_constraints_pin_every_direct_dependency_within_its_range():
     }
 
 
-# Run by name, by the user or by transformers; ipywidgets is for the explorers to come.
-NOT_IMPORTED = {"ipykernel", "ipywidgets", "jupyterlab", "nbval", "safetensors"}
+# Run by name, by the user or by transformers.
+NOT_IMPORTED = {"ipykernel", "jupyterlab", "nbval", "safetensors"}
 IMPORT_NAMES = {"rouge-score": "rouge_score"}
 
 
 def test_what_is_required_is_imported():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    required = [*project["dependencies"], *project["optional-dependencies"]["notebooks"]]
-    names = {requirement_name(text) for text in required} - NOT_IMPORTED
+    names = {requirement_name(text) for text in required(project, ["hosted", "notebooks"])} - NOT_IMPORTED
     found = {name.split(".")[0] for path in modules() for name in imported(path)}
     assert {IMPORT_NAMES.get(name, name) for name in names} <= found
 

@@ -46,15 +46,12 @@ COLUMNS = {
 
 
 class Given(NamedTuple):
-    """What the children of a level are drawn from.
-
-    Attributes:
-        sampled: (f, K) probabilities, on the CPU.
-        plain: (f, K) log-probabilities at temperature 1, on the CPU.
-    """
+    """What the children of a level are drawn from."""
 
     sampled: torch.Tensor
+    """(f, K) probabilities, on the CPU."""
     plain: torch.Tensor
+    """(f, K) log-probabilities at temperature 1, on the CPU."""
 
 
 class TreeBuilder:

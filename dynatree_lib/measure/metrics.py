@@ -22,7 +22,7 @@ def summarize_records(records: Records) -> list[dict[str, Any]]:
 
     Times in seconds, memory in bytes; None where a method does not show a quantity.
 
-    Returns:
+    Keys:
         method, label, options, lossless: which method, as configured.
         prompts, runs, failures: how many prompts and runs were measured, and how many runs raised.
         tokens: generated in all runs.

@@ -55,7 +55,7 @@ def prepare_prompts(
 
     Args:
         pair: whose tokenizer, and whose target's context.
-        prompts: objects with `id`, `text`, `sha256` (of a `Workload`), plain texts, or `BenchPrompt`s.
+        prompts: objects with `id`, `text`, `sha256` (of a `Workload`), plain texts, or items of type `BenchPrompt`.
         max_new_tokens: budget of each text.
         turns: "all" makes each further turn of a prompt a prompt of its own after it, "ID/turn-2", ...: the
             conversation so far (`workloads.render`) with the replies that the target's greedy plain decoding gives, to

@@ -131,8 +131,8 @@ def run_benchmark(
 
     Args:
         pair: target and draft.
-        methods: `"ar,chain:length=6"`, or specs and `Variant`s.
-        prompts: objects with `id`, `text`, `sha256` (of a `Workload`), plain texts, or `BenchPrompt`s.
+        methods: `"ar,chain:length=6"`, or a list whose items are specs or of type `Variant`.
+        prompts: objects with `id`, `text`, `sha256` (of a `Workload`), plain texts, or items of type `BenchPrompt`.
         max_new_tokens: budget of every run.
         sampling: greedy by default; otherwise texts are not compared.
         seed: of sampling; run r uses seed + r. Greedy runs draw nothing.

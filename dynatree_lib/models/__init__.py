@@ -1,4 +1,4 @@
-"""Language models as this library sees them: something that opens `Session`s which score token trees."""
+"""Language models as this library sees them: something that opens a `Session`, which scores token trees."""
 
 from .base import LanguageModel, Session
 from .toy import ToyModel

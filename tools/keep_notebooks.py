@@ -1,0 +1,121 @@
+"""Keep the executed notebooks of finished runs in outputs/reference/notebooks, with pictures that a code host shows.
+
+    python3 -m tools.keep_notebooks RUN [RUN ...]
+    python3 -m tools.keep_notebooks
+
+A RUN is a folder of `dynatree run`, of a commit without further changes. Each of its notebooks is kept: figures as PNG
+(which needs the packages kaleido and pillow, and Chrome or Chromium), widgets as a note. The first cell says when,
+where and with which commit it ran. Without a RUN, kept notebooks whose code is unchanged take over the present texts.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from dynatree_lib.plots.theme import FIGURE_TYPE
+from dynatree_lib.suite.pages import WIDGET_TYPE
+from dynatree_lib.suite.plan import read_source
+from dynatree_lib.suite.receipts import RUN_FILE, Files, damage, read_json
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS, KEPT = ROOT / "notebooks", ROOT / "outputs" / "reference" / "notebooks"
+WIDTH = 820
+"""Pixels of a picture, about the width of a notebook's page."""
+COLOURS = 64
+"""Colours of a picture: figures have few, and a picture takes a third of the bytes."""
+CONTROLS = "Controls are here where the notebook runs in JupyterLab, Colab or VS Code."
+
+
+def main(folders: list[str]) -> None:
+    """Keep every notebook of these runs; nothing is written where one of them cannot be kept."""
+    if not folders:
+        refresh()
+        return
+    pages = {}
+    for folder in map(Path, folders):
+        run = read_json(folder / RUN_FILE)
+        for name in run["notebooks"]:
+            pages[name] = kept(Files(folder, name), run["environment"])
+    KEPT.mkdir(parents=True, exist_ok=True)
+    for name, page in pages.items():
+        nbformat.write(page, KEPT / f"{name}.ipynb")
+
+
+def kept(files: Files, machine: dict[str, Any]) -> Any:
+    """Return an executed notebook as it is kept.
+
+    Raises:
+        SystemExit: where it is not what its receipt says, has another source than the notebook, or names no commit.
+    """
+    receipt = read_json(files.receipt)
+    commit, source = str(receipt["commit"]), read_source(NOTEBOOKS / f"{files.name}.ipynb")
+    harm = damage(files, receipt)
+    if source.sha256 != receipt["source_sha256"]:
+        harm = "the notebook has changed since it ran"
+    if len(commit) != 40:
+        harm = f"its commit is '{commit}', and should be one that others can check out"
+    if harm:
+        raise SystemExit(f"{files.name} of {files.out} cannot be kept: {harm}.")
+    notebook = nbformat.read(files.executed, as_version=4)
+    for cell in notebook.cells:
+        for name in ("papermill", "execution"):
+            cell.metadata.pop(name, None)
+        for output in cell.get("outputs", []):
+            if "data" in output:
+                output["data"] = still(output["data"])
+    notebook.metadata = {
+        "kernelspec": notebook.metadata["kernelspec"],
+        "language_info": {"name": "python"},
+        "dynatree": {name: receipt[name] for name in ("source_sha256", "commit", "profile")},
+    }
+    words = f"*Executed on {receipt['finished'][:10]} with commit {commit[:12]} in the profile `{receipt['profile']}`, "
+    words += f"on {machine['cpu']}, {machine['threads']} threads. Later versions may print other numbers.*"
+    notebook.cells.insert(0, nbformat.v4.new_markdown_cell(words, id="executed"))
+    return notebook
+
+
+def still(data: dict[str, Any]) -> dict[str, Any]:
+    """Return an output's data without what needs a kernel or a script to be seen."""
+    if WIDGET_TYPE in data:
+        return {"text/plain": CONTROLS}
+    figure = data.get(FIGURE_TYPE)
+    return data if figure is None else {"image/png": base64.b64encode(picture(figure)).decode()}
+
+
+def picture(figure: dict[str, Any]) -> bytes:
+    """Draw a figure as PNG."""
+    import plotly.graph_objects as go
+    from PIL import Image
+
+    height = figure.get("layout", {}).get("height") or 450
+    drawn = Image.open(io.BytesIO(go.Figure(figure).to_image(format="png", width=WIDTH, height=height)))
+    out = io.BytesIO()
+    drawn.convert("RGB").quantize(COLOURS).save(out, format="png", optimize=True)
+    return out.getvalue()
+
+
+def refresh() -> None:
+    """Give kept notebooks the present texts, where code is unchanged; others stay as they are, and the test says so."""
+    for path in sorted(KEPT.glob("*.ipynb")):
+        page, now = (nbformat.read(place, as_version=4) for place in (path, NOTEBOOKS / path.name))
+        old, new = ({cell.id: cell for cell in book.cells if cell.cell_type == "code"} for book in (page, now))
+        if any(cell.source != old.get(name, cell).source or name not in old for name, cell in new.items()):
+            continue
+        extra = [cell for cell in page.cells if cell.cell_type == "code" and cell.id not in new]  # run's parameters
+        cells = [page.cells[0]]
+        for cell in now.cells:
+            cells.append(old[cell.id] if cell.cell_type == "code" else cell)
+            if "parameters" in cell.metadata.get("tags", []):
+                cells += extra
+        page.cells, page.metadata["dynatree"]["source_sha256"] = cells, read_source(NOTEBOOKS / path.name).sha256
+        nbformat.write(page, path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
