@@ -470,6 +470,7 @@ def test_the_page_of_commands_has_every_command_and_only_options_that_exist():
     assert shared <= {*known["bench"], "--help"}
 
 
+@cache
 def quoted_commands():
     """Every command with arguments that a page, a card or a notebook quotes."""
     places = [*PAGES, *(ROOT / "data").rglob("README.md"), *(ROOT / "notebooks").glob("*.ipynb")]

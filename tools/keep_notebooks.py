@@ -19,7 +19,7 @@ from typing import Any
 import nbformat
 
 from dynatree_lib.plots.theme import FIGURE_TYPE
-from dynatree_lib.suite.pages import WIDGET_TYPE
+from dynatree_lib.suite.pages import WIDGET_NOTE, WIDGET_TYPE
 from dynatree_lib.suite.plan import read_source
 from dynatree_lib.suite.receipts import RUN_FILE, Files, damage, read_json
 
@@ -29,7 +29,6 @@ WIDTH = 820
 """Pixels of a picture, about the width of a notebook's page."""
 COLOURS = 64
 """Colours of a picture: figures have few, and a picture takes a third of the bytes."""
-CONTROLS = "Controls are here where the notebook runs in JupyterLab, Colab or VS Code."
 
 
 def main(folders: list[str]) -> None:
@@ -83,7 +82,7 @@ def kept(files: Files, machine: dict[str, Any]) -> Any:
 def still(data: dict[str, Any]) -> dict[str, Any]:
     """Return an output's data without what needs a kernel or a script to be seen."""
     if WIDGET_TYPE in data:
-        return {"text/plain": CONTROLS}
+        return {"text/html": WIDGET_NOTE}
     figure = data.get(FIGURE_TYPE)
     return data if figure is None else {"image/png": base64.b64encode(picture(figure)).decode()}
 
@@ -101,18 +100,19 @@ def picture(figure: dict[str, Any]) -> bytes:
 
 
 def refresh() -> None:
-    """Give kept notebooks the present texts, where code is unchanged; others stay as they are, and the test says so."""
+    """Give kept notebooks the present texts, where code is unchanged; others stay as they are."""
     for path in sorted(KEPT.glob("*.ipynb")):
         page, now = (nbformat.read(place, as_version=4) for place in (path, NOTEBOOKS / path.name))
-        old, new = ({cell.id: cell for cell in book.cells if cell.cell_type == "code"} for book in (page, now))
-        if any(cell.source != old.get(name, cell).source or name not in old for name, cell in new.items()):
+        executed = {cell.id: cell for cell in page.cells if cell.cell_type == "code"}
+        added = [cell for cell in executed.values() if "injected-parameters" in cell.metadata.get("tags", [])]
+        present = {cell.id: cell.source for cell in now.cells if cell.cell_type == "code"}
+        if present != {cell.id: cell.source for cell in executed.values() if cell not in added}:
             continue
-        extra = [cell for cell in page.cells if cell.cell_type == "code" and cell.id not in new]  # run's parameters
         cells = [page.cells[0]]
         for cell in now.cells:
-            cells.append(old[cell.id] if cell.cell_type == "code" else cell)
+            cells.append(executed.get(cell.id, cell))
             if "parameters" in cell.metadata.get("tags", []):
-                cells += extra
+                cells += added
         page.cells, page.metadata["dynatree"]["source_sha256"] = cells, read_source(NOTEBOOKS / path.name).sha256
         nbformat.write(page, path)
 
