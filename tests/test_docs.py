@@ -24,7 +24,7 @@ from tools.fill_tables import filled
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "outputs" / "reference" / "cpu"
-REAL = RECORDS.parent / "smollm2"
+REAL, UNTILED = RECORDS.parent / "smollm2", RECORDS.parent / "smollm2-epyc"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -37,9 +37,9 @@ def record(name):
 
 
 @cache
-def real(run):
+def real(run, folder=REAL):
     """A record of tools/smollm2_reference.sh."""
-    return read_results(REAL / f"{run}.jsonl.gz")
+    return read_results(folder / f"{run}.jsonl.gz")
 
 
 def section(name, title):
@@ -407,8 +407,7 @@ def test_what_is_said_of_llama_cpp_is_in_the_records():
         f"{ratio(frame, ours, over=lookup)} {words}" for frame, words in ((single, "of it in float32"), (half, "in bf"))
     ]
     assert all(text in told for text in speeds)
-    bench = (REAL / "llama-bench.txt").read_text(encoding="utf-8")
-    own = [float(re.search(rf"{kind} .*\|   0 \|.* ([\d.]+) ±", bench)[1]) for kind in ("Q4_1", "F32", "BF16")]
+    own = llama_bench(REAL)
     assert f"llama-bench, without a prompt, decodes {own[0]:.0f} tokens/s" in " ".join(page("docs/smollm2.md").split())
     assert "llama-bench decodes {:.0f} tokens/s in F32 and {:.0f} in BF16".format(*own[1:]) in told
     for frame in (single, half):  # "its best speculative program is `lookup`"; two are slower than plain decoding
@@ -417,6 +416,46 @@ def test_what_is_said_of_llama_cpp_is_in_the_records():
         assert max(speed[f"llama-cpp:tool={tool}"] for tool in ("speculative", "tree")) < 1
     same = {row["label"]: row["identical"] for row in results["float32"].summaries()}[plain]
     assert f"In float32 {same.split('/')[0]} of llama.cpp's 39 texts are `generate`'s" in told
+
+
+def test_what_is_said_of_a_processor_without_matrix_tiles_is_in_its_records():
+    told = section("docs/smollm2.md", "On a processor without matrix tiles")
+    runs = {run: real(run, UNTILED) for run in ("quantised", "float32", "bfloat16-peers")}
+    codes, single, half = (results.records.frame() for results in runs.values())
+    rows = {run: {row["label"]: row for row in results.summaries()} for run, results in runs.items()}
+    lookup, without = "lookup-tree (tuned)", {"of": "further", "per": "span"}
+    assert f"plain decoding {ratio(codes, 'ar-fast', over='hf-generate').value:.2f} times as fast" in told
+    assert f"lookup tree runs at {ratio(codes, lookup, over='ar-fast')} of `ar-fast`" in told
+    assert f"leaves {rows['quantised'][lookup]['nodes_per_iteration']:.1f} nodes an iteration" in told
+    target = json.loads((UNTILED / "forwards.json").read_text(encoding="utf-8"))["float32"]["target"]
+    took = {(row["model"], row["rows"]): row["milliseconds"] for row in target}
+    assert f"eight tokens takes {took['quantised', 8] / took['quantised', 1]:.2f} of the time of one" in told
+    gains = [ratio(frame, lookup, over="ar-fast", **of) for frame in (single, half) for of in ({}, without)]
+    assert "{} of `ar-fast` in float32, and at {} without the reading of prompts".format(*gains[:2]) in told
+    assert "in bfloat16 at {} and {}.".format(*gains[2:]) in told
+    speeds = [rows[run][lookup]["tokens_per_second"] for run in ("bfloat16-peers", "quantised")]
+    assert "is the fastest**: {:.0f} tokens/s, against {:.0f} with 4 bits".format(*speeds) in told
+    assert max(row["tokens_per_second"] for run in rows.values() for row in run.values()) == speeds[0]
+    assert f"{rows['bfloat16-peers'][lookup]['identical'].split('/')[0]} of 39 equal to `generate`'s" in told
+    readme = " ".join(page("README.md").split())
+    assert f"drafting adds nothing to reading 4 bits and {gains[0].value:.2f} to full weights" in readme
+    assert ratio(codes, lookup, over="ar-fast").low < 1
+    over_chain = ratio(single, "cost-aware-tree (tuned)", over="chain (tuned)")
+    assert over_chain.low > 1
+    assert f"ahead of the best chain**: {over_chain} in float32" in told
+    plain = [ratio(codes, "ar-fast", over="llama-cpp:weights=q4_1", **of) for of in ({}, without)]
+    assert "`ar-fast` runs at {} of its plain decoding, and at {} without the reading".format(*plain) in told
+    assert f"it runs at {ratio(half, 'ar-fast', over='llama-cpp')}, and the lookup tree at" in told
+    assert f"lookup tree at {ratio(half, lookup, over='llama-cpp:tool=lookup')} of llama.cpp's `lookup`" in told
+    assert "llama-bench decodes {:.0f} tokens/s in 4 bits, {:.0f} in F32 and {:.0f} in BF16".format(
+        *llama_bench(UNTILED)
+    ) in told  # fmt: skip
+
+
+def llama_bench(folder):
+    """The tokens/s of plain decoding in 4 bits, F32 and BF16, each with or without flash attention, as is faster."""
+    text = (folder / "llama-bench.txt").read_text(encoding="utf-8")
+    return [max(map(float, re.findall(rf"{kind} .* ([\d.]+) ±", text))) for kind in ("Q4_1", "F32", "BF16")]
 
 
 def test_what_is_said_of_drafting_without_a_draft_is_in_the_record():
