@@ -5,10 +5,11 @@ A drafter without an entry here is run with its defaults.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import dynatree_lib as dt
-from dynatree_lib.drafters import Drafter, ModelDrafter
+from dynatree_lib.drafters import DRAFTERS, WRAPPERS, Drafter, ModelDrafter
 
 # AdaptiveTree: thresholds that act at random models' low confidence, and budgets that bind
 _FLAT = {"tau_high": 0.3, "tau_low": 0.1, "rho_stop": 0.001, "rho_deep": 0.01, "tau": None}
@@ -58,6 +59,7 @@ OPTIONS: dict[type[Drafter], list[dict[str, Any]]] = {
             "depth": 4,
             "max_nodes": 12,
         },
+        {"match": "suffix", "ngram": 1},
     ],
     dt.SampledTree: [
         {"depth": 3, "branching": 1},
@@ -82,10 +84,50 @@ OPTIONS: dict[type[Drafter], list[dict[str, Any]]] = {
         {"branches": 3, "length": 3, "ngram": 3, "text": False},
     ],
     dt.PromptLookup: [{}, {"ngram": 1, "length": 2}],
+    # a wide tree, a priced one, a chain
+    dt.SuffixTree: [
+        {},
+        {"verify_cost": (1.0, 1.2, 1.5, 2.0), "depth": 4, "shortest": 2},
+        {"branching": 1, "max_nodes": 5},
+    ],
+    # as published but for its tree, a priced one, one that knows the target's predictions alone
+    dt.TokenRecycling: [
+        {"context": 1},
+        {"verify_cost": (1.0, 1.1, 1.3, 1.8), "remembered": 3, "depth": 3},
+        {"text": False, "max_nodes": 9},
+    ],
+    # a budget that binds, one that does not, a single child
+    dt.DySpecTree: [{"max_nodes": 6, "depth": 3}, {"max_nodes": 40, "depth": 2, "branching": 3}, {"branching": 1}],
 }
+
+_WRAPPED: dict[type[Drafter], Callable[[Any], list[Drafter]]] = {
+    # two models, a model and copies, no model, a side tree; budgets that bind and a price
+    dt.UnionTree: lambda draft: [
+        dt.UnionTree(dt.LookupTree(draft), dt.TokenRecycling(), max_nodes=20),
+        dt.UnionTree(dt.TokenRecycling(), dt.FixedTree(draft), verify_cost=(1.0, 1.1, 1.2, 1.5, 2.0)),
+        dt.UnionTree(dt.SuffixTree(), dt.TokenRecycling(context=1), max_nodes=6),
+        dt.UnionTree(dt.ProgressiveTree(**_PTD_TIGHT), dt.PromptLookup(ngram=1)),
+    ],
+    # one that never pays, one that does, drawn tokens, a side tree
+    dt.Switch: lambda draft: [
+        dt.Switch(dt.Chain(draft), verify_cost=(1.0, 9.0), trial=2, shortest=3),
+        dt.Switch(dt.FixedTree(draft), verify_cost=(0.2, 0.2), draft_cost=(0.01, 0.01), overhead=0.0),
+        dt.Switch(dt.SampledTree(draft, depth=2, branching=2), trial=1, shortest=1, longest=2),
+        dt.Switch(dt.ProgressiveTree(**_PTD_TIGHT), trial=1, shortest=2),
+    ],
+}
+EVERY = (*DRAFTERS, *WRAPPERS)
+"""Every kind of drafter that the contract tests run."""
+
+
+def needs_draft(kind: type[Drafter]) -> bool:
+    """Whether instances of this kind have the draft model."""
+    return issubclass(kind, ModelDrafter) or kind in _WRAPPED
 
 
 def examples(kind: type[Drafter], draft: Any) -> list[Drafter]:
     """The instances of a drafter that the contract tests run, with this draft model where it needs one."""
+    if kind in _WRAPPED:
+        return _WRAPPED[kind](draft)
     models = (draft,) if issubclass(kind, ModelDrafter) else ()
     return [kind(*models, **options) for options in OPTIONS.get(kind, [{}])]

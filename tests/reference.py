@@ -981,3 +981,80 @@ def logits_in_bytes(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
         return (rows.double() / step).round() * step
 
     return rounded(hidden) @ rounded(head).T
+
+
+# ------------------------------------------------------------------------------------------- what followed before
+def longest_earlier_suffix(text: Sequence[int]) -> list[int]:
+    """The longest suffix of a text that ends somewhere before its end, by trying all."""
+    for start in range(1, len(text)):
+        suffix = list(text[start:])
+        if any(list(text[end - len(suffix) : end]) == suffix for end in range(len(suffix), len(text))):
+            return suffix
+    return []
+
+
+def followers(text: Sequence[int], string: Sequence[int]) -> dict[int, int]:
+    """How often each token followed a string in a text."""
+    found: dict[int, int] = {}
+    for end in range(len(string), len(text)):
+        if list(text[end - len(string) : end]) == list(string):
+            found[text[end]] = found.get(text[end], 0) + 1
+    return found
+
+
+def suffix_paths(text: Sequence[int], known, depth: int, shortest: int) -> dict[tuple[int, ...], float]:
+    """The probability of every path below a text by `SuffixTree`'s estimate, from counts of substrings.
+
+    A path's context is the longest suffix of text and path, ending at its last token, that occurs in the text.
+    """
+    from dynatree_lib.drafters.suffix_tree import LENGTHS
+
+    def matches(context: list[int]) -> list[list[int]]:
+        """The suffixes with a place of their own in the text, longest first: each ends at more places."""
+        found, places = [], 0
+        for start in range(len(context)):
+            suffix = context[start:]
+            ends = sum(list(text[end - len(suffix) : end]) == suffix for end in range(len(suffix), len(text) + 1))
+            if ends > places:
+                found.append(suffix)
+                places = ends
+        return found
+
+    out: dict[tuple[int, ...], float] = {}
+    waiting = [((), 1.0, longest_earlier_suffix(text))]
+    for path, probability, context in waiting:  # grows while it is read
+        left, shorter, shares, handles = 1.0, 0, {}, {}
+        for suffix in matches(context):
+            after = followers(text, suffix)
+            if len(suffix) < shortest or not after:
+                continue
+            share = left * known[shorter][sum(length <= len(suffix) for length in LENGTHS)]
+            for token, count in after.items():
+                shares[token] = shares.get(token, 0.0) + share * count / sum(after.values())
+                handles.setdefault(token, [*suffix, token])
+            left, shorter = left - share, 1
+        for token, share in shares.items():
+            out[(*path, token)] = probability * share
+            if len(path) + 1 < depth:
+                waiting.append(((*path, token), probability * share, handles[token]))
+    return out
+
+
+def dyspec_values(tree, distribution, prompt: Sequence[int]) -> tuple[list[float], list[float]]:
+    """The values of the places that drew a node, in the order of drawing, and of those left (DySpec, Algorithm 1)."""
+    values, out, rest = {0: 1.0}, [], {0: 1.0}
+    for node in range(1, len(tree)):
+        parent = int(tree.parents[node])
+        above = tree.tokens[tree.path(parent)].tolist()
+        left = np.array(distribution((*prompt, *above)))
+        value = values[parent]
+        for sibling in tree.children(parent).tolist():
+            share = left[tree.tokens[sibling]] / left.sum()
+            if sibling == node:
+                break
+            value *= 1 - share
+            left[tree.tokens[sibling]] = 0
+        out.append(value)
+        values[node] = rest[node] = value * share
+        rest[parent] = value * (1 - share)
+    return out, [*rest.values()]

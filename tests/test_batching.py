@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from examples import examples
+from examples import EVERY, examples
 from models import noisy_copy, prompt, random_model, raw_model
 
 from dynatree_lib import FixedTree, Lookahead, NoDraft, SampledTree, Sampling, TokenTree, ToyModel, generate
 from dynatree_lib.decoding import Interrupted
-from dynatree_lib.drafters import DRAFTERS, Chain
+from dynatree_lib.drafters import Chain
 from dynatree_lib.experiments.speed import throughput as measuring
 from dynatree_lib.experiments.speed.throughput import throughput
 from dynatree_lib.fast import batched
@@ -60,7 +60,7 @@ def pair():
 
 # ------------------------------------------------------------------------------------------------------------- texts
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
 def test_texts_are_those_of_generate(pair, kind, temperature):
     target, draft = pair
     for drafter in examples(kind, draft):

@@ -1,17 +1,17 @@
 """What every drafter must hold on every architecture: greedy text equal to transformers' own, exactly in float64.
 
-A new drafter joins by being listed in `DRAFTERS`.
+A new drafter joins by being listed in `DRAFTERS` or `WRAPPERS`.
 """
 
 import numpy as np
 import pytest
 import reference
 import torch
-from examples import examples
+from examples import EVERY, examples
 from models import CONFIGS, feature_draft, hf_greedy, noisy_copy, prompt, random_model, raw_model
 
 from dynatree_lib import FixedTree, Sampling, TokenTree, generate
-from dynatree_lib.drafters import DRAFTERS, ModelDrafter
+from dynatree_lib.drafters import ModelDrafter
 from dynatree_lib.models.huggingface import HFModel
 
 ARCHITECTURES = [kind for kind in CONFIGS if kind not in ("mpt", "bloom")]
@@ -34,7 +34,7 @@ def trial(request):
     return target, draft, [(prompt(n), hf_greedy(target, prompt(n), budget)) for n, budget in cases]
 
 
-@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
 def test_greedy_text_is_transformers(trial, kind):
     target, draft, cases = trial
     for drafter in examples(kind, draft):
@@ -44,7 +44,7 @@ def test_greedy_text_is_transformers(trial, kind):
             assert out.finish_reason == "length"
 
 
-@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("architecture", MAIN[:2])
 def test_a_rebuilt_cache_gives_the_same_text(architecture, kind):
     """`commit="rebuild"` runs the accepted path once more: the obvious twin of gathering its KV entries."""
@@ -60,7 +60,7 @@ def test_the_texts_are_worth_comparing(trial):
     assert max(len(set(text)) for _, text in cases) >= 20
 
 
-@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
 def test_eos_inside_a_path(trial, kind):
     """Ended by any token of the text, the text ends there, also where that token was drafted and accepted in a path."""
     target, draft, cases = trial

@@ -278,7 +278,7 @@ def test_what_is_said_of_forwards_and_tokens_of_the_real_model_is_in_the_records
         [f"{ratio(frame, *pair).value:.2f}" for frame in frames.values()]
         for pair in (("ar-fast", "hf-generate"), ("lookup-tree (tuned)", "ar-fast"))
     )
-    assert f"as published {ratio(frames['float32'], 'ptd', over='ar-fast').value:.2f} |" in page("README.md")
+    assert f"as published {ratio(frames['float32'], 'ptd', over='ar-fast').value:.2f}, in full |" in page("README.md")
     short = " ".join(page("docs/smollm2.md").partition("##")[0].split())
     assert (
         "{} times as fast as the fastest plain loop here in float32, and {} times in bfloat16".format(*lookup) in short
@@ -375,6 +375,9 @@ def test_what_the_page_says_of_sampling_on_the_real_model_is_in_the_records():
     fastest = max(speeds, key=lambda label: speeds[label].value)
     assert fastest == "sampled-tree (tuned)"
     assert f"the best, the tuned drawn tree, runs at {speeds[fastest]} of it." in told
+    both = best.value, speeds[fastest].value
+    readme = " ".join(page("README.md").split())
+    assert "gains {:.2f} with full weights and loses with 4 bits ({:.2f})".format(*both) in readme
     forwards = json.loads((REAL / "forwards.json").read_text(encoding="utf-8"))["float32"]["target"]
     (one,) = (row["milliseconds"] for row in forwards if (row["model"], row["rows"]) == ("quantised", 1))
     assert f"A plain forward takes {one:.1f} ms there" in told
@@ -409,6 +412,7 @@ def test_what_is_said_of_llama_cpp_is_in_the_records():
     assert all(text in told for text in speeds)
     own = llama_bench(REAL)
     assert f"llama-bench, without a prompt, decodes {own[0]:.0f} tokens/s" in " ".join(page("docs/smollm2.md").split())
+    assert f"own llama-bench reports {own[0]:.0f} tokens/s" in " ".join(page("README.md").split())
     assert "llama-bench decodes {:.0f} tokens/s in F32 and {:.0f} in BF16".format(*own[1:]) in told
     for frame in (single, half):  # "its best speculative program is `lookup`"; two are slower than plain decoding
         speed = {name: ratio(frame, name, over=plain).value for name in frame["method"].unique() if plain in name}
@@ -438,7 +442,7 @@ def test_what_is_said_of_a_processor_without_matrix_tiles_is_in_its_records():
     assert max(row["tokens_per_second"] for run in rows.values() for row in run.values()) == speeds[0]
     assert f"{rows['bfloat16-peers'][lookup]['identical'].split('/')[0]} of 39 equal to `generate`'s" in told
     readme = " ".join(page("README.md").split())
-    assert f"drafting adds nothing to reading 4 bits and {gains[0].value:.2f} to full weights" in readme
+    assert f"gains nothing over reading 4 bits, and {gains[0].value:.2f} times over full weights" in readme
     assert ratio(codes, lookup, over="ar-fast").low < 1
     over_chain = ratio(single, "cost-aware-tree (tuned)", over="chain (tuned)")
     assert over_chain.low > 1
@@ -592,6 +596,13 @@ def test_the_code_of_the_page_on_extending_runs(monkeypatch, tmp_path):
     spec.loader.exec_module(module)
     assert [method["label"] for method in module.results.summaries()] == ["ar", "confident-chain:least=0.5"]
     assert all(method["identical"] in (None, "1/1") for method in module.results.summaries())
+
+
+def test_the_code_of_the_page_on_further_methods_runs():
+    blocks, names = code_blocks("docs/beyond.md"), {}
+    for block in blocks:
+        exec(block, names)
+    assert len(names["plain"].tokens) == 60
 
 
 def test_the_code_of_the_page_on_transformers_runs(monkeypatch, tmp_path, capsys):

@@ -3,10 +3,9 @@ import math
 import numpy as np
 import pytest
 import reference
-from examples import examples
+from examples import EVERY, examples
 
 from dynatree_lib import Chain, FixedTree, Lookahead, NoDraft, ProgressiveTree, RandomSource, ToyModel
-from dynatree_lib.drafters import DRAFTERS
 
 TEXT = [1, 4, 2]
 
@@ -63,7 +62,7 @@ def test_chain_is_the_drafts_greedy_text():
 REPEATING = [1, 4, 2, 3, 1, 4, 2, 0, 1, 4, 2, 3, 1, 4]  # drafters that copy have something to copy
 
 
-@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
 def test_trees_respect_the_maximum_depth(kind):
     deepest = 0
     for drafter in examples(kind, ToyModel.random(5, 1)):
@@ -77,7 +76,7 @@ def test_trees_respect_the_maximum_depth(kind):
     assert deepest >= 2 or kind in (NoDraft, ProgressiveTree, Lookahead)  # these have nothing before an iteration
 
 
-@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
 def test_a_text_that_comes_in_parts_is_drafted_for_like_a_whole_one(kind):
     for drafter in examples(kind, ToyModel.random(5, 1)):
         whole = drafter.start(REPEATING, RandomSource())

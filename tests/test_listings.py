@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from examples import examples
+from examples import EVERY, examples
 
 from dynatree_lib import (
     ProgressiveTree,
@@ -22,7 +22,7 @@ from dynatree_lib import (
     autoregressive,
     generate,
 )
-from dynatree_lib.drafters import DRAFTERS, NoDraft, PromptLookup, SampledTree
+from dynatree_lib.drafters import NoDraft, PromptLookup, SampledTree, Switch
 from dynatree_lib.drafters.base import Proposal
 from dynatree_lib.drafters.pool import TokenNode
 from dynatree_lib.experiments.ptd.listings import (
@@ -54,7 +54,7 @@ TARGET = toy()
 WANTED = exact.text_distribution(TARGET, PROMPT, LENGTH, ONE)
 MODEL_FREE = [
     drafter
-    for kind in DRAFTERS
+    for kind in EVERY
     for drafter in examples(kind, TARGET)
     if drafter.model is None and drafter.drawing is Drawing.FIXED
 ]
@@ -93,21 +93,22 @@ def has_room(drafter):
     return getattr(drafter, "candidates", 2) > 1
 
 
-BRANCHING = [kind for kind in dict.fromkeys(map(type, MODEL_FREE)) if kind not in (NoDraft, PromptLookup)]
+BRANCHING = [kind for kind in dict.fromkeys(map(type, MODEL_FREE)) if kind not in (NoDraft, PromptLookup, Switch)]
 
 
 @pytest.mark.parametrize("kind", BRANCHING, ids=lambda kind: kind.name)
 def test_branching_trees_were_among_them(kind):
     found = [
         exact.texts(TARGET, drafter, TargetWalk(), PROMPT, LENGTH, ONE, warm=warmed(drafter))
-        for drafter in examples(kind, TARGET)
+        for drafter in MODEL_FREE
+        if isinstance(drafter, kind)
     ]
     assert max(one.nodes for one in found) > 4
     assert max(one.siblings for one in found) >= 2
 
 
 def test_every_model_free_method_is_among_them():
-    assert {one.name for one in MODEL_FREE} >= {"ptd", "lookahead", "self-draft", "prompt-lookup"}
+    assert {one.name for one in MODEL_FREE} >= {"ptd", "lookahead", "self-draft", "prompt-lookup", "suffix-tree", "token-recycling", "union-tree", "switch"}
 
 
 def test_texts_through_an_empty_drafter_are_plain_sampling():

@@ -6,12 +6,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from examples import examples
+from examples import EVERY, examples
 from models import noisy_copy, prompt, random_model
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 import dynatree_lib as dt
-from dynatree_lib.drafters import DRAFTERS
 from dynatree_lib.measure import exact
 from dynatree_lib.processing import ProcessedScores, Processing
 from dynatree_lib.verifiers import Drawing
@@ -57,7 +56,7 @@ def processed(target, *processors):
 
 
 # ------------------------------------------------------------------------------------------------------ greedy text
-@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
 def test_greedy_text_of_every_drafter_is_transformers(kind):
     target, ids = random_model("llama"), prompt(20)
     options = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import reference
 import torch
-from examples import examples
+from examples import EVERY, examples
 from models import CONFIGS, hf_greedy, noisy_copy, prompt, random_model, raw_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, TokenTree, autoregressive, generate
-from dynatree_lib.drafters import DRAFTERS
 from dynatree_lib.fast.plain import autoregressive_fast
 from dynatree_lib.fast.static import StaticModel, static_pair
 from dynatree_lib.masks import ancestor_matrix
@@ -38,7 +37,7 @@ def trial(request):
     return pair, static_pair(pair), [(prompt(n), hf_greedy(target, prompt(n), budget)) for n, budget in SIZES]
 
 
-@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
 def test_greedy_text_is_transformers(trial, kind):
     _, static, cases = trial
     for number, drafter in enumerate(examples(kind, static.draft)):
@@ -52,7 +51,7 @@ def test_sampled_text_is_that_of_the_plain_cache(rule):
     target = random_model("gpt_neox")
     pair = Pair("random", target, noisy_copy(target), None)
     static, compared = static_pair(pair), 0
-    for kind in DRAFTERS:
+    for kind in EVERY:
         for plain, other in zip(examples(kind, pair.draft), examples(kind, static.draft), strict=True):
             try:
                 rule().check(Sampling(1.0), plain.drawing, plain.chain)

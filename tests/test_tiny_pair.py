@@ -4,11 +4,10 @@ import json
 
 import pytest
 import torch
-from examples import examples
+from examples import EVERY, examples
 from models import hf_greedy
 
 from dynatree_lib import generate, load_pair
-from dynatree_lib.drafters import DRAFTERS
 from dynatree_lib.measure.environment import sha256_of
 from dynatree_lib.paths import data_path
 from dynatree_lib.training.card import readme
@@ -40,7 +39,7 @@ def margin(model, ids, tokens) -> float:
     return float(best[0] - best[1])
 
 
-@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
 def test_greedy_text_is_transformers_in_float32(pair, cases, kind):
     """Identical, or the first difference is a near-tie; near-ties must stay rare."""
     ties = 0

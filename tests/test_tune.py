@@ -13,7 +13,7 @@ from dynatree_lib import Chain, CostAwareTree, FixedTree, NoDraft, Sampling, Toy
 from dynatree_lib.cli import arguments
 from dynatree_lib.cli import tune as tune_command
 from dynatree_lib.cli.main import main
-from dynatree_lib.drafters import DRAFTERS
+from dynatree_lib.drafters import DRAFTERS, WRAPPERS
 from dynatree_lib.measure import tune as tuning
 from dynatree_lib.measure.cost_model import MeasuredCosts
 from dynatree_lib.measure.options import split_specs
@@ -105,7 +105,7 @@ def test_the_choice_can_be_used_at_once():
     assert replace(tuned, spec="ar").python == "dt.NoDraft()"
 
 
-@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", (*DRAFTERS, *WRAPPERS), ids=lambda kind: kind.name)
 def test_every_method_can_be_the_choice(kind):
     made = replace(planted(FREE_ROWS), spec=kind.name)
     pair = SimpleNamespace(draft=TOYS.draft)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from examples import examples
+from examples import EVERY, examples
 
 from dynatree_lib import (
     Block,
@@ -21,14 +21,13 @@ from dynatree_lib import (
     autoregressive,
     generate,
 )
-from dynatree_lib.drafters import DRAFTERS
 from dynatree_lib.measure.exact import bias, distance, outcomes, text_distribution
 from dynatree_lib.sampling import RandomSource, Scores
 from dynatree_lib.verifiers import VERIFIERS, Drawing
 
 TARGET = ToyModel.random(3, seed=1)
 DRAFT = TARGET.mixed(ToyModel.random(3, seed=2), 0.5)
-EXAMPLES = [example for kind in DRAFTERS for example in examples(kind, DRAFT)]
+EXAMPLES = [example for kind in EVERY for example in examples(kind, DRAFT)]
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -11,6 +11,7 @@
 #   quantised                    greedy texts in float32, with the weights read as 4 bits, and llama.cpp on them
 #   float32-0.5, float32-1, quantised-1  texts at this temperature
 #   float32-peers, bfloat16-peers  llama.cpp and the fastest methods
+#   untrained, untrained-carried drafters without training, and with others' trees, in float32; carried: with what earlier prompts taught
 #   llama-bench                  llama.cpp's plain decoding as its own tool measures it
 #   judged                       token-level verification and traversal on the same trees, temperature 1
 #   precision                    greedy texts that rounding changes
@@ -21,7 +22,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-outputs/reference/smollm2}
 shift || true
-runs=${*:-forwards float32 bfloat16 quantised float32-0.5 float32-1 quantised-1 float32-peers bfloat16-peers llama-bench judged precision audit}
+runs=${*:-forwards float32 bfloat16 quantised float32-0.5 float32-1 quantised-1 float32-peers bfloat16-peers untrained untrained-carried llama-bench judged precision audit}
 mkdir -p "$out"
 dynatree() { python3 -m dynatree_lib "$@"; }
 
@@ -57,6 +58,14 @@ texts() {
   local run=$1 dtype=${1%%-*} engine=compiled temperature=0 methods=hf-generate,ar-fast kinds
   [ "$dtype" != quantised ] || { engine=quantised dtype=float32; }
   case $run in
+    untrained*)
+      local first= further=
+      dtype=float32 kinds=lookup-tree
+      if [ "$run" = untrained ]; then kinds=$kinds,suffix-tree,token-recycling,union-tree; else first=:carry=true further=,carry=true; fi
+      methods=$methods,prompt-lookup,suffix-tree$first,token-recycling$first,token-recycling:context=1$further
+      methods="$methods,union-tree:first=suffix-tree,second=token-recycling;max_nodes=32,max_nodes=64$further"
+      methods=$methods,union-tree:max_nodes=64$further
+      ;;
     *-peers)
       methods=$methods,prompt-lookup,llama-cpp kinds=lookup-tree,ptd
       for tool in lookup lookahead speculative tree; do methods=$methods,llama-cpp:tool=$tool; done

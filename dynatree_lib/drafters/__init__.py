@@ -12,6 +12,7 @@ from .best_first_tree import BestFirstTree
 from .chain import Chain
 from .cost_aware_sampled_tree import CostAwareSampledTree
 from .cost_aware_tree import CostAwareTree
+from .dyspec_tree import DySpecTree
 from .fixed_tree import FixedTree
 from .lookahead import Lookahead
 from .lookup_tree import LookupTree
@@ -19,15 +20,21 @@ from .progressive_tree import ProgressiveTree
 from .prompt_lookup import PromptLookup
 from .sampled_tree import SampledTree
 from .self_draft import SelfDraft
+from .suffix_tree import SuffixTree
+from .switch import Switch
+from .token_recycling import TokenRecycling
+from .union_tree import UnionTree
 
 __all__ = [
     "DRAFTERS",
+    "WRAPPERS",
     "AdaptiveTree",
     "BestFirstTree",
     "Chain",
     "CostAwareSampledTree",
     "CostAwareTree",
     "Drafter",
+    "DySpecTree",
     "FixedTree",
     "Lookahead",
     "LookupTree",
@@ -38,10 +45,18 @@ __all__ = [
     "Proposal",
     "SampledTree",
     "SelfDraft",
+    "SuffixTree",
+    "Switch",
+    "TokenRecycling",
+    "UnionTree",
 ]
+
+WRAPPERS: tuple[type[Drafter], ...] = (UnionTree, Switch)
+"""Drafters that are made of others."""
 
 _named = [globals().get(name) for name in __all__]
 DRAFTERS: tuple[type[Drafter], ...] = tuple(
     kind for kind in _named if isinstance(kind, type) and issubclass(kind, Drafter) and not isabstract(kind)
-)
-"""Every drafter named above; the contract tests run over all of them."""
+    if kind not in WRAPPERS
+)  # fmt: skip
+"""Every drafter named above but those made of others; the contract tests run over all of them, and over `WRAPPERS`."""

@@ -105,6 +105,16 @@ class Drafter(ABC):
         """Return a new text's state with what was learnt in an earlier text, whose state is left as it is."""
         return state
 
+    def renumber(self, state: Any, nodes: np.ndarray, size: int, expected: float) -> None:  # noqa: B027 - few care
+        """Take note that the tree just proposed becomes part of a larger one, which `observe` will be given.
+
+        Args:
+            state: of the text.
+            nodes: (n,) node of the larger tree that each proposed node became, -1 where it was left out.
+            size: nodes of the larger tree.
+            expected: tokens that are expected to be accepted of it.
+        """
+
     def report(self, state: Any) -> dict[str, float]:
         """Return the numbers of the state that each Iteration keeps (adaptation, pool sizes)."""
         return {}
@@ -192,6 +202,12 @@ class ModelDrafter(Drafter):
             self.grow(builder, max_depth)
         state.pending = builder.pending
         return Proposal(builder.tree(), builder.distributions)
+
+    @override
+    def renumber(self, state: Any, nodes: np.ndarray, size: int, expected: float) -> None:
+        pending, stay = np.full(size, -1), nodes >= 0
+        pending[nodes[stay]] = state.pending[stay]
+        state.pending = pending
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         # A target with padded embeddings may emit an id that the draft does not know. Reading another token in its

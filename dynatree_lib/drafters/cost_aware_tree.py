@@ -135,6 +135,11 @@ class CostAwareTree(ModelDrafter):
         low, high = SHARPNESS
         state.sharpness = max(low, min(high, state.sharpness * math.exp(self.learning * surprise)))
 
+    @override
+    def renumber(self, state: Any, nodes: np.ndarray, size: int, expected: float) -> None:
+        super().renumber(state, nodes, size, expected)
+        state.expected = expected  # what others drafted of the tree must not count as a surprise
+
     def report(self, state: Any) -> dict[str, float]:
         """Return sharpness and rate in use."""
         return {"sharpness": state.sharpness, "rate": state.rate}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from typing_extensions import override
@@ -14,9 +15,10 @@ from ..verifiers.base import Verdict
 from .base import Proposal
 from .best_first_tree import highest
 from .builder import TreeBuilder
-from .checks import check_counts
+from .checks import check_choices, check_counts
 from .cost_aware_tree import CostAwareState, CostAwareTree
 from .prompt_lookup import Copies
+from .suffixes import SuffixCopies
 
 
 @dataclass(kw_only=True)
@@ -61,23 +63,28 @@ class LookupTree(CostAwareTree):
     Args:
         ngram: tokens that must have occurred before; `CostAwareTree` has the other options.
         longest: most copied tokens.
+        match: what is copied: "ngram", what followed the last `ngram` tokens at their latest place; "suffix", what most
+            often followed the longest suffix that occurred before, if it has `ngram` tokens (SAM decoding).
 
     Raises:
-        ValueError: for ngram or longest < 1, and as for `CostAwareTree`.
+        ValueError: for ngram or longest < 1, an unknown match, and as for `CostAwareTree`.
     """
 
     ngram: int = 2
     longest: int = 12
+    match: Literal["ngram", "suffix"] = "ngram"
     name = "lookup-tree"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_counts(self, "ngram", "longest")
+        check_choices(self, match=("ngram", "suffix"))
 
     # ------------------------------------------------------------------------------------------------------ the state
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> LookupState:
-        state = LookupState(**vars(super().start(prompt, random)), copies=Copies(self.ngram, []))
+        copies = Copies if self.match == "ngram" else SuffixCopies
+        state = LookupState(**vars(super().start(prompt, random)), copies=copies(self.ngram, []))
         state.copies.append(prompt)
         return state
 

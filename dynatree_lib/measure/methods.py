@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..drafters import DRAFTERS
+from ..drafters import DRAFTERS, Switch, UnionTree
 from ..drafters.base import Drafter, ModelDrafter
 from ..models.pairs import Pair
 from ..verifiers import VERIFIERS
@@ -51,14 +51,26 @@ class Method:
     outside: bool = False
 
 
-def drafted(drafter: type[Drafter]) -> Method:
+def _part(spec: str, model: Any) -> Drafter:
+    """A drafter inside another: "token-recycling;context=1;max_nodes=60"."""
+    name, _, options = spec.partition(";")
+    made = variant(f"{name}:{options.replace(';', ',')}")
+    if made.method.drafter is None:
+        raise ValueError(f"'{name}' is no drafter, so no tree can be made of it; choose one of the drafted methods.")
+    return made.method.drafter(made.options, model)
+
+
+def drafted(drafter: type[Drafter], /, **parts: str) -> Method:
     """A method of this library's loop: a drafter class whose fields are the options, and some of the loop's.
 
     `commit` is that of `generate`, `verifier` the name of a rule ("default" is the one `generate` chooses). Where the
     drafter learns anything, with `carry` a text begins with what it learnt in the text before; the warm-up is one, as
     in the published code. With `independent` a drafter takes the pair's draft that reads tokens alone.
+
+    `parts` are the fields of a drafter made of others, with the method that each is by default. As an option it is the
+    method's name, and its options after semicolons.
     """
-    draft = issubclass(drafter, ModelDrafter)
+    draft = issubclass(drafter, ModelDrafter) or bool(parts)
     learns = drafter.inherit is not Drafter.inherit
     switches = ("carry",) * learns + ("independent",) * draft
     types = {"commit": Literal["gather", "rebuild"], "verifier": RULES, **dict.fromkeys(switches, bool)}
@@ -66,6 +78,8 @@ def drafted(drafter: type[Drafter]) -> Method:
 
     def make(options: dict[str, Any], model: Any) -> Drafter:
         own = {name: value for name, value in options.items() if name not in common}
+        if parts:
+            return drafter(**{**own, **{name: _part(own[name], model) for name in parts}})
         return drafter(model, **own) if draft else drafter(**own)  # type: ignore[call-arg]
 
     def build(options: dict[str, Any], pair: Pair, instrument: Instrument) -> Runner:
@@ -76,8 +90,8 @@ def drafted(drafter: type[Drafter]) -> Method:
         return DrafterRunner(target, make(options, model), loop, carry=options.get("carry", False))
 
     return Method(
-        {**option_types(drafter), **types},
-        {**option_defaults(drafter), **common},
+        {**dict.fromkeys(parts, str), **option_types(drafter), **types},
+        {**parts, **option_defaults(drafter), **common},
         lambda options: make(options, None),  # a drafter checks its hyper-parameters when made, without its model
         build,
         draft=draft,
@@ -103,6 +117,8 @@ METHODS: dict[str, Method] = {
     "streaming-llm": baseline(StreamingLLM, lossless=False),
     "llama-cpp": baseline(LlamaCpp, traced=False, outside=True),
     **{kind.name: drafted(kind) for kind in DRAFTERS},
+    UnionTree.name: drafted(UnionTree, first="lookup-tree", second="token-recycling"),
+    Switch.name: drafted(Switch, drafter="lookup-tree"),
 }
 """Every method by name: the baselines, and every drafter of the library."""
 

@@ -28,7 +28,7 @@ from .cost_model import Counts, MeasuredCosts, best_chain, check_countable, coun
 from .environment import public_pair_name
 from .grids import grid, text
 from .methods import Variant, variant, variants
-from .options import option_defaults, parse_spec
+from .options import parse_spec
 from .prompts import BenchPrompt, prepare_prompts
 from .protocol import Results, run_benchmark
 from .ranks import RankAcceptance, RanksProbe
@@ -112,15 +112,26 @@ class Tuned:
     @property
     def python(self) -> str:
         """The drafter as an expression, with `dt` for `dynatree_lib`."""
-        kind, chosen = type(self.drafter(None)), variant(self.spec)
-        options = [(name, chosen.options[name], default) for name, default in option_defaults(kind).items()]
-        changed = [f"{name}={value!r}" for name, value, default in options if value != default]
-        return f"dt.{kind.__name__}({', '.join(['pair.draft'] * chosen.method.draft + changed)})"
+        return expression(self.drafter(None))
 
     def to_json(self) -> dict[str, Any]:
         """Return a body for `json.dump`; `load_tuned` reads it from a file."""
         body = {**asdict(self), "costs": self.costs.to_json(), "options": self.options, "python": self.python}
         return {"kind": "tuned", "format": FORMAT, **body}
+
+
+def expression(drafter: Any) -> str:
+    """Return a drafter as an expression, with `dt` for `dynatree_lib` and `pair.draft` for its draft."""
+    given = []
+    for one in fields(drafter):
+        value = getattr(drafter, one.name)
+        if one.name == "draft":
+            given.append("pair.draft")
+        elif isinstance(value, Drafter):
+            given.append(expression(value))
+        elif value != one.default:
+            given.append(f"{one.name}={value!r}")
+    return f"dt.{type(drafter).__name__}({', '.join(given)})"
 
 
 def load_tuned(path: str | Path) -> Tuned:
@@ -177,6 +188,13 @@ def candidates(costs: MeasuredCosts, max_rows: int = 64, sampled: bool = False) 
         *_grid("lookahead", window=(3, 7), ngram=(3, 5), guesses=(3, 7), text=("true",)),
         *_grid("self-draft", branches=(1, 3, 6), candidates=(3, 10)),
         *_grid("prompt-lookup", ngram=(2, 3), length=(6, 10, 15)),
+        *_grid("suffix-tree", verify_cost=(costs.verify_points,), max_nodes=(max_rows,)),
+        *_grid("token-recycling", verify_cost=(costs.verify_points,), max_nodes=(max_rows,)),
+        *(
+            f"union-tree:first={first},second=token-recycling;max_nodes={max_rows // 2},max_nodes={max_rows},"
+            f"verify_cost={text(costs.verify_points)}"
+            for first in (f"suffix-tree;max_nodes={max_rows // 2}", _inner("lookup-tree", priced))
+        ),
     ]
     if sampled:
         specs += _grid("sampled-tree", depth=(1, 2, 3, 4, 6), branching=(1, (2, 1), (3, 1)))
@@ -188,6 +206,11 @@ def tunable(sampled: bool = False) -> list[str]:
     """Return the names of the methods that have `candidates`."""
     anything = MeasuredCosts(1.0, (1.0, 1.0), (1.0, 1.0))
     return list(dict.fromkeys(one.name for one in candidates(anything, sampled=sampled)))
+
+
+def _inner(method: str, axes: Mapping[str, Sequence[Any]]) -> str:
+    """A method as a part of another, with the first value of each axis."""
+    return ";".join([method, *(f"{name}={text(values[0])}" for name, values in axes.items())])
 
 
 def _grid(method: str, **axes: Sequence[Any]) -> list[str]:

@@ -39,6 +39,11 @@ METHOD_COLORS = {
     "lookahead": "#999933",
     "self-draft": "#cc79a7",
     "prompt-lookup": "#e69f00",
+    "suffix-tree": "#b86e00",
+    "token-recycling": "#56b4e9",
+    "union-tree": "#004488",
+    "dyspec-tree": "#997700",
+    "switch": "#6699cc",
 }
 """Colour of each method name; the same in every notebook."""
 

@@ -1,0 +1,141 @@
+"""`SuffixTree`: a tree of what followed the longest suffixes of the text before, with counts and no model."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from typing_extensions import override
+
+from ..sampling import RandomSource
+from .checks import check_counts
+from .guessing import Guess, GuessingDrafter, GuessState
+from .rates import SuccessRates
+from .suffixes import START, SuffixAutomaton
+
+LENGTHS = (2, 3, 4, 6, 9, 16)
+"""Lengths of a match from which on it counts as another class."""
+PRIOR = (0.3, 0.45, 0.55, 0.65, 0.75, 0.8, 0.85)
+"""Probability, by class of length, that the next token is one that followed before, before the text has shown any."""
+MEMORY = 0.98
+"""Weight of the earlier outcomes at each new outcome of a class."""
+
+
+def _rates() -> tuple[SuccessRates, SuccessRates]:
+    return SuccessRates(PRIOR, MEMORY), SuccessRates(PRIOR, MEMORY)
+
+
+@dataclass
+class SuffixState(GuessState):
+    """The automaton of the text, of earlier texts before it, and how often matches were right.
+
+    Attributes:
+        suffixes: the automaton.
+        known: by class of length, whether the next token had followed the longest match; then of shorter matches, where
+            it had followed no longer one.
+    """
+
+    suffixes: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    known: tuple[SuccessRates, SuccessRates] = field(default_factory=_rates)
+
+
+@dataclass(frozen=True)
+class SuffixTree(GuessingDrafter):
+    """The tokens that followed the text's longest suffix before, and its next shorter ones, most probable first.
+
+    SAM decoding finds the longest match by a suffix automaton; SuffixDecoding drafts a tree by counts. Here a match
+    shares its probability among the tokens that followed it, by their counts. The rest goes to the next shorter match,
+    and so on. How much a match of its length deserves is counted in the text itself, prompt included.
+
+    Args:
+        shortest: fewest tokens that must have occurred before.
+        pool: with `generate(..., warm=)`, most tokens of this and earlier texts that matches are looked for in; 0 looks
+            in the text itself.
+
+    Raises:
+        ValueError: for shortest < 1 or pool < 0, and as for `GuessingDrafter`, which has the other options.
+    """
+
+    shortest: int = 1
+    pool: int = 50_000
+    name = "suffix-tree"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(self, "shortest")
+        check_counts(self, "pool", least=0)
+
+    # ------------------------------------------------------------------------------------------------------ the state
+    @override
+    def start(self, prompt: Sequence[int], random: RandomSource) -> SuffixState:
+        return self.extend(SuffixState(**self.begun(prompt)), prompt)
+
+    @override
+    def extend(self, state: SuffixState, tokens: Sequence[int]) -> SuffixState:
+        for token in map(int, tokens):
+            self._learn(state, token)
+            state.suffixes.append([token])
+            state.root = token
+        return state
+
+    @override
+    def inherit(self, state: SuffixState, earlier: SuffixState) -> SuffixState:
+        super().inherit(state, earlier)
+        state.known = deepcopy(earlier.known)
+        text, both = state.suffixes.text, earlier.suffixes.copied()
+        if len(both.text) + len(text) > self.pool:  # the latest tokens of the earlier texts
+            both = SuffixAutomaton()
+            both.append(earlier.suffixes.text[max(len(text) + len(earlier.suffixes.text) - self.pool, 0) :])
+        both.end()
+        both.append(text)
+        state.suffixes = both
+        return state
+
+    def report(self, state: SuffixState) -> dict[str, float]:
+        """Return the tokens of the longest match, and the states of the automaton."""
+        automaton = state.suffixes
+        return {"match": float(automaton.length[automaton.match]), "states": float(len(automaton))}
+
+    # ------------------------------------------------------------------------------------------------------- the tree
+    @override
+    def first(self, state: SuffixState) -> Any:
+        automaton = state.suffixes
+        return automaton.match, automaton.length[automaton.match]
+
+    @override
+    def guesses(self, state: SuffixState, handle: tuple[int, int]) -> Iterable[Guess]:
+        automaton, left, shorter = state.suffixes, 1.0, 0
+        found: dict[int, float] = {}
+        handles: dict[int, tuple[int, int]] = {}
+        for match, length in self._matches(automaton, *handle):
+            states = automaton.following[match]
+            counts = {token: automaton.count[after] for token, after in states.items() if token >= 0}
+            total = sum(counts.values())
+            if not total:
+                continue
+            share = left * state.known[shorter][bisect_right(LENGTHS, length)]
+            for token, count in counts.items():
+                found[token] = found.get(token, 0.0) + share * count / total
+                handles.setdefault(token, (states[token], length + 1))
+            left, shorter = left - share, 1
+        return [(token, probability, handles[token]) for token, probability in found.items()]
+
+    def _matches(self, automaton: SuffixAutomaton, match: int, length: int) -> Iterable[tuple[int, int]]:
+        """Yield a match and its next shorter ones, with their lengths."""
+        while match > START and length >= self.shortest:
+            yield match, length
+            match = automaton.shorter[match]
+            length = automaton.length[match]
+
+    def _learn(self, state: SuffixState, token: int) -> None:
+        """Learn which matches knew the token that comes next."""
+        automaton, shorter = state.suffixes, 0
+        for match, length in self._matches(automaton, automaton.match, automaton.length[automaton.match]):
+            knows = token in automaton.following[match]
+            state.known[shorter].learn(bisect_right(LENGTHS, length), knows)
+            if knows:
+                return
+            shorter = 1

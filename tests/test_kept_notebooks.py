@@ -1,0 +1,51 @@
+"""The executed notebooks in outputs/reference/notebooks are those of today, and a code host can show them."""
+
+import base64
+import io
+
+import nbformat
+import pytest
+
+from dynatree_lib.plots.theme import FIGURE_TYPE
+from dynatree_lib.suite.pages import WIDGET_TYPE
+from dynatree_lib.suite.plan import read_source
+from tools.keep_notebooks import KEPT, NOTEBOOKS, WIDTH, still
+
+KEPT_NOTEBOOKS = sorted(KEPT.glob("*.ipynb"))
+HEADLINE = [path.stem for path in sorted(NOTEBOOKS.glob("*.ipynb")) if read_source(path).headline]
+
+
+def test_the_headline_notebooks_are_kept():
+    assert {path.stem for path in KEPT_NOTEBOOKS} >= set(HEADLINE)
+    assert sum(path.stat().st_size for path in KEPT_NOTEBOOKS) < 4e6
+
+
+@pytest.mark.parametrize("path", KEPT_NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_kept_notebook_is_todays_and_shows_its_pictures(path):
+    page = nbformat.read(path, as_version=4)
+    kept = page.metadata["dynatree"]
+    assert kept["source_sha256"] == read_source(NOTEBOOKS / path.name).sha256, "run it again, then tools.keep_notebooks"
+    assert len(kept["commit"]) == 40
+    assert kept["commit"][:12] in page.cells[0].source
+    outputs = [output for cell in page.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"]
+    data = [output.data for output in outputs if "data" in output]
+    assert not [one for one in data if FIGURE_TYPE in one or WIDGET_TYPE in one]
+    pictures = [base64.b64decode(one["image/png"]) for one in data if "image/png" in one]
+    assert len(pictures) >= 3
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+
+
+def test_what_cannot_be_seen_without_a_kernel_is_replaced():
+    assert "text/html" in still({WIDGET_TYPE: {}, "text/plain": "Walk"})
+    table = {"text/html": "<table>", "text/plain": "x"}
+    assert still(table) == table
+
+
+@pytest.mark.slow
+def test_a_figure_becomes_a_small_picture():
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("kaleido")
+    drawn = still({FIGURE_TYPE: {"data": [{"type": "bar", "y": [1, 2]}], "layout": {"height": 300}}})["image/png"]
+    picture = image.open(io.BytesIO(base64.b64decode(drawn)))
+    assert picture.size == (WIDTH, 300)
