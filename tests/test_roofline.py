@@ -14,6 +14,7 @@ import torch
 from transformers import GPT2Config, LlamaConfig
 
 from dynatree_lib.experiments.speed import forward_grid, published
+from dynatree_lib.experiments.speed import roofline_figures as figures
 from dynatree_lib.measure.bandwidth import forward_bytes
 from dynatree_lib.measure.environment import cache_bytes_per_row
 from dynatree_lib.measure.ranks import RankAcceptance
@@ -30,6 +31,7 @@ from dynatree_lib.measure.roofline import (
     errors,
     fit,
     iteration_seconds,
+    largest_batch,
     predict,
     seconds_of,
     speed,
@@ -161,14 +163,20 @@ def test_an_iteration_is_its_forwards_and_the_host():
 
 
 def test_the_crossover_is_the_first_batch_that_loses():
-    machine, loop = replace(MACHINE, launch=0.0), Loop(replace(SHAPE, layers=1), (1, 1, 1))
-    found = crossover_batch(machine, SHAPE, 2.0, 4, loop)
+    machine = replace(MACHINE, launch=0.0, flops={"float32": 1e11}, vector=1e12)
+    loop = Loop(replace(SHAPE, layers=1), (1, 1, 1))
+    found = crossover_batch(machine, SHAPE, 2.5, 4, loop)
     gains = [
-        speed(machine, SHAPE, 2.0, 4, loop, texts) / speed(machine, SHAPE, texts=texts) for texts in range(1, found + 1)
+        speed(machine, SHAPE, 2.5, 4, loop, texts) / speed(machine, SHAPE, texts=texts) for texts in range(1, found + 1)
     ]
     assert all(gain >= 1 for gain in gains[:-1])
     assert gains[-1] < 1
     assert crossover_batch(machine, SHAPE, 100.0, 4, loop, most=8) is None
+    small = replace(machine, memory=SHAPE.bytes + 2.5 * 4 * SHAPE.cache_bytes)
+    assert (largest_batch(small, SHAPE, 4), largest_batch(small, SHAPE, 1, 19, 1)) == (2, 0)
+    assert largest_batch(small, SHAPE, 4, devices=2) > 2
+    assert found > 2
+    assert crossover_batch(small, SHAPE, 2.5, 4, loop) is None
 
 
 def test_a_trees_levels_and_tokens():
@@ -329,6 +337,32 @@ def test_a_paper_without_what_is_fitted_is_refused():
     speeds = [one for one in published.published_speeds() if one.given != "host"]
     with pytest.raises(ValueError, match="no speed is given for host"):
         published.machines_of(speeds)
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+def test_figures_draw_what_they_are_given():
+    rows = [
+        {"series": name, "measured": value, "predicted": 1.1 * value, "calibration": first, "text": "<a>"}
+        for name, value, first in (("one", 1.0, True), ("one", 2.0, False), ("two", 3.0, False))
+    ]
+    drawn = figures.against(rows, title="a & b", unit="ms")
+    dots = {trace.name: trace for trace in drawn.data if trace.mode == "markers"}
+    assert list(dots["one"].y) == [1.1, 2.2]
+    assert dots["one"].marker.symbol == ("circle-open", "circle")
+    assert dots["two"].text == ("&lt;a&gt;",)
+    speeds = published.published_speeds()
+    compared = published.comparison(speeds, published.machines_of(speeds))
+    panels = figures.ladder(compared, published.ASSUMPTIONS, title="all")
+    assert sum(len(trace.x) for trace in panels.data if trace.mode == "markers") == 4 * len(compared)
+    batch = [{"method": "chain", "batch": size, "measured gain": 1.2, "predicted gain": 1.1} for size in (1, 2)]
+    assert [list(trace.y) for trace in figures.batch_gains(batch, title="").data[:2]] == [[1.2, 1.2], [1.1, 1.1]]
+    lines = [{"machine": "m", "tokens": size, "tokens per second": 10.0 * size} for size in (1, 2)]
+    assert [trace.mode for trace in figures.forward_rooflines(lines, lines, title="", x_title="").data] == [
+        "lines", "markers",
+    ]  # fmt: skip
+    trees = [{"batch": size, "nodes": 8 // size, "depth": 2, "gain": 2.0, "rates": "some"} for size in (1, 2)]
+    assert list(figures.best_trees(trees, "rates", title="").data[0].y) == [8, 4]
+    assert list(figures.gain_lines(trees, "rates", title="").data[0].y) == [2.0, 2.0]
 
 
 # ------------------------------------------------------------------------------------------------------------- refusal

@@ -40,7 +40,7 @@ PULL = 0.03
 """Weight of the start against a fitted point, per factor e: what points cannot tell stays as it was."""
 FURTHEST = 7.0
 """Largest natural logarithm by which a fitted parameter leaves its start."""
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+TREE_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Drafted nodes that `best_tree` tries."""
 
 
@@ -434,6 +434,13 @@ def speed(
     return texts * tokens / iteration_seconds(machine, target, nodes, loop, texts, kv, devices)
 
 
+def largest_batch(machine: Machine, target: Shape, nodes: int = 1, kv: int = 0, devices: int = 1) -> int:
+    """Return how many texts' caches fit into the devices' memory beside the target's weights; 0 where these do not."""
+    free = machine.memory * devices - target.bytes
+    texts = free / ((kv + nodes) * target.cache_bytes)
+    return int(min(max(texts, 0.0), 2.0**31))
+
+
 def crossover_batch(
     machine: Machine,
     target: Shape,
@@ -444,8 +451,11 @@ def crossover_batch(
     devices: int = 1,
     most: int = 2048,
 ) -> int | None:
-    """Return the smallest batch at which drafting is slower than plain decoding, or None up to `most` texts."""
-    for texts in range(1, most + 1):
+    """Return the smallest batch at which drafting is slower than plain decoding.
+
+    None where it is not up to `most` texts, or up to the `largest_batch`.
+    """
+    for texts in range(1, min(most, largest_batch(machine, target, nodes, kv, devices)) + 1):
         plain = speed(machine, target, 1.0, 1, PLAIN, texts, kv, devices)
         if speed(machine, target, tokens, nodes, loop, texts, kv, devices) < plain:
             return texts
@@ -512,7 +522,7 @@ def best_tree(
     devices: int = 1,
     draft_devices: int = 1,
     deepest: int = 12,
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] = TREE_SIZES,
 ) -> BestTree:
     """Return the tree with the highest predicted speed, of `sizes` nodes and up to `deepest` levels.
 

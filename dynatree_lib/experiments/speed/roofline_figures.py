@@ -16,6 +16,8 @@ from ...plots.charts import line_panels, span, sweep_lines
 from .figures import LOGARITHMIC
 
 Row = dict[str, Any]
+BESIDE = {"orientation": "v", "x": 1.02, "y": 1, "xanchor": "left", "yanchor": "top"}
+"""Place of a legend with many entries."""
 BAND = 1.15
 """Factor by which a prediction may be off before it lies outside of the drawn band."""
 
@@ -43,7 +45,8 @@ def against(
     """
     drawn = theme.figure(title, x=f"{measured}, {unit}", y=f"{predicted}, {unit}", height=560)
     _add_dots(drawn, rows, measured, predicted, series, text)
-    return theme.finish(drawn.update_xaxes(**LOGARITHMIC).update_yaxes(**LOGARITHMIC), True)
+    drawn.update_xaxes(**LOGARITHMIC).update_yaxes(**LOGARITHMIC)
+    return theme.finish(drawn, True).update_layout(legend=BESIDE, margin_t=56)
 
 
 def ladder(rows: Sequence[Row], assumptions: Sequence[str], *, title: str) -> go.Figure:
@@ -119,7 +122,7 @@ def forward_rooflines(rows: Sequence[Row], measured: Sequence[Row] = (), *, titl
             x=[row["tokens"] for row in some], y=[row["tokens per second"] for row in some], mode="markers",
             name=theme.escaped(f"{name}, measured"), marker={"size": 9, "color": colors[name], "symbol": symbols[name]},
         )  # fmt: skip
-    return drawn.update_yaxes(**LOGARITHMIC).update_layout(height=520)
+    return drawn.update_yaxes(**LOGARITHMIC).update_layout(height=520, legend=BESIDE, margin_t=56)
 
 
 def gain_lines(rows: Sequence[Row], series: str, *, title: str) -> go.Figure:
