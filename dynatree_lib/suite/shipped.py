@@ -11,8 +11,13 @@ PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = (
     "notebooks",
     "outputs/reference/audit.json",
+    "outputs/reference/cpu/growth.json",
     "outputs/reference/cpu/precision.json",
+    "outputs/reference/cpu/throughput.json",
+    "outputs/reference/cpu/tuned.json",
+    "outputs/reference/roofline.json",
     "outputs/reference/smollm2",
+    "outputs/reference/smollm2-epyc/forwards.json",
 )
 """Files and folders of a checkout that a wheel carries in `shipped/`: notebooks, and the records that they read."""
 
