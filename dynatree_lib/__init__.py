@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from . import decoding, drafters, fast, verifiers  # `fast` registers its engines
 from .decoding import Generation, Iteration, autoregressive, generate
 from .drafters import *
+from .drafters.retokenized import Retokenized
 from .models import ToyModel
 from .sampling import RandomSource, Sampling
 from .summary import Summary, summarize
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from .fast.static import StaticModel, static_pair
     from .models.huggingface import HFModel
     from .models.pairs import Pair, load_pair, make_pair
+    from .models.skipping import skipping
+    from .models.translated import TranslatedHFModel, TranslatedModel
 
 __version__ = "0.1.0"
 decoding.VIEW = f"{__name__}.plots.iterations:generation_view"
@@ -36,6 +39,9 @@ _LAZY = {
     "load_pair": ".models.pairs",
     "make_pair": ".models.pairs",
     "Pair": ".models.pairs",
+    "skipping": ".models.skipping",
+    "TranslatedHFModel": ".models.translated",
+    "TranslatedModel": ".models.translated",
     "StaticModel": ".fast.static",
     "static_pair": ".fast.static",
     "autoregressive_fast": ".fast.plain",
@@ -60,11 +66,14 @@ __all__ = [
     "Iteration",
     "Pair",
     "RandomSource",
+    "Retokenized",
     "Sampling",
     "StaticModel",
     "Summary",
     "TokenTree",
     "ToyModel",
+    "TranslatedHFModel",
+    "TranslatedModel",
     "autoregressive",
     "autoregressive_fast",
     "fast",
@@ -74,6 +83,7 @@ __all__ = [
     "load_pair",
     "make_pair",
     "plots",
+    "skipping",
     "static_pair",
     "summarize",
 ]

@@ -458,8 +458,9 @@ def check_vocabularies(target: LanguageModel, drafter: Drafter) -> None:
     if not same:
         raise ValueError(
             f"Draft '{draft.name}' ({draft.vocab_size} tokens) and target '{target.name}' ({target.vocab_size} tokens) "
-            "have different vocabularies, so drafted token ids would mean other words; use a draft with the target's "
-            "tokenizer, or distil one with `dynatree train`."
+            "have different vocabularies, so drafted token ids would mean other words; make them a pair with "
+            "make_pair(target, draft, vocabularies='intersection'), use a draft with the target's tokenizer, or distil "
+            "one with `dynatree train`."
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -1058,3 +1060,72 @@ def dyspec_values(tree, distribution, prompt: Sequence[int]) -> tuple[list[float
         values[node] = rest[node] = value * share
         rest[parent] = value * (1 - share)
     return out, [*rest.values()]
+
+
+# Drafts with another tokenizer (Timor et al. 2025), read anew for every node
+
+
+def path_to(parents, node):
+    """Nodes from the top down to a node of a forest."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = int(parents[node])
+    return path[::-1]
+
+
+def translated_text(translation, text):
+    """A text of target tokens in the draft's: runs with bytes split into the longest tokens, other tokens left out."""
+    out, run = [], []
+    for token in [*text, None]:
+        data = None if token is None else translation.target.tokens[token]
+        if data is not None:
+            run.append(data)
+            continue
+        whole = longest_tokens(b"".join(run), translation.draft.tokens)
+        parts = [longest_tokens(data, translation.draft.tokens) for data in run]
+        out += whole if whole is not None else [each for part in parts for each in part or []]
+        run = []
+    return out
+
+
+def longest_tokens(data, tokens):
+    """The longest token that the data begin with, again and again; None where there is none."""
+    out = []
+    while data:
+        fits = [number for number, token in enumerate(tokens) if token and data.startswith(token)]
+        if not fits:
+            return None
+        out.append(max(fits, key=lambda number: len(tokens[number])))
+        data = data[len(tokens[out[-1]]) :]
+    return out
+
+
+def translated_distribution(draft, translation, text, path):
+    """A toy draft's distribution of the shared tokens after a text of draft tokens and a path of target tokens."""
+    for token in path:
+        data = translation.target.tokens[token]
+        text = [*text, *(longest_tokens(data, translation.draft.tokens) or [0] if data else [0])]
+    whole = draft.distribution(tuple(text))
+    shares = [whole[column] for column in translation.columns]
+    return [share / sum(shares) for share in shares]
+
+
+def without_layers(model, layers):
+    """A transformers model without some layers, made anew: another configuration, and the weights under other names."""
+    count = model.config.num_hidden_layers
+    kept = [layer for layer in range(count) if layer not in layers]
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = len(kept)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[layer] for layer in kept]
+    other = type(model)(config).to(model.dtype).eval()
+    weights = {}
+    for name, weight in model.state_dict().items():
+        found = re.match(r"(.*?\.(?:layers|h)\.)(\d+)(\..*)", name)
+        if found is None:
+            weights[name] = weight
+        elif int(found[2]) in kept:
+            weights[f"{found[1]}{kept.index(int(found[2]))}{found[3]}"] = weight
+    other.load_state_dict(weights)
+    return other

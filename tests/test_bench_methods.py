@@ -21,7 +21,8 @@ def test_options_are_typed_and_filled_in():
     found = variant("fixed-tree:depth=6,branching=3/2/1,tau=none,prune=remove,commit=rebuild").options
     assert found == {
         "depth": 6, "branching": (3, 2, 1), "tau": None, "max_nodes": 16, "root": "target", "prune": "remove",
-        "commit": "rebuild", "verifier": "default", "independent": False,
+        "commit": "rebuild", "verifier": "default", "independent": False, "retokenized": False,
+        "skip": None,
     }  # fmt: skip
     assert variant("fixed-tree:branching=3,tau=0.1").options["branching"] == 3
     assert variant("hf-assisted:confidence=0").options["confidence"] == 0
@@ -32,7 +33,10 @@ def test_options_are_typed_and_filled_in():
     ("spec", "sentence"),
     [
         ("tree", "There is no method 'tree'; choose from hf-generate, hf-assisted"),
-        ("chain:lenght=6", "'chain' has no option 'lenght'; its options are length, commit, verifier, independent."),
+        (
+            "chain:lenght=6",
+            "no option 'lenght'; its options are length, commit, verifier, independent, retokenized, skip.",
+        ),
         ("hf-generate:x=1", "Method 'hf-generate' has no option 'x'; it has no options."),
         ("chain:length=six", "Option length='six' is not a whole number."),
         ("fixed-tree:branching=3/x", "is not a whole number or values separated by '/' such as 3/2/1."),

@@ -38,7 +38,7 @@ def pair_of(args: argparse.Namespace) -> Pair:
     if args.pair is None and args.target is None and args.draft is None:
         args.pair = "tiny"
     names = {"target": args.target, "draft": args.draft, "device_map": args.device, "engine": args.engine}
-    names["draft_dtype"] = args.draft_dtype
+    names["draft_dtype"], names["vocabularies"] = args.draft_dtype, args.vocabularies
     if args.dtype == FASTEST:
         pairs = {dtype: load_pair(args.pair, **names, dtype=dtype) for dtype in ("float32", "bfloat16")}
         seconds = iteration_seconds(pairs)

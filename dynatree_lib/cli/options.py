@@ -19,10 +19,14 @@ Options = argparse.ArgumentParser | argparse._ArgumentGroup  # what an option ma
 
 
 def add_pair(to: Options) -> None:
-    """--pair, or --target and --draft."""
+    """--pair, or --target, --draft and --vocabularies."""
     to.add_argument("--pair", help="a named pair (see `dynatree pairs`) or a folder; 'tiny' by default")
-    to.add_argument("--target", help="hub name or folder of a target, with --draft, instead of --pair")
-    to.add_argument("--draft", help="hub name or folder of its draft")
+    to.add_argument("--target", help="hub name or folder of a target, or the pair whose target it is, with --draft")
+    to.add_argument("--draft", help="the same of its draft; or skip:8/9/10, the target without these layers")
+    to.add_argument(
+        "--vocabularies", choices=("same", "intersection"), default="same",
+        help="intersection: the draft has another tokenizer, and drafts the tokens that both have",
+    )  # fmt: skip
 
 
 def add_workload(to: Options, *, which: str = "name of the workload", limit: int | None = None) -> None:

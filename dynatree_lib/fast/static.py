@@ -26,6 +26,7 @@ from ..models.cache import TreeCache
 from ..models.check import check_tree_attention
 from ..models.huggingface import HFModel, HFSession, in_inference_mode
 from ..models.pairs import Pair
+from ..models.translated import TranslatedHFModel
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Numbers of tokens that forwards are padded to."""
@@ -450,6 +451,12 @@ def why_not_static(model: HFModel) -> str | None:
         return (
             f"'{model.name}' has sliding-window layers, whose cache has another shape than static buffers; use the "
             "HFModel itself."
+        )
+    if isinstance(model, TranslatedHFModel):
+        return (
+            f"'{model.name}' is translated for a target with another tokenizer, which static buffers do not do; put "
+            "the draft on static buffers and translate that: TranslatedHFModel(StaticModel(draft.untranslated), "
+            "draft.translation)."
         )
     devices = {weight.device for weight in model.model.parameters()}
     if len(devices) > 1:

@@ -21,6 +21,7 @@ from ..drafters import Chain
 from ..fast.plain import EVERY, autoregressive_fast
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair
+from ..models.translated import TranslatedHFModel
 from ..sampling import Sampling
 from .runner import Completed, DrafterRunner, Instrument, OnTokens, Runner
 from .streaming import StreamingModel, StreamingSession
@@ -37,7 +38,8 @@ class HFGenerate:
 
 @dataclass(frozen=True)
 class HFAssisted:
-    """transformers' assisted generation with the pair's draft.
+    """transformers' assisted generation with the pair's draft; where that has another tokenizer, by transformers' own
+    matching of texts or vocabularies.
 
     The defaults are those of transformers 5: a constant number of drafted tokens, drafting stopped early where the
     draft gives its token less than `confidence`. (Where scikit-learn is installed transformers adapts the confidence
@@ -175,9 +177,13 @@ class _HFRunner:
         with contextlib.ExitStack() as stack:
             stack.enter_context(lent_configuration(self.target.model, GenerationConfig(**own)))
             if self.draft is not None:
-                assistant = GenerationConfig(**common, **(self.assistant or {}))
+                translated = isinstance(self.draft, TranslatedHFModel)
+                given = {"pad_token_id": 0} if translated else common  # the target's ids mean nothing to such a draft
+                assistant = GenerationConfig(**given, **(self.assistant or {}))
                 stack.enter_context(lent_configuration(self.draft.model, assistant))
                 extra["assistant_model"] = self.draft.model
+                if translated:
+                    extra["tokenizer"], extra["assistant_tokenizer"] = self.target.tokenizer, self.draft.tokenizer
             stack.enter_context(torch.inference_mode())  # as this library's forwards run; less than no_grad
             stack.enter_context(_seeded(self.target.device, sampling, seed))
             # Without a mask transformers would take prompt tokens equal to the padding id for padding.

@@ -11,7 +11,10 @@ from typing import Any, Literal
 
 from ..drafters import DRAFTERS, Switch, UnionTree
 from ..drafters.base import Drafter, ModelDrafter
+from ..drafters.retokenized import Retokenized
+from ..models.huggingface import HFModel
 from ..models.pairs import Pair
+from ..models.translated import TranslatedHFModel
 from ..verifiers import VERIFIERS
 from .baselines import ARFast, HFAssisted, HFGenerate, HFPromptLookup, StreamingLLM
 from .llama_cpp import LlamaCpp
@@ -65,26 +68,44 @@ def drafted(drafter: type[Drafter], /, **parts: str) -> Method:
 
     `commit` is that of `generate`, `verifier` the name of a rule ("default" is the one `generate` chooses). Where the
     drafter learns anything, with `carry` a text begins with what it learnt in the text before; the warm-up is one, as
-    in the published code. With `independent` a drafter takes the pair's draft that reads tokens alone.
+    in the published code. With `independent` a drafter takes the pair's draft that reads tokens alone; with `skip` the
+    target without these layers; with `retokenized` it drafts in the tokens of a draft with another tokenizer.
 
     `parts` are the fields of a drafter made of others, with the method that each is by default. As an option it is the
     method's name, and its options after semicolons.
     """
     draft = issubclass(drafter, ModelDrafter) or bool(parts)
     learns = drafter.inherit is not Drafter.inherit
-    switches = ("carry",) * learns + ("independent",) * draft
+    switches = ("carry",) * learns + ("independent",) * draft + ("retokenized",) * (draft and not parts)
     types = {"commit": Literal["gather", "rebuild"], "verifier": RULES, **dict.fromkeys(switches, bool)}
     common = {"commit": "gather", "verifier": "default", **dict.fromkeys(switches, False)}
+    if draft:
+        types["skip"], common["skip"] = int | tuple[int, ...] | None, None
 
     def make(options: dict[str, Any], model: Any) -> Drafter:
         own = {name: value for name, value in options.items() if name not in common}
         if parts:
             return drafter(**{**own, **{name: _part(own[name], model) for name in parts}})
-        return drafter(model, **own) if draft else drafter(**own)  # type: ignore[call-arg]
+        if not draft:
+            return drafter(**own)
+        if not options.get("retokenized"):
+            return drafter(model, **own)  # type: ignore[call-arg]
+        if model is not None and not isinstance(model, TranslatedHFModel):
+            raise ValueError(
+                f"retokenized=true is for a draft with another tokenizer, and '{model.name}' has its target's; leave "
+                "it out, or load the pair with vocabularies='intersection' (--vocabularies intersection)."
+            )
+        inner = drafter(None if model is None else model.untranslated, **own)  # type: ignore[call-arg]
+        return Retokenized(inner, None if model is None else model.translation)  # type: ignore[arg-type]
+
+    def drafting(options: dict[str, Any], pair: Pair) -> HFModel:
+        if options.get("skip") is not None:
+            skip = options["skip"]
+            return pair.skipping(skip if isinstance(skip, tuple) else (skip,))
+        return pair.common_draft if options.get("independent") else pair.draft
 
     def build(options: dict[str, Any], pair: Pair, instrument: Instrument) -> Runner:
-        own = pair.common_draft if options.get("independent") else pair.draft
-        model = instrument(own, "draft") if draft else None
+        model = instrument(drafting(options, pair), "draft") if draft else None
         rule = None if options["verifier"] == "default" else _RULES[options["verifier"]]()
         target, loop = instrument(pair.target, "target"), {"commit": options["commit"], "verifier": rule}
         return DrafterRunner(target, make(options, model), loop, carry=options.get("carry", False))

@@ -7,11 +7,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
-from ..checks import of_kind
+from ..checks import chosen, of_kind
 from ..paths import data_path
 from .base import check_model
 from .check import check_architecture
@@ -20,10 +20,17 @@ from .engines import check_engine
 from .fetch import PACKAGED, fetched
 from .huggingface import HFModel
 from .pruned import load_pruned, short_head
+from .skipping import skipping
 from .texts import conversation_ids
+from .translated import TranslatedHFModel
+from .vocabulary import Translation, Vocabulary
 
 MODELS_FOLDER = "DYNATREE_MODELS"
 """Environment variable: a folder with models as ORGANISATION/NAME, looked into before the hub."""
+SKIP = "skip:"
+"""What the source of a draft begins with that is the target without some layers: skip:8/9/10."""
+Vocabularies = Literal["same", "intersection"]
+"""What a pair's vocabularies may be: the same, or two that share tokens."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +69,9 @@ class Pair:
     Attributes:
         name: of the pair.
         target: the model whose text is wanted.
-        draft: the draft of this library's drafters; for "smollm2" one on the target's features.
-        tokenizer: of both.
+        draft: the draft of this library's drafters; for "smollm2" one on the target's features. With another tokenizer
+            it is a `TranslatedHFModel`.
+        tokenizer: of the target, and of the draft unless that is translated.
         independent: a draft that reads tokens alone, with logits of all tokens, which other libraries can use too;
             None where `draft` is one.
     """
@@ -78,6 +86,10 @@ class Pair:
     def common_draft(self) -> HFModel:
         """The draft that any library can use."""
         return self.independent or self.draft
+
+    def skipping(self, layers: Sequence[int]) -> HFModel:
+        """Return the target without some layers as a draft, run by the target's engine; errors as `skipping`."""
+        return skipping(self.target, layers, engine=self.target.engine.name)
 
     def ids(self, prompt: str | Sequence[Mapping[str, str]]) -> list[int]:
         """Return the token ids of a prompt, under the tokenizer's chat template where it has one.
@@ -103,13 +115,14 @@ def load_pair(
     draft_dtype: str | torch.dtype | None = None,
     attn_implementation: str = "sdpa",
     engine: str = "auto",
+    vocabularies: Vocabularies = "same",
 ) -> Pair:
     """Load a pair by name, or any two compatible models by hub name or folder.
 
     Args:
         name: one of `PAIRS` ("tiny" ships with the library), or a folder with target/ and draft/ inside.
-        target: hub name or local folder of the target, instead of `name`.
-        draft: the same for the draft.
+        target: hub name or local folder of the target, instead of `name`; or a named pair, for its target.
+        draft: the same for the draft; or "skip:8/9/10", the target itself without these layers (`skipping`).
         device_map: "cpu", "cuda", "cuda:1", ...; "auto" takes a GPU if there is one; anything else goes to transformers
             (and needs accelerate).
         dtype: "float32", "bfloat16", ...; by default float32 on the CPU and for "tiny", the checkpoint's own elsewhere.
@@ -118,6 +131,7 @@ def load_pair(
         attn_implementation: "sdpa" or "eager".
         engine: what runs the forwards, one of `models.engines.ENGINES`; "auto" takes the fastest for each model. With
             "quantised" the drafts of "smollm2", whose weights are not quantised, run by "compiled".
+        vocabularies: as for `make_pair`.
 
     Raises:
         TypeError: for a name that is no text, such as a model.
@@ -142,10 +156,14 @@ def load_pair(
         target, draft = _sources(name)
     if not target or not draft:
         raise ValueError(f"Give both target= and draft=, or one of the named pairs: {', '.join(PAIRS)}.")
-    big = load_model(target, **options)
+    chosen("vocabularies", vocabularies, get_args(Vocabularies))
+    big = load_model(_half(target, "target"), **options)
+    if str(draft).startswith(SKIP):
+        return make_pair(big, skipping(big, _layers(str(draft)), engine=big.engine.name), name or f"{target} + {draft}")
     options["dtype"] = of_draft or options["dtype"]
-    small = load_model(draft, **options, tokenizer=None if _has_tokenizer(draft) else big.tokenizer)
-    return make_pair(big, small, name or f"{target} + {draft}")
+    source = _half(draft, "draft")
+    small = load_model(source, **options, tokenizer=_tokenizer(draft, source, big))
+    return make_pair(big, small, name or f"{target} + {draft}", vocabularies)
 
 
 def load_pruned_pair(
@@ -193,16 +211,31 @@ def _packaged(name: str) -> Path:
     return folder
 
 
-def make_pair(target: HFModel, draft: HFModel, name: str | None = None) -> Pair:
+def make_pair(target: HFModel, draft: HFModel, name: str | None = None, vocabularies: Vocabularies = "same") -> Pair:
     """A pair of two models at hand, after the checks that `load_pair` makes.
+
+    Args:
+        target: the model whose text is wanted.
+        draft: the model that guesses.
+        name: of the pair.
+        vocabularies: "same": the draft's tokens are the target's, under the same numbers; "intersection": two
+            tokenizers. Then the draft is a `TranslatedHFModel`, which drafts the tokens that both have.
 
     Raises:
         TypeError: for a model that is no HFModel.
-        ValueError: if the draft numbers its tokens otherwise than the target.
+        ValueError: if the draft numbers its tokens otherwise than the target, and for "intersection" without both
+            tokenizers, or where no token is in both.
     """
     for role, model in (("target", target), ("draft", draft)):
         check_model(role, model)
         of_kind(f"The {role}", model, HFModel, "give an HFModel")
+    chosen("vocabularies", vocabularies, get_args(Vocabularies))
+    name = name or f"{target.name} + {draft.name}"
+    if vocabularies == "intersection":
+        ours, theirs = (
+            Vocabulary.of(model.tokenizer, model.vocab_size, model.name, model.vocabulary) for model in (target, draft)
+        )
+        return Pair(name, target, TranslatedHFModel(draft, Translation(ours, theirs)), target.tokenizer)
     if target.tokenizer is None or draft.tokenizer is None:
         if target.vocab_size != draft.vocab_size:
             raise ValueError(
@@ -212,11 +245,12 @@ def make_pair(target: HFModel, draft: HFModel, name: str | None = None) -> Pair:
     elif not draft.tokenizer.get_vocab().items() <= target.tokenizer.get_vocab().items():
         raise ValueError(
             f"Target '{target.name}' and draft '{draft.name}' have different vocabularies, so drafted token ids would "
-            "mean other words; use a draft with the target's tokenizer, or distil one with `dynatree train`."
+            "mean other words; match the tokens that both have (vocabularies='intersection', --vocabularies "
+            "intersection), use a draft with the target's tokenizer, or distil one with `dynatree train`."
         )
     # Every token the draft has is the target's, under the same number.
     draft = draft.altered(vocab_size=min(draft.vocab_size, target.vocab_size), vocabulary=target.vocabulary)
-    return Pair(name or f"{target.name} + {draft.name}", target, draft, target.tokenizer)
+    return Pair(name, target, draft, target.tokenizer)
 
 
 def load_model(
@@ -265,6 +299,31 @@ def _from_pretrained(kind: str, source: str, **options: Any) -> Any:
             logging.enable_progress_bar()
 
 
+def _half(source: str | Path, role: Literal["target", "draft"]) -> str | Path:
+    """Where a model is that may be given as that of a named pair.
+
+    Raises:
+        ValueError: for a packaged pair that has not been fetched, or its draft, which is a part of its target.
+    """
+    if source not in PAIRS:
+        return source
+    name = str(source)
+    if name in PACKAGED and role == "draft":
+        raise ValueError(
+            f"The draft of '{name}' is made of its target's layers and drafts for that alone; give the pair's name, or "
+            "another draft."
+        )
+    return _packaged(name) if name in PACKAGED else _sources(name)[role == "draft"]
+
+
+def _layers(draft: str) -> list[int]:
+    """The layers of "skip:8/9/10"."""
+    try:
+        return [int(layer) for layer in draft.removeprefix(SKIP).split("/")]
+    except ValueError as error:
+        raise ValueError(f"draft is '{draft}'; name layers of the target to leave out, such as skip:8/9/10.") from error
+
+
 def _sources(name: str) -> tuple[str | Path, str | Path]:
     if name == "tiny":
         return data_path("tiny", "target"), data_path("tiny", "draft")
@@ -277,6 +336,13 @@ def _sources(name: str) -> tuple[str | Path, str | Path]:
         f"There is no pair named '{name}', nor a folder of that name with target/ and draft/ inside, as "
         f"`dynatree train` writes; choose one of {', '.join(PAIRS)}, or give target= and draft=."
     )
+
+
+def _tokenizer(draft: str | Path, source: str | Path, target: HFModel) -> Any:
+    """The tokenizer of a draft without one: of the target it was made for, so of its named pair. None if it has one."""
+    if _has_tokenizer(source):
+        return None
+    return _from_pretrained("AutoTokenizer", str(_half(draft, "target"))) if draft in PAIRS else target.tokenizer
 
 
 def _has_tokenizer(source: str | Path) -> bool:

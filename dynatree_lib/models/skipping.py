@@ -1,0 +1,88 @@
+"""A target without some of its layers as its own draft (SWIFT, Xia et al. 2024; CLaSp, Chen et al. 2025).
+
+Nothing is trained and no weight is copied: the draft is made of shallow copies of the target's modules. Which layers to
+leave out is left to `measure.layers`. An engine that packs weights has a packed copy of those of the remaining layers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..checks import is_whole, of_kind
+from .huggingface import HFModel
+
+
+def skipping(target: HFModel, layers: Sequence[int], *, engine: str = "auto") -> HFModel:
+    """Return the target without some layers, which shares its weights and its vocabulary.
+
+    Args:
+        target: a transformers model of any supported architecture.
+        layers: numbers of the layers to leave out, counted from 0.
+        engine: what runs the forwards, as for `HFModel`.
+
+    Raises:
+        TypeError: for a target that is no `HFModel`.
+        ValueError: for layers that the target does not have, for none or all of them, and for a model that is spread
+            over several devices.
+    """
+    of_kind("The target", target, HFModel, "wrap a transformers model as HFModel(model, tokenizer)")
+    model = without_layers(target.model, layers)
+    name = f"{target.name} without layers {', '.join(map(str, sorted(layers)))}"
+    model.config.name_or_path = name
+    draft = HFModel(model, target.tokenizer, engine=engine)
+    return draft.altered(vocab_size=target.vocab_size, vocabulary=target.vocabulary)
+
+
+def without_layers(model: Any, layers: Sequence[int]) -> Any:
+    """Return a transformers model without some layers, made of shallow copies of its modules; errors as `skipping`."""
+    count = int(model.config.num_hidden_layers)
+    left_out = set(layers)
+    if not all(is_whole(layer, 0) and layer < count for layer in layers) or len(left_out) < len(layers):
+        raise ValueError(f"layers is {list(layers)}; the target has layers 0 to {count - 1}, name each once.")
+    if not 0 < len(left_out) < count:
+        raise ValueError(
+            f"layers is {list(layers)}, which leaves {count - len(left_out)} of {count} layers; leave out at least one "
+            "and keep at least one."
+        )
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):  # its forward is bound to the module itself
+        raise ValueError(
+            f"'{model.config.name_or_path}' was spread over devices by accelerate, whose hooks belong to its own "
+            "modules; load it on one device to draft without some of its layers."
+        )
+    kept = [layer for layer in range(count) if layer not in left_out]
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = len(kept)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[layer] for layer in kept]
+    other = _shared(model, model.config, config)
+    holders = (
+        (part, name) for part in other.modules() for name, value in part._modules.items() if _stack(value, count)
+    )
+    holder, name = next(holders)
+    stack = [holder._modules[name][layer] for layer in kept]
+    for place, layer in enumerate(stack):
+        for part in layer.modules():
+            if hasattr(part, "layer_idx"):
+                part.layer_idx = place
+    holder._modules[name] = torch.nn.ModuleList(stack)
+    return other
+
+
+def _stack(module: Any, count: int) -> bool:
+    """Whether a module is the list of a model's layers."""
+    return isinstance(module, torch.nn.ModuleList) and len(module) == count
+
+
+def _shared(module: Any, config: Any, other_config: Any) -> Any:
+    """Return a copy of a module with all its parts, which share their weights, under another configuration."""
+    other = copy.copy(module)
+    other._modules = {
+        name: None if part is None else _shared(part, config, other_config) for name, part in module._modules.items()
+    }
+    if getattr(module, "config", None) is config:
+        other.config = other_config
+    return other
