@@ -108,7 +108,16 @@ def test_branching_trees_were_among_them(kind):
 
 
 def test_every_model_free_method_is_among_them():
-    assert {one.name for one in MODEL_FREE} >= {"ptd", "lookahead", "self-draft", "prompt-lookup", "suffix-tree", "token-recycling", "union-tree", "switch"}
+    assert {one.name for one in MODEL_FREE} >= {
+        "ptd",
+        "lookahead",
+        "self-draft",
+        "prompt-lookup",
+        "suffix-tree",
+        "token-recycling",
+        "union-tree",
+        "switch",
+    }
 
 
 def test_texts_through_an_empty_drafter_are_plain_sampling():

@@ -105,7 +105,7 @@ def test_the_choice_can_be_used_at_once():
     assert replace(tuned, spec="ar").python == "dt.NoDraft()"
 
 
-@pytest.mark.parametrize("kind", (*DRAFTERS, *WRAPPERS), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*DRAFTERS, *WRAPPERS], ids=lambda kind: kind.name)
 def test_every_method_can_be_the_choice(kind):
     made = replace(planted(FREE_ROWS), spec=kind.name)
     pair = SimpleNamespace(draft=TOYS.draft)
