@@ -1026,7 +1026,7 @@ def suffix_paths(text: Sequence[int], known, depth: int, shortest: int) -> dict[
     waiting = [((), 1.0, longest_earlier_suffix(text))]
     for path, probability, context in waiting:  # grows while it is read
         left, shorter, shares, handles = 1.0, 0, {}, {}
-        for suffix in matches(context):
+        for suffix in [*matches(context), []]:
             after = followers(text, suffix)
             if len(suffix) < shortest or not after:
                 continue

@@ -228,7 +228,7 @@ def test_wilson_interval():
 
 
 def test_a_method_has_the_same_colour_in_every_figure():
-    assert len(set(theme.METHOD_COLORS.values())) == len(theme.METHOD_COLORS) == 18
+    assert len(set(theme.METHOD_COLORS.values())) == len(theme.METHOD_COLORS) == 23
     color = theme.METHOD_COLORS["fixed-tree"]
     rows = [
         {"method": m, "n": n, "speed": n, "nodes": n, "milliseconds": n}

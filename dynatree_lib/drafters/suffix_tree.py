@@ -6,6 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from heapq import nlargest
+from operator import itemgetter
 from typing import Any
 
 from typing_extensions import override
@@ -16,12 +18,14 @@ from .guessing import Guess, GuessingDrafter, GuessState
 from .rates import SuccessRates
 from .suffixes import START, SuffixAutomaton
 
-LENGTHS = (2, 3, 4, 6, 9, 16)
+LENGTHS = (1, 2, 3, 4, 6, 9, 16)
 """Lengths of a match from which on it counts as another class."""
-PRIOR = (0.3, 0.45, 0.55, 0.65, 0.75, 0.8, 0.85)
+PRIOR = (0.5, 0.3, 0.45, 0.55, 0.65, 0.75, 0.8, 0.85)
 """Probability, by class of length, that the next token is one that followed before, before the text has shown any."""
 MEMORY = 0.98
 """Weight of the earlier outcomes at each new outcome of a class."""
+FREQUENT = 32
+"""Tokens that are guessed where nothing matches, at most: the text's most frequent ones."""
 
 
 def _rates() -> tuple[SuccessRates, SuccessRates]:
@@ -36,10 +40,12 @@ class SuffixState(GuessState):
         suffixes: the automaton.
         known: by class of length, whether the next token had followed the longest match; then of shorter matches, where
             it had followed no longer one.
+        frequent: length of the text when its most frequent tokens were counted; those; the sum of all counts.
     """
 
     suffixes: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     known: tuple[SuccessRates, SuccessRates] = field(default_factory=_rates)
+    frequent: tuple[int, list[tuple[int, int]], int] = field(default=(0, [], 0))
 
 
 @dataclass(frozen=True)
@@ -51,22 +57,21 @@ class SuffixTree(GuessingDrafter):
     and so on. How much a match of its length deserves is counted in the text itself, prompt included.
 
     Args:
-        shortest: fewest tokens that must have occurred before.
+        shortest: fewest tokens that must have occurred before; at 0 the text's most frequent tokens are the last resort.
         pool: with `generate(..., warm=)`, most tokens of this and earlier texts that matches are looked for in; 0 looks
             in the text itself.
 
     Raises:
-        ValueError: for shortest < 1 or pool < 0, and as for `GuessingDrafter`, which has the other options.
+        ValueError: for shortest or pool < 0, and as for `GuessingDrafter`, which has the other options.
     """
 
-    shortest: int = 1
+    shortest: int = 0
     pool: int = 50_000
     name = "suffix-tree"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts(self, "shortest")
-        check_counts(self, "pool", least=0)
+        check_counts(self, "shortest", "pool", least=0)
 
     # ------------------------------------------------------------------------------------------------------ the state
     @override
@@ -91,7 +96,7 @@ class SuffixTree(GuessingDrafter):
             both.append(earlier.suffixes.text[max(len(text) + len(earlier.suffixes.text) - self.pool, 0) :])
         both.end()
         both.append(text)
-        state.suffixes = both
+        state.suffixes, state.frequent = both, (0, [], 0)
         return state
 
     def report(self, state: SuffixState) -> dict[str, float]:
@@ -111,17 +116,27 @@ class SuffixTree(GuessingDrafter):
         found: dict[int, float] = {}
         handles: dict[int, tuple[int, int]] = {}
         for match, length in self._matches(automaton, *handle):
-            states = automaton.following[match]
-            counts = {token: automaton.count[after] for token, after in states.items() if token >= 0}
-            total = sum(counts.values())
+            states, (counts, total) = automaton.following[match], self._counts(state, match)
             if not total:
                 continue
             share = left * state.known[shorter][bisect_right(LENGTHS, length)]
-            for token, count in counts.items():
+            for token, count in counts:
                 found[token] = found.get(token, 0.0) + share * count / total
                 handles.setdefault(token, (states[token], length + 1))
             left, shorter = left - share, 1
         return [(token, probability, handles[token]) for token, probability in found.items()]
+
+    def _counts(self, state: SuffixState, match: int) -> tuple[list[tuple[int, int]], int]:
+        """Return the tokens that followed a match with their counts, and the sum of all counts."""
+        automaton = state.suffixes
+        if match == START and state.frequent[0] == len(automaton.text):
+            return state.frequent[1:]
+        counts = [(token, automaton.count[after]) for token, after in automaton.following[match].items() if token >= 0]
+        total = sum(count for _, count in counts)
+        if match == START:
+            counts = nlargest(FREQUENT, counts, key=itemgetter(1))
+            state.frequent = len(automaton.text), counts, total
+        return counts, total
 
     def _matches(self, automaton: SuffixAutomaton, match: int, length: int) -> Iterable[tuple[int, int]]:
         """Yield a match and its next shorter ones, with their lengths."""
@@ -129,6 +144,8 @@ class SuffixTree(GuessingDrafter):
             yield match, length
             match = automaton.shorter[match]
             length = automaton.length[match]
+        if not self.shortest:
+            yield START, 0
 
     def _learn(self, state: SuffixState, token: int) -> None:
         """Learn which matches knew the token that comes next."""

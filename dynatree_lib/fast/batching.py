@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from itertools import islice
 from queue import SimpleQueue
@@ -297,6 +297,11 @@ def _on_shared(drafter: Drafter, target: LanguageModel, shared: BatchedModel) ->
     draft = drafter.model
     if draft is None:
         return drafter
+    if is_dataclass(drafter):
+        inner = {one.name: getattr(drafter, one.name) for one in fields(drafter)}
+        parts = {name: part for name, part in inner.items() if isinstance(part, Drafter)}
+        if parts:  # a drafter made of others
+            return replace(drafter, **{name: _on_shared(part, target, shared) for name, part in parts.items()})
     replaceable = getattr(drafter, "draft", None) is draft and is_dataclass(drafter)
     if not replaceable:
         raise TypeError(

@@ -41,7 +41,7 @@ METHOD_COLORS = {
     "prompt-lookup": "#e69f00",
     "suffix-tree": "#b86e00",
     "token-recycling": "#56b4e9",
-    "union-tree": "#004488",
+    "union-tree": "#4477aa",
     "dyspec-tree": "#997700",
     "switch": "#6699cc",
 }
