@@ -99,3 +99,13 @@ def sliding_window(allowed: np.ndarray, positions: np.ndarray, key_positions: np
         key_positions: (m,) positions of the KV entries.
     """
     return allowed & (positions[:, None] - key_positions[None, :] < window)
+
+
+def chunk(allowed: np.ndarray, positions: np.ndarray, key_positions: np.ndarray, size: int) -> np.ndarray:
+    """Restrict (n, m) bool `allowed` to keys in the same chunk of `size` positions (Llama 4's local attention).
+
+    Args:
+        positions: (n,) positions of the scored nodes.
+        key_positions: (m,) positions of the KV entries.
+    """
+    return allowed & (positions[:, None] // size == key_positions[None, :] // size)

@@ -12,7 +12,7 @@ from dynatree_lib.fast.plain import _static, autoregressive_fast
 from dynatree_lib.fast.static import StaticModel
 from dynatree_lib.models.huggingface import HFModel
 
-KINDS = [kind for kind in CONFIGS if kind not in ("mpt", "bloom")]
+KINDS = list(CONFIGS)
 
 
 @pytest.fixture(scope="module", params=["plain", "static"])

@@ -25,7 +25,7 @@ from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.verifiers import VERIFIERS
 
-FULL = [kind for kind in CONFIGS if kind not in ("mpt", "bloom") and "window" not in kind]
+FULL = [kind for kind in CONFIGS if "window" not in kind]
 SIZES = [(1, 20), (2, 1), (40, 20), (290, 8)]
 
 

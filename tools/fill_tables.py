@@ -10,6 +10,7 @@ A table stands between a mark and `<!-- end of table -->`. The marks, paths bein
     <!-- tasks: FILE | METHOD; METHOD | BASELINE --> speeds over a baseline's by kind of task; FILE has its lines
     <!-- forwards: FILE -->                          times of forwards, of tools/smollm2_reference.sh
     <!-- papers: FOLDER -->                          where the papers' tables and figures are; FOLDER has the notebooks
+    <!-- architectures: FILE -->                     what tools/try_architectures.py found
 
 A test compares table and record, so that the text cannot drift from the record.
 """
@@ -125,6 +126,36 @@ def quote_papers(folder: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def quote_architectures(body: Mapping[str, Any], name: str) -> str:
+    """Return Markdown: the architectures that are served, then those refused, with the reason; as for `quote`."""
+    setup, parts = body["setup"], pd.DataFrame(body["rows"]).fillna("").groupby("result")
+    lines = []
+    for result in ("served", "wrong", "refused", "not made"):
+        if result not in parts.groups:
+            continue
+        part = parts.get_group(result)
+        table = pd.DataFrame({"architecture": [f"`{label}`" for label in part["architecture"]]})
+        if result == "served":
+            table["attention"], table["numbers"] = part["attention"].to_numpy(), part["dtype"].to_numpy()
+            table["engine in float32"] = [f"`{engine}`" for engine in part["float32"]]
+            table["identical texts"] = [f"{texts:.0f} of {texts:.0f}" for texts in part["texts"]]
+        else:
+            table["why"] = [_reason(text) for text in part["reason"]]
+        lines += [f"\n**{len(part)} {result}**", *_markdown(table, text=4 if result == "served" else 2)]
+    lengths = ", ".join(map(str, setup["prompts"]))
+    lines += [
+        f"transformers {setup['transformers']}, torch {setup['torch']}. Prompts of {lengths} tokens, "
+        f"{setup['max_new_tokens']} tokens added to each, windows and chunks of {setup['window']}. {_record(name)}"
+    ]
+    return "\n".join([*lines, "", ""])
+
+
+def _reason(text: str) -> str:
+    """What is told of a refusal, without the model's name, as a cell of a table."""
+    short = re.sub(r"^(A model of type|Model) .*? (cannot|does not) score .*?: ", "", text.splitlines()[0])
+    return short.replace("|", "\\|").removesuffix(".")
+
+
 ENGINES = {
     "eager": "`eager`: transformers",
     "packed": "`packed`: fused projections, otherwise transformers",
@@ -145,7 +176,8 @@ def _record(name: str) -> str:
 
 
 PATTERN = re.compile(
-    r"<!-- (table|tasks|forwards|papers): ([^|\n]*?)(?: \| (.*?))? -->\n.*?<!-- end of table -->", flags=re.S
+    r"<!-- (table|tasks|forwards|papers|architectures): ([^|\n]*?)(?: \| (.*?))? -->\n.*?<!-- end of table -->",
+    flags=re.S,
 )
 
 
@@ -157,6 +189,8 @@ def filled(page: str, folder: Path) -> str:
         first, second = [part.split("; ") if part else [] for part in [*(rest or "").split(" | "), ""][:2]]
         if kind == "papers":
             text = quote_papers(name)
+        elif kind == "architectures":
+            text = quote_architectures(json.loads((folder / name).read_text(encoding="utf-8")), name)
         elif kind == "tasks":
             text = quote_tasks(read_results(folder / name), name, first, *second)
         else:

@@ -289,10 +289,12 @@ class SlotCache(AimedCache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write (B, H, n, D) states of one layer; return (B, H, m, D) of all its columns."""
+        key, value = key_states.shape[-1], value_states.shape[-1]
         if layer_idx == 0:
-            self._reserve(key_states)
+            self._reserve(key_states if key >= value else value_states)
         assert self.states is not None
         keys, values = self.states[layer_idx].unbind(0)
+        keys, values = keys[..., :key], values[..., :value]
         keys[self._index, :, self.places] = key_states.transpose(1, 2)
         values[self._index, :, self.places] = value_states.transpose(1, 2)
         return keys[self._slots, :, : self.width], values[self._slots, :, : self.width]

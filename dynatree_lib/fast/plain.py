@@ -18,7 +18,6 @@ import torch
 from ..checks import chosen, described, whole
 from ..decoding import Generation, Interrupted, check_request, checked_ends, checked_prompt
 from ..models.base import LanguageModel
-from ..models.cache import TreeCache
 from ..models.huggingface import HFModel
 from ..models.texts import Prompt
 from ..sampling import RandomSource, Sampling, Scores, bad_logits, one_thread
@@ -119,7 +118,7 @@ def _one_by_one(
     target: HFModel, ids: list[int], budget: int, sampling: Sampling, random: RandomSource
 ) -> Iterator[list[int]]:
     """Each token by a forward over a cache of exactly the text, chosen by the host."""
-    cache, length = TreeCache(target.layers, budget), len(ids)
+    cache, length = target.new_cache(budget), len(ids)
     logits = target.forward(np.array(ids), np.arange(length), None, cache, 1)
     token, place = torch.zeros(2, 1, 1, dtype=torch.int64, device=target.device)
     for position in range(length, length + budget):

@@ -86,7 +86,7 @@ class StaticModel(HFModel):
         self.session_class, self.feature_size = StaticSession, None
         self.buffers = Buffers(model, self.context, tuple(sizes), graphs)
         if check:
-            check_tree_attention(self)
+            check_tree_attention(self, engine_only=True)
 
     @override
     def run_forward(self, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: Any, keep: int) -> torch.Tensor:
@@ -186,14 +186,15 @@ class StaticCache(AimedCache):
             zero.
 
     Args:
-        like: (L, 2, 1, H, any, D) states of this model.
+        like: with (L, 2, 1, H, any, D) states of this model.
         columns: of the cache.
     """
 
-    def __init__(self, like: torch.Tensor, columns: int) -> None:
-        super().__init__(len(like))
-        self.states = like.new_zeros((*like.shape[:4], columns, like.shape[5]))
-        self._views = [tuple(layer.unbind(0)) for layer in self.states.unbind(0)]
+    def __init__(self, like: TreeCache, columns: int) -> None:
+        shape, (key, value) = like.states.shape, like.widths
+        super().__init__(shape[0])
+        self.states = like.states.new_zeros((*shape[:4], columns, shape[5]))
+        self._views = [(keys[..., :key], values[..., :value]) for keys, values in self.states.unbind(0)]
 
     @override
     def update(
@@ -228,8 +229,8 @@ class Buffers:
         columns = -(-(1 + capacity + sizes[-1]) // WORD) * WORD
         doubled = (NARROWEST << power for power in range(columns.bit_length()))
         self.widths = (*(width for width in doubled if width < columns), columns)
-        states, logits = _states_and_logits(model)
-        self.cache = StaticCache(states, columns)
+        like, logits = _one_token(model)
+        self.cache = StaticCache(like, columns)
         self.logits = logits.new_zeros((sizes[-1], logits.shape[-1]))
         self.columns = torch.arange(columns, device=self.device)
         cuda = self.device.type == "cuda"
@@ -468,11 +469,11 @@ def why_not_static(model: HFModel) -> str | None:
 
 
 @torch.inference_mode()
-def _states_and_logits(model: HFModel) -> tuple[torch.Tensor, torch.Tensor]:
-    """(L, 2, 1, H, any, D) states and (1, 1, V) logits of a forward of one token, to read their shapes from."""
-    cache, zero = TreeCache(model.layers, 1), torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+def _one_token(model: HFModel) -> tuple[TreeCache, torch.Tensor]:
+    """The cache and the (1, 1, V) logits of a forward of one token, to read their shapes from."""
+    cache, zero = model.new_cache(1), torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     logits = model.engine(zero, zero, None, cache, 1)
-    return cache.states, logits
+    return cache, logits
 
 
 def _at_least(sizes: Sequence[int], wanted: int, what: str, way_out: str) -> int:

@@ -8,6 +8,7 @@ says "lossy". `HFSession` appends entries and masks trees.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from typing_extensions import override
 
 from ..models.base import LanguageModel
-from ..models.check import STEADY_FREQUENCIES
+from ..models.check import STEADY_FREQUENCIES, TOLERANCE
 from ..models.huggingface import HFModel, HFSession
 
 
@@ -32,7 +33,8 @@ class StreamingModel(LanguageModel):
 
     Raises:
         ValueError: for a model without rotary positions, with positions that depend on the text's length, with
-            sliding-window layers, or for sizes that leave no window.
+            sliding-window layers, or whose keys are rotated in another way than `rotate` does, and for sizes that leave
+            no window.
     """
 
     def __init__(self, base: HFModel, cache: int = 1024, sinks: int = 4, block: int | None = None) -> None:
@@ -47,6 +49,7 @@ class StreamingModel(LanguageModel):
                 f"The streaming cache has {cache} entries and '{base.name}' reads {base.context}; give a smaller one."
             )
         self.rotary = rotary_embedding(base)
+        _check_rotation(base, self.rotary)
         self.base, self.cache, self.sinks, self.block = base, cache, sinks, block
         self.name, self.vocab_size, self.context = base.name, base.vocab_size, base.context
         self.eos_token_ids, self.vocabulary, self.tokenizer = base.eos_token_ids, base.vocabulary, base.tokenizer
@@ -57,7 +60,9 @@ class StreamingModel(LanguageModel):
 
     def observed(self, around: Callable[..., Any]) -> StreamingModel:
         """Return the same model whose forwards are observed, as by `HFModel.observed`."""
-        return StreamingModel(self.base.observed(around), self.cache, self.sinks, self.block)
+        other = copy.copy(self)
+        other.base = self.base.observed(around)
+        return other
 
 
 class StreamingSession(HFSession):
@@ -126,9 +131,33 @@ def rotary_embedding(model: HFModel) -> torch.nn.Module:
             f"The rotary positions of '{model.name}' are of kind '{kind}', whose angles change with the text's length; "
             f"a cached key cannot be moved; supported kinds: {', '.join(STEADY_FREQUENCIES)}."
         )
-    if "sliding_attention" in (getattr(model.model.config, "layer_types", None) or ()):
+    if model.window is not None:
         raise ValueError(f"'{model.name}' has sliding-window layers of its own; StreamingLLM needs full attention.")
     return modules[0]
+
+
+@torch.inference_mode()
+def _check_rotation(model: HFModel, rotary: torch.nn.Module) -> None:
+    """Read a few tokens at two places; the keys of every layer have to be `rotate`d into each other.
+
+    They are not where only some layers have rotary positions, where pairs of neighbours turn instead of halves, or
+    where the components that turn are not the first.
+    """
+    ids = np.arange(1, 5) % model.vocab_size
+    places = [np.arange(first, first + len(ids)) for first in (0, 5)]
+    keys = []
+    for positions in places:
+        cache = model.new_cache(0)
+        model.run_forward(ids, positions, None, cache, 1)
+        keys.append(cache.states[:, 0, ..., : cache.size, : cache.widths[0]])
+    angles = [_cos_sin(rotary, torch.from_numpy(positions).to(keys[0].device), keys[0].dtype) for positions in places]
+    off = (rotate(keys[0], *angles) - keys[1]).abs().max() / keys[1].abs().max()
+    if not float(off) <= max(1e-4, TOLERANCE.get(model.dtype, 0.0)):
+        raise ValueError(
+            f"StreamingLLM moves keys by rotating them in halves, and those of '{model.name}' "
+            f"({model.model.config.model_type}) turn in another way (off by {float(off):.2g} of the largest); use a "
+            "GPT-NeoX, Llama, Qwen2 or Qwen3 model."
+        )
 
 
 def _cos_sin(rotary: torch.nn.Module, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,6 +20,8 @@ class TreeCache(Cache):
     Attributes:
         stores: (L, 2, 1, H, capacity, D) keys and values in the dtype of the first ones written; one such tensor
             for each device, of the layers there. Empty before the first forward.
+        widths: components of a key and of a value, the larger of which is D; multi-head latent attention (DeepSeek)
+            has values narrower than keys.
         size: entries in use. A forward appends its entries layer by layer; they count once the last layer has them,
             so that an interrupted forward leaves nothing behind.
         features: None, or a list to which every forward appends (n, k h) hidden states of its n tokens, those after the
@@ -32,12 +34,18 @@ class TreeCache(Cache):
         layers: L of the model.
         capacity: entries to allocate beyond those of the first forward; it doubles when needed.
         devices: of each layer; by default that of the first layer's states.
+        last: the last layer that has entries of its own, by default the last of all: in some models later layers share
+            those of earlier ones (Gemma 3n).
     """
 
-    def __init__(self, layers: int, capacity: int = 256, devices: Sequence[torch.device] | None = None) -> None:
+    def __init__(
+        self, layers: int, capacity: int = 256, devices: Sequence[torch.device] | None = None, last: int | None = None
+    ) -> None:
         super().__init__(layers=[DynamicLayer() for _ in range(layers)])  # what transformers reads layer types from
         self.depth, self.capacity, self.devices = layers, capacity, devices
+        self.last = layers - 1 if last is None else last
         self.stores: list[torch.Tensor] = []
+        self.widths = (0, 0)
         self.size = 0
         self.features: list[torch.Tensor] | None = None
         self.feature_layers: tuple[int, ...] = (-1,)
@@ -57,11 +65,12 @@ class TreeCache(Cache):
         """Append (1, H, n, D) states of one layer; return views (1, H, size + n, D) of all its entries."""
         end = self.size + key_states.shape[2]
         if layer_idx == 0:
-            self._reserve(key_states, end)
+            self.widths = key, value = key_states.shape[-1], value_states.shape[-1]
+            self._reserve(key_states if key >= value else value_states, end)
         keys, values = self._views[layer_idx]
         keys[:, :, self.size : end] = key_states
         values[:, :, self.size : end] = value_states
-        if layer_idx == self.depth - 1:
+        if layer_idx == self.last:
             self.size = end
         return keys[:, :, :end], values[:, :, :end]
 
@@ -84,29 +93,39 @@ class TreeCache(Cache):
             entries in use, and the store of a model on one device, for a caller that writes the states itself and
             then sets `size`.
         """
+        self.widths = width, width
         self._reserve(like.new_empty(1, heads, 0, width), self.size + count)
         return self.size, self.states
 
     def _reserve(self, like: torch.Tensor, end: int) -> None:
-        """Allocate stores for `end` entries, where there are none or they are too small."""
+        """Allocate stores for `end` entries of the width of `like`, where there are none or they are too small."""
         if not self.stores:
             self.capacity += end
         elif end <= self.capacity:
             return
         else:
             self.capacity = max(end, 2 * self.capacity)
-        places = list(self.devices or [like.device] * self.depth)
+        self._places = list(self.devices or [like.device] * self.depth)
         batch, heads, _, width = like.shape
         old, self.stores = self.stores, []
-        views: dict[int, tuple[torch.Tensor, ...]] = {}
-        for number, device in enumerate(dict.fromkeys(places)):
-            layers = [layer for layer, place in enumerate(places) if place == device]
-            store = like.new_empty((len(layers), 2, batch, heads, self.capacity, width), device=device)
+        for number, device in enumerate(self._devices()):
+            count = self._places.count(device)
+            store = like.new_empty((count, 2, batch, heads, self.capacity, width), device=device)
             if old:
                 store[..., : self.size, :] = old[number][..., : self.size, :]
             self.stores.append(store)
-            views |= {layer: tuple(part.unbind(0)) for layer, part in zip(layers, store.unbind(0), strict=True)}
-        self._views = views
+        self.look()
+
+    def look(self) -> None:
+        """Take the views of all layers' keys and values anew, after `stores` were replaced."""
+        parts = {device: iter(store.unbind(0)) for device, store in zip(self._devices(), self.stores, strict=True)}
+        layers = [next(parts[device]) for device in self._places]
+        key, value = self.widths
+        self._views = [(layer[0][..., :key], layer[1][..., :value]) for layer in layers]
+
+    def _devices(self) -> list[torch.device]:
+        """Each device once, in the order of `stores`."""
+        return list(dict.fromkeys(self._places))
 
     def keep(self, base: int, entries: np.ndarray) -> None:
         """Keep the first `base` entries, move the entries `base + entries` behind them, forget the others.

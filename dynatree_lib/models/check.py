@@ -1,35 +1,108 @@
-"""Whether a model can score a token tree: an allow-list of architectures, and a test on the model itself.
+"""Whether a model can score a token tree: what its configuration tells, then a proof on its own weights.
 
-Some architectures ignore or misread a 4-D mask without an error, because ALiBi models derive positions from the width
-of the mask. So a small tree is scored in one forward and compared with plain forwards over each of its paths.
+No list says which architectures are served. Small trees are scored over the library's cache, and every node's logits
+are compared with those of a plain forward over its path (`check_tree_attention`). Some architectures read a 4-D mask or
+positions in another way without an error, and are found out so. What few tokens cannot show is read from the
+configuration (`check_architecture`): windows are shortened for the proof, a text ends where the proof does (`reach`),
+and the rest is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig
 
 from ..checks import described
-from ..sampling import Sampling
-from ..tree import TokenTree
+from ..sampling import GREEDY
+from ..tree import ROOT, TokenTree
+from .engines import Eager
 
 if TYPE_CHECKING:
     from .huggingface import HFModel
 
-SUPPORTED = ("gpt_neox", "llama", "qwen2", "qwen3", "gpt2", "opt", "mistral", "phi3", "olmo2", "falcon")
+# ------------------------------------------------------------------------------------------ read from the configuration
 STEADY_FREQUENCIES = ("default", "linear", "proportional", "llama3", "yarn")
 """Rotary variants whose angles depend on the position alone. The others (dynamic, longrope) change all angles with
 the longest position in a forward, so drafted nodes would change the logits of the text before them."""
+RUNNING = "it keeps a running state of the text instead of keys and values, which holds one branch and no tree"
 REFUSED = {
     "mpt": "its ALiBi attention derives positions from the order of the tokens, so siblings would differ in position",
     "bloom": "its ALiBi attention derives positions from the order of the tokens and does not take a 4-D mask",
+    "gpt_neo": "its local attention counts places in memory, not positions, so a tree would shorten its window",
+    "rwkv": RUNNING,
+    "xlstm": RUNNING,
 }
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
-"""Largest difference allowed, as a share of the largest absolute logit."""
+"""Families that are known to go wrong, also where a short text does not show it -> why."""
+WINDOWED = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+"""Type of layers that see a part of the text -> where the configuration says how much."""
+PLAIN_LAYERS = {"full_attention", "attention", "moe", "mlp", "dense", "sparse", *WINDOWED}
+"""Types of layers that keep keys and values, or nothing."""
+STATES = {
+    "linear_attention": "linear attention or a state-space model",
+    "mamba": "a state-space model",
+    "recurrent": "a recurrence",
+    "conv": "a convolution",
+    "hybrid": "a state-space model beside attention",
+    "hybrid_sliding": "a state-space model beside attention",
+    "indexed_attention": "an indexer that picks the keys to see",
+}
+"""Types of layers that keep something else -> of what."""
+LENGTHS = re.compile(r"window|chunk|local_att|block_size|topk_block|index_topk|compress|bucket|span|n_floor|logn|_ntk")
+"""Names of settings that may act in longer texts only."""
+HARMLESS = {
+    *WINDOWED.values(), "use_sliding_window", "max_window_layers", "sliding_window_pattern", "local_attention",
+    "prefix_dense_sliding_window_pattern", "chunk_size_feed_forward", "mamba_chunk_size",
+}  # fmt: skip
+"""Such names that are seen to, or that do not touch attention."""
+SHAPES = {"head_dim", "num_key_value_heads", "num_attention_heads", "v_head_dim", *WINDOWED.values()}
+"""Settings in which the layers of a model must not differ one by one."""
+LARGEST_TREE = 1024
+"""Nodes by which entries may be ahead of positions; see `reach`."""
+
+# ----------------------------------------------------------------------------------------------------------- the proof
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
+"""Largest difference ever allowed, as a share of the largest absolute logit. (In float64 as well, some models compute
+softmax and norms in float32.)"""
+LEAST = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 0.003, torch.bfloat16: 0.02}
+"""Difference that is rounding in any model of this dtype."""
+MARGIN = 4
+"""Times the difference between two of transformers' own ways to read a text that are allowed."""
+SHORT, LONG = 4, 2**20
+"""Windows of the proof: a longer one would not be left by its texts; and one that never is, to say what differs."""
+PREFIX, READ_FIRST = 9, 5
+"""Tokens of text before the first tree, and those of them that are read before the others."""
+FIRST_TREE, FIRST_LEVELS = (-1, 0, 0, 1, 1, 3, 5), 3
+"""Parents of the first tree's nodes, and how many of them are scored before the others."""
+ACCEPTED = (0, 1, 3, 5)
+"""Nodes of the first tree that are committed: their entries have to be moved together."""
+SECOND_TREE = (-1, 0, 0)
+"""Parents of the nodes of the tree that is scored after them and one more token."""
+PARTS = {
+    "the text before the tree": slice(0, 1),
+    "siblings": slice(1, 3),
+    "nodes below siblings": slice(3, 7),
+    "a token after a commit": slice(7, 8),
+    "a tree after a commit": slice(8, 11),
+}
+"""What is compared, in the order in which it is scored."""
+CAUSES = {
+    "the text before the tree": "with a mask of its own or over this cache it reads the text in another way",
+    "siblings": "it takes what a token sees, or its position, from the order of the tokens",
+    "nodes below siblings": "it takes what a token sees, or its position, from the order of the tokens",
+    "a token after a commit": "keys and values are not all that it keeps of the text",
+    "a tree after a commit": "keys and values are not all that it keeps of the text",
+}
 
 
 def check_loaded(model: Any, tokenizer: Any = None) -> None:
@@ -37,7 +110,7 @@ def check_loaded(model: Any, tokenizer: Any = None) -> None:
 
     Raises:
         TypeError: for anything else, such as the name of a model.
-        ValueError: for a model on the meta device.
+        ValueError: for a model on the meta device, or whose configuration says that it cannot score trees.
     """
     if not isinstance(model, torch.nn.Module) or not hasattr(getattr(model, "config", None), "model_type"):
         name = repr(model) if isinstance(model, str) else "name"
@@ -65,53 +138,412 @@ def check_loaded(model: Any, tokenizer: Any = None) -> None:
 
 
 def check_architecture(config: PretrainedConfig) -> None:
-    """Raise ValueError unless this architecture and attention kernel can score trees by mask and positions."""
+    """Raise ValueError where the configuration tells that trees would be scored wrongly, if only in a long text."""
     kind = config.model_type
-    if kind == "falcon" and getattr(config, "alibi", False):
-        raise ValueError("This Falcon model uses ALiBi and cannot score token trees; use a rotary Falcon model.")
-    if kind in REFUSED or kind not in SUPPORTED:
-        reason = REFUSED.get(kind, "tree attention has not been verified for it")
-        raise ValueError(
-            f"A model of type '{kind}' cannot score token trees: {reason}. Supported types: {', '.join(SUPPORTED)}."
-        )
-    rope = getattr(config, "rope_parameters", None) or {}
-    scaling = rope.get("rope_type", "default") if isinstance(rope, dict) else "default"
-    if scaling not in STEADY_FREQUENCIES:
-        raise ValueError(
-            f"The rotary scaling '{scaling}' of this {kind} model depends on the longest position in a forward, so "
-            f"drafted nodes would change the text's own logits; supported: {', '.join(STEADY_FREQUENCIES)}."
-        )
+    reason = why_not(config)
+    if reason:
+        raise ValueError(f"A model of type '{kind}' cannot score token trees: {reason}.")
     attention = getattr(config, "_attn_implementation", None) or "sdpa"
     if attention not in ("sdpa", "eager"):
         raise ValueError(
-            f"Attention implementation '{attention}' takes no tree mask; load with attn_implementation='sdpa'."
+            f"Attention implementation '{attention}' takes no tree mask; load with attn_implementation='sdpa', or "
+            "'eager' where the architecture has no sdpa."
         )
 
 
+def why_not(config: Any) -> str | None:
+    """Say why a configuration alone rules token trees out; None where it does not."""
+    kind = config.model_type
+    if kind in REFUSED:
+        return REFUSED[kind]
+    if config.is_encoder_decoder:
+        return "its decoder reads what an encoder has made of another text; use a decoder-only model"
+    config = config.get_text_config(decoder=True)
+    if config.model_type in REFUSED:
+        return REFUSED[config.model_type]
+    if getattr(config, "alibi", False):
+        return f"this {kind} model uses ALiBi, which derives positions from the mask; use a rotary one"
+    names = ("layer_types", "layers_block_type", "block_types")
+    types = {str(one) for name in names for one in getattr(config, name, None) or ()}
+    for one in sorted(types - PLAIN_LAYERS):
+        of = f", of {STATES[one]}" if one in STATES else ""
+        return f"its layers of type '{one}' keep a state{of}, and a token tree needs layers that keep keys and values"
+    for scaling in rotary_kinds(config):
+        if scaling not in STEADY_FREQUENCIES:
+            return (
+                f"its rotary scaling '{scaling}' depends on the longest position in a forward, so drafted nodes would "
+                f"change the text's own logits; supported: {', '.join(STEADY_FREQUENCIES)}"
+            )
+    differing = SHAPES & {*(getattr(config, "per_layer_attributes", None) or ())}
+    if differing:
+        named = ", ".join(sorted(differing))
+        return f"its layers differ one by one in {named}, and the library's cache has one shape for all"
+    for name in sorted(_settings(type(config)) - HARMLESS):
+        value = getattr(config, name, None) if LENGTHS.search(name) else None
+        if isinstance(value, int) and (value is True or value > 1):
+            return f"its setting {name} = {value} may act in texts that are longer than those it can be tested with"
+    if not isinstance(getattr(config, "max_position_embeddings", None), int):
+        return "its configuration does not say how long a text may be (max_position_embeddings)"
+    return None
+
+
+def rotary_kinds(config: Any) -> set[str]:
+    """Kinds of rotary frequencies of all types of layers."""
+    rope = getattr(config, "rope_parameters", None)
+    if not isinstance(rope, dict):
+        return {"default"}
+    parts = [part for part in rope.values() if isinstance(part, dict)] or [rope]
+    return {part.get("rope_type", "default") for part in parts}
+
+
+def reach(config: Any) -> int:
+    """Longest text in tokens that is scored as in plain forwards.
+
+    Llama 4's temperature grows in steps with the number of cache entries, which a tree's nodes add to. Before the first
+    step it does not matter.
+    """
+    if getattr(config, "attn_temperature_tuning", False):
+        return max(1, int(config.floor_scale) - LARGEST_TREE)
+    return sys.maxsize
+
+
+def _settings(kind: type) -> set[str]:
+    """Names that a class of configurations declares; a file may hold others, which nothing reads."""
+    declared = [vars(base).get("__annotations__", {}) for base in kind.__mro__]
+    return set().union(inspect.signature(kind).parameters, *declared)
+
+
+# ----------------------------------------------------------------------------------------------------------- the proof
 @torch.inference_mode()
-def check_tree_attention(model: HFModel) -> None:
-    """Score a tree of seven nodes after a short prefix in two levels and compare with plain forwards over its paths.
+def check_tree_attention(model: HFModel, *, engine_only: bool = False) -> None:
+    """Score small trees over the cache and compare every node with a plain forward over its path.
+
+    A text is read in two parts and a tree in two levels, a path is committed, and another tree follows. Windows
+    are `SHORT` meanwhile, positions are those of the tree while the cache claims to be much longer, and
+    where the router of a mixture of experts is undecided, the tree has the plain forward's experts. transformers' own
+    forward is proved first, then the engine.
+
+    Args:
+        model: on this engine and these sessions.
+        engine_only: transformers' own forward is proved already.
 
     Raises:
-        ValueError: if any logit differs by more than `TOLERANCE` allows for the model's dtype.
+        ValueError: if any logit differs by more than rounding; the sentence says what differed.
     """
-    ids = [1 + (7 * i) % (model.vocab_size - 1) for i in range(12)]
-    prefix, tokens = ids[:5], ids[5:]
-    tree = TokenTree.build(tokens, [-1, 0, 0, 1, 1, 2, 3])
-    session = model.session()
-    session.start(prefix)
-    scored = [session.score(tree.tokens[s], tree.parents[s], Sampling()).logits for s in (slice(0, 3), slice(3, 7))]
+    trial = _Trial.of(model, routed=not engine_only)
+    with windows_of(SHORT, model.model):
+        plain = _attempt(model, "plain forward", lambda: trial.plain(model))
+        own = copy.copy(model)
+        own.__dict__.pop("windows", None)  # those of the configuration as it is now
+        if not engine_only:
+            own.engine = Eager(model.model)
+            allowed = min(_by_dtype(TOLERANCE, model), max(_by_dtype(LEAST, model), MARGIN * trial.noise(model, plain)))
+            found = _attempt(model, "forward over the library's cache, mask and positions", lambda: trial.scored(own))
+            part, off = _worst(found, plain, allowed)
+            if part:
+                cause = _cause(own, trial, plain, allowed, part)
+                raise _refusal(model, f"{cause} ({part} {_told(off, allowed, model)})", "use float32")
+        if engine_only or type(model.engine) is not Eager:
+            own.engine, allowed = model.engine, _by_dtype(TOLERANCE, model)
+            part, off = _worst(trial.scored(own), plain, allowed)
+            if part:
+                what = f"engine '{model.engine.name}' differs from its own forward ({part} "
+                raise _refusal(model, f"{what}{_told(off, allowed, model)})", "use engine='eager' or float32")
 
-    def plain(path: list[int]) -> torch.Tensor:
-        ids = torch.tensor([prefix + path], device=model.device)
-        return model.model(ids, use_cache=False).logits[0, -1]
 
-    off = difference_from_paths(torch.cat(scored), tree, plain, model.dtype)
-    if off:
+def _refusal(model: HFModel, what: str, way_out: str) -> ValueError:
+    way_out = "" if model.dtype in (torch.float32, torch.float64) and "engine" not in way_out else f"; {way_out}"
+    return ValueError(
+        f"Model '{model.name}' does not score a token tree as it scores its paths: {what}, so its output would be "
+        f"wrong{way_out}."
+    )
+
+
+def _told(off: float, allowed: float, model: HFModel) -> str:
+    return f"off by {off:.2g} of the largest logit, allowed {allowed:.2g}, {model.dtype}"
+
+
+def _by_dtype(table: dict[torch.dtype, float], model: HFModel) -> float:
+    return table.get(model.dtype, 0.0)
+
+
+def _attempt(model: HFModel, what: str, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Run a forward of an architecture that may not know how; ValueError with the reason where it does not."""
+    try:
+        return run()
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
         raise ValueError(
-            f"Model '{model.name}' does not score a token tree as it scores its paths ({off}), so its output would be "
-            "wrong; use float32."
-        )
+            f"Model '{model.name}' of type '{model.config.model_type}' cannot score token trees: its {what} raised "
+            f"{type(error).__name__} ({first})."
+        ) from error
+
+
+def _worst(found: torch.Tensor, plain: torch.Tensor, allowed: float) -> tuple[str | None, float]:
+    """First of `PARTS` whose difference is not allowed, and that difference; (None, the largest) if there is none."""
+    offs = difference(found, plain)
+    for part, rows in PARTS.items():
+        worst = float(offs[rows].max())
+        if not (np.isfinite(worst) and worst <= allowed):
+            return part, worst
+    return None, float(offs.max())
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """(n,) largest differences of (n, V) logits from those expected, as shares of the largest of these."""
+    found, expected = (part.cpu().double() for part in (found, expected))
+    return (found - expected).abs().amax(-1) / expected.abs().amax(-1).clamp_min(1e-6)
+
+
+def _cause(model: HFModel, trial: _Trial, plain: torch.Tensor, allowed: float, part: str) -> str:
+    """Say what differs, by leaving out in turn what makes the proof harder than a few tokens of plain text."""
+    if _worst(trial.scored(model, claimed=0), plain, allowed)[0] is None:
+        return "it takes positions from the number of entries in the cache, also where positions are given"
+    if model.windows:
+        whole = copy.copy(model)
+        whole.windows = {}
+        with windows_of(LONG, model.model):
+            full = trial.plain(whole)
+            if _worst(trial.scored(whole), full, allowed)[0] is None:
+                names = ", ".join(WINDOWED[kind] for kind in model.windows)
+                return f"its layers do not see what the configuration says of windows ({names})"
+    return CAUSES[part]
+
+
+@contextmanager
+def windows_of(size: int, model: torch.nn.Module) -> Iterator[None]:
+    """Set all windows and chunks in the configurations of a model and of its parts to so many tokens, and back."""
+    parts = [getattr(module, "config", None) for module in model.modules()]
+    configs = {id(config): config for config in parts if isinstance(config, PretrainedConfig)}
+    before = [(one, name, vars(one).get(name)) for one in configs.values() for name in WINDOWED.values()]
+    before = [each for each in before if isinstance(each[2], int) and each[2] > 0]
+    try:
+        for config, name, _ in before:
+            setattr(config, name, size)
+        yield
+    finally:
+        for config, name, was in before:
+            setattr(config, name, was)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Random tokens of the proof, and the texts that its nodes stand for.
+
+    Attributes:
+        prefix: text before the first tree.
+        first: the first tree.
+        token: committed after the accepted path of the first tree.
+        second: the second tree.
+        routing: how tokens of the tree come to the experts of the plain forward.
+    """
+
+    prefix: list[int]
+    first: TokenTree
+    token: int
+    second: TokenTree
+    routing: SameExperts | None
+
+    @classmethod
+    def of(cls, model: HFModel, routed: bool) -> _Trial:
+        length = max(2, min(PREFIX, model.context - 8))  # a text of the proof is 7 tokens longer
+        count, vocabulary = length + len(FIRST_TREE) + 1 + len(SECOND_TREE), model.vocab_size
+        ids = np.random.default_rng(0).permutation(vocabulary)[:count].tolist()
+        ids = (ids * count)[:count]
+        first = TokenTree.build(ids[length:][: len(FIRST_TREE)], FIRST_TREE)
+        second = TokenTree.build(ids[-len(SECOND_TREE) :], SECOND_TREE)
+        sizes = [size for name, size in vars(model.config).items() if "expert" in name and isinstance(size, int)]
+        routing = SameExperts(_by_dtype(TOLERANCE, model)) if routed and max(sizes, default=0) > 1 else None
+        return cls(ids[:length], first, ids[length + len(FIRST_TREE)], second, routing)
+
+    @property
+    def accepted(self) -> list[int]:
+        """Text up to the token after the accepted path."""
+        return [*self.prefix, *self.first.tokens[list(ACCEPTED)].tolist(), self.token]
+
+    @property
+    def texts(self) -> list[tuple[int, ...]]:
+        """The text that each of the 11 nodes ends, in the order in which they are scored."""
+        nodes = [
+            (*text, *tree.tokens[[0, *tree.path(node)]].tolist())
+            for text, tree in ((self.prefix, self.first), (self.accepted, self.second))
+            for node in range(len(tree))
+        ]
+        return [*nodes[: len(self.first)], tuple(self.accepted), *nodes[len(self.first) :]]
+
+    @property
+    def whole(self) -> list[tuple[int, ...]]:
+        """The texts that no other of them goes on."""
+        texts = self.texts
+        return [text for text in texts if not any(len(other) > len(text) == _common(other, text) for other in texts)]
+
+    def plain(self, model: HFModel) -> torch.Tensor:
+        """(11, V) logits after each text, by one forward of transformers' without a cache."""
+        whole = self.whole
+        width = max(map(len, whole))
+        ids = [[*text, *text[-1:] * (width - len(text))] for text in whole]  # what comes later is not seen
+        names = [
+            text[: place + 1] if place < len(text) else (-1, row, place)
+            for row, text in enumerate(whole)
+            for place in range(width)
+        ]
+        with self.routed([names]) as begin:
+            begin()
+            logits = model.model(torch.tensor(ids, device=model.device), use_cache=False).logits
+        rows = [next(row for row, long in enumerate(whole) if _common(long, text) == len(text)) for text in self.texts]
+        return torch.stack([logits[row, len(text) - 1] for row, text in zip(rows, self.texts, strict=True)])[
+            :, : model.vocab_size
+        ]
+
+    def noise(self, model: HFModel, plain: torch.Tensor) -> float:
+        """Difference between the plain forward and transformers' own forwards over its own cache, for one text."""
+        text, length = self.texts[len(self.first) - 1], len(self.prefix)
+        rows = [place for place, one in enumerate(self.texts) if _common(text, one) == len(one)]
+        names = [text[: place + 1] for place in range(len(text))]
+        ids = torch.tensor([text], device=model.device)
+        try:
+            with self.routed([names[:length], names[length:]]) as begin:
+                begin()
+                read = model.model(ids[:, :length], use_cache=True)
+                begin()
+                logits = model.model(ids[:, length:], past_key_values=read.past_key_values, use_cache=True).logits[0]
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
+            return 0.0  # whether the library's cache serves is another question
+        found = torch.stack([logits[len(self.texts[row]) - 1 - length] for row in rows])[:, : model.vocab_size]
+        off = float(difference(found, plain[rows]).max())
+        return off if np.isfinite(off) else 0.0
+
+    def scored(self, model: HFModel, claimed: int | None = None) -> torch.Tensor:
+        """(11, V) logits of the nodes, by a session.
+
+        Args:
+            model: whose session.
+            claimed: entries that the cache claims to have beyond those it has, while a level of the tree is scored with
+                a mask and positions of its own: nothing may depend on it. By default as many as the model's context.
+        """
+        first, second = self.first, self.second
+        claimed = model.context if claimed is None else claimed
+        names: list[tuple[int, ...]] = self.texts
+        prefix = [tuple(self.prefix[: place + 1]) for place in range(len(self.prefix))]
+        early = min(READ_FIRST, len(prefix) - 1)
+        forwards = [prefix[:early], prefix[early:] + names[:FIRST_LEVELS], names[FIRST_LEVELS:7], names[7:8], names[8:]]
+        with self.routed(forwards) as begin:
+            session = model.observed(_announced(begin, model.around)).session()
+            session.start(self.prefix[:early])
+            session.flush()
+            session.extend(self.prefix[early:])
+            rows = [session.score(first.tokens[:FIRST_LEVELS], first.parents[:FIRST_LEVELS], GREEDY).logits]
+            with _claiming(session, claimed):
+                rows.append(session.score(first.tokens[FIRST_LEVELS:], first.parents[FIRST_LEVELS:], GREEDY).logits)
+            session.commit(ACCEPTED)
+            rows.append(session.score([self.token], [ROOT], GREEDY).logits)
+            session.commit([0])
+            rows.append(session.score(second.tokens, second.parents, GREEDY).logits)
+        return torch.cat(rows)
+
+    @contextmanager
+    def routed(self, forwards: Sequence[Sequence[tuple[int, ...]]]) -> Iterator[Callable[[], None]]:
+        """Let tokens have the experts of the first forward that read them; call what is yielded before each forward.
+
+        Args:
+            forwards: the text that each token of each forward ends.
+        """
+        waiting = iter(forwards)
+
+        def begin() -> None:
+            names = next(waiting, None)
+            if self.routing is not None:
+                self.routing.begin(names or ())
+
+        with self.routing or nullcontext():
+            yield begin
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens with which both texts begin."""
+    length = min(len(one), len(other))
+    return next((place for place in range(length) if one[place] != other[place]), length)
+
+
+def _announced(begin: Callable[[], None], around: Callable[..., torch.Tensor] | None) -> Callable[..., torch.Tensor]:
+    """An observer of forwards (`HFModel.observed`) that calls `begin` before each, and what observed them before."""
+
+    def run_announced(run: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+        begin()
+        return run(*arguments) if around is None else around(run, *arguments)
+
+    return run_announced
+
+
+@contextmanager
+def _claiming(session: Any, more: int) -> Iterator[None]:
+    """Let a session's cache claim so many more entries than it has, if it has a cache that could."""
+    cache = getattr(session, "_cache", None)
+    if cache is None:
+        yield
+        return
+    cache.get_seq_length = lambda layer_idx=0: cache.size + more
+    try:
+        yield
+    finally:
+        del cache.get_seq_length
+
+
+class SameExperts(TorchFunctionMode):
+    """Gives a token the experts that it had before, where its scores are as good as tied.
+
+    A router takes the best k of its scores. Where the last of them is hardly better than the next, rounding
+    decides, and another expert is no small difference in the logits. So a proof in float32 or bfloat16 has to compare
+    forwards of the same experts. Scores that differ by more are left alone, so that a router that is wrong is seen.
+
+    Args:
+        share: difference of scores up to which they are tied, as a share of a token's largest.
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share, self.numbers = share, dict[tuple[int, ...], int]()
+        self.chosen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.tokens, self.call = np.empty(0, np.int64), 0
+
+    def begin(self, names: Sequence[tuple[int, ...]]) -> None:
+        """Say which tokens the next forward reads: equal names are the same token."""
+        self.tokens = np.array([self.numbers.setdefault(name, len(self.numbers)) for name in names], np.int64)
+        self.call = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func is torch.topk or func is torch.Tensor.topk:
+            scores, count = args[0] if args else kwargs["input"], len(self.tokens)
+            along = found.indices.shape[:-1] == scores.shape[:-1]
+            if count and along and scores.dtype.is_floating_point and scores[..., 0].numel() % count == 0:
+                return self._followed(scores, found.values, found.indices)
+        return found
+
+    def _followed(self, scores: torch.Tensor, values: torch.Tensor, indices: torch.Tensor) -> Any:
+        count, best = len(self.tokens), indices.shape[-1]
+        rows = scores.reshape(count, -1, scores.shape[-1])
+        own = indices.reshape(count, -1, best)
+        if self.call == len(self.chosen):
+            room = own.new_zeros(256, *own.shape[1:])
+            self.chosen.append((room, torch.zeros(256, dtype=torch.bool, device=own.device)))
+        table, known = self.chosen[self.call]
+        self.call += 1
+        if table.shape[1:] != own.shape[1:]:
+            return torch.return_types.topk((values, indices))
+        _, first = np.unique(self.tokens, return_index=True)
+        first = first[np.searchsorted(self.tokens[first], self.tokens)]  # where a token stands first in this forward
+        number = torch.from_numpy(self.tokens).to(own.device)
+        before = torch.where(known[number][:, None, None], table[number], own[torch.from_numpy(first).to(own.device)])
+        given, worth = rows.gather(-1, before), rows.gather(-1, own)
+        span = rows.masked_fill(~rows.isfinite(), 0).abs().amax(-1)
+        tied = (worth.amin(-1) - given.amin(-1) <= self.share * span)[..., None]
+        taken = torch.where(tied, before, own)
+        table[number], known[number] = taken, True
+        values = torch.where(tied, given, worth)
+        return torch.return_types.topk((values.reshape(indices.shape), taken.reshape(indices.shape)))
 
 
 def difference_from_paths(
@@ -121,10 +553,7 @@ def difference_from_paths(
 
     `plain` returns the (V,) logits after a path, given by its tokens from node 0 down.
     """
-    worst = 0.0
-    for node in range(len(tree)):
-        expected = plain(tree.tokens[[0, *tree.path(node)]].tolist())
-        worst = max(worst, float((logits[node] - expected).abs().max() / expected.abs().max().clamp_min(1e-6)))
-    allowed = TOLERANCE.get(dtype, 0.0)
+    expected = torch.stack([plain(tree.tokens[[0, *tree.path(node)]].tolist()) for node in range(len(tree))])
+    worst, allowed = float(difference(logits, expected).max()), TOLERANCE.get(dtype, 0.0)
     fits = np.isfinite(worst) and worst <= allowed
     return None if fits else f"off by {worst:.2g} of the largest, allowed {allowed:.2g}, {dtype}"

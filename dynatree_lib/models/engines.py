@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
+from torch.nn import Parameter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -126,6 +128,8 @@ class Eager:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+        taken = signature(model.forward).parameters.values()
+        self.trims = any(one.name == "logits_to_keep" or one.kind is one.VAR_KEYWORD for one in taken)
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
@@ -136,23 +140,21 @@ class Eager:
         """See `Engine`; a model with several types of layers takes a mask for each, in a dict."""
         features, given = getattr(cache, "features", None), getattr(cache, "given", None)
         if given is None:
-            inputs = {"input_ids": ids}
+            inputs: dict[str, Any] = {"input_ids": ids}
         else:  # a model that takes features (`eagle`)
             embedded = self.model.get_input_embeddings()(ids)
             inputs = {"inputs_embeds": self.model.joint(embedded, cache.take(ids.shape[1])[None])}
+        if self.trims:
+            inputs["logits_to_keep"] = keep
+        if features is not None:
+            inputs["output_hidden_states"] = True
         output = self.model(
-            **inputs,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=keep,
-            output_hidden_states=features is not None,
+            **inputs, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
         )
         if features is not None:
             features.append(torch.cat([output.hidden_states[layer][0] for layer in cache.feature_layers], -1))
         logits: torch.Tensor = output.logits
-        return logits
+        return logits[:, -keep:]
 
 
 ENGINES: dict[str, str] = {"eager": f"{__name__}:Eager"}
@@ -178,11 +180,13 @@ def engine_of(model: PreTrainedModel, choice: str = "auto") -> Engine:
     """
     check_engine(choice)
     small = sum(weight.nbytes for weight in model.parameters()) <= LARGEST_COPY
+    # a quantised weight is a class of tensors, or integers: only the module that holds it knows how to multiply by it
+    plain = all(type(weight) is Parameter and weight.is_floating_point() for weight in model.parameters())
     for name in reversed(ENGINES):
         module, _, attribute = ENGINES[name].partition(":")
         kind: type[Engine] = getattr(import_module(module), attribute)
         if choice == name or (choice == "auto" and (small or not kind.copies_weights)):
-            engine = kind.of(model)
+            engine = kind.of(model) if plain or kind is Eager else None
             if engine is not None:
                 return engine
             if choice == name:

@@ -13,30 +13,32 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import override
 
-from ..masks import additive, depth_positions, laid_out, sliding_window
+from ..masks import additive, chunk, depth_positions, laid_out, sliding_window
 from .base import LanguageModel, Session
 from .cache import TreeCache
-from .check import check_loaded, check_tree_attention
+from .check import WINDOWED, check_loaded, check_tree_attention, reach
 from .engines import ArrayEngine, Eager, Engine, engine_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+SIGHT = {"sliding_attention": sliding_window, "chunked_attention": chunk}
+"""Type of layers -> which of the tokens that a node may see it does see."""
 LONGEST_JOINT_PREFILL = 256
 """Queued tokens up to this many are read in one forward with the tree; more are read before it."""
 
 
 class HFModel(LanguageModel):
-    """A transformers causal language model that can score token trees.
+    """A transformers causal language model that can score token trees: any that proves it (`check`).
 
     Args:
-        model: a `PreTrainedModel` of a supported architecture, with sdpa or eager attention; it is put in eval mode.
+        model: a `PreTrainedModel` with sdpa or eager attention; it is put in eval mode.
         tokenizer: its tokenizer, or None.
         engine: what runs its forwards (one of `engines.ENGINES`); "auto" is the fastest that serves it.
-        check: score a small tree both ways once and refuse the model if the logits differ.
+        check: score small trees both ways once and refuse the model if the logits differ.
 
     Raises:
         TypeError: for what is no loaded model, such as a name, or has no head that scores tokens.
-        ValueError: for an architecture or attention implementation that cannot score trees, weights on the meta device,
-            or an engine that cannot serve it; the sentence says why.
+        ValueError: for a model or attention implementation that cannot score trees, weights on the meta device, or an
+            engine that cannot serve it; the sentence says why.
     """
 
     def __init__(
@@ -50,10 +52,10 @@ class HFModel(LanguageModel):
         check_loaded(model, tokenizer)
         self.model = model.eval()
         self.tokenizer = tokenizer
-        config = model.config
-        self.name = config.name_or_path or config.model_type
+        config = self.config
+        self.name = model.config.name_or_path or config.model_type
         self.vocab_size = int(config.vocab_size)
-        self.context = int(config.max_position_embeddings)
+        self.context = min(int(config.max_position_embeddings), reach(config))
         ends = getattr(model.generation_config, "eos_token_id", None)
         self.eos_token_ids = _as_tuple(getattr(config, "eos_token_id", None) if ends is None else ends)
         self.vocabulary = vocabulary_fingerprint(tokenizer) if tokenizer is not None else None
@@ -65,6 +67,11 @@ class HFModel(LanguageModel):
         self.engine: Engine = engine_of(model, engine)
         if check:
             check_tree_attention(self)
+
+    @property
+    def config(self) -> Any:
+        """Configuration of the model, of its text part where it has several."""
+        return self.model.config.get_text_config(decoder=True)
 
     @property
     def arrays(self) -> ArrayEngine | None:
@@ -82,11 +89,16 @@ class HFModel(LanguageModel):
         return self.model.dtype
 
     @cached_property
+    def windows(self) -> dict[str, int]:
+        """Type of layers that see a part of the text -> its length in tokens; see `WINDOWED`."""
+        types = getattr(self.config, "layer_types", None) or ["sliding_attention"]
+        sizes = {kind: getattr(self.config, name, None) for kind, name in WINDOWED.items() if kind in types}
+        return {kind: int(size) for kind, size in sizes.items() if size}
+
+    @property
     def window(self) -> int | None:
-        """Tokens that a sliding-window layer looks back, where the model has such layers."""
-        types = getattr(self.model.config, "layer_types", None)
-        slides = not types or "sliding_attention" in types
-        return getattr(self.model.config, "sliding_window", None) if slides else None
+        """Tokens that the layers with the shortest sight look back, where the model has such layers."""
+        return min(self.windows.values(), default=None)
 
     @cached_property
     def layer_devices(self) -> list[torch.device] | None:
@@ -101,6 +113,12 @@ class HFModel(LanguageModel):
     def parameters(self) -> int:
         """Number of weights, tied ones counted once."""
         return sum(weight.numel() for weight in self.model.parameters())
+
+    def new_cache(self, capacity: int = 256) -> TreeCache:
+        """Return an empty cache for one sequence of this model; `capacity` is as for `TreeCache`."""
+        sharing = getattr(self.config, "kv_sharing_modes", None) or ()
+        own = [layer for layer, mode in enumerate(sharing) if mode != "reuse"]
+        return TreeCache(self.layers, capacity, self.layer_devices, own[-1] if own else None)
 
     def session(self) -> HFSession:
         """Return a new, empty session with its own cache."""
@@ -164,15 +182,15 @@ class HFModel(LanguageModel):
         if self.arrays is not None:
             return tail
         full = additive(tail, self.dtype, base).to(self.device)[None, None]
-        if self.window is None:
+        if not self.windows:
             return full
         allowed = np.concatenate([np.ones((len(tail), base), bool), tail], 1)
         columns = np.concatenate([np.arange(keys[0] - base, keys[0]), keys])
-        narrow = additive(sliding_window(allowed, queries, columns, self.window), self.dtype).to(self.device)[
-            None, None
-        ]
-        types = getattr(self.model.config, "layer_types", None)
-        return {"full_attention": full, "sliding_attention": narrow} if types else narrow
+        masks = {"full_attention": full}
+        for kind, size in self.windows.items():
+            seen = SIGHT[kind](allowed, queries, columns, size)
+            masks[kind] = additive(seen, self.dtype).to(self.device)[None, None]
+        return masks if getattr(self.config, "layer_types", None) else masks["sliding_attention"]
 
 
 def in_inference_mode(method: Method) -> Method:
@@ -203,7 +221,7 @@ class HFSession(Session):
         super().__init__(model.name)
 
     def _reset(self) -> None:
-        self._cache = TreeCache(self.model.layers, devices=self.model.layer_devices)
+        self._cache = self.model.new_cache()
         self._cache.feature_layers = self.feature_layers or ()
         if self.feature_layers and not getattr(self.model.engine, "gives_features", False):
             self.model = self.model.altered(engine=Eager(self.model.model))
@@ -221,7 +239,7 @@ class HFSession(Session):
         keys = self._positions(forest, self.position - len(queue))
         queries, mask = keys[len(keys) - len(joined) :], None
         if len(joined) > 1 or not tail.all():  # a token that sees everything needs no mask, which is faster
-            base = self._cache.get_seq_length() - (len(parents) - len(tokens))  # committed KV entries
+            base = self._cache.size - (len(parents) - len(tokens))  # committed KV entries
             mask = self.model.mask(base, tail, queries, keys)
         return self.model.forward(joined, queries, mask, self._cache, keep=len(tokens))
 
@@ -250,7 +268,7 @@ class HFSession(Session):
         if not len(queue):
             return
         positions = np.arange(self.position - len(queue), self.position)
-        base, mask = self._cache.get_seq_length(), None  # from the start, sdpa can use its fast causal kernel
+        base, mask = self._cache.size, None  # from the start, sdpa can use its fast causal kernel
         if base and len(queue) > 1:
             mask = self.model.mask(base, np.tri(len(queue), dtype=bool), positions, positions)
         self.model.forward(queue, positions, mask, self._cache, keep=1)

@@ -128,7 +128,7 @@ def load_pair(
         dtype: "float32", "bfloat16", ...; by default float32 on the CPU and for "tiny", the checkpoint's own elsewhere.
         draft_dtype: of the draft. By default the target's, and for "smollm2" bfloat16 where the processor multiplies in
             it, its head in 8 bits where it can: texts stay the target's, whatever the draft rounds.
-        attn_implementation: "sdpa" or "eager".
+        attn_implementation: "sdpa" or "eager"; architectures without sdpa (GPT-OSS, Gemma 2) are always loaded eager.
         engine: what runs the forwards, one of `models.engines.ENGINES`; "auto" takes the fastest for each model. With
             "quantised" the drafts of "smollm2", whose weights are not quantised, run by "compiled".
         vocabularies: as for `make_pair`.
@@ -271,11 +271,23 @@ def load_model(
     source = _local_copy(source)
     simple = isinstance(device, str) and device.split(":")[0] in ("cpu", "cuda", "mps")
     placement = {} if simple else {"device_map": device}
-    check_architecture(_from_pretrained("AutoConfig", source))  # before gigabytes of weights are read
+    config = _from_pretrained("AutoConfig", source)
+    check_architecture(config)  # before gigabytes of weights are read
     tokenizer = tokenizer or _from_pretrained("AutoTokenizer", source)
-    kernels = {"dtype": dtype, "attn_implementation": attn_implementation}
+    kernels = {"dtype": dtype, "attn_implementation": _attention(config, attn_implementation)}
     model = _from_pretrained("AutoModelForCausalLM", source, **kernels, **placement)
     return HFModel(model.to(device) if simple else model, tokenizer, engine=engine)
+
+
+def _attention(config: Any, wanted: str) -> str:
+    """The attention implementation to load: eager in place of sdpa where the architecture has none (GPT-OSS, Gemma 2).
+
+    What these do in eager attention (sinks, soft caps) sdpa cannot.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return "eager" if wanted == "sdpa" and kind is not None and not kind._supports_sdpa else wanted
 
 
 def _from_pretrained(kind: str, source: str, **options: Any) -> Any:

@@ -165,7 +165,7 @@ class _Batch:
 
     def __init__(self, model: HFModel, limit: int) -> None:
         self.model, self.lowest = model, torch.finfo(model.dtype).min
-        self.cache = TreeCache(model.layers, limit)
+        self.cache = model.new_cache(limit)
 
     def enter(self, rows: torch.Tensor, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         """Read prompts, whose texts take the places of the (k,) rows; return their (k, V) logits."""
@@ -178,7 +178,7 @@ class _Batch:
             read, found = self._read([prompts[place] for place in part.tolist()])
             logits.append(found)
             if not self.cache.size:
-                states = read.states
+                states, self.cache.widths = read.states, read.widths
                 self.cache._reserve(states.new_empty(len(prompts), states.shape[3], 0, states.shape[-1]), longest)
             if longest > self.cache.size:
                 self._move(longest - self.cache.size)
@@ -197,7 +197,7 @@ class _Batch:
         seen = (columns[:, None] >= columns) & ~padded[:, None] | torch.eye(longest, dtype=torch.bool)
         mask = torch.zeros(seen.shape, dtype=self.model.dtype).masked_fill_(~seen, self.lowest)[:, None]
         positions = (columns - (longest - lengths)[:, None]).clamp_min(0)
-        cache = TreeCache(self.model.layers, 0)
+        cache = self.model.new_cache(0)
         return cache, self._forward(ids, positions, mask, cache)
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -214,7 +214,7 @@ class _Batch:
     def keep(self, rows: torch.Tensor) -> None:
         """Drop all rows but those of a (B,) bool."""
         self.cache.stores = [store[:, :, rows].contiguous() for store in self.cache.stores]
-        self.cache._views = {layer: tuple(part.unbind(0)) for layer, part in enumerate(self.cache.states.unbind(0))}
+        self.cache.look()
         self.begins, self.positions = self.begins[rows], self.positions[rows]
 
     def _forward(

@@ -1,0 +1,469 @@
+"""Which architectures are served: faults are noticed when a model is loaded, and no sound model is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from models import CONFIGS, REFUSED, config, hf_greedy, noisy_copy, prompt, random_model, raw_model
+from torch import nn
+
+from dynatree_lib import Chain, FixedTree, StaticModel, autoregressive, generate, generate_batch
+from dynatree_lib.masks import sliding_window
+from dynatree_lib.measure.streaming import StreamingModel
+from dynatree_lib.models import cache, check, engines, huggingface, pairs
+from dynatree_lib.models.engines import Eager
+from dynatree_lib.models.huggingface import HFModel
+from tools import try_architectures
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = json.loads((ROOT / "outputs" / "reference" / "architectures.json").read_text(encoding="utf-8"))
+
+
+# ------------------------------------------------------------------------------------------------ faults in the library
+def sees(change):
+    """A fault of what sliding layers see: (what may be seen, positions, positions of keys, window) -> what is seen."""
+    return lambda patch: patch.setitem(huggingface.SIGHT, "sliding_attention", change)
+
+
+def by_places(allowed, queries, keys, window):
+    places = np.arange(allowed.shape[1])
+    return allowed & (places[len(places) - len(allowed) :, None] - places < window)
+
+
+def masks(change):
+    """A fault of the masks of all types of layers."""
+    mask = HFModel.mask
+
+    def changed(self, *args):
+        made = mask(self, *args)
+        return change(made) if isinstance(made, dict) else made
+
+    return lambda patch: patch.setattr(HFModel, "mask", changed)
+
+
+def positions(change):
+    return lambda patch: patch.setattr(huggingface, "depth_positions", change)
+
+
+def kept(change):
+    """A fault of what the cache keeps: called with its stores and size, base and entries."""
+
+    def keep(self, base, entries):
+        change(self, base, entries)
+        self.size, self.settled = base + len(entries), min(self.settled, base)
+
+    return lambda patch: patch.setattr(cache.TreeCache, "keep", keep)
+
+
+def moved(self, base, entries, parts=slice(None), shift=0):
+    for store in self.stores:
+        index = torch.from_numpy(base + entries + shift).clamp(0, store.shape[4] - 1)
+        store[:, parts, ..., base : base + len(entries), :] = store.index_select(4, index)[:, parts]
+
+
+def heads_of_keys(self, base, entries):
+    """Moves as many components of keys as values have."""
+    value = self.widths[1]
+    for store in self.stores:
+        index = torch.from_numpy(base + entries)
+        store[..., base : base + len(entries), :value] = store.index_select(4, index)[..., :value]
+
+
+def shared_views(patch):
+    """Values are written where the keys are."""
+    look = cache.TreeCache.look
+
+    def shared(self):
+        look(self)
+        self._views = [(keys, keys[..., : self.widths[1]]) for keys, _ in self._views]
+
+    patch.setattr(cache.TreeCache, "look", shared)
+
+
+def whole_views(patch):
+    """Values come back with the width of the keys."""
+    look = cache.TreeCache.look
+
+    def whole(self):
+        look(self)
+        self._views = [(keys, torch.cat([values, values], -1)[..., : keys.shape[-1]]) for keys, values in self._views]
+
+    patch.setattr(cache.TreeCache, "look", whole)
+
+
+# -------------------------------------------------------------------------------------------------- faults in the model
+def module(path):
+    """A class of transformers' model code, as "family.Class"."""
+    family, name = path.split(".")
+    return getattr(getattr(transformers.models, family), f"modeling_{family}").__dict__[name]
+
+
+def rotary(path, change):
+    """A fault of rotary angles: called with positions, and the type of layers where there are several."""
+    kind = module(path)
+    forward = kind.forward
+    return lambda patch: patch.setattr(
+        kind, "forward", lambda self, x, places, layer=None, **more: forward(
+            self, x, change(places, more.get("layer_type", layer)), *[one for one in (layer,) if one], **more
+        )
+    )  # fmt: skip
+
+
+def by_order(places):
+    return places[:, :1] + torch.arange(places.shape[1], device=places.device)
+
+
+def only(kind, change):
+    return lambda places, layer: change(places) if layer == kind else places
+
+
+def by_longest(places):
+    return places * (1 + places.max() / 64)
+
+
+def without_positions(patch):
+    """The model takes no positions, and makes its own of the length of the cache."""
+    forward = transformers.GPT2LMHeadModel.forward
+    patch.setattr(
+        transformers.GPT2LMHeadModel, "forward", lambda self, position_ids=None, **options: forward(self, **options)
+    )
+
+
+def unread(patch):
+    """Nothing is read from the configuration: the proof has to notice by itself."""
+    patch.setattr(check, "why_not", lambda config: None)
+    patch.setattr(check, "reach", lambda config: 10**6)
+    for kind in REFUSED:
+        if not hasattr(config(kind), "max_position_embeddings"):
+            patch.setattr(type(config(kind)), "max_position_embeddings", 600, raising=False)
+
+
+def mixes_neighbours(patch):
+    """A layer that adds the token before, of the same forward: a convolution without a state."""
+    kind = module("llama.LlamaMLP")
+    forward = kind.forward
+
+    def mixed(self, x):
+        out = forward(self, x)
+        return out + nn.functional.pad(out, (0, 0, 1, 0))[:, :-1]
+
+    patch.setattr(kind, "forward", mixed)
+
+
+def every_layer_slides(patch):
+    """The model's own masks are those of sliding layers, whatever the configuration says of its layers."""
+    home = transformers.models.qwen2.modeling_qwen2
+    patch.setattr(home, "create_causal_mask", home.create_sliding_window_causal_mask)
+
+
+def no_layer_slides(family):
+    def fault(patch):
+        home = getattr(getattr(transformers.models, family), f"modeling_{family}")
+        patch.setattr(home, "create_sliding_window_causal_mask", home.create_causal_mask)
+
+    return fault
+
+
+def steps_by_entries(patch):
+    """Llama 4's temperature changes at every eighth entry of the cache, which a tree adds to."""
+    patch.setattr(check, "reach", lambda config: 10**6)
+    kind = module("llama4.Llama4TextAttention")
+    made = kind.__init__
+
+    def init(self, *args):
+        made(self, *args)
+        self.floor_scale = 64
+
+    patch.setattr(kind, "__init__", init)
+
+
+def nothing(patch):
+    pass
+
+
+SWAPPED = {"sliding_attention": "full_attention", "full_attention": "sliding_attention"}
+FAULTS = {
+    "windows": {
+        "one too long": ("mistral-window", sees(lambda a, q, k, w: sliding_window(a, q, k, w + 1))),
+        "one too short": ("qwen2-window", sees(lambda a, q, k, w: sliding_window(a, q, k, w - 1))),
+        "counted in places": ("gemma3-window", sees(by_places)),
+        "not applied": ("gpt_oss-window", sees(lambda a, q, k, w: a)),
+        "configured and not applied by the model": ("mistral-window", no_layer_slides("mistral")),
+        "a chunk taken for a window": (
+            "llama4-window",
+            lambda patch: patch.setitem(huggingface.SIGHT, "chunked_attention", sliding_window),
+        ),
+    },
+    "types of layers": {
+        "swapped": ("gemma3-window", masks(lambda mask: {kind: mask[SWAPPED[kind]] for kind in mask})),
+        "all full": ("cohere2-window", masks(lambda mask: dict.fromkeys(mask, mask["full_attention"]))),
+        "all sliding": ("qwen2-window", masks(lambda mask: dict.fromkeys(mask, mask["sliding_attention"]))),
+        "not those of the model": ("qwen2-window", every_layer_slides),
+    },
+    "rotary by layer": {
+        "sliding layers by order": (
+            "gemma3-window", rotary("gemma3.Gemma3RotaryEmbedding", only("sliding_attention", by_order))
+        ),
+        "full layers by order": (
+            "gemma3-window", rotary("gemma3.Gemma3RotaryEmbedding", only("full_attention", by_order))
+        ),
+        "full layers by the longest position": (
+            "gemma3-window", rotary("gemma3.Gemma3RotaryEmbedding", only("full_attention", by_longest))
+        ),
+    },
+    "states": {
+        **{f"of {kind}": (kind, unread) for kind in ("lfm2", "mamba", "qwen3_next", "recurrent_gemma")},
+        "a layer that mixes neighbours": ("llama", mixes_neighbours),
+    },
+    "values of another width": {
+        "half of the keys is moved": ("deepseek_v3", kept(heads_of_keys)),
+        "in the place of the keys": ("deepseek_v3", shared_views),
+        "as wide as keys": ("deepseek_v3", whole_views),
+    },
+    "positions": {
+        "by order": ("gpt_neox", positions(lambda parents, first: first + np.arange(len(parents)))),
+        "one too far": ("llama", positions(lambda parents, first: first + 1 + huggingface_positions(parents, 0))),
+        "not taken by the model": ("gpt2", without_positions),
+        **{f"of {kind}": (kind, unread) for kind in ("mpt", "bloom", "falcon-alibi")},
+    },
+    "scaling with the length": {
+        "by the longest position": ("llama", rotary("llama.LlamaRotaryEmbedding", lambda at, _: by_longest(at))),
+        "by entries of the cache": ("llama4-window", steps_by_entries),
+        "by the width of the mask": ("mpt", unread),
+    },
+    "the cache": {
+        "keeps the first entries": ("llama", kept(lambda self, base, entries: None)),
+        "moves keys alone": ("gpt2", kept(lambda self, base, entries: moved(self, base, entries, slice(0, 1)))),
+        "moves values alone": ("phi3", kept(lambda self, base, entries: moved(self, base, entries, slice(1, 2)))),
+        "moves the next entries": ("opt", kept(lambda self, base, entries: moved(self, base, entries, shift=1))),
+    },
+}  # fmt: skip
+huggingface_positions = huggingface.depth_positions
+CASES = [pytest.param(*FAULTS[kind][name], id=f"{kind}-{name}") for kind in FAULTS for name in FAULTS[kind]]
+
+
+@pytest.mark.parametrize(("kind", "fault"), CASES)
+def test_a_fault_is_noticed_at_loading(kind, fault, monkeypatch):
+    if fault is not unread:
+        HFModel(raw_model(kind))  # without the fault it is served
+    fault(monkeypatch)
+    with pytest.raises(ValueError, match=r"cannot score token trees: its|does not score a token tree as it scores"):
+        HFModel(raw_model(kind))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "fault",
+    ["windows-one too long", "types of layers-swapped", "rotary by layer-full layers by order", "positions-by order"],
+)
+def test_a_fault_is_noticed_in_short_numbers_too(fault, dtype, monkeypatch):
+    kind, _, name = fault.partition("-")
+    model, plant = FAULTS[kind][name]
+    HFModel(raw_model(model, dtype=dtype), engine="eager")
+    plant(monkeypatch)
+    with pytest.raises(ValueError, match="does not score a token tree"):
+        HFModel(raw_model(model, dtype=dtype), engine="eager")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "sentence"),
+    [
+        ("mistral-window", no_layer_slides("mistral"), r"what the configuration says of windows \(sliding_window\)"),
+        ("llama4-window", steps_by_entries, "positions from the number of entries in the cache"),
+        ("gpt_neox", FAULTS["positions"]["by order"][1], r"order of the tokens \(siblings off by .* allowed .*64"),
+        ("llama", FAULTS["the cache"]["keeps the first entries"][1], r"it keeps .*\(a token after a commit off"),
+    ],
+)  # fmt: skip
+def test_the_refusal_says_what_differs(kind, fault, sentence, monkeypatch):
+    fault(monkeypatch)
+    with pytest.raises(ValueError, match=sentence):
+        HFModel(raw_model(kind))
+
+
+# ----------------------------------------------------------------------------------- what the configuration alone tells
+@pytest.mark.parametrize(
+    ("kind", "changes", "sentence"),
+    [
+        ("mpt", {}, "type 'mpt' cannot score token trees: its ALiBi attention"),
+        ("bloom", {}, "ALiBi attention .* does not take a 4-D mask"),
+        ("falcon-alibi", {}, "uses ALiBi.*use a rotary one"),
+        ("gpt_neo", {}, "local attention counts places"),
+        ("lfm2", {}, "type 'conv' keep a state, of a convolution"),
+        ("qwen3_next", {}, "type 'linear_attention' keep a state, of linear attention"),
+        ("recurrent_gemma", {}, "type 'linear_attention' keep a state"),
+        ("mamba", {}, "keep a state"),
+        ("llama", {"layer_types": ["full_attention", "brand_new", "full_attention"]}, "type 'brand_new' keep a state,"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "scaling 'dynamic' depends on"),
+        ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+        ("gemma3-window", {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "scaling 'dynamic'"),
+        ("llama", {"max_position_embeddings": None}, "does not say how long"),
+        ("llama", {"is_encoder_decoder": True}, "an encoder"),
+        ("gpt_neox", {"_attn_implementation": "flash_attention_2"}, "'flash_attention_2' takes no tree mask"),
+    ],
+)
+def test_what_a_configuration_rules_out_is_refused_before_any_work(kind, changes, sentence):
+    made = config(kind)
+    for name, value in changes.items():
+        if name == "_attn_implementation":
+            made._attn_implementation = value
+        else:
+            made.__dict__[name] = value
+    with pytest.raises(ValueError, match=sentence):
+        check.check_architecture(made)
+
+
+def test_a_setting_that_may_act_in_longer_texts_is_refused():
+    class Wider(transformers.LlamaConfig):
+        keep_window_size: int = 2048
+
+    with pytest.raises(ValueError, match="its setting keep_window_size = 2048 may act in texts that are longer"):
+        check.check_architecture(Wider())
+    check.check_architecture(transformers.LlamaConfig(keep_window_size=2048))  # which Llama's code does not read
+
+
+def test_a_type_that_no_list_knows_is_served():
+    model = raw_model("gpt_neox")
+    model.config.model_type = "something_new"
+    assert HFModel(model).name
+
+
+def test_where_entries_count_the_text_ends_before_they_matter():
+    target = random_model("llama4-window")
+    assert target.context == 600
+    made = config("llama4-window")
+    made.max_position_embeddings = 10**6
+    assert check.reach(made) == made.floor_scale - check.LARGEST_TREE == 7168
+
+
+def test_windows_are_put_back_after_the_proof():
+    model = raw_model("gemma3-window")
+    before = [part.config.sliding_window for part in model.modules() if hasattr(part, "config")]
+    target = HFModel(model)
+    assert before == [part.config.sliding_window for part in model.modules() if hasattr(part, "config")]
+    assert (target.window, target.windows) == (8, {"sliding_attention": 8})
+    with pytest.raises(ZeroDivisionError), check.windows_of(4, model):
+        raise ZeroDivisionError
+    assert before[0] == 8 == model.config.sliding_window
+
+
+# -------------------------------------------------------------------------------------------- no sound model is refused
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_sound_models_are_served_in_short_numbers_too(kind, dtype):
+    model = raw_model(kind, dtype=dtype)
+    assert HFModel(model, engine="eager").engine.name == "eager"
+    HFModel(model)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss-window", "deepseek_v3"])
+def test_undecided_routers_are_no_fault(kind, monkeypatch):
+    """Scores of a router that are tied but for rounding: other experts in the tree than in a plain forward."""
+    model = raw_model(kind, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "router" in name or name.endswith("gate.weight"):
+                weight[1:] = weight[:1] * (1 + 0.01 * torch.randn(len(weight) - 1, *[1] * (weight.ndim - 1)))
+    HFModel(model, engine="eager")
+    monkeypatch.setattr(check, "SameExperts", lambda share: None)
+    if kind == "mixtral":  # the others round alike here, whatever the shape of a forward
+        with pytest.raises(ValueError, match="does not score a token tree"):
+            HFModel(model, engine="eager")
+
+
+def test_experts_are_followed_only_where_scores_tie():
+    routing = check.SameExperts(0.1)
+    first, tied, other = (
+        torch.tensor([[3.0, 2.0, 1.9]]),
+        torch.tensor([[3.0, 1.9, 2.0]]),
+        torch.tensor([[1.0, 0.1, 2.0]]),
+    )
+    with routing:
+        chosen = []
+        for scores in (first, tied, other):
+            routing.begin([(7,)])
+            chosen.append(torch.topk(scores, 2))
+    assert [one.indices.tolist() for one in chosen] == [[[0, 1]], [[0, 1]], [[2, 0]]]
+    assert torch.equal(chosen[1].values, torch.tensor([[3.0, 1.9]]))
+    assert torch.topk(tied, 2).indices.tolist() == [[0, 2]]
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3"])
+def test_batches_and_static_buffers_serve_them_too(kind):
+    target = random_model(kind)
+    drafter, ids = FixedTree(noisy_copy(target), tau=None), [prompt(n)[0].tolist() for n in (3, 30)]
+    expected = [hf_greedy(target, torch.tensor([each]), 12) for each in ids]
+    found = generate_batch(target, ids, drafter, max_new_tokens=12)
+    assert [one.tokens for one in found] == expected
+    assert autoregressive(StaticModel(target), ids[1], max_new_tokens=12).tokens == expected[1]
+
+
+class Eight(torch.Tensor):
+    """A weight in 8 bits, as a quantisation library keeps it: a class of tensors of its own."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **(kwargs or {}))
+        return found.as_subclass(cls) if func in (torch.Tensor.detach, torch.Tensor.requires_grad_) else found
+
+
+def test_quantised_weights_are_proved_and_multiplied_by_their_own_modules():
+    model = raw_model("llama", dtype=torch.float32)
+    for part in model.modules():
+        if isinstance(part, nn.Linear):
+            step = part.weight.detach().abs().amax(1, keepdim=True) / 127
+            part.weight = nn.Parameter(
+                ((part.weight.detach() / step).round() * step).as_subclass(Eight), requires_grad=False
+            )
+    target = HFModel(model)
+    assert type(target.engine) is Eager
+    assert generate(target, prompt(9), Chain(target), max_new_tokens=20).tokens == hf_greedy(target, prompt(9), 20)
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "cohere2-window", "olmo2"])
+def test_streaming_moves_only_keys_that_turn_in_halves(kind):
+    target = random_model(kind)
+    if kind == "olmo2":
+        StreamingModel(target, cache=100)
+        return
+    with pytest.raises(ValueError, match="turn in another way|sliding-window"):
+        StreamingModel(target, cache=100)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kernel"), [("GptOssConfig", "eager"), ("Gemma2Config", "eager"), ("LlamaConfig", "sdpa")]
+)
+def test_architectures_without_sdpa_are_loaded_eager(kind, kernel):
+    made = getattr(transformers, kind)()
+    assert pairs._attention(made, "sdpa") == kernel
+    assert pairs._attention(made, "eager") == "eager"
+
+
+# ----------------------------------------------------------------------------------------------------------- the record
+def test_the_record_has_many_architectures_and_none_is_served_and_wrong():
+    results = {row["architecture"]: row["result"] for row in RECORD["rows"]}
+    served = [name for name, result in results.items() if result == "served"]
+    assert len(served) >= 40
+    assert "wrong" not in results.values()
+    assert {"llama", "qwen3", "gemma3_text", "gpt_oss", "mixtral", "deepseek_v3", "llama4_text"} <= {*served}
+    assert all(row["texts"] == 15 and row["distinct"] > 3 for row in RECORD["rows"] if row["result"] == "served")
+    assert {row["float32"] for row in RECORD["rows"] if row["result"] == "served"} <= {*engines.ENGINES}
+    assert all(row["reason"] for row in RECORD["rows"] if row["result"] == "refused")
+    assert {"mpt", "bloom", "mamba", "gpt_neo"} <= {name for name, result in results.items() if result == "refused"}
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt_oss", "lfm2"])
+def test_the_tool_finds_what_is_in_the_record(name):
+    (found,) = try_architectures.rows([name])
+    (recorded,) = (row for row in RECORD["rows"] if row["architecture"] == name)
+    assert (found["result"], found.get("reason")) == (recorded["result"], recorded.get("reason"))
+
+
+def test_the_tool_notices_a_model_that_is_served_and_wrong(monkeypatch):
+    monkeypatch.setattr(huggingface, "check_tree_attention", lambda model: None)
+    FAULTS["positions"]["by order"][1](monkeypatch)
+    (found,) = try_architectures.rows(["qwen2"])
+    assert found["result"] == "wrong"

@@ -1,0 +1,290 @@
+"""Try every architecture of the installed transformers: tiny random models, loaded and decoded.
+
+    python3 -m tools.try_architectures [FAMILY ...] [--record FILE] [--list]
+
+Each family that `AutoModelForCausalLM` knows is made small, with random weights, in float64 (float32 where one of its
+kernels has no float64), its windows shorter than the prompts. The library then either refuses it at loading, with the
+reason, or its greedy texts by several drafters are compared with those of transformers' `generate`. "Wrong" would be a
+model that is served and writes another text. Without families all are tried, which takes a quarter of an hour; FILE
+gets the result, and docs/architectures.md its table of it (tools/fill_tables.py). The exit status is 1 if one is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import inspect
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+from transformers.utils import logging
+
+import dynatree_lib as dt
+from dynatree_lib.models.check import check_architecture
+
+FILE = Path(__file__).resolve().parents[1] / "outputs" / "reference" / "architectures.json"
+LENGTHS, BUDGET, WINDOW = (3, 40, 290), 24, 8
+"""Tokens of the prompts, tokens added to each, and tokens that windows and chunks are of."""
+SPREAD, NOISE, NEAR, LARGEST = 0.3, 0.02, 1e-4, 2 * 10**7
+"""Standard deviation of the weights, and of what a draft has added; a near-tie of float32 logits; most weights."""
+
+SMALL: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "embedding_size"), 32),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "dff", "shared_expert_intermediate_size"), 64),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 4),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), 4),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "context_length"), 600),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "intermediate_size_mlp"), 32),
+    **dict.fromkeys(("ffn_hidden_size", "expert_ffn_hidden_size"), 32),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "head_dim", "rotary_dim"), 8),
+    **dict.fromkeys(("sliding_window", "attention_chunk_size", "local_attention"), WINDOW),
+    **dict.fromkeys(("n_group", "topk_group", "num_expert_group"), 1),
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), None),
+    "vocab_size": 97, "num_key_value_heads": 2, "v_head_dim": 6, "first_k_dense_replace": 1,
+}  # fmt: skip
+"""Sizes of the tiny models, wherever a configuration has such a field."""
+MIXED = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2 with windows": ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}),
+    "qwen3 with windows": ("qwen3", {"use_sliding_window": True, "max_window_layers": 2}),
+    "mistral without windows": ("mistral", {"sliding_window": None}),
+    "gpt_neox without parallel residuals": ("gpt_neox", {"use_parallel_residual": False}),
+    "falcon with ALiBi": ("falcon", {"alibi": True, "new_decoder_architecture": False}),
+    "lfm2 of attention layers": ("lfm2", {"layer_types": ["full_attention"] * 4}),
+    "llama with dynamic rotary scaling": (
+        "llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
+    ),
+}  # fmt: skip
+"""Further configurations of a family."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bamba": {"layer_types": ["linear_attention", "full_attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 8},
+    "camembert": {"pad_token_id": 1, "is_decoder": True},
+    "cohere_compass_text": {"layer_types": MIXED},
+    "cwm": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+    "data2vec-text": {"pad_token_id": 1, "is_decoder": True},
+    "dots1": {"n_shared_experts": 1},
+    "gemma3n_text": {
+        "layer_types": MIXED, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "laurel_rank": 8,
+        "vocab_size_per_layer_input": 97, "intermediate_size": 64, "activation_sparsity_pattern": None,
+        "pad_token_id": 0,
+    },
+    "gpt_neo": {"num_heads": 4, "attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
+    "granitemoehybrid": {"layer_types": ["full_attention"] * 4, "mamba_n_heads": 8, "mamba_d_head": 8},
+    **{
+        kind: {"is_decoder": True}
+        for kind in (
+            "bert", "bert-generation", "big_bird", "electra", "ernie", "megatron-bert", "rembert", "roformer",
+        )
+    },
+    **{
+        kind: {"pad_token_id": 1, "is_decoder": True}
+        for kind in ("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")
+    },
+}  # fmt: skip
+"""What a family's smallest configuration needs beside `SMALL`."""
+
+
+def configuration(kind: str, given: dict[str, Any]) -> Any:
+    """A tiny configuration of a family, with layers of all its types."""
+    maker = CONFIG_MAPPING[kind]
+    declared = {*inspect.signature(maker).parameters, *getattr(maker, "attribute_map", {})}
+    options = {name: value for name, value in SMALL.items() if name in declared}
+    if "kv_lora_rank" in declared:  # multi-head latent attention has a key for each query head
+        options["num_key_value_heads"] = options["num_attention_heads"]
+    options |= OPTIONS.get(kind, {}) | given
+    made = maker(**options)
+    types = getattr(made, "layer_types", None)
+    if types and "layer_types" not in given and set(types) == {"sliding_attention"}:
+        made = maker(**options, layer_types=MIXED)
+    return made
+
+
+def random_model(kind: str, given: dict[str, Any], dtype: torch.dtype) -> Any:
+    """A tiny model with random weights whose greedy text does not collapse to one token."""
+    config = configuration(kind, given)
+    made = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    torch.manual_seed(0)
+    attention = "sdpa" if made._supports_sdpa else "eager"
+    with torch.device("meta"):
+        weights = sum(weight.numel() for weight in made(copy.deepcopy(config)).parameters())
+    if weights > LARGEST:
+        raise ValueError(f"it has {weights:,} weights here; OPTIONS has no smaller configuration")
+    kernels = {"attn_implementation": attention}
+    if dtype == torch.float64:
+        kernels["experts_implementation"] = "eager"  # grouped_mm has no float64
+    model = AutoModelForCausalLM.from_config(config, **kernels).to(dtype).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=SPREAD)
+    return model
+
+
+def noisy(model: Any) -> Any:
+    """A draft that agrees with a model often and not always."""
+    torch.manual_seed(1)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight += torch.randn_like(weight) * NOISE
+    return other
+
+
+def prompts(vocabulary: int) -> list[torch.Tensor]:
+    """(1, n) token ids of each of `LENGTHS`."""
+    random = torch.Generator().manual_seed(0)
+    return [torch.randint(vocabulary, (1, length), generator=random) for length in LENGTHS]
+
+
+def greedy(model: Any, ids: torch.Tensor) -> list[int]:
+    """What transformers' own greedy `generate` adds to a prompt."""
+    seen = torch.ones_like(ids)
+    options = {"do_sample": False, "max_new_tokens": BUDGET, "pad_token_id": 0, "eos_token_id": None}
+    return model.generate(ids, attention_mask=seen, **options)[0, ids.shape[1] :].tolist()
+
+
+def tried(label: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Load and decode a family; the row of the record."""
+    row: dict[str, Any] = {"architecture": label, "type": kind, "result": "not made"}
+    try:
+        check_architecture(configuration(kind, given))
+    except ValueError as error:
+        return {**row, "result": "refused", "reason": str(error)}
+    except Exception as error:
+        return {**row, "reason": _told(error)}
+    for dtype in (torch.float64, torch.float32):
+        try:
+            model = random_model(kind, given, dtype)
+        except Exception as error:
+            return {**row, "reason": _told(error)}
+        row |= {"dtype": str(dtype).removeprefix("torch."), "attention": model.config._attn_implementation}
+        try:
+            target = dt.HFModel(model)
+        except (TypeError, ValueError) as error:
+            if dtype is torch.float64 and _lacks_float64(error):
+                continue
+            if "its plain forward raised" in str(error):
+                return {**row, "reason": str(error)}
+            return {**row, "result": "refused", "reason": str(error)}
+        try:
+            expected = [greedy(model, ids) for ids in prompts(target.vocab_size)]
+        except Exception as error:
+            if dtype is torch.float64:
+                continue
+            return {**row, "reason": f"transformers' generate: {_told(error)}"}
+        return {**row, **compared(target, expected), "float32": in_float32(kind, given)}
+    return row
+
+
+def in_float32(kind: str, given: dict[str, Any]) -> str:
+    """The engine that serves a family in float32, or why it is refused."""
+    try:
+        return dt.HFModel(random_model(kind, given, torch.float32)).engine.name
+    except ValueError as error:
+        return _told(error)
+
+
+def compared(target: dt.HFModel, expected: list[list[int]]) -> dict[str, Any]:
+    """Decode by several drafters and count the texts that are transformers' own."""
+    draft = dt.HFModel(noisy(target.model), check=False)
+    drafters = [
+        dt.FixedTree(draft, tau=None),
+        dt.AdaptiveTree(draft),
+        dt.Chain(draft),
+        dt.ProgressiveTree(),
+        dt.PromptLookup(),
+    ]
+    texts, wrong, accepted, nodes = 0, [], 0, 0
+    for drafter in drafters:
+        for ids, text in zip(prompts(target.vocab_size), expected, strict=True):
+            out = dt.generate(target, ids, drafter, max_new_tokens=BUDGET)
+            texts += 1
+            accepted += sum(len(one.verdict.path) for one in out.iterations)
+            nodes += sum(len(one.tree) - 1 for one in out.iterations)
+            if out.tokens != text and not _near_tie(target, ids, out.tokens, text):
+                wrong.append(f"{drafter.name} after {ids.shape[1]} tokens")
+    row = {
+        "result": "wrong" if wrong else "served", "texts": texts, "accepted": accepted, "drafted": nodes,
+        "distinct": max(len(set(text)) for text in expected),
+    }  # fmt: skip
+    return row | ({"reason": "; ".join(wrong)} if wrong else {})
+
+
+def _near_tie(target: dt.HFModel, ids: torch.Tensor, found: list[int], text: list[int]) -> bool:
+    if target.dtype == torch.float64 or len(found) != len(text):
+        return False
+    first = next(place for place, pair in enumerate(zip(found, text, strict=True)) if pair[0] != pair[1])
+    read = torch.cat([ids, torch.tensor([text[:first]], dtype=torch.int64)], 1)
+    best = target.model(read, use_cache=False).logits[0, -1].topk(2).values
+    return float(best[0] - best[1]) < NEAR
+
+
+def _lacks_float64(error: Exception) -> bool:
+    return any(word in str(error) for word in ("Double", "double", "float64", "dtype"))
+
+
+def _told(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}"[:300]
+
+
+def families() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Label -> type of configuration and options, of all families and variants."""
+    parts = {config.model_type: getattr(config, "sub_configs", {}) for config in MODEL_FOR_CAUSAL_LM_MAPPING}
+    texts = sorted(kind for kind, part in parts.items() if "text_config" not in part)  # that part has a type of its own
+    return {kind: (kind, {}) for kind in texts} | VARIANTS
+
+
+def rows(wanted: list[str]) -> Iterator[dict[str, Any]]:
+    """Try the families of these names, or all."""
+    known = families()
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise SystemExit(f"There is no architecture {unknown[0]!r} here; --list shows their names.")
+    for label in wanted or sorted(known):
+        yield tried(label, *known[label])
+        gc.collect()
+
+
+def main() -> int:
+    """Try, print a line for each, write the record."""
+    options = argparse.ArgumentParser(description="Try every architecture of the installed transformers.")
+    options.add_argument("family", nargs="*", help="types of configurations, as in config.json; all by default")
+    options.add_argument("--record", type=Path, help=f"file to write, such as {FILE.name} in outputs/reference")
+    options.add_argument("--list", action="store_true", help="print the names and end")
+    asked = options.parse_args()
+    if asked.list:
+        sys.stdout.write("\n".join(sorted(families())) + "\n")
+        return 0
+    logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    found = []
+    for row in rows(asked.family):
+        found.append(row)
+        sys.stdout.write(f"{row['result']:9} {row['architecture']:30} {row.get('reason', '')[:150]}\n")
+        sys.stdout.flush()
+    counts = {
+        result: sum(row["result"] == result for row in found) for result in ("served", "refused", "wrong", "not made")
+    }
+    sys.stdout.write(", ".join(f"{count} {result}" for result, count in counts.items()) + "\n")
+    if asked.record:
+        versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
+        setup = {"prompts": LENGTHS, "max_new_tokens": BUDGET, "window": WINDOW, **versions}
+        lines = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in found)
+        asked.record.write_text(f'{{"setup": {json.dumps(setup)},\n "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+    return int(counts["wrong"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
