@@ -1,6 +1,8 @@
 """A target that drafts for itself with layers left out, and the search for these layers."""
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 import reference
@@ -144,6 +146,12 @@ def test_what_is_predicted_is_what_a_chain_does(length):
 def test_a_search_that_cannot_run_is_refused(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         search_layers(random_model("llama"), **{"prompts": [[1, 2, 3]], **options})
+
+
+def test_the_code_of_the_page_runs():
+    page = (Path(__file__).resolve().parents[1] / "docs" / "beyond.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"## A target that drafts for itself\n.*?```python\n(.*?)```", page, flags=re.S)
+    exec(code, {"dt": dt})
 
 
 # -------------------------------------------------------------------------------------------------------- the benchmark

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from dynatree_lib.drafters import DRAFTERS, ModelDrafter
 from dynatree_lib.fast.static import StaticModel
 from dynatree_lib.measure import exact
 from dynatree_lib.measure.protocol import run_benchmark
+from dynatree_lib.models.fetch import fetched
 from dynatree_lib.models.translated import TranslatedHFModel, TranslatedModel
 from dynatree_lib.models.vocabulary import Translation, Vocabulary
 from dynatree_lib.sampling import GREEDY, DraftDistributions
@@ -37,7 +40,9 @@ def metaspace(size: int, begins: bool = False) -> PreTrainedTokenizerFast:
         [WORDS], trainers.BpeTrainer(vocab_size=size, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
     )
     model = json.loads(trained.to_str())["model"]
-    vocabulary = {**model["vocab"], "<0x0A>": len(model["vocab"]), "<0xC3>": len(model["vocab"]) + 1}
+    named = ["<unk>", "<s>", "</s>", "<0x0A>", "<0x61>", "<0xC3>"]  # 0x61 is an 'a', which has a token as well
+    pieces = [*named, *(piece for piece in sorted(model["vocab"], key=model["vocab"].get) if piece not in named)]
+    vocabulary = {piece: place for place, piece in enumerate(pieces)}
     merges = [tuple(pair) for pair in model["merges"]]
     tokenizer = Tokenizer(kinds.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -331,6 +336,20 @@ def test_sampled_texts_of_paths_that_are_split_again_have_the_targets_distributi
             assert (
                 generate(target, [0], Retokenized(inner, translation), verifier=rule, max_new_tokens=20).tokens == plain
             )
+
+
+def test_transformers_generate_takes_such_a_draft():
+    target = random_model("llama")
+    draft, ids = TranslatedHFModel(renumbered(target), TRANSLATION), shared_prompt(20)
+    found = target.model.generate(ids, custom_generate=dt.hf.generate, max_new_tokens=20, draft_model=draft)
+    assert found[0, 20:].tolist() == hf_greedy(target, ids, 20)
+
+
+@pytest.mark.skipif(fetched("smollm2") is None, reason="the page's pair has to be fetched: dynatree fetch smollm2")
+def test_the_code_of_the_page_runs():
+    page = (Path(__file__).resolve().parents[1] / "docs" / "beyond.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"## Drafts with another tokenizer\n.*?```python\n(.*?)```", page, flags=re.S)
+    exec(code, {})
 
 
 # ---------------------------------------------------------------------------------------------------------------- pairs

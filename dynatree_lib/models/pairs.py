@@ -144,6 +144,7 @@ def load_pair(
         if source is not None:
             way_out = "give a name or a folder; models at hand make a pair by make_pair(HFModel(...), HFModel(...))"
             of_kind(role, source, (str, Path), way_out)
+    chosen("vocabularies", vocabularies, get_args(Vocabularies))
     device = _device(device_map)
     options = {
         "device": device, "dtype": _dtype(dtype, name, device), "attn_implementation": attn_implementation,
@@ -156,7 +157,6 @@ def load_pair(
         target, draft = _sources(name)
     if not target or not draft:
         raise ValueError(f"Give both target= and draft=, or one of the named pairs: {', '.join(PAIRS)}.")
-    chosen("vocabularies", vocabularies, get_args(Vocabularies))
     big = load_model(_half(target, "target"), **options)
     if str(draft).startswith(SKIP):
         return make_pair(big, skipping(big, _layers(str(draft)), engine=big.engine.name), name or f"{target} + {draft}")

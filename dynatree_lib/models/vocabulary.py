@@ -37,6 +37,7 @@ class Vocabulary:
         encoder: how the tokenizer splits a text; without one, texts are split into the longest tokens.
         begin: ids that the tokenizer puts before a text.
         ends: ids that end a text.
+        bytes_by_name: ids of tokens such as '<0x0A>', which a tokenizer uses where no other token has the byte.
         fingerprint: as `LanguageModel.vocabulary`.
         owner: whose vocabulary it is, for messages.
     """
@@ -46,6 +47,7 @@ class Vocabulary:
     encoder: Encode | None = None
     begin: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
+    bytes_by_name: frozenset[int] = frozenset()
     fingerprint: str | None = None
     owner: str = "model"
 
@@ -73,7 +75,7 @@ class Vocabulary:
         }
         read = _reader(tokenizer)
         tokens: list[bytes | None] = [None] * size
-        special = {}
+        special, named = {}, set()
         for piece, number in tokenizer.get_vocab().items():
             if number >= size:
                 continue
@@ -81,6 +83,8 @@ class Vocabulary:
                 special[piece] = number
             else:  # an added token stands as it is written, whatever the scheme
                 tokens[number] = piece.encode() if number in added else read(piece)
+                if read is _sentencepiece and _BYTE_PIECE.fullmatch(piece):
+                    named.add(number)
 
         def encode(text: str) -> Sequence[int]:
             ids: Sequence[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -90,7 +94,7 @@ class Vocabulary:
         begin = tokenizer("", verbose=False)["input_ids"][:1]
         out = cls(
             tokens, special, encode, tuple(begin) if begin == [first] else (), () if last is None else (last,),
-            fingerprint, owner,
+            frozenset(named), fingerprint, owner,
         )  # fmt: skip
         out._check_joining()
         return out
@@ -110,9 +114,10 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[bytes, int]:
-        """The token that stands for these bytes, the first where several do, a name of a byte last."""
+        """The token that stands for these bytes: the first of several, one with the name of a byte after others."""
         out: dict[bytes, int] = {}
-        for number, token in enumerate(self.tokens):
+        for number in sorted(range(len(self)), key=self.bytes_by_name.__contains__):
+            token = self.tokens[number]
             if token:
                 out.setdefault(token, number)
         return out
@@ -135,15 +140,19 @@ class Vocabulary:
         Returns:
             ids, or None where some of the bytes have no token.
         """
-        try:
-            text = data.decode()
-        except UnicodeDecodeError as error:
-            parts = [
-                self.encode(data[: error.start]), self._longest_tokens(data[error.start : error.end]),
-                self.encode(data[error.end :]),
-            ]  # fmt: skip
-            return None if None in parts else [number for part in parts for number in part or ()]
-        return self._as_tokenized(text) or self._longest_tokens(data)
+        out = list[int]()
+        while data:
+            try:
+                text, broken, data = data.decode(), b"", b""
+            except UnicodeDecodeError as error:
+                start, end = error.start, error.end
+                text, broken, data = data[:start].decode(), data[start:end], data[end:]
+            whole = self._as_tokenized(text) or self._longest_tokens(text.encode())
+            part = self._longest_tokens(broken)
+            if whole is None or part is None:
+                return None
+            out += whole + part
+        return out
 
     def _as_tokenized(self, text: str) -> list[int] | None:
         """Return the tokenizer's own split of a text, or None where its tokens do not end with this text."""
