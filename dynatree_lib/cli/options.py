@@ -169,6 +169,10 @@ def audit(parser: argparse.ArgumentParser) -> None:
         "--instances", type=int, default=3000, metavar="N",
         help=f"least number of (models, drafter, rule) to check {default[:-1]}, a few minutes)",
     )  # fmt: skip
+    toys.add_argument(
+        "--optimum", action="store_true",
+        help="also find the best lossless rule of each case by a linear programme, and each rule's share of it",
+    )  # fmt: skip
     add_pair(real)
     real.add_argument(
         "--methods", metavar="LIST",
