@@ -243,8 +243,8 @@ class Audit:
         found += self._unseen()
         known = self.checks.merge(self.optima, on=CASE)
         found += [
-            f"On '{row.pair}', V={row.vocabulary}, seed {row.seed}, {row.sampling}, tree '{row.tree}', {row.rule} emits "
-            f"{row.tokens} tokens, where no lossless rule can emit more than {row.optimum}."
+            f"On '{row.pair}', V={row.vocabulary}, seed {row.seed}, {row.sampling}, tree '{row.tree}', {row.rule} "
+            f"emits {row.tokens} tokens, where no lossless rule can emit more than {row.optimum}."
             for row in known[known["tokens"] > known["optimum"] + SOLVED].itertuples()
         ]
         for row in self.comparison():
@@ -423,8 +423,8 @@ def check_case(case: Case, optimum: bool = False) -> dict[str, list[tuple[Any, .
             (drafter.chain, [rule.name for rule in ON_CHAINS]),
             (drafter.drawing is Drawing.FIXED, [rule.name for rule in ON_FIXED]),
         )
-        for identity, (holds, (first, *others)) in zip(IDENTITIES, same, strict=True):
-            if holds:
+        for identity, (holds, (first, *names)) in zip(IDENTITIES, same, strict=True):
+            if holds and (others := [name for name in names if name in results]):
                 apart = max(distance(results[first].emitted, results[other].emitted) for other in others)
                 out["identities"].append((*head, identity, _short(apart)))
     return out

@@ -9,14 +9,13 @@ the same of one group of siblings: the optimum of the transport between what may
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 
 import numpy as np
-import torch
 from scipy.optimize import linprog
-from scipy.sparse import coo_array
+from scipy.sparse import coo_array, csr_array
 
 from ..drafters.base import Drafter
 from ..models.toy import ToyModel
@@ -43,14 +42,13 @@ def drafted_paths(drafter: Drafter, prompt: Tokens, sampling: Sampling, max_dept
     return dict(found)
 
 
-def best_tokens(
-    target: ToyModel, drafter: Drafter, prompt: Tokens, sampling: Sampling, max_depth: int = 99
-) -> float:
+def best_tokens(target: ToyModel, drafter: Drafter, prompt: Tokens, sampling: Sampling, max_depth: int = 99) -> float:
     """Return the most tokens that a lossless rule emits in an iteration on average, the bonus token included.
 
-    Variables: how much probability each set of paths gives to each of its nodes as the last accepted one, and how much
-    each node gives to each bonus token after it. What is emitted, completed by the target, must have the target's
-    distribution.
+    Variables: the probability that each set of paths gives to each of its nodes as the last accepted one, and for each
+    node and bonus token the probability of emitting this text over the target's. The output, completed by the target,
+    has the target's distribution if the latter sum to 1 along every text: where a text ends with probability x p, the
+    target goes on with a share x of all that follows.
 
     Args:
         target: the table.
@@ -65,35 +63,42 @@ def best_tokens(
     sets = drafted_paths(drafter, prompt, sampling, max_depth)
     length = max(len(path) for paths in sets for path in paths) + 1
     wanted = {number: text_distribution(target, prompt, number, sampling) for number in range(length + 1)}
-    nodes = {path: row for row, path in enumerate({path for paths in sets for path in paths if path in wanted[len(path)]})}
+    reached = {path for paths in sets for path in paths if path in wanted[len(path)]}  # by the target
+    nodes = {path: row for row, path in enumerate(sorted(reached))}
     texts = {text: row for row, text in enumerate(wanted[length])}
     ends = [(row, nodes[path]) for row, paths in enumerate(sets) for path in paths if path in nodes]
     bonus = [(path, (*path, token)) for path in nodes for token in range(target.vocab_size)]
     bonus = [(path, text) for path, text in bonus if text in wanted[len(text)]]
-    entries = [(row, column, 1.0) for column, (row, _) in enumerate(ends)]  # a set's probability is given away
     first, count = len(sets), len(ends)
-    entries += [(first + node, column, 1.0) for column, (_, node) in enumerate(ends)]  # as much as comes to a node
-    entries += [(first + nodes[path], count + column, -1.0) for column, (path, _) in enumerate(bonus)]
-    first += len(nodes)
+    most = [(row, column, 1.0) for column, (row, _) in enumerate(ends)]  # a set gives what it has
+    most += [(first + node, column, -1.0) for column, (_, node) in enumerate(ends)]  # a node, what comes to it
+    most += [
+        (first + nodes[path], count + column, wanted[len(text)][text]) for column, (path, text) in enumerate(bonus)
+    ]
     below: dict[Text, list[Text]] = defaultdict(list)
     for text, size in product(texts, range(1, length + 1)):
         below[text[:size]].append(text)
-    for column, (_, text) in enumerate(bonus):  # every text is emitted, or completed, as often as the target says
-        share = wanted[len(text)][text]
-        entries += [(first + texts[whole], count + column, wanted[length][whole] / share) for whole in below[text]]
-    rows, columns, values = zip(*entries, strict=True)
-    given = np.array([*sets.values(), *np.zeros(len(nodes)), *wanted[length].values()])
-    depths = np.array([len(path) for path in nodes])
-    gain = np.zeros(count + len(bonus))
-    gain[:count] = [depths[node] for _, node in ends]
-    equal = coo_array((values, (rows, columns)), shape=(len(given), len(gain))).tocsr()
-    solved = linprog(-gain, A_eq=equal, b_eq=given, method="highs")
+    equal = [(texts[whole], count + column, 1.0) for column, (_, text) in enumerate(bonus) for whole in below[text]]
+    depths = [len(path) for path in nodes]
+    gain = np.array([*(depths[node] for _, node in ends), *np.zeros(len(bonus))])
+    solved = linprog(
+        -gain,
+        A_ub=_matrix(most, len(sets) + len(nodes), len(gain)), b_ub=[*sets.values(), *np.zeros(len(nodes))],
+        A_eq=_matrix(equal, len(texts), len(gain)), b_eq=np.ones(len(texts)), method="highs",
+        options={"presolve": False},  # which takes rare trees, with probabilities near its tolerance, for infeasible
+    )  # fmt: skip
     if solved.status != 0:
         raise RuntimeError(f"The linear programme of the best lossless rule was not solved: {solved.message}")
     return 1 - float(solved.fun)
 
 
-def optimal_plan(row: torch.Tensor, group: Group) -> Shares:
+def _matrix(entries: Sequence[tuple[int, int, float]], height: int, width: int) -> csr_array:
+    """Return a sparse matrix of (row, column, value)."""
+    rows, columns, values = zip(*entries, strict=True)
+    return coo_array((values, (rows, columns)), shape=(height, width)).tocsr()
+
+
+def optimal_plan(row: np.ndarray, group: Group) -> Shares:
     """Return the shares of a group under a plan that accepts one of it as often as any plan can.
 
     Drawn siblings are transported by a linear programme over all sets of tokens that may be drawn; give the rule
@@ -114,7 +119,7 @@ def optimal_plan(row: torch.Tensor, group: Group) -> Shares:
     mine, accepted = shares[frozenset(group.tokens)], list[float]()
     for place, token in enumerate(group.tokens):
         accepted.append(0.0 if token in group.tokens[:place] else mine[token])
-    return Shares(accepted, torch.tensor(rest, dtype=row.dtype))
+    return Shares(accepted, np.array(rest))
 
 
 @lru_cache(maxsize=4096)
@@ -124,14 +129,12 @@ def _solved(
     """Return the share of each token of each set, given the set, and what is left of the row."""
     sets = drawn_sets(drawn, draws, count)
     pairs = [(place, token) for place, tokens in enumerate(sets) for token in sorted(tokens)]
-    columns = range(len(pairs))
-    at_most = coo_array(
-        (np.ones(2 * len(pairs)), ([*(place for place, _ in pairs), *(len(sets) + token for _, token in pairs)],
-                                   [*columns, *columns])),
-        shape=(len(sets) + len(row), len(pairs)),
-    ).tocsr()  # fmt: skip
+    most = [(place, column, 1.0) for column, (place, _) in enumerate(pairs)]
+    most += [(len(sets) + token, column, 1.0) for column, (_, token) in enumerate(pairs)]
     masses = np.array([*sets.values()])
-    solved = linprog(-np.ones(len(pairs)), A_ub=at_most, b_ub=[*masses, *row], method="highs")
+    solved = linprog(
+        -np.ones(len(pairs)), A_ub=_matrix(most, len(sets) + len(row), len(pairs)), b_ub=[*masses, *row], method="highs"
+    )
     given = np.zeros((len(sets), len(row)))
     for (place, token), share in zip(pairs, solved.x, strict=True):
         given[place, token] = max(share, 0.0)

@@ -159,8 +159,8 @@ class SharedNoise(SampledTree):
     Along one path every token follows its recorded distribution, so `TokenLevel` stays exact; `Traversal` does not.
 
     Args:
-        between: "nodes": as above. "siblings": the numbers that drew all siblings but the first draw the children of the
-            first; other children are drawn with new ones. Rules that decide on siblings together are biased then.
+        between: "nodes": as above. "siblings": the numbers that drew all siblings but the first draw the children of
+            the first; other children are drawn with new ones. Rules that decide on siblings together are biased then.
 
     Raises:
         ValueError: for draw="iid", for which siblings would share a number, or another `between`.

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from itertools import groupby
 
+import numpy as np
 import torch
 from typing_extensions import override
 
 from ..sampling import DraftDistributions, RandomSource, Scores
 from ..tree import IID, TokenTree
 from .base import Verdict
-from .residual import Recorded, Residual, ResidualRule
+from .residual import Recorded, Residual, ResidualRule, row_of
 
-HALVINGS = 36
-"""Of the interval in which the divisor is looked for. Any divisor at its upper end is exact; a smaller one accepts more."""
+HALVINGS = 24
+"""Of the interval that holds the divisor; the rule is exact with its upper end, however wide it is."""
 
 
 class KSequential(ResidualRule):
@@ -59,20 +60,20 @@ def _together(residual: Residual, recorded: Recorded, siblings: list[int], rando
     """Do the same for siblings drawn with replacement."""
     if len(siblings) == 1:
         return _one_by_one(residual, recorded, siblings, random)
-    weights = residual.weights.double()
-    p, q, tokens = weights / weights.sum(), recorded.whole(siblings[0], len(weights)), recorded.tree.tokens
+    p, tokens = row_of(residual), recorded.tree.tokens
+    q = recorded.whole(siblings[0], len(p))
     divisor = smallest_divisor(p, q, len(siblings))
     for child in siblings:
         token = int(tokens[child])
         recorded.prob(child)  # an error where it is 0
         if random.accept(min(1.0, float(p[token] / (divisor * q[token])))):
             return child
-    each = torch.minimum(q, p / divisor)  # what one sibling takes of each token
-    residual.leave((p - each * _repeated(float(each.sum()), len(siblings))).clamp_(min=0))
+    each = np.minimum(q, p / divisor)  # what one sibling takes of each token
+    residual.leave(torch.from_numpy(np.maximum(p - each * _repeated(float(each.sum()), len(siblings)), 0)))
     return None
 
 
-def smallest_divisor(p: torch.Tensor, q: torch.Tensor, count: int) -> float:
+def smallest_divisor(p: np.ndarray, q: np.ndarray, count: int) -> float:
     """Return the least d in [1, count] with 1 - (1 - b)^count <= d b, where b = sum min(q, p / d).
 
     Then no token is accepted more often than the target wants it: at most min(q, p / d) (1 - (1 - b)^count) / b <= p.
@@ -85,7 +86,7 @@ def smallest_divisor(p: torch.Tensor, q: torch.Tensor, count: int) -> float:
     low, high = 1.0, float(count)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if _repeated(float(torch.minimum(q, p / middle).sum()), count) <= middle:
+        if _repeated(float(np.minimum(q, p / middle).sum()), count) <= middle:
             high = middle
         else:
             low = middle

@@ -11,6 +11,7 @@ from functools import partial
 from math import comb
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from typing_extensions import override
 
@@ -63,10 +64,10 @@ class MultiPath(ResidualRule):
         self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
     ) -> Verdict:
         recorded = Recorded(tree, distributions)
-        path, weights, drawn = [0], [1.0], list[torch.Tensor]()  # of node 0 and the best nodes below it
+        path, weights, drawn = [0], [1.0], list[np.ndarray]()  # of node 0 and the best nodes below it
         copies, counts = [0], {1: 1.0}
         while children := [child for node in copies for child in recorded.children[node]]:
-            target = scores.distribution(path[-1])
+            target = scores.distribution(path[-1]).numpy().astype(np.float64)
             best = _Best(target, recorded, children, self.order == "capped")
             if self.copies == "forgotten" and best.count:
                 counts = best.forget(counts, self._each(tree, recorded, copies))
@@ -77,9 +78,9 @@ class MultiPath(ResidualRule):
             path.append(copies[0])
         level = len(path) - 1
 
-        def rest(level: int) -> torch.Tensor:
-            whole = scores.distribution(path[level]).double() * weights[level]
-            return whole if level == len(drawn) else (whole - drawn[level]).clamp_(min=0)
+        def rest(level: int) -> np.ndarray:
+            whole = scores.distribution(path[level]).numpy().astype(np.float64) * weights[level]
+            return whole if level == len(drawn) else np.maximum(whole - drawn[level], 0)
 
         def acceptance(level: int) -> float:
             mass = float(rest(level).sum())
@@ -89,10 +90,10 @@ class MultiPath(ResidualRule):
             level -= 1
             while level and not random.accept_lazily(weights[level], partial(acceptance, level)):
                 level -= 1
-        left = rest(level)  # all 0 with probability 0
-        return Verdict(
-            tuple(tree.path(path[level])), random.draw(left if left.any() else scores.distribution(path[level]))
-        )
+        left = torch.from_numpy(rest(level))
+        if not left.any():  # an event of probability 0
+            left = scores.distribution(path[level])
+        return Verdict(tuple(tree.path(path[level])), random.draw(left))
 
     def _each(self, tree: TokenTree, recorded: Recorded, copies: list[int]) -> int:
         """Return how many children every node of a level has, for trees of which that can be said."""
@@ -116,19 +117,19 @@ class _Best:
         count: children drawn with replacement; 0 where they were drawn otherwise.
     """
 
-    def __init__(self, target: torch.Tensor, recorded: Recorded, children: list[int], capped: bool) -> None:
+    def __init__(self, target: np.ndarray, recorded: Recorded, children: list[int], capped: bool) -> None:
         tree = recorded.tree
         how = {int(tree.draws[child]) for child in children}
-        p, self.count = target.double(), 0
+        p, self.count = target, 0
         if how == {POINT}:
             self.child = max(children, key=lambda child: (float(p[int(tree.tokens[child])]), -child))
             self.distribution = recorded.whole(self.child, len(p))
         else:
             q = self._q = recorded.whole(children[0], len(p))
-            ratio = torch.where(q > 0, p / q, -1)
-            self._order = (ratio.clamp(max=1) if capped else ratio).argsort(stable=True)
-            rank = torch.empty_like(self._order)
-            rank[self._order] = torch.arange(len(p))
+            ratio = np.divide(p, q, out=np.full_like(p, -1.0), where=q > 0)
+            self._order = np.argsort(np.minimum(ratio, 1) if capped else ratio, kind="stable")
+            rank = np.empty_like(self._order)
+            rank[self._order] = np.arange(len(p))
             siblings = children if how == {IID} else children[:2] if how == {DISTINCT} else children[:1]
             if how == {DISTINCT}:
                 siblings = [child for child in siblings if tree.parents[child] == tree.parents[children[0]]]
@@ -142,25 +143,25 @@ class _Best:
                 self.distribution = self._better_of_two() if len(siblings) == 2 else q
         self.token = int(tree.tokens[self.child])
 
-    def _below(self, values: torch.Tensor) -> torch.Tensor:
+    def _below(self, values: np.ndarray) -> np.ndarray:
         """Return for each token the sum of the values of those that come before it in the order."""
         ordered = values[self._order]
-        out = torch.empty_like(values)
-        out[self._order] = ordered.cumsum(0) - ordered
+        out = np.empty_like(values)
+        out[self._order] = ordered.cumsum() - ordered
         return out
 
-    def _best_of(self, counts: dict[int, float]) -> torch.Tensor:
+    def _best_of(self, counts: dict[int, float]) -> np.ndarray:
         """Return the distribution of the best of so many draws with replacement, by the probability of the number."""
-        worse, out = self._below(self._q), torch.zeros_like(self._q)
+        worse, out = self._below(self._q), np.zeros_like(self._q)
         for count, share in counts.items():  # F^n - G^n = (F - G) (F^(n-1) + F^(n-2) G + ... + G^(n-1))
-            powers = [(worse + self._q) ** (count - 1 - k) * worse**k for k in range(count)]
-            out += share * self._q * torch.stack(powers).sum(0)
+            powers = ((worse + self._q) ** (count - 1 - k) * worse**k for k in range(count))
+            out += share * self._q * sum(powers)
         return out / out.sum()
 
-    def _better_of_two(self) -> torch.Tensor:
+    def _better_of_two(self) -> np.ndarray:
         """Return the distribution of the better of two draws without replacement."""
         q, worse = self._q, self._below(self._q)
-        over = torch.where(q < 1, q / (1 - q), 0)
+        over = np.divide(q, 1 - q, out=np.zeros_like(q), where=q < 1)
         out = over * worse + q * self._below(over)
         return out / out.sum()
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from typing_extensions import override
 
 from ..sampling import DraftDistributions, RandomSource, Scores
 from ..tree import DISTINCT, POINT, TokenTree
 from .base import Drawing, Verdict
-from .residual import Recorded, Residual, ResidualRule
+from .residual import Recorded, Residual, ResidualRule, row_of
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,11 @@ class Shares:
 
     Attributes:
         accepted: probability that each of them is accepted, in draw order; they sum to at most 1.
-        rest: (V,) what is left of the row r once all groups that may be drawn have had their shares.
+        rest: (V,) float64, what is left of the row r once all groups that may be drawn have had their shares.
     """
 
     accepted: Sequence[float]
-    rest: torch.Tensor
+    rest: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Group:
 
     tokens: tuple[int, ...]
     draws: tuple[int, ...]
-    drawn: torch.Tensor | None
+    drawn: np.ndarray | None
 
     @property
     def pair(self) -> bool:
@@ -57,11 +58,11 @@ class Group:
         return len(self.tokens) == 2 and self.draws[0] == self.draws[1] != POINT
 
 
-Plan = Callable[[torch.Tensor, Group], Shares]
+Plan = Callable[[np.ndarray, Group], Shares]
 """Row r, (V,) float64 with a sum of at most 1, and group -> shares."""
 
 
-def hub_plan(row: torch.Tensor, group: Group) -> Shares:
+def hub_plan(row: np.ndarray, group: Group) -> Shares:
     """Return the shares of deterministic siblings with at most one drawn after them, or of two drawn ones.
 
     For the former it is an optimum in closed form (SpecTr's greedy drafts): the drawn token takes what it can, and what
@@ -73,11 +74,11 @@ def hub_plan(row: torch.Tensor, group: Group) -> Shares:
     return _pair(row, group) if group.pair else _tops(row, group)
 
 
-def _tops(row: torch.Tensor, group: Group) -> Shares:
+def _tops(row: np.ndarray, group: Group) -> Shares:
     tops = dict.fromkeys(token for token, how in zip(group.tokens, group.draws, strict=True) if how == POINT)
-    taken, before, last = torch.zeros_like(row), 1.0, 0.0
+    taken, before, last = np.zeros_like(row), 1.0, 0.0
     if group.drawn is not None:
-        taken = torch.minimum(row, group.drawn)
+        taken = np.minimum(row, group.drawn)
         taken[list(tops)] = 0  # drawn all the same, it is a deterministic token's share
         token, left = group.tokens[-1], 1 - float(taken.sum())
         last = float(taken[token] / group.drawn[token])
@@ -91,29 +92,29 @@ def _tops(row: torch.Tensor, group: Group) -> Shares:
     for token, how in zip(group.tokens, group.draws, strict=True):
         accepted.append(last if how != POINT else 0.0 if token in seen else before * float(taken[token]))
         seen.add(token)
-    return Shares(accepted, (row - taken).clamp_(min=0))
+    return Shares(accepted, np.maximum(row - taken, 0))
 
 
-def _pair(row: torch.Tensor, group: Group) -> Shares:
+def _pair(row: np.ndarray, group: Group) -> Shares:
     assert group.drawn is not None
     q, (one, two) = group.drawn, group.tokens
     hub = int(q.argmax())
-    of_hub, others = float(q[hub]), q.clone()
+    of_hub, others = float(q[hub]), q.copy()
     others[hub] = 0
     if group.draws[0] == DISTINCT:
         without = float(others.sum())  # 1 - q of the hub, without its rounding
         each = others / (1 - others)
-        first = each * (without - others).clamp(min=0)  # drawn first, the hub not second
+        first = each * np.maximum(without - others, 0)  # drawn first, the hub not second
         with_hub = each * of_hub + (others * (of_hub / without) if without > 0 else 0)
         twice = 0.0
     else:
         each, without = others, float(others.sum())
         first, with_hub, twice = others * without, 2 * of_hub * others, of_hub**2
-    takes_first = torch.minimum(row, first)
+    takes_first = np.minimum(row, first)
     missed = each * (1 - _over(takes_first, first))  # first of a pair without the hub and not accepted, by q of second
-    second = others * (missed.sum() - (missed if group.draws[0] == DISTINCT else 0)).clamp(min=0)
-    takes_second = torch.minimum(row - takes_first, second)
-    takes_with = torch.minimum(row - takes_first - takes_second, with_hub)
+    second = others * np.maximum(missed.sum() - (missed if group.draws[0] == DISTINCT else 0), 0)
+    takes_second = np.minimum(row - takes_first, second)
+    takes_with = np.minimum(row - takes_first - takes_second, with_hub)
     takes_first[hub] = takes_second[hub] = takes_with[hub] = 0
     left = float((with_hub - takes_with).sum()) + twice
     takes_hub = min(float(row[hub]), left)
@@ -129,12 +130,12 @@ def _pair(row: torch.Tensor, group: Group) -> Shares:
     else:
         share = float(_over(takes_first, first)[one])
         accepted = [share, (1 - share) * float(_over(takes_second, second)[two])]
-    return Shares(accepted, (row - taken).clamp_(min=0))
+    return Shares(accepted, np.maximum(row - taken, 0))
 
 
-def _over(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+def _over(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """Return part / whole, 0 where whole is."""
-    return torch.where(whole > 0, part / whole, 0)
+    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
 
 
 def groups(recorded: Recorded, children: Sequence[int], size: int, together: int) -> Iterator[tuple[list[int], Group]]:
@@ -205,7 +206,7 @@ class Transport(ResidualRule):
                 if random.accept(min(1.0, share / left) if left > 0 else 0.0):
                     return child
                 left -= share
-            residual.leave(shares.rest)
+            residual.leave(torch.from_numpy(shares.rest))
         return None
 
 
@@ -243,13 +244,7 @@ class ConditionalTransport(Transport):
                     if found is not None:
                         return found
                 left -= share
-            residual.leave(shares.rest)
+            residual.leave(torch.from_numpy(shares.rest))
         if node == 0 or random.accept(residual.acceptance):
             return Verdict(tuple(recorded.tree.path(node)), random.draw(residual.weights))
         return None
-
-
-def row_of(residual: Residual) -> torch.Tensor:
-    """Return r of a node as a new float64 tensor whose sum is the residual's mass."""
-    weights = residual.weights.double()
-    return weights * (residual.mass / weights.sum()) if residual.mass > 0 else weights * 0

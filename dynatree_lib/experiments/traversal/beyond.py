@@ -5,6 +5,7 @@ The optimum beside the rules is that of `measure.ceiling`. Everything here runs 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,7 +17,7 @@ import pandas as pd
 from ...drafters import SampledTree
 from ...measure.audit import PAIRS, PROMPT, toy_pair
 from ...measure.ceiling import best_tokens
-from ...measure.exact import bias, text_distribution
+from ...measure.exact import ExactIteration, Text, bias, distance, proposals, target_scores, text_distribution, verdicts
 from ...models.toy import ToyModel
 from ...sampling import Sampling
 from ...verifiers import Verifier
@@ -38,6 +39,8 @@ TREES: Mapping[str, Row] = {
     "2x2, top and one drawn": {"depth": 2, "branching": 2, "draw": "hybrid"},
 }
 """Options of `SampledTree` for trees small enough to enumerate; siblings are drawn without replacement unless named."""
+SMALL = ("chain of 2", "2 siblings, i.i.d.", "2 siblings", "3 siblings")
+"""Trees that are quick to enumerate over three tokens too."""
 
 
 def serves(rule: Verifier, drafter: SampledTree) -> bool:
@@ -75,30 +78,48 @@ def compare(
     for kind, seed in product(kinds, seeds):
         target, draft = toy_pair(kind, vocabulary, seed)
         drafter = SampledTree(draft, **TREES[tree])
+        served = {name: rule for name, rule in rules.items() if serves(rule, drafter)}
+        if not served:
+            continue
         best = {"optimum": best_tokens(target, drafter, PROMPT, ONE) - 1} if optimum else {}
+        head = {"tree": tree, "pair": kind, "seed": seed}
+        for name, one in _iterations(target, drafter, served).items():
+            length = max(len(text) for text in one.emitted)
+            wanted = text_distribution(target, PROMPT, length, ONE)
+            off = distance(one.completed(target, PROMPT, length, ONE), wanted)
+            yield {**head, "rule": name, "bias": off, "accepted": one.tokens - 1, **best}
+
+
+def _iterations(target: ToyModel, drafter: SampledTree, rules: Mapping[str, Verifier]) -> dict[str, ExactIteration]:
+    """Return `exact.iteration` of each rule; trees are drawn and scored once for all of them."""
+    emitted = {name: defaultdict[Text, float](float) for name in rules}
+    trees, counts = 0, dict.fromkeys(rules, 0)
+    for proposal, drawn in proposals(drafter, PROMPT, ONE):
+        trees += 1
+        scores = target_scores(target, PROMPT, proposal.tree, ONE)
         for name, rule in rules.items():
-            if serves(rule, drafter):
-                off, found = bias(target, drafter, rule, PROMPT, ONE)
-                head = {"tree": tree, "pair": kind, "seed": seed, "rule": name}
-                yield {**head, "bias": off, "accepted": found.tokens - 1, **best}
+            for verdict, decided in verdicts(rule, proposal, scores):
+                counts[name] += 1
+                emitted[name][tuple(verdict.tokens(proposal.tree))] += drawn * decided
+    return {name: ExactIteration(dict(texts), trees, counts[name]) for name, texts in emitted.items()}
 
 
 def checked(rules: Mapping[str, Verifier], count: int, trees: Sequence[str] = tuple(TREES)) -> Iterator[Row]:
-    """Yield rows of `compare` until each rule has at least `count`: all kinds of models, 2 or 3 tokens, every tree."""
+    """Yield `count` rows of `compare` for each rule: all kinds of models and trees; 2 tokens, 3 where that is quick."""
     done = dict.fromkeys(rules, 0)
     for number in range(100 * count):
         turn = {name: rule for name, rule in rules.items() if done[name] < count}
         if not turn:
             return
         kind, tree = PAIRS[number % len(PAIRS)], trees[number // len(PAIRS) % len(trees)]
-        vocabulary = 2 + (number // (len(PAIRS) * len(trees))) % 2 if "2x2" not in tree else 2
+        vocabulary = 2 + number // (len(PAIRS) * len(trees)) % 2 if tree in SMALL else 2
         for row in compare(turn, tree, [number], kinds=[kind], vocabulary=vocabulary, optimum=False):
             done[row["rule"]] += 1
             yield row
 
 
 def shares(rows: Iterable[Row], *by: str) -> pd.DataFrame:
-    """Return the mean accepted drafted tokens, those of the optimum, and the ratio of the two as `share`, by columns."""
+    """Return mean accepted drafted tokens, those of the optimum, and the ratio of the two as `share`, by columns."""
     table = pd.DataFrame(rows).groupby(list(by), sort=False, as_index=False)[["accepted", "optimum"]].mean()
     return table.assign(share=table["accepted"] / table["optimum"])
 
@@ -166,8 +187,8 @@ def counterexample(
         {"text": "".join("abc"[token] for token in text), "target": share, "emitted": emitted.get(text, 0.0)}
         for text, share in text_distribution(p, PROMPT, depth + 1, ONE).items()
     ]
-    exact = (tuple(Fraction(value).limit_denominator(1000) for value in one) for one in (target, draft))
-    return Counterexample(*exact, depth, off, found.tokens - 1, texts)
+    first, second = (tuple(Fraction(value).limit_denominator(1000) for value in one) for one in (target, draft))
+    return Counterexample(first, second, depth, off, found.tokens - 1, texts)
 
 
 def constant(*distribution: Fraction | float) -> ToyModel:
