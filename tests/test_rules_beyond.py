@@ -285,23 +285,22 @@ def test_the_hub_plan_mostly_accepts_more_of_a_pair_than_trying_one_after_the_ot
     assert sum(gain > 1e-6 for gain in gains) > 5 * sum(gain < -1e-6 for gain in gains) > 0
 
 
-def test_the_divisor_is_the_least_with_which_nothing_is_accepted_too_often():
+def test_the_divisor_is_the_least_by_its_condition_and_with_it_nothing_is_accepted_too_often():
     rng = np.random.default_rng(9)
     for _ in range(100):
         p, q, count = random_row(rng, 5), random_row(rng, 5), int(rng.integers(2, 5))
         divisor = k_sequential.smallest_divisor(p, q, count)
 
-        def often(divisor, p=p, q=q, count=count):
-            """The largest ratio of how often a token is accepted to how often the target wants it."""
-            once = np.minimum(q, p / divisor)
-            times = (1 - (1 - once.sum()) ** count) / once.sum() if once.sum() > 0 else 0
-            return float(((once * times)[p > 0] / p[p > 0]).max())
+        def fits(divisor, p=p, q=q, count=count):
+            """SpecTr's condition on the divisor."""
+            once = np.minimum(q, p / divisor).sum()
+            return 1 - (1 - once) ** count <= divisor * once
 
-        if not np.minimum(p, q).any():
-            continue
-        assert often(divisor) < 1 + 1e-9
-        least = min((one for one in np.linspace(1, count, 2000) if often(one) <= 1), default=count)
-        assert divisor < least + 1e-3
+        each = np.minimum(q, p / divisor)
+        if each.any():
+            taken = each * (1 - (1 - each.sum()) ** count) / each.sum()
+            assert (taken <= p + TINY).all()
+            assert divisor < next(one for one in np.linspace(1, count + 0.01, 3000) if fits(one)) + 1e-6
 
 
 @pytest.mark.parametrize("capped", [False, True])

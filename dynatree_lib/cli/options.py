@@ -200,7 +200,8 @@ def judge(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     what.add_argument(
         "--rules", default="token-level,traversal", metavar="LIST",
-        help=f"rules among target-walk, token-level, block, traversal; each is compared with the first {default}",
+        help="names of rules, such as target-walk, block, conditional-transport; each is compared with the first "
+        f"{default}",
     )  # fmt: skip
     add_workload(what, limit=40)
     how.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help=f"trees up to this place {default}")

@@ -1,7 +1,7 @@
 """K-SEQ (SpecTr, Sun et al. 2023, Algorithm 3): siblings drawn with replacement are all tested against one row.
 
 Recursive rejection sampling takes from the row what each rejected sibling would have got. K-SEQ leaves the row as it is
-and divides it by a number between 1 and the number of siblings, the smallest with which nothing is accepted too often.
+and divides it by a number between 1 and the number of siblings, large enough that nothing is accepted too often.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class MultiPath(ResidualRule):
     The best child has the largest ratio of the target's to the draft's probability, ties by token id. Copies of one
     path of tokens are gone down together: the children of all of them are the next candidates. Of deterministic
     siblings the best is the target's most probable. Of those drawn without replacement it is the better of the first
-    two, whose distribution takes no sum over sets.
+    two, whose distribution takes no sum over sets. The number of siblings must be fixed before the first is drawn.
 
     Args:
         unsafe: also serve trees for which the rule is biased, to show the bias.
@@ -40,8 +40,6 @@ class MultiPath(ResidualRule):
         copies: "counted": the best of the next draws is the best of as many as there are, given how many copies the
             path has. "forgotten": averaged over how many copies a path with these tokens may have, as in the paper. For
             that, how many children a node has may depend on its level alone, as where K paths are drawn.
-
-    The number of siblings must be fixed before the first of them is drawn.
 
     Raises:
         ValueError: for another order or way with copies.
