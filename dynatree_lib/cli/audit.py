@@ -21,7 +21,7 @@ TITLES = {
     "deviation": "largest deviation",
     "bias": "largest bias",
 }
-FORMATS = {"deviation": "{:.1e}", "bias": "{:.3f}", "least": "{:.4f}", "most": "{:.4f}"}
+FORMATS = {"deviation": "{:.1e}", "bias": "{:.3f}", "least": "{:.4f}", "most": "{:.4f}", "share": "{:.4f}"}
 
 
 def main(args: argparse.Namespace) -> int:
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
         )  # fmt: skip
         lines, failed = tested(audit), audit.failures()
     else:
-        audit = run_audit(args.instances, args.seed, arguments.progress)
+        audit = run_audit(args.instances, args.seed, arguments.progress, args.optimum)
         lines, failed = report(audit), [*audit.failures(), *audit.missing()]
     if args.out:
         write_atomically(args.out, audit.to_json())
@@ -81,6 +81,13 @@ def report(audit: Audit) -> Iterator[str]:
     yield from _lines(audit.comparison(), "tree", "more", "equal", "fewer", "least", "most")
     yield "Instances in which it emits more, as many or fewer tokens, and the ends of the difference per iteration."
     yield ""
+    if shares := audit.shares():
+        known = pd.DataFrame(shares).dropna()
+        sums = known[["accepted", "optimum"]].mul(known["instances"], axis=0).assign(instances=known["instances"])
+        sums = sums.groupby(known["rule"]).sum().reset_index()
+        yield from _lines(sums.assign(share=sums["accepted"] / sums["optimum"]), "rule", "instances", "share")
+        yield "Share of the drafted tokens that the best lossless rule would accept, on the trees that the rule serves."
+        yield ""
     ways = audit.checks["outcomes"].sum()
     success = (
         f"All {len(audit.checks)} instances are lossless ({ways} outcomes enumerated), and every control was seen."

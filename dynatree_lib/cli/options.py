@@ -173,6 +173,10 @@ def audit(parser: argparse.ArgumentParser) -> None:
         "--instances", type=int, default=3000, metavar="N",
         help=f"least number of (models, drafter, rule) to check {default[:-1]}, a few minutes)",
     )  # fmt: skip
+    toys.add_argument(
+        "--optimum", action="store_true",
+        help="also find the best lossless rule of each case by a linear programme, and each rule's share of it",
+    )  # fmt: skip
     add_pair(real)
     real.add_argument(
         "--methods", metavar="LIST",
@@ -200,7 +204,8 @@ def judge(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     what.add_argument(
         "--rules", default="token-level,traversal", metavar="LIST",
-        help=f"rules among target-walk, token-level, block, traversal; each is compared with the first {default}",
+        help="names of rules, such as target-walk, block, conditional-transport; each is compared with the first "
+        f"{default}",
     )  # fmt: skip
     add_workload(what, limit=40)
     how.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help=f"trees up to this place {default}")

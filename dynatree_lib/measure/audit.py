@@ -23,11 +23,26 @@ from ..drafters.sampled_tree import slots_of_paths
 from ..models.base import LanguageModel
 from ..models.toy import ToyModel
 from ..sampling import Sampling
-from ..verifiers import VERIFIERS, Block, Drawing, Greedy, TargetWalk, TokenLevel, Traversal, Verifier
+from ..verifiers import (
+    VERIFIERS,
+    Block,
+    ConditionalTransport,
+    Drawing,
+    Greedy,
+    Hierarchical,
+    KSequential,
+    MultiPath,
+    TargetWalk,
+    TokenLevel,
+    Transport,
+    Traversal,
+    Verifier,
+)
 from ..verifiers.residual import ImpossibleToken, ResidualRule
+from .ceiling import best_tokens
 from .environment import describe_environment
 from .exact import bias, distance, iteration
-from .unsound import UNSOUND, Reranked, SortedSiblings, TopAsDrawn, UnlikelyRemoved
+from .unsound import UNSOUND, Reranked, SharedNoise, SortedSiblings, TopAsDrawn, UnlikelyRemoved
 
 FORMAT = 1
 """Version of the record; a reader refuses others."""
@@ -37,6 +52,8 @@ SEEN = 1e-6
 """Total variation from which a bias counts as seen."""
 SAME = 1e-9
 """Largest difference in tokens per iteration that counts as none."""
+SOLVED = 1e-6
+"""Largest error of the linear programme's optimum, in tokens per iteration."""
 CONTROL_CASES = 24
 """Model pairs per unsound drafter."""
 PROMPT = (0,)
@@ -94,9 +111,14 @@ TREES: dict[str, tuple[int, Make]] = {
 CHAINS = ("chain of 3", "top chain")
 RULES = tuple(rule for rule in VERIFIERS if rule is not Greedy)
 IDENTITIES = ("one-hot p: every rule is greedy", "chain: block is traversal", "deterministic tree: all are target walk")
+ON_CHAINS = (Block, Traversal, Hierarchical, ConditionalTransport, MultiPath)
+"""Rules that are one rule on a chain."""
+ON_FIXED = (TargetWalk, TokenLevel, Traversal, KSequential, Transport, ConditionalTransport)
+"""Rules that are one rule on a deterministic tree."""
 CONTROLS: dict[str, Make] = {
     **{kind.name: _control(kind) for kind in UNSOUND},
     Reranked.name: _control(Reranked, nodes=2),
+    f"{SharedNoise.name} of siblings": _control(SharedNoise, between="siblings"),
     f"{SortedSiblings.name} iid": _control(SortedSiblings, draw="iid"),
     f"{TopAsDrawn.name} chain": _control(TopAsDrawn, shape=(0, 1)),
     f"{UnlikelyRemoved.name} chain": _control(UnlikelyRemoved, shape=(0, 1)),
@@ -128,8 +150,11 @@ TABLES = {
     "checks": [*CASE, "rule", "deviation", "tokens", "outcomes"],
     "identities": [*CASE, "identity", "deviation"],
     "controls": [*CASE, "rule", "bias"],
+    "optima": [*CASE, "optimum"],
 }
 """Columns of the tables of an audit."""
+OPTIONAL = "optima"
+"""The table that records without optima lack."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +171,8 @@ class Audit:
             (largest total variation between the distributions of what is emitted).
         controls: a row per case of an unsound drafter and rule that does not serve it, made to verify its trees: `rule`
             and `bias`, NaN where the rule met a token that its recorded distribution cannot have drawn.
+        optima: a row per case whose `optimum` was asked for: the most tokens per iteration that a lossless rule can
+            emit on average (`ceiling.best_tokens`).
     """
 
     environment: Row
@@ -153,14 +180,14 @@ class Audit:
     checks: pd.DataFrame
     identities: pd.DataFrame
     controls: pd.DataFrame
+    optima: pd.DataFrame
 
     @classmethod
     def of(cls, environment: Row, setup: Row, tables: Mapping[str, Sequence[Sequence[Any]]]) -> Audit:
         """Make an audit from rows in the order of the columns of `TABLES`."""
-        frames = {name: pd.DataFrame(list(tables[name]), columns=columns) for name, columns in TABLES.items()}
-        return cls(
-            environment, setup, frames["checks"], frames["identities"], frames["controls"].astype({"bias": float})
-        )
+        frames = {name: pd.DataFrame(list(tables.get(name, [])), columns=columns) for name, columns in TABLES.items()}
+        frames["controls"] = frames["controls"].astype({"bias": float})
+        return cls(environment, setup, **frames)
 
     def summary(self) -> list[Row]:
         """By rule and kind of tree: `instances`, largest `deviation`, mean `tokens` per iteration."""
@@ -190,6 +217,19 @@ class Audit:
         ends = gain.groupby("tree").agg(least="min", most="max").round(9)
         return _rows(frame.groupby("tree").sum().join(ends).reset_index())
 
+    def shares(self) -> list[Row]:
+        """By rule and kind of tree: the share that the rule accepts of what the best lossless rule would accept.
+
+        Of the cases whose optimum is known: `instances`, expected `accepted` drafted tokens per iteration, those of the
+        `optimum`, and `share`, the ratio of the two, which is None where nothing can be accepted.
+        """
+        frame = self.checks.merge(self.optima, on=CASE)
+        frame = frame.assign(accepted=frame["tokens"] - 1, optimum=frame["optimum"] - 1)
+        means = {"accepted": ("accepted", "mean"), "optimum": ("optimum", "mean")}
+        table = _grouped(frame, ["rule", "tree"], **means)
+        share = (table["accepted"] / table["optimum"]).where(table["optimum"] > SOLVED)
+        return _rows(table.assign(share=share).round(6))
+
     def failures(self) -> list[str]:
         """What speaks against losslessness, or against the audit itself, in full sentences; empty if nothing does."""
         checks = self.checks.assign(claim=self.checks["rule"] + " misses the target's distribution")
@@ -200,15 +240,33 @@ class Audit:
             f"by {row.deviation:.2e}; the limit is {LIMIT}."
             for row in beyond.itertuples()
         ]
-        for row in self.control_summary():
-            if not row["biased"] + row["refused"]:
-                control, rule, instances = (row[name] for name in ("control", "rule", "instances"))
-                found.append(f"Control '{control}' was never seen biased under {rule} in {instances} instances.")
+        found += self._unseen()
+        known = self.checks.merge(self.optima, on=CASE)
+        found += [
+            f"On '{row.pair}', V={row.vocabulary}, seed {row.seed}, {row.sampling}, tree '{row.tree}', {row.rule} "
+            f"emits {row.tokens} tokens, where no lossless rule can emit more than {row.optimum}."
+            for row in known[known["tokens"] > known["optimum"] + SOLVED].itertuples()
+        ]
         for row in self.comparison():
             if row["fewer"] and row["tree"] in CHAINS:
                 found.append(
                     f"On '{row['tree']}' Traversal emits fewer tokens than TokenLevel in {row['fewer']} instances."
                 )
+        return found
+
+    def _unseen(self) -> list[str]:
+        """Controls that no rule was seen biased for, and refusals that no control was seen to justify.
+
+        A rule refuses a way of drawing, and need not be biased for each mistake of that kind: one that does not look at
+        the order of siblings is not biased where they are sorted.
+        """
+        rows, found = self.control_summary(), list[str]()
+        seen = [row for row in rows if row["biased"] + row["refused"]]
+        justified = {(_drawing(row["control"]), row["rule"]) for row in seen}
+        for row in rows:
+            control, rule, instances = (row[name] for name in ("control", "rule", "instances"))
+            if (_drawing(control), rule) not in justified or control not in {one["control"] for one in seen}:
+                found.append(f"Control '{control}' was never seen biased under {rule} in {instances} instances.")
         return found
 
     def missing(self) -> list[str]:
@@ -228,11 +286,21 @@ class Audit:
         lines = [f'"{name}": {json.dumps(value)}' for name, value in head.items()]
         tables: dict[str, list[Any]] = {"summary": self.summary(), "identity_summary": self.identity_summary()}
         tables |= {"control_summary": self.control_summary(), "comparison": self.comparison()}
+        if len(self.optima):
+            tables["shares"] = self.shares()
         for name, columns in TABLES.items():
+            if name == OPTIONAL and not len(self.optima):
+                continue
             tables[name] = [columns, *(list(row.values()) for row in _rows(getattr(self, name)))]
         for name, rows in tables.items():
             lines.append(f'"{name}": [\n' + ",\n".join(json.dumps(row, allow_nan=False) for row in rows) + "\n]")
         return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+@cache
+def _drawing(control: str) -> Drawing | str:
+    """Return how the tokens of a control's drafter come about; the control's name where it is not known here."""
+    return CONTROLS[control](toy_pair("generic", 2, 0)[1]).drawing if control in CONTROLS else control
 
 
 def _grouped(frame: pd.DataFrame, by: list[str], **columns: tuple[str, str]) -> pd.DataFrame:
@@ -258,6 +326,7 @@ def read_audit(path: str | Path) -> Audit:
         body = json.loads(path.read_text(encoding="utf-8"))
         if body["format"] != FORMAT:
             raise ValueError(f"format {body['format']}, where this version reads {FORMAT}")
+        body.setdefault(OPTIONAL, [TABLES[OPTIONAL]])
         if any(body[name][0] != columns for name, columns in TABLES.items()):
             raise ValueError("other columns")
         return Audit.of(body["environment"], body["setup"], {name: body[name][1:] for name in TABLES})
@@ -316,8 +385,12 @@ def control_cases(seed: int = 0) -> Iterator[Case]:
         yield Case("generic", 2 + number % 3, _SEEDS * seed + number, tree, "T=1")
 
 
-def check_case(case: Case) -> dict[str, list[tuple[Any, ...]]]:
+def check_case(case: Case, optimum: bool = False) -> dict[str, list[tuple[Any, ...]]]:
     """Enumerate one iteration under every rule that serves the drafter; of a control, also under those that do not.
+
+    Args:
+        case: the drafter and its models.
+        optimum: also find what the best lossless rule emits, except of a control.
 
     Returns:
         name of the table -> rows in the order of its columns in `TABLES`.
@@ -332,24 +405,26 @@ def check_case(case: Case) -> dict[str, list[tuple[Any, ...]]]:
             deviation, result = bias(target, drafter, rule(), PROMPT, sampling)
             out["checks"].append((*head, rule.name, _short(deviation), round(result.tokens, 10), result.outcomes))
             results[rule.name] = result
-        elif case.tree in CONTROLS and issubclass(rule, ResidualRule) and (drafter.chain or rule is not Block):
+        elif case.tree in CONTROLS and issubclass(rule, ResidualRule) and (drafter.chain or not rule.for_chains):
             try:
                 seen = _short(bias(target, drafter, rule(unsafe=True), PROMPT, sampling)[0])
             except ImpossibleToken:
                 seen = None
             out["controls"].append((*head, rule.name, seen))
     if case.tree not in CONTROLS:
+        if optimum:
+            out["optima"].append((*head, round(best_tokens(target, drafter, PROMPT, sampling), 10)))
         # Where the target leaves no choice every rule is greedy; but among copies, greedy follows the longer sibling.
         if case.pair == "one-hot p" and case.tree != "2x2 iid":
             results[Greedy.name] = iteration(target, drafter, Greedy(), PROMPT, sampling)
         longest = [rule.name for rule in RULES if rule.longest and rule.name in results]
         same = (
             (Greedy.name in results, (Greedy.name, *longest)),
-            (drafter.chain, (Block.name, Traversal.name)),
-            (drafter.drawing is Drawing.FIXED, (TargetWalk.name, TokenLevel.name, Traversal.name)),
+            (drafter.chain, [rule.name for rule in ON_CHAINS]),
+            (drafter.drawing is Drawing.FIXED, [rule.name for rule in ON_FIXED]),
         )
-        for identity, (holds, (first, *others)) in zip(IDENTITIES, same, strict=True):
-            if holds:
+        for identity, (holds, (first, *names)) in zip(IDENTITIES, same, strict=True):
+            if holds and (others := [name for name in names if name in results]):
                 apart = max(distance(results[first].emitted, results[other].emitted) for other in others)
                 out["identities"].append((*head, identity, _short(apart)))
     return out
@@ -367,13 +442,16 @@ def _short(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def run_audit(instances: int, seed: int = 0, progress: Callable[[str], None] | None = None) -> Audit:
+def run_audit(
+    instances: int, seed: int = 0, progress: Callable[[str], None] | None = None, optimum: bool = False
+) -> Audit:
     """Check the controls, then cases until there are enough instances.
 
     Args:
         instances: least number of sound checks, those of the controls with a rule that serves them included.
         seed: of the models and of the order of cases.
         progress: called with a line of text now and then.
+        optimum: also find what the best lossless rule emits in each case.
 
     Raises:
         ValueError: for instances < 1 or seed < 0.
@@ -385,7 +463,7 @@ def run_audit(instances: int, seed: int = 0, progress: Callable[[str], None] | N
     for case in chain(control_cases(seed), cases(seed)):
         if case.tree in TREES and len(tables["checks"]) >= instances:
             break
-        for name, rows in check_case(case).items():
+        for name, rows in check_case(case, optimum).items():
             tables[name] += rows
         done = len(tables["checks"])
         if progress and min(10, 10 * done // instances) > reported:

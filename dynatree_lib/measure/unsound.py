@@ -9,7 +9,7 @@ at how a tree came about.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -158,14 +158,21 @@ class SharedNoise(SampledTree):
 
     Along one path every token follows its recorded distribution, so `TokenLevel` stays exact; `Traversal` does not.
 
+    Args:
+        between: "nodes": as above. "siblings": the numbers that drew all siblings but the first draw the children of
+            the first; other children are drawn with new ones. Rules that decide on siblings together are biased then.
+
     Raises:
-        ValueError: for draw="iid", for which siblings would share a number.
+        ValueError: for draw="iid", for which siblings would share a number, or another `between`.
     """
 
+    between: Literal["nodes", "siblings"] = "nodes"
     name = "shared-noise"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.between not in ("nodes", "siblings"):
+            raise ValueError(f"between is {self.between!r}; choose 'nodes' or 'siblings'.")
         if self.draw == "iid":
             raise ValueError("draw is 'iid'; shared noise needs a number per sibling, so choose 'distinct'.")
 
@@ -176,7 +183,8 @@ class SharedNoise(SampledTree):
 
     @override
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:
-        builder.state = replace(builder.state, random=_SharedNumbers(builder))
+        numbers = _SharedNumbers if self.between == "nodes" else _LentNumbers
+        builder.state = replace(builder.state, random=numbers(builder))
         super().grow(builder, max_depth)
 
 
@@ -210,6 +218,19 @@ class _SharedNumbers(RandomSource):
         token = self._source.draw(edges.diff())
         self._known[number] = float(edges[token]), float(edges[token + 1])
         return token
+
+
+class _LentNumbers(_SharedNumbers):
+    """The first node of a level draws its children at the numbers that drew its later siblings, others at new ones."""
+
+    @override
+    def draw_distinct(self, weights: torch.Tensor, count: int) -> list[int]:
+        if self._level != len(self._builder):
+            self._level = len(self._builder)
+            self._known = {number - 1: span for number, span in self._known.items() if number}
+        else:
+            self._known = {}
+        return super().draw_distinct(weights, count)
 
 
 _KINDS: tuple[type[SampledTree], ...] = (

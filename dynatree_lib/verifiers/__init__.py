@@ -6,11 +6,18 @@ To add a rule: one file, and its name in `VERIFIERS`.
 from .base import Drawing, Verdict, Verifier
 from .block import Block
 from .greedy import Greedy
+from .hierarchical import Hierarchical
+from .k_sequential import KSequential
+from .multi_path import MultiPath
 from .target_walk import TargetWalk
 from .token_level import TokenLevel
+from .transport import ConditionalTransport, Transport
 from .traversal import Traversal
 
-VERIFIERS: tuple[type[Verifier], ...] = (Greedy, TargetWalk, TokenLevel, Block, Traversal)
+VERIFIERS: tuple[type[Verifier], ...] = (
+    Greedy, TargetWalk, TokenLevel, Block, Traversal, Hierarchical, KSequential, Transport, ConditionalTransport,
+    MultiPath,
+)  # fmt: skip
 """Every verifier; the contract tests run over all of them."""
 
 
@@ -28,10 +35,15 @@ def default_verifier(greedy: bool, drawing: Drawing) -> Verifier:
 __all__ = [
     "VERIFIERS",
     "Block",
+    "ConditionalTransport",
     "Drawing",
     "Greedy",
+    "Hierarchical",
+    "KSequential",
+    "MultiPath",
     "TargetWalk",
     "TokenLevel",
+    "Transport",
     "Traversal",
     "Verdict",
     "Verifier",

@@ -6,9 +6,9 @@ from functools import partial
 
 from typing_extensions import override
 
-from ..sampling import DraftDistributions, RandomSource, Sampling, Scores
+from ..sampling import DraftDistributions, RandomSource, Scores
 from ..tree import TokenTree
-from .base import Drawing, Verdict
+from .base import Verdict
 from .residual import Recorded, Residual, ResidualRule
 
 
@@ -20,15 +20,7 @@ class Block(ResidualRule):
     """
 
     name = "block"
-
-    @override
-    def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
-        if not chain and not sampling.greedy:  # also with `unsafe`
-            raise ValueError(
-                "Block Verification is a rule for chains and this drafter's trees may branch; use Traversal, which on "
-                "a chain is the same rule, or a drafter of chains (Chain, SampledTree(branching=1))."
-            )
-        super().check(sampling, drawing, chain)
+    for_chains = True
 
     @override
     def sample(

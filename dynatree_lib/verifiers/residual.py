@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+import numpy as np
 import torch
 from typing_extensions import override
 
@@ -32,9 +33,18 @@ class ResidualRule(SamplingRule):
     unsafe: bool = False
     refuses: ClassVar[tuple[Drawing, ...]] = (Drawing.SELECTED,)
     """Ways of drawing for which the rule is biased."""
+    for_chains: ClassVar[bool] = False
+    """Whether the rule serves trees that never branch, and no others."""
 
     @override
     def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
+        if self.for_chains and not chain and not sampling.greedy:  # also with `unsafe`
+            raise ValueError(
+                f"{type(self).__name__} is a rule for chains and this drafter's trees may branch; use Traversal, which "
+                "on a chain is the same rule, or a drafter of chains (Chain, SampledTree(branching=1))."
+            )
+        if chain and drawing is Drawing.BY_PATH:  # there are no other branches to depend on
+            drawing = Drawing.RECORDED
         if drawing in self.refuses and not sampling.greedy and not self.unsafe:
             raise ValueError(
                 f"{type(self).__name__} would not sample from the target with this drafter: {drawing.value}. Use "
@@ -99,6 +109,16 @@ class Recorded:
         rest = torch.sub(weights[: len(distribution)], distribution).clamp_(min=0)
         return rest if len(rest) == len(weights) else torch.cat([rest, weights[len(rest) :]])
 
+    def whole(self, node: int, size: int) -> np.ndarray:
+        """Return q_c of any node as a new (size,) float64 array that sums to 1."""
+        out = np.zeros(size)
+        if self.tree.draws[node] == POINT:
+            out[int(self.tree.tokens[node])] = 1.0
+            return out
+        distribution = self.distribution(node).numpy().astype(np.float64)
+        out[: len(distribution)] = distribution / distribution.sum()
+        return out
+
     def distribution(self, node: int) -> torch.Tensor:
         """Return q_c of a drawn node over the draft's vocabulary."""
         if node not in self._known:
@@ -143,7 +163,10 @@ class Residual:
 
     def reject(self, recorded: Recorded, child: int) -> None:
         """Update r and s after a child and all nodes below it were rejected."""
-        rest = recorded.rest(self.weights * self.scale, child)
+        self.leave(recorded.rest(self.weights * self.scale, child))
+
+    def leave(self, rest: torch.Tensor) -> None:
+        """Update r and s after children, one or several, were rejected that would have taken all of r but this."""
         mass = float(rest.sum(dtype=torch.float64))
         total = mass + self.stop
         if total > 0:  # 0 is an event of probability 0; the state then stays
@@ -155,3 +178,10 @@ class Residual:
         if child is not None:
             self.reject(recorded, child)
         return self.acceptance
+
+
+def row_of(residual: Residual) -> np.ndarray:
+    """Return r of a node as a new (V,) float64 array whose sum is the residual's mass."""
+    weights = residual.weights.numpy().astype(np.float64)
+    total = float(weights.sum())
+    return weights * (residual.mass / total if total > 0 else 0.0)

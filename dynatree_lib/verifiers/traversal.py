@@ -6,7 +6,7 @@ from functools import partial
 
 from typing_extensions import override
 
-from ..sampling import DraftDistributions, RandomSource, Sampling, Scores
+from ..sampling import DraftDistributions, RandomSource, Scores
 from ..tree import TokenTree
 from .base import Drawing, Verdict
 from .residual import Recorded, Residual, ResidualRule
@@ -23,11 +23,6 @@ class Traversal(ResidualRule):
 
     name = "traversal"
     refuses = (Drawing.SELECTED, Drawing.BY_PATH)
-
-    @override
-    def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
-        one_path = chain and drawing is Drawing.BY_PATH  # then there are no other branches to depend on
-        super().check(sampling, Drawing.RECORDED if one_path else drawing, chain)
 
     @override
     def sample(

@@ -1,0 +1,98 @@
+"""K-SEQ (SpecTr, Sun et al. 2023, Algorithm 3): siblings drawn with replacement are all tested against one row.
+
+Recursive rejection sampling takes from the row what each rejected sibling would have got. K-SEQ leaves the row as it is
+and divides it by a number between 1 and the number of siblings, large enough that nothing is accepted too often.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from ..sampling import DraftDistributions, RandomSource, Scores
+from ..tree import IID, TokenTree
+from .base import Verdict
+from .residual import Recorded, Residual, ResidualRule, row_of
+
+HALVINGS = 24
+"""Of the interval that holds the divisor; the rule is exact with its upper end, however wide it is."""
+
+
+class KSequential(ResidualRule):
+    """Top down: accept a sibling x with probability min(1, p(x) / (d q(x))), d the divisor of all its siblings.
+
+    The number of siblings must be fixed before the first of them is drawn. Siblings drawn without replacement and
+    deterministic ones are tried as token-level verification does.
+    """
+
+    name = "k-sequential"
+
+    @override
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
+        recorded = Recorded(tree, distributions)
+        path = [0]
+        while True:
+            residual, accepted = Residual(scores, path[-1]), None
+            for drawn, siblings in groupby(recorded.children[path[-1]], key=lambda child: tree.draws[child]):
+                accepted = (_together if drawn == IID else _one_by_one)(residual, recorded, list(siblings), random)
+                if accepted is not None:
+                    break
+            if accepted is None:
+                return Verdict(tuple(path[1:]), random.draw(residual.weights))
+            path.append(accepted)
+
+
+def _one_by_one(residual: Residual, recorded: Recorded, siblings: list[int], random: RandomSource) -> int | None:
+    """Return the accepted sibling, or None with what they have left in the residual."""
+    for child in siblings:
+        if random.accept(residual.ratio(recorded, child)):
+            return child
+        residual.reject(recorded, child)
+    return None
+
+
+def _together(residual: Residual, recorded: Recorded, siblings: list[int], random: RandomSource) -> int | None:
+    """Do the same for siblings drawn with replacement."""
+    if len(siblings) == 1:
+        return _one_by_one(residual, recorded, siblings, random)
+    p, tokens = row_of(residual), recorded.tree.tokens
+    q = recorded.whole(siblings[0], len(p))
+    divisor = smallest_divisor(p, q, len(siblings))
+    for child in siblings:
+        token = int(tokens[child])
+        recorded.prob(child)  # an error where it is 0
+        if random.accept(min(1.0, float(p[token] / (divisor * q[token])))):
+            return child
+    each = np.minimum(q, p / divisor)  # what one sibling takes of each token
+    residual.leave(torch.from_numpy(np.maximum(p - each * _repeated(float(each.sum()), len(siblings)), 0)))
+    return None
+
+
+def smallest_divisor(p: np.ndarray, q: np.ndarray, count: int) -> float:
+    """Return the least d in [1, count] with 1 - (1 - b)^count <= d b, where b = sum min(q, p / d).
+
+    Then no token is accepted more often than the target wants it: at most min(q, p / d) (1 - (1 - b)^count) / b <= p.
+
+    Args:
+        p: (V,) distribution of the target.
+        q: (V,) distribution that the siblings were drawn from.
+        count: siblings.
+    """
+    low, high = 1.0, float(count)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if _repeated(float(np.minimum(q, p / middle).sum()), count) <= middle:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _repeated(once: float, count: int) -> float:
+    """Return (1 - (1 - b)^count) / b for the probability b that one sibling is accepted; count where b is 0."""
+    return sum((1 - once) ** number for number in range(count))
