@@ -13,7 +13,7 @@ from ..drafters.base import Drafter
 from ..measure.judge import Judged, judge
 from ..measure.methods import variants
 from ..measure.tables import sampling_text
-from ..verifiers import VERIFIERS, Greedy
+from ..verifiers import BEYOND, VERIFIERS, Greedy
 from . import arguments
 
 MARGIN = 24
@@ -24,7 +24,7 @@ def main(args: argparse.Namespace) -> int:
     """Judge, save, and print a table."""
     # Everything that can be checked is checked before models are loaded.
     sampling, trees = arguments.sampling_of(args), _trees(args.trees)
-    known = {rule.name: rule for rule in VERIFIERS if rule is not Greedy}
+    known = {rule.name: rule for rule in (*VERIFIERS, *BEYOND) if rule is not Greedy}
     rules = {name: known[name]() for name in arguments.names_in(args.rules, known, "rule", "at temperature > 0")}
     arguments.check_least(args, seeds=1, max_new_tokens=1)
     if sampling.greedy:

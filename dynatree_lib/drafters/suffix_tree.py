@@ -57,7 +57,7 @@ class SuffixTree(GuessingDrafter):
     and so on. How much a match of its length deserves is counted in the text itself, prompt included.
 
     Args:
-        shortest: fewest tokens that must have occurred before; at 0 the text's most frequent tokens are the last resort.
+        shortest: fewest tokens that must have occurred before; at 0 the most frequent tokens are the last resort.
         pool: with `generate(..., warm=)`, most tokens of this and earlier texts that matches are looked for in; 0 looks
             in the text itself.
 

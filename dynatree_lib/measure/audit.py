@@ -42,7 +42,7 @@ from ..verifiers.residual import ImpossibleToken, ResidualRule
 from .ceiling import best_tokens
 from .environment import describe_environment
 from .exact import bias, distance, iteration
-from .unsound import UNSOUND, Reranked, SharedNoise, SortedSiblings, TopAsDrawn, UnlikelyRemoved
+from .unsound import UNSOUND, Reranked, SortedSiblings, TopAsDrawn, UnlikelyRemoved
 
 FORMAT = 1
 """Version of the record; a reader refuses others."""
@@ -118,7 +118,6 @@ ON_FIXED = (TargetWalk, TokenLevel, Traversal, KSequential, Transport, Condition
 CONTROLS: dict[str, Make] = {
     **{kind.name: _control(kind) for kind in UNSOUND},
     Reranked.name: _control(Reranked, nodes=2),
-    f"{SharedNoise.name} of siblings": _control(SharedNoise, between="siblings"),
     f"{SortedSiblings.name} iid": _control(SortedSiblings, draw="iid"),
     f"{TopAsDrawn.name} chain": _control(TopAsDrawn, shape=(0, 1)),
     f"{UnlikelyRemoved.name} chain": _control(UnlikelyRemoved, shape=(0, 1)),

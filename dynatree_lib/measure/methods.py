@@ -15,14 +15,14 @@ from ..drafters.retokenized import Retokenized
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair
 from ..models.translated import TranslatedHFModel
-from ..verifiers import VERIFIERS
+from ..verifiers import BEYOND, VERIFIERS
 from .baselines import ARFast, HFAssisted, HFGenerate, HFPromptLookup, StreamingLLM
 from .llama_cpp import LlamaCpp
 from .options import convert, option_defaults, option_types, parse_spec, split_specs
 from .runner import DrafterRunner, Instrument, Runner, untouched
 
 Build = Callable[[dict[str, Any], Pair, Instrument], Runner]
-_RULES = {rule.name: rule for rule in VERIFIERS}
+_RULES = {rule.name: rule for rule in (*VERIFIERS, *BEYOND)}
 RULES: Any = Literal[("default", *_RULES)]
 """Values of the option `verifier`."""
 
