@@ -68,9 +68,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 """Further configurations of a family."""
 OPTIONS: dict[str, dict[str, Any]] = {
-    "bamba": {"layer_types": ["linear_attention", "full_attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 8},
+    "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 8},
     "camembert": {"pad_token_id": 1, "is_decoder": True},
-    "cohere_compass_text": {"layer_types": MIXED},
+    "cohere_compass_text": {
+        "layer_types": MIXED,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in sorted(set(MIXED))},
+    },
     "cwm": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
     "data2vec-text": {"pad_token_id": 1, "is_decoder": True},
     "dots1": {"n_shared_experts": 1},
@@ -81,6 +84,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "gpt_neo": {"num_heads": 4, "attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
     "granitemoehybrid": {"layer_types": ["full_attention"] * 4, "mamba_n_heads": 8, "mamba_d_head": 8},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     **{
         kind: {"is_decoder": True}
         for kind in (
@@ -124,6 +130,7 @@ def random_model(kind: str, given: dict[str, Any], dtype: torch.dtype) -> Any:
     if dtype == torch.float64:
         kernels["experts_implementation"] = "eager"  # grouped_mm has no float64
     model = AutoModelForCausalLM.from_config(config, **kernels).to(dtype).eval()
+    model.generation_config.eos_token_id = None  # all texts have the same length
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:
@@ -208,7 +215,7 @@ def compared(target: dt.HFModel, expected: list[list[int]]) -> dict[str, Any]:
     texts, wrong, accepted, nodes = 0, [], 0, 0
     for drafter in drafters:
         for ids, text in zip(prompts(target.vocab_size), expected, strict=True):
-            out = dt.generate(target, ids, drafter, max_new_tokens=BUDGET)
+            out = dt.generate(target, ids, drafter, max_new_tokens=BUDGET, eos_token_ids=())
             texts += 1
             accepted += sum(len(one.verdict.path) for one in out.iterations)
             nodes += sum(len(one.tree) - 1 for one in out.iterations)
@@ -257,11 +264,22 @@ def rows(wanted: list[str]) -> Iterator[dict[str, Any]]:
         gc.collect()
 
 
+def write(record: Path, row: dict[str, Any]) -> None:
+    """Put a row into a record, in the place of an earlier one of this architecture."""
+    body = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {"rows": []}
+    others = [one for one in body["rows"] if one["architecture"] != row["architecture"]]
+    body["rows"] = sorted([*others, row], key=lambda one: one["architecture"])
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
+    setup = {"prompts": LENGTHS, "max_new_tokens": BUDGET, "window": WINDOW, **versions}
+    lines = ",\n".join("  " + json.dumps(one, ensure_ascii=False) for one in body["rows"])
+    record.write_text(f'{{"setup": {json.dumps(setup)},\n "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
 def main() -> int:
     """Try, print a line for each, write the record."""
     options = argparse.ArgumentParser(description="Try every architecture of the installed transformers.")
     options.add_argument("family", nargs="*", help="types of configurations, as in config.json; all by default")
-    options.add_argument("--record", type=Path, help=f"file to write, such as {FILE.name} in outputs/reference")
+    options.add_argument("--record", type=Path, help=f"file to write ({FILE.name}); with families, their rows in it")
     options.add_argument("--list", action="store_true", help="print the names and end")
     asked = options.parse_args()
     if asked.list:
@@ -269,20 +287,17 @@ def main() -> int:
         return 0
     logging.set_verbosity_error()
     warnings.simplefilter("ignore")
+    if asked.record and not asked.family:
+        asked.record.unlink(missing_ok=True)
     found = []
     for row in rows(asked.family):
         found.append(row)
         sys.stdout.write(f"{row['result']:9} {row['architecture']:30} {row.get('reason', '')[:150]}\n")
         sys.stdout.flush()
-    counts = {
-        result: sum(row["result"] == result for row in found) for result in ("served", "refused", "wrong", "not made")
-    }
-    sys.stdout.write(", ".join(f"{count} {result}" for result, count in counts.items()) + "\n")
-    if asked.record:
-        versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
-        setup = {"prompts": LENGTHS, "max_new_tokens": BUDGET, "window": WINDOW, **versions}
-        lines = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in found)
-        asked.record.write_text(f'{{"setup": {json.dumps(setup)},\n "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+        if asked.record:  # after each, because a large family may use up the memory
+            write(asked.record, row)
+    counts = {kind: sum(row["result"] == kind for row in found) for kind in ("served", "refused", "wrong", "not made")}
+    sys.stdout.write(", ".join(f"{count} {kind}" for kind, count in counts.items()) + "\n")
     return int(counts["wrong"] > 0)
 
 
