@@ -61,11 +61,12 @@ def _together(residual: Residual, recorded: Recorded, siblings: list[int], rando
     if len(siblings) == 1:
         return _one_by_one(residual, recorded, siblings, random)
     p, tokens = row_of(residual), recorded.tree.tokens
+    for child in siblings:
+        recorded.prob(child)  # an error where it is 0
     q = recorded.whole(siblings[0], len(p))
     divisor = smallest_divisor(p, q, len(siblings))
     for child in siblings:
         token = int(tokens[child])
-        recorded.prob(child)  # an error where it is 0
         if random.accept(min(1.0, float(p[token] / (divisor * q[token])))):
             return child
     each = np.minimum(q, p / divisor)  # what one sibling takes of each token

@@ -123,16 +123,16 @@ class _Best:
             self.child = max(children, key=lambda child: (float(p[int(tree.tokens[child])]), -child))
             self.distribution = recorded.whole(self.child, len(p))
         else:
+            siblings = children if how == {IID} else children[:2] if how == {DISTINCT} else children[:1]
+            if how == {DISTINCT}:
+                siblings = [child for child in siblings if tree.parents[child] == tree.parents[children[0]]]
+            for child in siblings:
+                recorded.prob(child)  # an error where it is 0
             q = self._q = recorded.whole(children[0], len(p))
             ratio = np.divide(p, q, out=np.full_like(p, -1.0), where=q > 0)
             self._order = np.argsort(np.minimum(ratio, 1) if capped else ratio, kind="stable")
             rank = np.empty_like(self._order)
             rank[self._order] = np.arange(len(p))
-            siblings = children if how == {IID} else children[:2] if how == {DISTINCT} else children[:1]
-            if how == {DISTINCT}:
-                siblings = [child for child in siblings if tree.parents[child] == tree.parents[children[0]]]
-            for child in siblings:
-                recorded.prob(child)
             self.child = max(siblings, key=lambda child: (int(rank[int(tree.tokens[child])]), -child))
             if how == {IID}:
                 self.count = len(children)

@@ -151,12 +151,19 @@ def groups(recorded: Recorded, children: Sequence[int], size: int, together: int
         while not points and count < min(together, len(left)) and draws[left[count]] == draws[left[0]]:
             count += 1
         members, left = left[:count], left[count:]
-        drawn = next((child for child in members if draws[child] != POINT), None)
-        for child in members:
-            recorded.prob(child)
         tokens = tuple(int(recorded.tree.tokens[child]) for child in members)
         codes = tuple(int(draws[child]) for child in members)
-        yield members, Group(tokens, codes, None if drawn is None else recorded.whole(drawn, size))
+        first = next((child for child in members if draws[child] != POINT), None)
+        if first is None:
+            yield members, Group(tokens, codes, None)
+            continue
+        recorded.prob(first)  # an error where it is 0
+        drawn = recorded.whole(first, size)
+        for place in range(members.index(first) + 1, count):
+            copy = codes[place] == DISTINCT and tokens[place] in tokens[:place]
+            if copy or not drawn[tokens[place]] > 0:
+                recorded.prob(members[place])
+        yield members, Group(tokens, codes, drawn)
 
 
 @dataclass(frozen=True)
