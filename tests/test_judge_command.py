@@ -46,7 +46,7 @@ def test_it_prints_a_table_and_writes_a_line_per_tree(tmp_path, capsys):
         (["--rules", ","], "No rule was given"),
         (["--trees", "sampled-tree:depth=0"], "depth is 0"),
         (["--trees", "hf-generate"], "does not draft in this library's loop"),
-        (["--rules", "block", "--trees", "sampled-tree"], "Block Verification is a rule for chains"),
+        (["--rules", "block", "--trees", "sampled-tree"], "Block is a rule for chains"),
         (["--trees", "adaptive-tree:draw=iid,prune=remove"], "Use TargetWalk"),
         (["--seeds", "0"], "--seeds is 0"),
         (["--trees", "sampled-tree:verifier=block"], "leave them out"),

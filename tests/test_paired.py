@@ -171,7 +171,7 @@ class TestJudge:
         [
             (TREE, TWO, {"sampling": Sampling()}, "temperature > 0"),
             (TREE, TWO, {"max_new_tokens": 0}, "max_new_tokens is 0"),
-            (TREE, {"block": Block()}, {}, "Block Verification is a rule for chains"),
+            (TREE, {"block": Block()}, {}, "Block is a rule for chains"),
             (AdaptiveTree(DRAFT, draw="iid", prune="remove"), TWO, {}, "Use TargetWalk"),
             (TREE, {"greedy": Greedy()}, {}, "Greedy verification at temperature"),
         ],

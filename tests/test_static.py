@@ -25,7 +25,8 @@ from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.verifiers import VERIFIERS
 
-FULL = [kind for kind in CONFIGS if "window" not in kind]
+EXPERTS = ("mixtral", "deepseek_v3")
+FULL = [kind for kind in CONFIGS if "window" not in kind and kind not in EXPERTS]
 SIZES = [(1, 20), (2, 1), (40, 20), (290, 8)]
 
 
@@ -62,6 +63,12 @@ def test_sampled_text_is_that_of_the_plain_cache(rule):
             assert generate(static.target, prompt(30), other, **options).tokens == expected, plain
             compared += 1
     assert compared or rule.name == "greedy"
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_a_mixture_of_experts_is_refused(kind):
+    with pytest.raises(ValueError, match="is a mixture of experts, which waits for the device"):
+        StaticModel(random_model(kind))
 
 
 @pytest.mark.parametrize("kind", FULL)

@@ -453,6 +453,12 @@ def why_not_static(model: HFModel) -> str | None:
             f"'{model.name}' has sliding-window layers, whose cache has another shape than static buffers; use the "
             "HFModel itself."
         )
+    sizes = vars(model.model.config)
+    if max((size for name, size in sizes.items() if "expert" in name and isinstance(size, int)), default=0) > 1:
+        return (
+            f"'{model.name}' is a mixture of experts, which waits for the device to learn how many tokens each expert "
+            "has, so its forwards cannot be captured; use the HFModel itself."
+        )
     if isinstance(model, TranslatedHFModel):
         return (
             f"'{model.name}' is translated for a target with another tokenizer, which static buffers do not do; put "
