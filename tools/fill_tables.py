@@ -128,7 +128,7 @@ def quote_papers(folder: str) -> str:
 
 def quote_architectures(body: Mapping[str, Any], name: str) -> str:
     """Return Markdown: the architectures that are served, then those refused, with the reason; as for `quote`."""
-    setup, parts = body["setup"], pd.DataFrame(body["rows"]).fillna("").groupby("result")
+    setup, parts = body["setup"], pd.DataFrame(body["rows"]).astype(object).fillna("").groupby("result")
     lines = []
     for result in ("served", "wrong", "refused", "not made"):
         if result not in parts.groups:

@@ -297,11 +297,12 @@ def _on_shared(drafter: Drafter, target: LanguageModel, shared: BatchedModel) ->
     draft = drafter.model
     if draft is None:
         return drafter
-    if is_dataclass(drafter):
-        inner = {one.name: getattr(drafter, one.name) for one in fields(drafter)}
-        parts = {name: part for name, part in inner.items() if isinstance(part, Drafter)}
-        if parts:  # a drafter made of others
-            return replace(drafter, **{name: _on_shared(part, target, shared) for name, part in parts.items()})
+    made: Any = drafter
+    names = [one.name for one in fields(made)] if is_dataclass(made) else []
+    parts = {name: getattr(made, name) for name in names if isinstance(getattr(made, name), Drafter)}
+    if parts:  # a drafter made of others
+        one: Drafter = replace(made, **{name: _on_shared(part, target, shared) for name, part in parts.items()})
+        return one
     replaceable = getattr(drafter, "draft", None) is draft and is_dataclass(drafter)
     if not replaceable:
         raise TypeError(
