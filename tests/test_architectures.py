@@ -448,10 +448,7 @@ def test_the_record_has_many_architectures_and_none_is_served_and_wrong():
     assert len(served) >= 40
     assert "wrong" not in results.values()
     assert {"llama", "qwen3", "gemma3_text", "gpt_oss", "mixtral", "deepseek_v3", "llama4_text"} <= {*served}
-    distinct = [row["distinct"] for row in RECORD["rows"] if row["result"] == "served"]
-    assert all(row["texts"] == 15 for row in RECORD["rows"] if row["result"] == "served")
-    assert min(distinct) > 1
-    assert sum(count > 3 for count in distinct) >= 90  # a few random models write two tokens in turn
+    assert all(row["texts"] == 15 and row["distinct"] > 3 for row in RECORD["rows"] if row["result"] == "served")
     assert {row["float32"] for row in RECORD["rows"] if row["result"] == "served"} <= {*engines.ENGINES}
     assert all(row["reason"] for row in RECORD["rows"] if row["result"] == "refused")
     assert {"mpt", "bloom", "mamba", "gpt_neo"} <= {name for name, result in results.items() if result == "refused"}

@@ -70,13 +70,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 8},
     "camembert": {"pad_token_id": 1, "is_decoder": True},
+    "bert-generation": {"is_decoder": True, "tie_word_embeddings": False},
     "cohere_compass_text": {
         "layer_types": MIXED,
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in sorted(set(MIXED))},
     },
     "cwm": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
     "data2vec-text": {"pad_token_id": 1, "is_decoder": True},
+    "dbrx": {
+        "attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
+    },
     "dots1": {"n_shared_experts": 1},
+    "gemma2": {"tie_word_embeddings": False},  # with tied tables such models repeat one token
+    "gemma3_text": {"tie_word_embeddings": False},
     "gemma3n_text": {
         "layer_types": MIXED, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "laurel_rank": 8,
         "vocab_size_per_layer_input": 97, "intermediate_size": 64, "activation_sparsity_pattern": None,
@@ -86,11 +93,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["full_attention"] * 4, "mamba_n_heads": 8, "mamba_d_head": 8},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "minicpm3": {"tie_word_embeddings": False, "scale_emb": 1, "dim_model_base": 32},
+    "modernbert-decoder": dict.fromkeys((f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep")), 0),
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     **{
         kind: {"is_decoder": True}
         for kind in (
-            "bert", "bert-generation", "big_bird", "electra", "ernie", "megatron-bert", "rembert", "roformer",
+            "bert", "big_bird", "electra", "ernie", "megatron-bert", "rembert", "roformer",
         )
     },
     **{
