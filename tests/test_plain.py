@@ -9,7 +9,7 @@ from models import CONFIGS, hf_greedy, prompt, random_model, raw_model
 from dynatree_lib import Sampling, ToyModel, autoregressive
 from dynatree_lib.decoding import Interrupted
 from dynatree_lib.fast.plain import _static, autoregressive_fast
-from dynatree_lib.fast.static import StaticModel
+from dynatree_lib.fast.static import StaticModel, why_not_static
 from dynatree_lib.models.huggingface import HFModel
 
 KINDS = list(CONFIGS)
@@ -23,7 +23,7 @@ def target(request):
 
 def models(kind):
     model = random_model(kind)
-    return [model] if "window" in kind else [model, StaticModel(model)]
+    return [model] if why_not_static(model) else [model, StaticModel(model)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
