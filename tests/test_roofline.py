@@ -242,7 +242,7 @@ def test_forwards_of_two_processors_are_predicted_from_three():
     assert np.median(found) < 0.15
 
 
-def test_the_record_of_both_pairs_is_predicted_within_15_percent():
+def test_the_record_of_batches_is_predicted_within_15_percent():
     record, found = reference("roofline.json"), {}
     parts = {(part["pair"], part["dtype"]): part for part in record["parts"]}
     for key, points in forward_grid.parts_of(record).items():
@@ -254,7 +254,8 @@ def test_the_record_of_both_pairs_is_predicted_within_15_percent():
             free = [abs(row["error"]) for row in rows if not row["calibration"]]
             assert len(free) >= 5 * (len(rows) - len(free))
             found[*key, role] = free
-    assert len(found) == 8
+    assert {("tiny", "float32"), ("tiny", "bfloat16")} <= set(parts)
+    assert len(found) == 2 * len(parts)
     assert np.median(np.concatenate([*found.values()])) < 0.15
 
 

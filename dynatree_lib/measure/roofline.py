@@ -203,9 +203,8 @@ class Machine:
         launch: seconds of a layer that depend on no size: calls, launches, gaps between kernels.
         queued: whether launches run ahead of the device, so that the longer of both counts and not their sum.
         sharpness: how the seconds of memory and of arithmetic make those of both, (m^s + a^s)^(1/s): 1 is one after
-            the other, infinity the longer alone. Of records of forwards and of published speeds, 1 predicts best
-            (notebook 51), so it is the default: an engine reads a matrix, then computes with it, and fetches too little
-            ahead.
+            the other, infinity the longer alone. Published speeds of forwards with many tokens want 1, and records of
+            forwards on CPUs hardly tell 1 from 2 (notebook 51), so 1 is the default.
         cache: bytes of weights that stay in a cache from forward to forward, and `cache_bandwidth`, bytes per second
             from it.
         host: seconds of an iteration outside of all forwards.
