@@ -6,8 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s:]+)\)")
 CHAPTERS = {
-    "Results": ["smollm2", "results", "papers"],
-    "Use": ["cli", "huggingface", "extending", "teaching"],
+    "Results": ["smollm2", "results", "papers", "architectures"],
+    "Use": ["cli", "huggingface", "extending", "beyond", "teaching"],
     "How it works": ["design", "glossary"],
 }
 CONTENTS = "\n\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"

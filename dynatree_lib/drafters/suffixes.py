@@ -96,10 +96,9 @@ class SuffixAutomaton:
 
 @dataclass
 class SuffixCopies(Copies):
-    """Copies of what most often followed the longest suffix of the text that occurred before.
+    """Copies of what most often followed the longest suffix, of at least `n` tokens, that occurred before.
 
     Attributes:
-        n: fewest tokens of the suffix.
         suffixes: of the text.
     """
 

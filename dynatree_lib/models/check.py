@@ -79,7 +79,7 @@ LEAST = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 0.003, torch.b
 MARGIN = 4
 """Times the difference between two of transformers' own ways to read a text that are allowed."""
 SHORT, LONG = 4, 2**20
-"""Windows of the proof: a longer one would not be left by its texts; and one that never is, to say what differs."""
+"""A window that the proof's short texts leave, and one that no text leaves, to say what differs."""
 PREFIX, READ_FIRST = 9, 5
 """Tokens of text before the first tree, and those of them that are read before the others."""
 FIRST_TREE, FIRST_LEVELS = (-1, 0, 0, 1, 1, 3, 5), 3
