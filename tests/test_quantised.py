@@ -16,11 +16,12 @@ from dynatree_lib.measure.bandwidth import forward_bytes
 from dynatree_lib.models.huggingface import HFModel
 
 KINDS = {4: kernels.FOUR_BITS, 8: kernels.EIGHT_BITS}
-PRODUCTS = {
-    (way, bits): make(bits)
-    for way, make in (("registers", kernels._quantised), *((("tiles", kernels._split),) if kernels.MATRICES else ()))
-    for bits in KINDS
-}
+WAYS = {"registers": kernels._quantised}  # and what this processor has
+if kernels.MATRICES:
+    WAYS["tiles"] = kernels._split
+if kernels.DIGITS:
+    WAYS["digits"] = kernels._by_digits
+PRODUCTS = {(way, bits): make(bits) for way, make in WAYS.items() for bits in KINDS}
 
 
 def quantised(form: str, rows: int, size: int, seed: int = 0) -> torch.Tensor:
@@ -78,7 +79,7 @@ def test_one_weight_beside_its_value_is_noticed():
 
 def multiplied(way: str, bits: int, weight: torch.Tensor, rows: torch.Tensor) -> np.ndarray:
     """One block's product by this intrinsic: (n, WIDTH)."""
-    product, kind, tiles = PRODUCTS[way, bits], np.empty(0, KINDS[bits]), way == "tiles"
+    product, kind, prepared = PRODUCTS[way, bits], np.empty(0, KINDS[bits]), way != "registers"
     packed = Codes.of(weight, bits).packed()
     block, out = aligned(len(packed) + 4096, torch.uint8), aligned(kernels.DEEP * kernels.WIDTH, torch.float32)
     block[: len(packed)] = packed
@@ -88,11 +89,11 @@ def multiplied(way: str, bits: int, weight: torch.Tensor, rows: torch.Tensor) ->
 
     @njit
     def run(block, space, inputs, size, count, out, shapes, kind):
-        if tiles:
+        if prepared:
             kernels.begin(shapes, count, kind)
             inputs = kernels.prepared(inputs, count, size, space, kind)
         product(block, space, inputs, size, count, out, block, 0, 0)
-        if tiles:
+        if prepared:
             kernels.end(kind)
 
     places = (each.data_ptr() for each in (block, space, inputs))
@@ -112,15 +113,20 @@ def test_a_product_is_that_of_the_weights(way, bits):
         (7, 160),
         (8, 576),
         (12, 96),
-        *([(16, 1536)] if way == "tiles" else []),
+        *([(16, 1536)] if way != "registers" else []),
     ):
-        if count > (kernels.DEEP if way == "tiles" else kernels.TILE):
+        if count > (kernels.DEEP if way != "registers" else kernels.TILE):
             continue
         weight = quantised("q4_1" if bits == 4 else "q8_0", kernels.WIDTH, size, seed=count)
         rows = torch.randn(count, size, generator=random) * 10.0 ** torch.randint(-3, 4, (count, 1), generator=random)
         found, expected = multiplied(way, bits, weight, rows), (rows.double() @ weight.double().T).numpy()
         size_of_terms = (rows.double().abs() @ weight.double().abs().T).numpy()
         assert (np.abs(found - expected) <= 1e-6 * size_of_terms).all()
+        if way == "digits" and size > 64 and count <= kernels.TILE:  # more exact than sums of float32
+            error, other = (
+                np.square(each - expected).mean() for each in (found, multiplied("registers", bits, weight, rows))
+            )
+            assert error < other
 
 
 @pytest.mark.parametrize(
@@ -138,9 +144,9 @@ def test_the_engine_is_as_precise_as_with_float32_weights(form, head, kind):
         text, tokens = prompt(40, count)[0].tolist(), random.integers(0, 97, count)
         parents = [-1, *(int(random.integers(-1, node)) for node in range(1, count))]
         expected, *found = (scores_after(model, text, tokens, parents) for model in (exact, own, other))
-        errors.append([float((each - expected).abs().max() / expected.abs().max()) for each in found])
-    own_errors, other_errors = np.array(errors).T
-    assert np.median(own_errors) <= 2 * np.median(other_errors) < 1e-3
+        errors += [*zip(*((each - expected).abs().amax(1) / expected.abs().amax(1) for each in found), strict=True)]
+    own_errors, other_errors = np.array(errors).T  # of each node: some logits hang on the last bit of a sum
+    assert np.median(own_errors) <= 2 * np.median(other_errors) < 1e-5
     ids = prompt(20)[0].tolist()
     assert (
         generate(own, ids, Chain(other, 4), max_new_tokens=30).tokens
@@ -166,10 +172,15 @@ def scores_after(model, text, tokens, parents):
     return session.score(tokens, parents, Sampling()).logits
 
 
-def test_a_long_text_is_read_in_parts(monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "name", "tolerance"),
+    [(torch.float32, "quantised", 1e-4)] + [(torch.bfloat16, "compiled", 0.05)] * kernels.BFLOAT16,
+)
+def test_a_long_text_is_read_in_parts(dtype, name, tolerance, monkeypatch):
     """With the same logits and hidden states, behind any tree; an interrupted reading leaves nothing behind."""
-    raw = quantised_model("q4_1", "q8_0")
+    raw = quantised_model("q4_1", "q8_0") if name == "quantised" else raw_model("llama", dtype=dtype)
     own, other = HFModel(raw), HFModel(raw, engine="eager")
+    assert own.engine.name == name
     monkeypatch.setattr(type(own.engine), "parts", True)
     tokens, parents = [5, 6, 7, 8], [-1, 0, 0, 1]
     for length in (native.FEW - 3, native.FEW - 1, native.FEW, 3 * native.FEW + 5, 300):  # trees across an edge, too
@@ -181,7 +192,8 @@ def test_a_long_text_is_read_in_parts(monkeypatch):
             scores = session.score(tokens, parents, Sampling())
             found.append((scores.logits, scores.features))
         for one, expected in zip(*found, strict=True):
-            torch.testing.assert_close(one, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+            one, expected = one.float(), expected.float()
+            torch.testing.assert_close(one, expected, rtol=0, atol=tolerance * float(expected.abs().max()))
     session, run, calls = own.session(), native.CompiledLlama._run, []
 
     def interrupted(*arguments):

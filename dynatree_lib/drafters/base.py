@@ -247,11 +247,11 @@ class ModelDrafter(Drafter):
         waiting = len(state.unread) - 1 if state.unread else 0  # node 0 is the last of them
         known = min(waiting, queued)  # of the others, those that the target has just read
         tokens = [*state.unread[waiting - known : waiting], *tokens]
-        features = session.fused(torch.cat([states[queued - known : queued], states[queued:][path]]))
-        if known < waiting or not session.position:  # nothing is known of the place before the first
-            tokens = tokens[1:]
+        if path == [*range(len(path))]:
+            states = states[queued - known : queued + len(path)]
         else:
-            features = torch.cat([session.feature[None], features])
-        session.extend(self._known(tokens[len(read) :]), features[len(read) : -1])
-        session.feature = features[-1]
+            states = torch.cat([states[queued - known : queued], states[queued:][path]])
+        if read or known < waiting or not session.position:  # it was read, or nothing is known of the place before it
+            tokens = tokens[1:]
+        session.follow(self._known(tokens), states)
         state.unread = []

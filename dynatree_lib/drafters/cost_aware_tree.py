@@ -171,6 +171,11 @@ class CostAwareTree(ModelDrafter):
         levels = np.arange(1, self.depth + 1)
         return levels, levels * (self.marginal_costs[1] + self.level_costs[1])
 
+    @cached_property
+    def level_rates(self) -> dict[tuple[float, float], float]:
+        """Cost once, and probability of a child -> most tokens per cost that a number of levels gains; as asked for."""
+        return {}
+
     # ------------------------------------------------------------------------------------------------------- the tree
     @override
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:
@@ -196,8 +201,11 @@ class CostAwareTree(ModelDrafter):
 
     def levels_pay(self, rate: float, share: float, once: float, child: float) -> bool:
         """Return whether some number of levels, gaining `share` of their tokens, pays for itself and a cost `once`."""
-        levels, cost = self.path_costs
-        return bool((share * np.cumsum(child**levels) > rate * (cost + once)).any())
+        key = once, child
+        if key not in self.level_rates:
+            levels, cost = self.path_costs
+            self.level_rates[key] = float((np.cumsum(child**levels) / (cost + once)).max())
+        return share * self.level_rates[key] > rate
 
     def paying(
         self, frontier: np.ndarray, gains: np.ndarray, rate: float, nodes: int, child: float | None = None
@@ -229,6 +237,8 @@ class CostAwareTree(ModelDrafter):
 
         A parent is no less probable than its children, so what stays is a tree.
         """
+        if len(estimate) == 1:
+            return 0.0
         gain = np.cumsum(-np.sort(-estimate))
         size = int(np.argmax(gain - rate * self.tree_costs[1 : len(gain) + 1])) + 1
         if size < len(estimate):

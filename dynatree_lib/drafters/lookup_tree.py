@@ -133,6 +133,8 @@ class LookupTree(CostAwareTree):
         """Add the copied tokens that pay for a node."""
         state = builder.state
         state.copied = state.copies.following(count)
+        if not state.copied:
+            return _Estimates(np.ones(1), 0)
         probabilities = np.cumprod(state.copies.probabilities(len(state.copied)))
         pays = probabilities > rate * self.marginal_costs[1 : len(probabilities) + 1]
         count = len(probabilities) if pays.all() else int(pays.argmin())

@@ -41,6 +41,8 @@ WIDTH = LANES * VECTORS
 """Outputs of a block of a packed matrix."""
 BYTES = WIDE and bool(FEATURES.get("avx512vnni"))
 """Whether this processor multiplies fours of bytes, as a head in 8 bits needs."""
+DIGITS = BYTES and not MATRICES
+"""Whether quantised weights are multiplied as bytes (`_by_digits`)."""
 QUANTISED = bool(FEATURES.get("f16c")) or platform.machine() in ("aarch64", "arm64")
 """Whether this processor widens float16, as scales of quantised weights are stored."""
 GROUP = 32
@@ -50,7 +52,11 @@ TILE = 12 if WIDE else 5
 SPACE = 4 * 4096
 """Bytes that `_split` works in: two tiles of codes of up to 4 KB, and products of two groups."""
 DEEP = 16
-"""Tokens that one pass over a block serves where the processor multiplies tiles."""
+"""Tokens that one pass over a block serves where sums need not stay in registers."""
+LEAST = np.float32(1e-30)
+"""A group of inputs whose largest is smaller is rounded as if this were it."""
+DIGITS_BYTES = 128
+"""Bytes of a group of inputs that `digits_of_row` writes."""
 
 (
     STOP, TOKENS, KEEP, BASE, COLUMNS, CAPACITY, LAYERS, SIZE, HEADS, GROUPS, MLP, HIDDEN_SIZE, ROWS,
@@ -175,9 +181,15 @@ def _product(packed=1):
 
 
 def places(bits):
-    """Say where the codes of 32 / bits inputs stand in a word: even inputs in its lower half, odd ones in the upper."""
-    half = 16 // bits
-    return [each // 2 + half * (each % 2) for each in range(2 * half)]
+    """Say where the codes of 32 / bits inputs stand in a word, as the product that reads them wants it.
+
+    For `_by_digits` four inputs in turn are the lower halves of its bytes, or all of them; for `_split` even inputs are
+    in the lower half of a word, odd ones in the upper.
+    """
+    fields = 32 // bits
+    if DIGITS:
+        return [each * 8 // bits % fields + each // 4 for each in range(fields)]
+    return [each // 2 + fields // 2 * (each % 2) for each in range(fields)]
 
 
 def _quantised(bits):
@@ -525,6 +537,204 @@ def _split(bits):
     return product
 
 
+def _by_digits(bits):
+    """Make the same intrinsic for weights of 4 or 8 bits by products of bytes, for any number of rows.
+
+    Rows of inputs are those that `digits_of_row` writes: whole numbers of 24 bits with a scale of each group, as three
+    digits from -128 to 127. Codes are bytes as they are. So a group's sum of code * number is exact in three int32, and
+    is rounded where it becomes a float32. It does not depend on the rows beside it. A step multiplies four times
+    as many numbers as one of float32, and there are three digits.
+    """
+    quads = GROUP // 4
+
+    @intrinsic
+    def product(typing, block, stride, inputs, size, count, out, ahead, pace, other):
+        def generate(context, builder, signature, arguments):
+            block, _, inputs, size, count, out, ahead, pace, _ = arguments
+            vector, codes = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+            halves, address = ir.VectorType(ir.HalfType(), LANES), I8.as_pointer()
+            kind = ir.FunctionType(vector, (vector,) * 3)
+            fused = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
+            kind = ir.FunctionType(codes, (codes,) * 3)
+            add_bytes = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
+            kind = ir.FunctionType(ir.VoidType(), (address, I32, I32, I32))
+            fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            splat, group_bytes = ir.Constant(codes, [0] * LANES), WIDTH * (4 + 4 * bits)
+            centre, parts = ir.Constant(vector, [2.0 ** (bits - 1)] * LANES), range(VECTORS)
+
+            def at(place, offset, kind):
+                return builder.inttoptr(builder.add(place, I64(offset)), kind.as_pointer())
+
+            def load(kind, place, offset=0, align=4):
+                return builder.load(at(place, offset, kind), align=align)
+
+            def everywhere(kind, place, offset):
+                """The number at a place, in every lane."""
+                nothing = ir.Constant(kind, ir.Undefined)
+                one = builder.insert_element(nothing, load(kind.element, place, offset), I32(0))
+                return builder.shuffle_vector(one, nothing, splat)
+
+            def unpacked(there):
+                """The bytes of a group: for each part, of four inputs in turn."""
+                found = [[] for _ in parts]
+                for word in range(bits):
+                    for part in parts:
+                        packed = load(codes, there, 4 * WIDTH * (word + 1) + 4 * LANES * part, 64)
+                        if bits == 8:
+                            found[part].append(packed)
+                            continue
+                        nibbles = ir.Constant(codes, [0x0F0F0F0F] * LANES)
+                        upper = builder.lshr(packed, ir.Constant(codes, [4] * LANES))
+                        found[part] += [builder.and_(each, nibbles) for each in (packed, upper)]
+                return found
+
+            start = builder.block
+            clear, before, loop, rows, after, done = (
+                builder.append_basic_block(name) for name in ("clear", "before", "group", "rows", "after", "done")
+            )
+            builder.branch(clear)
+            builder.position_at_end(clear)
+            row = builder.phi(I64)
+            row.add_incoming(I64(0), start)
+            there = builder.add(out, builder.mul(row, I64(4 * WIDTH)))
+            for part in parts:
+                builder.store(ir.Constant(vector, [0.0] * LANES), at(there, 4 * LANES * part, vector), align=64)
+            following = builder.add(row, I64(1))
+            row.add_incoming(following, clear)
+            builder.cbranch(builder.icmp_signed("<", following, count), clear, before)
+            builder.position_at_end(before)
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            group = builder.phi(I64)
+            group.add_incoming(I64(0), before)
+            there = builder.add(block, builder.mul(group, I64(group_bytes)))
+            coming = builder.add(ahead, builder.mul(builder.mul(group, I64(bits)), pace))
+            for _ in range(bits):
+                for each in range(3):
+                    builder.call(fetch, [at(coming, LINE * each, I8), I32(0), I32(2), I32(1)])
+                coming = builder.add(coming, pace)
+            scales, minima = (
+                [builder.fpext(load(halves, there, (part + VECTORS * which) * 2 * LANES, 32), vector) for part in parts]
+                for which in range(2)
+            )
+            shifts = [builder.call(fused, (scales[part], centre, minima[part])) for part in parts]
+            weights, source = unpacked(there), builder.add(inputs, builder.mul(group, I64(DIGITS_BYTES)))
+            builder.branch(rows)
+            builder.position_at_end(rows)
+            row = builder.phi(I64)
+            row.add_incoming(I64(0), loop)
+            place = builder.add(source, builder.mul(row, builder.mul(size, I64(DIGITS_BYTES // GROUP))))
+            sums = []
+            for digit in range(3):
+                so_far = [everywhere(codes, place, 3 * GROUP + 4 * digit)] * VECTORS
+                for quad in range(quads):
+                    four = everywhere(codes, place, GROUP * digit + 4 * quad)
+                    so_far = [builder.call(add_bytes, (so_far[part], weights[part][quad], four)) for part in parts]
+                sums.append(so_far)
+            step, total = (everywhere(vector, place, 3 * GROUP + 4 * each) for each in (3, 4))
+            there = builder.add(out, builder.mul(row, I64(4 * WIDTH)))
+            for part in parts:
+                high, middle, low = (each[part] for each in sums)
+                high = builder.add(builder.shl(high, ir.Constant(codes, [8] * LANES)), middle)
+                high, low = (builder.sitofp(each, vector) for each in (high, low))
+                whole = builder.call(fused, (high, ir.Constant(vector, [256.0] * LANES), low))
+                target = at(there, 4 * LANES * part, vector)
+                so_far = builder.call(fused, (shifts[part], total, builder.load(target, align=64)))
+                so_far = builder.call(fused, (builder.fmul(whole, step), scales[part], so_far))
+                builder.store(so_far, target, align=64)
+            following = builder.add(row, I64(1))
+            row.add_incoming(following, rows)
+            builder.cbranch(builder.icmp_signed("<", following, count), rows, after)
+            builder.position_at_end(after)
+            following = builder.add(group, I64(1))
+            group.add_incoming(following, after)
+            builder.cbranch(builder.icmp_signed("<", following, builder.lshr(size, I64(5))), loop, done)
+            builder.position_at_end(done)
+            return context.get_dummy_value()
+
+        return types.void(*(types.int64,) * 9), generate
+
+    return product
+
+
+@intrinsic
+def digits_of_row(typing, values, size, centre, address):
+    """Write a row of `size` float32 for `_by_digits`: `DIGITS_BYTES` of each group of it; from and to addresses.
+
+    A number is rounded to 24 bits of the largest of its group. First come the 32 highest digits, then the middle and
+    the lowest ones; then the sum of the numbers times `-centre`, as three int32 with the value of these digits; then
+    two float32, the value of one in the lowest digit, and that sum. Both are NaN where one of the group is.
+    """
+
+    def generate(context, builder, signature, arguments):
+        values, size, centre, address = arguments
+        vector, wide, halves = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES), range(GROUP // LANES)
+        top = F32(127 * 65536)
+
+        def call(name, result, *operands):
+            kind = ir.FunctionType(result, [each.type for each in operands])
+            return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}"), operands)
+
+        def at(place, kind):
+            return builder.inttoptr(place, kind.as_pointer())
+
+        def everywhere(number):
+            one = builder.insert_element(ir.Constant(vector, ir.Undefined), number, I32(0))
+            return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), ir.Constant(wide, [0] * LANES))
+
+        def constant(number):
+            return ir.Constant(wide, [number] * LANES)
+
+        def folded(operation, parts):
+            first, *others = parts
+            for other in others:
+                first = operation(first, other)
+            return first
+
+        start, loop, done = builder.block, builder.append_basic_block("group"), builder.append_basic_block("done")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        group = builder.phi(I64)
+        group.add_incoming(I64(0), start)
+        source = builder.add(values, builder.mul(group, I64(4 * GROUP)))
+        target = builder.add(address, builder.mul(group, I64(DIGITS_BYTES)))
+        parts = [builder.load(at(builder.add(source, I64(4 * LANES * half)), vector), align=4) for half in halves]
+        # floats without their signs are ordered as their bits are, and NaN comes last
+        sizes = [builder.and_(builder.bitcast(part, wide), constant(0x7FFFFFFF)) for part in parts]
+        sizes.append(constant(int(LEAST.view(np.int32))))
+        largest = folded(lambda a, b: call(f"smax.v{LANES}i32", wide, a, b), sizes)
+        largest = builder.bitcast(call(f"vector.reduce.smax.v{LANES}i32", I32, largest), F32)
+        steps = everywhere(builder.fdiv(top, largest))
+        numbers = [builder.fptosi(call(f"rint.v{LANES}f32", vector, builder.fmul(part, steps)), wide) for part in parts]
+        total = call(f"vector.reduce.add.v{LANES}i32", I32, folded(builder.add, numbers))
+        step = builder.fdiv(largest, top)
+        sum_ = builder.fmul(builder.sitofp(total, F32), step)
+        for place, note in ((12, step), (16, sum_)):
+            builder.store(note, at(builder.add(target, I64(3 * GROUP + place)), F32), align=4)
+        for digit in (2, 1, 0):
+            found = numbers
+            if digit:
+                found = [builder.ashr(builder.shl(each, constant(24)), constant(24)) for each in numbers]
+                numbers = [
+                    builder.ashr(builder.sub(each, low), constant(8)) for each, low in zip(numbers, found, strict=True)
+                ]
+            for half, each in zip(halves, found, strict=True):
+                place = builder.add(target, I64(GROUP * digit + LANES * half))
+                narrow = ir.VectorType(I8, LANES)
+                builder.store(builder.trunc(each, narrow), at(place, narrow), align=LANES)
+            low = builder.ashr(builder.shl(total, I32(24)), I32(24)) if digit else total
+            total = builder.ashr(builder.sub(total, low), I32(8))
+            note = builder.mul(low, builder.sub(I32(0), builder.trunc(centre, I32)))
+            builder.store(note, at(builder.add(target, I64(3 * GROUP + 4 * digit)), I32), align=4)
+        following = builder.add(group, I64(1))
+        group.add_incoming(following, loop)
+        builder.cbranch(builder.icmp_signed("<", following, builder.lshr(size, I64(5))), loop, done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 4), generate
+
+
 def _bits_of_bfloat16(value):
     """The 16 bits of a number that bfloat16 holds, as LLVM wants a constant."""
     return int(np.float32(value).view(np.uint32) >> 16)
@@ -547,10 +757,8 @@ def _tile_call(name, *kinds):
 multiply_float32 = _product()
 multiply_bfloat16 = _tiled() if MATRICES else _product(2) if BFLOAT16 else multiply_float32
 multiply_bytes = _product(4) if BYTES else multiply_float32
-multiply_four_bits, multiply_eight_bits = (
-    (_split if MATRICES else _quantised)(4),
-    (_split if MATRICES else _quantised)(8),
-)
+_by_codes = _split if MATRICES else _by_digits if DIGITS else _quantised
+multiply_four_bits, multiply_eight_bits = _by_codes(4), _by_codes(8)
 configure_tiles, release_tiles = _tile_call("ldtilecfg", "pointer"), _tile_call("tilerelease")
 
 
@@ -794,7 +1002,8 @@ def _steps(size, kind):
 
 @overload(deep)
 def _deep(kind):
-    most = DEEP if MATRICES and kind.dtype in (types.uint16, *QUANTISED_KINDS) else TILE
+    deeply = (MATRICES and kind.dtype == types.uint16) or ((MATRICES or DIGITS) and kind.dtype in QUANTISED_KINDS)
+    most = DEEP if deeply else TILE
     return lambda kind: most
 
 
@@ -838,18 +1047,25 @@ def _multiply(block, space, inputs, size, count, out, ahead, pace, other, kind):
 def _input_bytes(size, kind):
     if MATRICES and kind.dtype in QUANTISED_KINDS:
         return lambda size, kind: split_bytes(size)
+    if DIGITS and kind.dtype in QUANTISED_KINDS:
+        return lambda size, kind: size // GROUP * DIGITS_BYTES
     return lambda size, kind: size * kind.itemsize
 
 
 @overload(prepared)
 def _prepared(inputs, n, size, space, kind):
-    if not (MATRICES and kind.dtype in QUANTISED_KINDS):
+    if not ((MATRICES or DIGITS) and kind.dtype in QUANTISED_KINDS):
         return lambda inputs, n, size, space, kind: inputs
+    centre = 8 if kind.dtype == types.int32 else 128
 
     def split(inputs, n, size, space, kind):
         row_of = input_bytes(size, kind)
         for row in range(n):
-            split_row(floats(inputs + 4 * row * size, size), space + SPACE + row * row_of)
+            source, place = inputs + 4 * row * size, space + SPACE + row * row_of
+            if MATRICES:
+                split_row(floats(source, size), place)
+            else:
+                digits_of_row(source, size, centre, place)
         return space + SPACE
 
     return split

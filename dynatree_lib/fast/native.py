@@ -150,8 +150,6 @@ class CompiledLlama:
     name = "compiled"
     copies_weights: ClassVar[bool] = True
     gives_features: ClassVar[bool] = True
-    parts: ClassVar[bool] = False
-    """Whether more than `FEW` tokens are read in parts, because that is faster than transformers' forward."""
     serves: ClassVar[str] = "see `compiled.Compiled`"
     narrow: ClassVar[torch.dtype] = torch.bfloat16 if kernels.BFLOAT16 else torch.float32
     most_probable = staticmethod(most_probable)
@@ -219,10 +217,9 @@ class CompiledLlama:
         )
         job[kernels.EMBEDDING] = self.embedding.data_ptr()
         job[kernels.IDS], job[kernels.POSITIONS] = self.ids.ctypes.data, self.positions.ctypes.data
-        if kernels.MATRICES and self.kind in (kernels.FOUR_BITS, kernels.EIGHT_BITS):
-            job[kernels.SPLIT_BYTES] = kernels.SPACE + rows_of_tiles * kernels.split_bytes(
-                max(width, heads * size, mlp)
-            )
+        if self.kind in (kernels.FOUR_BITS, kernels.EIGHT_BITS):
+            widest = max(width, heads * size, mlp)
+            job[kernels.SPLIT_BYTES] = kernels.SPACE + rows_of_tiles * kernels.split_bytes(widest)
         self.known_slots: dict[tuple[int, ...], np.ndarray] = {}
         self.no_slots = self._slots(())
         self.scratch: list[torch.Tensor | np.ndarray] = []
@@ -325,6 +322,14 @@ class CompiledLlama:
             slots = self.known_slots[wanted] = np.full(self.layers, -1)
             slots[[layer if layer < 0 else layer - 1 for layer in wanted]] = np.arange(len(wanted))
         return self.known_slots[wanted]
+
+    @property
+    def parts(self) -> bool:
+        """Whether more than `FEW` tokens are read in parts, because that is faster than transformers' forward.
+
+        In bfloat16 without tiles torch takes up to five times as long.
+        """
+        return self.half and not kernels.MATRICES
 
     def runs(self, count: int, cache: Any) -> bool:
         """Whether a forward of so many tokens of one text over this cache is compiled."""

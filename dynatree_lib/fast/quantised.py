@@ -13,6 +13,7 @@ from typing import Self
 
 import torch
 from transformers import PreTrainedModel
+from typing_extensions import override
 
 from . import kernels
 from .native import CompiledLlama, aligned
@@ -94,7 +95,10 @@ class QuantisedLlama(CompiledLlama):
     """The forward of one model of the Llama family whose layers hold quantised weights in float32."""
 
     name = "quantised"
-    parts = kernels.MATRICES
+    @property
+    @override
+    def parts(self) -> bool:
+        return kernels.MATRICES or kernels.DIGITS
 
     @property
     def forward_bytes(self) -> int:

@@ -69,14 +69,17 @@ class EagleSession(HFSession):
         width = model.feature_size or 0
         self._known = torch.zeros(CAPACITY, width, dtype=model.dtype, device=model.device)  # below the text, of nodes
         self._waiting: list[Tensor] = []  # features of the queue
+        self._unfused: list[tuple[Tensor, int]] = []  # what `follow` was given since
 
     @property
     def feature(self) -> Tensor:
         """(h,) feature of the last committed token, which nodes below the text come with; zeros at first."""
+        self._fuse()
         return self._known[0]
 
     @feature.setter
     def feature(self, feature: Tensor) -> None:
+        self._fuse()
         self._known[0] = feature
 
     @in_inference_mode
@@ -92,15 +95,42 @@ class EagleSession(HFSession):
     @in_inference_mode
     def extend(self, tokens: Sequence[int], features: Tensor | None = None) -> None:
         """Append committed tokens and the (n, h) features of the places before them; without these, they are zeros."""
+        self._fuse()
         super().extend(tokens)
         if len(tokens):
             given = self._known.new_zeros(len(tokens), self._known.shape[1]) if features is None else features
             self._waiting.append(given.to(self._known))
             self._known[0] = 0
 
+    def follow(self, tokens: Sequence[int], states: Tensor) -> None:
+        """Append committed tokens, and the target's states at the last places of the text.
+
+        They become features when tokens are read next, so that places where nothing is drafted cost no more than this.
+
+        Args:
+            tokens: (m,) ids.
+            states: (n, k h) hidden states, n >= m: at the places of the tokens, and before them for n > m.
+        """
+        super().extend(tokens)
+        self._unfused.append((states, len(tokens)))
+
+    def _fuse(self) -> None:
+        """Turn what `follow` was given into features of the queue, and the one of the last committed token."""
+        if not self._unfused:
+            return
+        several, self._unfused = self._unfused, []
+        features, end = self.fused(torch.cat([states for states, _ in several])), 0
+        for states, count in several:
+            end += len(states)
+            before = torch.cat([self._known[:1], features[end - len(states) : end]])
+            if count:
+                self._waiting.append(before[-count - 1 : -1])
+            self._known[0] = before[-1]
+
     @override
     @in_inference_mode
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> Tensor:
+        self._fuse()
         pending, before = len(parents), len(parents) - len(tokens)
         above = parents[before:]
         _check_level(parents, before)
@@ -124,6 +154,7 @@ class EagleSession(HFSession):
 
     @override
     def _level_features(self, parents: np.ndarray, before: int) -> tuple[Tensor, Tensor]:
+        self._fuse()
         _check_level(parents, before)
         waiting = self._waiting or [self._known[:0]]
         self._make_room(len(parents))
