@@ -207,3 +207,33 @@ def test_a_long_text_is_read_in_parts(dtype, name, tolerance, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         session.score(tokens, parents, Sampling())
     assert session._cache.size == 0
+
+
+@pytest.mark.skipif(not kernels.DIGITS, reason="this CPU multiplies no bytes, or tiles as well")
+def test_digits_are_numbers_of_24_bits():
+    random = np.random.default_rng(0)
+    values = aligned(4 * kernels.GROUP, torch.float32)
+    groups = values.view(4, kernels.GROUP).numpy()
+    groups[0] = random.normal(size=kernels.GROUP) * 10.0 ** random.integers(-6, 6, kernels.GROUP)
+    groups[1] = 0.0
+    groups[2] = np.where(random.random(kernels.GROUP) < 0.5, -3.0, 3.0)  # all at the end of the range
+    groups[3], groups[3, 5] = 1.0, np.nan
+    out = aligned(4 * kernels.DIGITS_BYTES, torch.uint8)
+
+    @njit
+    def write(values, size, centre, out):
+        kernels.digits_of_row(values, size, centre, out)
+
+    write(values.data_ptr(), values.numel(), 8, out.data_ptr())
+    rows = out.view(4, kernels.DIGITS_BYTES).numpy()
+    digits = rows[:, : 3 * kernels.GROUP].view(np.int8).reshape(4, 3, kernels.GROUP).astype(np.int64)
+    numbers = (digits * np.array([65536, 256, 1])[:, None]).sum(1)
+    notes = rows[:, 3 * kernels.GROUP :]
+    centres = notes[:, :12].view(np.int32).astype(np.int64) @ [65536, 256, 1]
+    steps, sums = notes[:, 12:20].view(np.float32).T.astype(np.float64)
+    assert (centres[:3] == -8 * numbers.sum(1)[:3]).all()
+    for index in range(3):
+        largest = np.abs(groups[index]).max()
+        assert (np.abs(numbers[index] * steps[index] - groups[index]) <= largest * 2.0**-23).all()
+        assert sums[index] == pytest.approx(numbers[index].sum() * steps[index], rel=1e-6)
+    assert np.isnan([steps[3], sums[3]]).all()

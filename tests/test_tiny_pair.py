@@ -23,10 +23,10 @@ def pair():
 
 @pytest.fixture(scope="module")
 def cases(pair):
-    """(ids, transformers' greedy text) from 1 to 300 prompt tokens and 1 to 80 new ones."""
+    """(ids, transformers' greedy text) from 1 to 300 prompt tokens and 1 to 48 new ones."""
     code, novel = (load_workload(f"bundled/{task}", source="bundled").prompts for task in ("code", "novel"))
     text = pair.tokenizer("\n".join(prompt.text for prompt in (*code, *novel))).input_ids
-    sizes = [(1, 20), (2, 1), (23, 80), (120, 7), (300, 30)]
+    sizes = [(1, 20), (2, 1), (23, 48), (120, 7), (300, 12)]
     prompts = [torch.tensor([text[500 * i : 500 * i + size]]) for i, (size, _) in enumerate(sizes)]
     return [(ids, hf_greedy(pair.target, ids, budget)) for ids, (_, budget) in zip(prompts, sizes, strict=True)]
 

@@ -5,7 +5,7 @@ numba compiles this file at the first use and keeps the result on disk; no compi
 in blocks of `WIDTH` outputs, so that a product reads each weight once, in order, for up to `TILE` tokens; that reading
 is what bounds its time. In bfloat16, inputs are rounded to it before a product, sums and everything between products
 are float32. Weights that a file held in 4 or 8 bits are read as those bits, from less than a sixth or a third of the
-memory (`_quantised`, `_split`).
+memory (`_split`, `_by_digits`, or `_quantised`, by what the processor multiplies).
 """
 
 # mypy: ignore-errors
@@ -50,7 +50,7 @@ GROUP = 32
 TILE = 12 if WIDE else 5
 """Tokens that one pass over a block serves: their sums stay in registers."""
 SPACE = 4 * 4096
-"""Bytes that `_split` works in: two tiles of codes of up to 4 KB, and products of two groups."""
+"""Bytes before split inputs that `_split` works in: two tiles of codes of up to 4 KB, and products of two groups."""
 DEEP = 16
 """Tokens that one pass over a block serves where sums need not stay in registers."""
 LEAST = np.float32(1e-30)

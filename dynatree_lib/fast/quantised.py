@@ -2,8 +2,8 @@
 
 A model that was read from quantised weights (GGUF's Q4_0, Q4_1 or Q8_0) has float32 numbers that lie, 32 by 32 inputs
 of an output, on 16 or 256 equally spaced values. `Codes` finds those values again and checks every weight to the bit.
-So no weight is rounded, and logits are those of `compiled` up to the rounding of sums, from less than a sixth of the
-memory.
+So no weight is rounded, and logits are those of `compiled` up to the last bits of inputs and sums, from less than a
+sixth of the memory.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Codes:
         return None
 
     def packed(self) -> torch.Tensor:
-        """Lay the codes out as `kernels._quantised` reads them: flat uint8, blocks of `kernels.WIDTH` outputs."""
+        """Lay the codes out as products of `kernels` read them: flat uint8, blocks of `kernels.WIDTH` outputs."""
         fields, rows = 32 // self.bits, len(self.codes)
         short = -rows % kernels.WIDTH
 
