@@ -3,6 +3,8 @@
 A new drafter joins by being listed in `DRAFTERS` or `WRAPPERS`.
 """
 
+from functools import cache
+
 import numpy as np
 import pytest
 import reference
@@ -21,22 +23,23 @@ RANDOM = np.random.default_rng(0).integers([1, 1], [301, 101], (1, 2)).tolist()
 CASES = [(40, 120), (290, 30), (2, 1), (7, 2), (1, 90), *RANDOM]
 
 
-@pytest.fixture(scope="module", params=[*MAIN, "features"])
-def trial(request):
+@cache
+def trial(name):
     """A target, a draft, and transformers' greedy text of every case, or of three: drafters see tokens alone.
 
     "features" is a Llama target with a draft on its features.
     """
-    on_features = request.param == "features"
-    target = random_model("llama" if on_features else request.param)
+    on_features = name == "features"
+    target = random_model("llama" if on_features else name)
     draft = feature_draft(target) if on_features else noisy_copy(target)
-    cases = CASES if request.param == MAIN[0] else CASES[:3]
+    cases = CASES if name == MAIN[0] else CASES[:3]
     return target, draft, [(prompt(n), hf_greedy(target, prompt(n), budget)) for n, budget in cases]
 
 
+@pytest.mark.parametrize("name", [*MAIN, "features"])
 @pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
-def test_greedy_text_is_transformers(trial, kind):
-    target, draft, cases = trial
+def test_greedy_text_is_transformers(kind, name):
+    target, draft, cases = trial(name)
     for drafter in examples(kind, draft):
         for ids, expected in cases:
             out = generate(target, ids, drafter, max_new_tokens=len(expected))
@@ -54,16 +57,18 @@ def test_a_rebuilt_cache_gives_the_same_text(architecture, kind):
         assert generate(target, ids, drafter, max_new_tokens=40, commit="rebuild").tokens == expected, drafter
 
 
-def test_the_texts_are_worth_comparing(trial):
+@pytest.mark.parametrize("name", [*MAIN, "features"])
+def test_the_texts_are_worth_comparing(name):
     """Greedy texts of random models easily collapse to one token, and then equality would say little."""
-    _, _, cases = trial
+    _, _, cases = trial(name)
     assert max(len(set(text)) for _, text in cases) >= 20
 
 
+@pytest.mark.parametrize("name", [MAIN[0], "features"])
 @pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
-def test_eos_inside_a_path(trial, kind):
+def test_eos_inside_a_path(kind, name):
     """Ended by any token of the text, the text ends there, also where that token was drafted and accepted in a path."""
-    target, draft, cases = trial
+    target, draft, cases = trial(name)
     ids, text = max(cases, key=lambda case: len(set(case[1])))
     firsts = [place for place, token in enumerate(text) if token not in text[:place]]
     inside = 0

@@ -95,6 +95,7 @@ class QuantisedLlama(CompiledLlama):
     """The forward of one model of the Llama family whose layers hold quantised weights in float32."""
 
     name = "quantised"
+
     @property
     @override
     def parts(self) -> bool:
