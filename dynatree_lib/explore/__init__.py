@@ -12,10 +12,11 @@ try:
 except ImportError as error:
     raise ImportError("Explorers need ipywidgets: pip install 'dynatree-lib[notebooks]'.") from error
 
+from .choice import Choice
 from .coins import Coins
 from .live import Live
 from .race import Race
 from .timeline import Timeline
 from .walk import Walk
 
-__all__ = ["Coins", "Live", "Race", "Timeline", "Walk"]
+__all__ = ["Choice", "Coins", "Live", "Race", "Timeline", "Walk"]

@@ -2,8 +2,8 @@
 
 `trees` draws a tree (`draft_tree`, `tree_mask`, `positions`) or several (`stacked_trees`). `iterations` counts nodes
 (`node_rows`, `depth_rows`, `rank_rows`, `calibration_rows`, `iteration_rows`) and draws many iterations. `charts` draws
-records, `clock` a traced run, `verification` the steps of a verification rule. Figures of one paper stand in
-`experiments`.
+records, `methods` places methods beside each other, `clock` draws a traced run, `verification` the steps of a
+verification rule. Figures of one paper stand in `experiments`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from .iterations import (
     text_iterations,
     timeline,
 )
+from .methods import method_plane, method_speeds
 from .theme import METHOD_COLORS, TEMPLATE
 from .trees import draft_tree, positions, stacked_trees, tree_mask
 from .verification import acceptance_tree, distribution_panels, fraction, step_row, verification_steps
@@ -43,7 +44,7 @@ from .verification import acceptance_tree, distribution_panels, fraction, step_r
 __all__ = [
     "METHOD_COLORS", "TEMPLATE", "acceptance_by_depth", "acceptance_tree", "bars_by_panel", "bars_with_intervals",
     "calibration", "calibration_rows", "depth_rows", "distribution_panels", "draft_tree", "fraction", "heatmap",
-    "interval_dots", "iteration_rows", "iteration_timeline", "line_panels", "node_rows", "positions", "rank_rows",
-    "scatter", "stacked_bars", "stacked_trees", "step_row", "step_text", "sweep_lines", "text_iterations", "timeline",
-    "tree_mask", "verification_steps",
+    "interval_dots", "iteration_rows", "iteration_timeline", "line_panels", "method_plane", "method_speeds",
+    "node_rows", "positions", "rank_rows", "scatter", "stacked_bars", "stacked_trees", "step_row", "step_text",
+    "sweep_lines", "text_iterations", "timeline", "tree_mask", "verification_steps",
 ]  # fmt: skip
