@@ -45,6 +45,16 @@ def test_no_answer_and_strange_answers(number, capsys):
         assert check(number, lambda: 0) is False  # other arguments
 
 
+def test_an_answer_that_writes_into_its_arguments_spoils_no_case(capsys):
+    def second_sibling(q, drawn):
+        q[drawn] = 0
+        return q / q.sum()
+
+    for _ in range(2):
+        assert check("04.2", second_sibling) is True
+    assert check("04.2", EXERCISES["04.2"].right) is True
+
+
 def test_an_unknown_exercise_is_named():
     with pytest.raises(ValueError, match=r"no exercise '99\.1' with a checker; there are 00\.1, "):
         check("99.1", 1)

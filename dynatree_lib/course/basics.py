@@ -261,7 +261,7 @@ BASICS: dict[str, Exercise] = {
     "03.3": Exercise(
         right=lambda tokens, cost, marginal: marginal * tokens / cost,
         mistakes={
-            "A node must bring in what the time it takes would bring otherwise: tokens / cost of it.": (
+            "In the node's time the tree would emit tokens anyway, at its own rate. The node must bring as many.": (
                 lambda tokens, cost, marginal: marginal
             ),
             "The rate is tokens over cost, not cost over tokens.": lambda tokens, cost, marginal: (
@@ -305,10 +305,10 @@ BASICS: dict[str, Exercise] = {
     "04.3": Exercise(
         right=_two,
         mistakes={
-            "The second sibling is drawn from what is left of q without the first.": (
+            "The second token is drawn from what is left of q without the first.": (
                 lambda p, q: _two(p, q, lambda q, drawn: np.array(q, float))
             ),
-            "After a rejection the target's part is the residual, no longer p.": (
+            "After a rejection the second token is tested against the residual, no longer against p.": (
                 lambda p, q: float(
                     sum(
                         q[x] * (min(1, p[x] / q[x]) + (1 - min(1, p[x] / q[x])) * _accepted(p, _without(q, x)))
@@ -321,7 +321,7 @@ BASICS: dict[str, Exercise] = {
             ),
             "This is for one sibling.": _accepted,
         },
-        praise="The first by min(1, p/q), the second by its residual and what is left of q.",
+        praise="The first by min(1, p/q). The second, given the first, by what the residual and the rest of q share.",
         cases=DISTRIBUTIONS,
     ),
 }

@@ -62,8 +62,8 @@ def _traversal(r: Sequence[float]) -> float:
     return total
 
 
-def _trees(a: np.ndarray, b: np.ndarray, reach: float, z: float = 1.96) -> tuple[int, int]:
-    paired, separate = (b - a).var(), a.var() + b.var()
+def _trees(a: np.ndarray, b: np.ndarray, reach: float, z: float = 1.96, ddof: int = 0) -> tuple[int, int]:
+    paired, separate = (b - a).var(ddof=ddof), a.var(ddof=ddof) + b.var(ddof=ddof)
     return math.ceil(z**2 * paired / reach**2), math.ceil(z**2 * separate / reach**2)
 
 
@@ -218,7 +218,7 @@ CHAPTERS: dict[str, Exercise] = {
     "30.1": Exercise(
         right=_token_level,
         mistakes={
-            "The target's own token is emitted in every iteration.": lambda r: _token_level(r) - 1,
+            "The bonus token, the target's own, is emitted in every iteration.": lambda r: _token_level(r) - 1,
             "A token is reached only if all before it were accepted.": (lambda r: 1 + float(np.minimum(1, r).sum())),
             "A ratio above 1 accepts with probability 1. Token by token it cannot make up for one below 1.": (
                 lambda r: 1 + float(np.minimum(1, np.cumprod(r)).sum())
@@ -235,7 +235,7 @@ CHAPTERS: dict[str, Exercise] = {
             "The excess above 1 is lost at every token. Here it is kept for later ones.": (
                 lambda r: 1 + float(np.minimum(1, np.cumprod(r)).sum())
             ),
-            "The target's own token is emitted in every iteration.": lambda r: _traversal(r) - 1,
+            "The 1 is missing: the bonus token is emitted in every iteration.": lambda r: _traversal(r) - 1,
         },
         praise="A weight that was lowered can rise again, up to 1: that is the repair.",
         cases=RATIOS,
@@ -250,6 +250,9 @@ CHAPTERS: dict[str, Exercise] = {
                 lambda a, b, reach: (_trees(a, b, reach)[0], math.ceil(1.96**2 * a.var() / reach**2))
             ),
             "An interval of 95 % reaches 1.96 standard errors, not one.": lambda a, b, reach: _trees(a, b, reach, 1.0),
+            "These are sample variances (n - 1). Asked for is the population variance, np.var with ddof=0.": (
+                lambda a, b, reach: _trees(a, b, reach, ddof=1)
+            ),
             "The second number is the trees of one rule, not of both together.": (
                 lambda a, b, reach: (_trees(a, b, reach)[0], 2 * _trees(a, b, reach)[1])
             ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ class Exercise:
         results = []
         for case in self.cases:
             try:
-                results.append(answer(*case))
+                results.append(answer(*deepcopy(case)))  # an answer may write into its arguments
             except Exception as error:  # whatever a reader's function raises is their hint
                 return f"With {shown(case)} it raises {type(error).__name__}: {error}"
         off = [place for place, case in enumerate(self.cases) if not same(results[place], self.right(*case))]
@@ -101,6 +102,6 @@ def unwritten(answer: Any, cases: Sequence[tuple[Any, ...]]) -> bool:
     if not callable(answer) or not cases:
         return False
     try:
-        return answer(*cases[0]) is None
+        return answer(*deepcopy(cases[0])) is None
     except Exception:  # it has a body, and `hint` says what is wrong with it
         return False
