@@ -1,11 +1,15 @@
 """What every test shares: a fixed seed, and no more torch threads than the command that started the tests allows."""
 
 import os
+import signal
+import threading
 
 import pytest
 import torch
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with Ctrl-C ignored
 
 
 @pytest.fixture(autouse=True)
