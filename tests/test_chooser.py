@@ -109,7 +109,7 @@ def test_a_run_without_plain_decoding_is_refused():
 def test_figures_have_every_method():
     rows = found(chain=(20, 25), **{"prompt-lookup": (12, 70)})
     drawn = plots.method_plane(choose(rows, run="now"))
-    named = {text for trace in drawn.data if trace.text for text in trace.text}
+    named = {text.strip() for trace in drawn.data if trace.text for text in trace.text}
     assert named == {"ar-fast", "chain", "prompt-lookup"}
     drawn = plots.method_speeds(rows)
     assert {text for trace in drawn.data for text in trace.y} == named
