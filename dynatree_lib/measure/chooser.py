@@ -12,7 +12,7 @@ from typing import Any
 
 from .methods import METHODS
 from .records import Records
-from .statistics import quotient, ratio
+from .statistics import Estimate, quotient, ratio
 
 Row = dict[str, Any]
 PLAIN = "ar-fast"
@@ -112,8 +112,7 @@ def choose(rows: Iterable[Row], *, run: str, kind: str = EVERYTHING, draft: bool
 
 def speed_of(row: Row) -> str:
     """Return a row's speed as text: "1.93 [1.80, 2.12]"."""
-    low, high = row["interval"]
-    return f"{row['speed']:.2f} [{low:.2f}, {high:.2f}]"
+    return str(Estimate(row["speed"], *row["interval"]))
 
 
 def advice(chosen: Sequence[Row]) -> str:

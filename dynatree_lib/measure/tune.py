@@ -34,6 +34,7 @@ from .protocol import run_benchmark
 from .ranks import RankAcceptance, RanksProbe
 from .records import check_writable, typed
 from .runner import quiet
+from .statistics import Estimate
 
 FORMAT = 1
 """Version of the file; a reader refuses others."""
@@ -360,9 +361,9 @@ def choose(predictions: Sequence[Prediction]) -> tuple[str, str]:
     best = max(timed, key=lambda one: one.speed * (one.measured or 0.0))
     if best.method == "ar":
         return best.spec, "By prediction and check together no method is faster than plain decoding."
-    low, high = best.interval or (0.0, 0.0)
-    speeds = f"{best.speed:.2f} and {best.measured:.2f} [{low:.2f}, {high:.2f}] x ar"
-    doubt = "" if low > 1 else ", which the check alone does not tell from plain decoding"
+    measured = Estimate(best.measured or 0.0, *(best.interval or (0.0, 0.0)))
+    speeds = f"{best.speed:.2f} and {measured} x ar"
+    doubt = "" if measured.low > 1 else ", which the check alone does not tell from plain decoding"
     return best.spec, f"By prediction and check together it is the fastest: {speeds}{doubt}."
 
 
