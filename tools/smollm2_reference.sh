@@ -11,6 +11,7 @@
 #   quantised                    greedy texts in float32, with the weights read as 4 bits, and llama.cpp on them
 #   float32-0.5, float32-1, quantised-1  texts at this temperature
 #   float32-peers, bfloat16-peers  llama.cpp and the fastest methods
+#   float32-all, bfloat16-all    the tuned methods, transformers' and llama.cpp's in one run, in place of the two above
 #   untrained, untrained-carried drafters without training, and with others' trees, in float32; carried: with what earlier prompts taught
 #   llama-bench                  llama.cpp's plain decoding as its own tool measures it
 #   judged                       token-level verification and traversal on the same trees, temperature 1
@@ -65,6 +66,10 @@ texts() {
       methods=$methods,prompt-lookup,suffix-tree$first,token-recycling$first,token-recycling:context=1$further
       methods="$methods,union-tree:first=suffix-tree,second=token-recycling;max_nodes=32,max_nodes=64$further"
       methods=$methods,union-tree:max_nodes=64$further
+      ;;
+    *-all)
+      methods=$methods,hf-assisted,llama-cpp kinds=chain,cost-aware-tree,lookup-tree
+      for tool in lookup lookahead speculative tree; do methods=$methods,llama-cpp:tool=$tool; done
       ;;
     *-peers)
       methods=$methods,prompt-lookup,llama-cpp kinds=lookup-tree,ptd

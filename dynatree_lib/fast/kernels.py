@@ -192,6 +192,31 @@ def places(bits):
     return [each // 2 + fields // 2 * (each % 2) for each in range(fields)]
 
 
+def _everywhere(builder, number):
+    """Put a number into every lane of a vector."""
+    nothing = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
+    one = builder.insert_element(nothing, number, I32(0))
+    return builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+
+
+def _clear(builder, out, count):
+    """Set `count` > 0 rows of sums to zero; the builder is left in the block behind the loop."""
+    vector, start = ir.VectorType(F32, LANES), builder.block
+    clear, behind = builder.append_basic_block("clear"), builder.append_basic_block("cleared")
+    builder.branch(clear)
+    builder.position_at_end(clear)
+    row = builder.phi(I64)
+    row.add_incoming(I64(0), start)
+    there = builder.add(out, builder.mul(row, I64(4 * WIDTH)))
+    for part in range(VECTORS):
+        place = builder.inttoptr(builder.add(there, I64(4 * LANES * part)), vector.as_pointer())
+        builder.store(ir.Constant(vector, [0.0] * LANES), place, align=64)
+    following = builder.add(row, I64(1))
+    row.add_incoming(following, clear)
+    builder.cbranch(builder.icmp_signed("<", following, count), clear, behind)
+    builder.position_at_end(behind)
+
+
 def _quantised(bits):
     """Make the same intrinsic for weights of 4 or 8 bits, in groups of `GROUP` inputs: minimum + code * scale.
 
@@ -214,7 +239,7 @@ def _quantised(bits):
             fetch = cgutils.get_or_insert_function(builder.module, line, "llvm.prefetch.p0")
             first = builder.inttoptr(inputs, F32.as_pointer())
             target = builder.inttoptr(out, vector.as_pointer())
-            splat, fields, order = ir.Constant(codes, [0] * LANES), 32 // bits, places(bits)
+            fields, order = 32 // bits, places(bits)
             group_bytes, part_bytes = WIDTH * (4 + 4 * bits), 4 * LANES
             below = ir.Constant(vector, [-float(2**bits)] * LANES)
             mask = ir.Constant(codes, [(2**bits - 1) << (23 - bits)] * LANES)
@@ -223,10 +248,6 @@ def _quantised(bits):
             def load(kind, place, offset, bytes_of):
                 pointer = builder.inttoptr(builder.add(place, I64(offset)), kind.as_pointer())
                 return builder.load(pointer, align=bytes_of)
-
-            def everywhere(value):
-                one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, I32(0))
-                return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), splat)
 
             after = builder.append_basic_block("after")
             switch = builder.switch(count, after)
@@ -275,7 +296,7 @@ def _quantised(bits):
                         weights.append(builder.call(fused, (number, scales[part], offsets[part])))
                     for row in range(tokens):
                         place = builder.gep(rows[row], [builder.add(inputs_at, I64(field))])
-                        value = everywhere(builder.load(place, align=4))
+                        value = _everywhere(builder, builder.load(place, align=4))
                         now[row] = [
                             builder.call(fused, (weights[part], value, now[row][part])) for part in range(VECTORS)
                         ]
@@ -394,7 +415,6 @@ def _split(bits):
                 for plane in range(planes)
             ]  # fmt: skip
             centre = ir.Constant(vector, [2.0 ** (bits - 1)] * LANES)
-            splat = ir.Constant(codes, [0] * LANES)
 
             def call(name, kinds, *values):
                 function = ir.FunctionType(ir.VoidType(), kinds)
@@ -470,9 +490,7 @@ def _split(bits):
                 builder.position_at_end(rows)
                 row = builder.phi(I64)
                 row.add_incoming(I64(0), before)
-                one = load(F32, builder.add(sums, builder.mul(row, row_bytes)))
-                total = builder.insert_element(ir.Constant(vector, ir.Undefined), one, I32(0))
-                total = builder.shuffle_vector(total, ir.Constant(vector, ir.Undefined), splat)
+                total = _everywhere(builder, load(F32, builder.add(sums, builder.mul(row, row_bytes))))
                 for part in range(VECTORS):
                     offset = builder.add(builder.mul(row, I64(4 * WIDTH)), I64(64 * part))
                     place = builder.add(out, offset)
@@ -485,23 +503,9 @@ def _split(bits):
                 builder.cbranch(builder.icmp_signed("<", following, count), rows, after)
                 builder.position_at_end(after)
 
-            start = builder.block
-            clear, before, loop, late, last, done = (
-                builder.append_basic_block(name) for name in ("clear", "before", "loop", "late", "last", "done")
-            )
-            builder.branch(clear)
-            builder.position_at_end(clear)
-            row = builder.phi(I64)
-            row.add_incoming(I64(0), start)
-            for part in range(VECTORS):
-                there = builder.add(builder.add(out, builder.mul(row, I64(4 * WIDTH))), I64(64 * part))
-                builder.store(
-                    ir.Constant(vector, [0.0] * LANES), builder.inttoptr(there, vector.as_pointer()), align=64
-                )
-            following = builder.add(row, I64(1))
-            row.add_incoming(following, clear)
-            builder.cbranch(builder.icmp_signed("<", following, count), clear, before)
-            builder.position_at_end(before)
+            _clear(builder, out, count)
+            before = builder.block
+            loop, late, last, done = (builder.append_basic_block(name) for name in ("loop", "late", "last", "done"))
             unpack(I64(0), space)
             builder.branch(loop)
             # a group is unpacked, multiplied, stored and added in four successive turns, so that none waits for another
@@ -559,7 +563,7 @@ def _by_digits(bits):
             add_bytes = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
             kind = ir.FunctionType(ir.VoidType(), (address, I32, I32, I32))
             fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-            splat, group_bytes = ir.Constant(codes, [0] * LANES), WIDTH * (4 + 4 * bits)
+            group_bytes = WIDTH * (4 + 4 * bits)
             centre, parts = ir.Constant(vector, [2.0 ** (bits - 1)] * LANES), range(VECTORS)
 
             def at(place, offset, kind):
@@ -569,10 +573,7 @@ def _by_digits(bits):
                 return builder.load(at(place, offset, kind), align=align)
 
             def everywhere(kind, place, offset):
-                """The number at a place, in every lane."""
-                nothing = ir.Constant(kind, ir.Undefined)
-                one = builder.insert_element(nothing, load(kind.element, place, offset), I32(0))
-                return builder.shuffle_vector(one, nothing, splat)
+                return _everywhere(builder, load(kind, place, offset))
 
             def unpacked(there):
                 """The bytes of a group: for each part, of four inputs in turn."""
@@ -588,21 +589,9 @@ def _by_digits(bits):
                         found[part] += [builder.and_(each, nibbles) for each in (packed, upper)]
                 return found
 
-            start = builder.block
-            clear, before, loop, rows, after, done = (
-                builder.append_basic_block(name) for name in ("clear", "before", "group", "rows", "after", "done")
-            )
-            builder.branch(clear)
-            builder.position_at_end(clear)
-            row = builder.phi(I64)
-            row.add_incoming(I64(0), start)
-            there = builder.add(out, builder.mul(row, I64(4 * WIDTH)))
-            for part in parts:
-                builder.store(ir.Constant(vector, [0.0] * LANES), at(there, 4 * LANES * part, vector), align=64)
-            following = builder.add(row, I64(1))
-            row.add_incoming(following, clear)
-            builder.cbranch(builder.icmp_signed("<", following, count), clear, before)
-            builder.position_at_end(before)
+            _clear(builder, out, count)
+            before = builder.block
+            loop, rows, after, done = (builder.append_basic_block(name) for name in ("group", "rows", "after", "done"))
             builder.branch(loop)
             builder.position_at_end(loop)
             group = builder.phi(I64)
@@ -626,12 +615,12 @@ def _by_digits(bits):
             place = builder.add(source, builder.mul(row, builder.mul(size, I64(DIGITS_BYTES // GROUP))))
             sums = []
             for digit in range(3):
-                so_far = [everywhere(codes, place, 3 * GROUP + 4 * digit)] * VECTORS
+                so_far = [everywhere(I32, place, 3 * GROUP + 4 * digit)] * VECTORS
                 for quad in range(quads):
-                    four = everywhere(codes, place, GROUP * digit + 4 * quad)
+                    four = everywhere(I32, place, GROUP * digit + 4 * quad)
                     so_far = [builder.call(add_bytes, (so_far[part], weights[part][quad], four)) for part in parts]
                 sums.append(so_far)
-            step, total = (everywhere(vector, place, 3 * GROUP + 4 * each) for each in (3, 4))
+            step, total = (everywhere(F32, place, 3 * GROUP + 4 * each) for each in (3, 4))
             there = builder.add(out, builder.mul(row, I64(4 * WIDTH)))
             for part in parts:
                 high, middle, low = (each[part] for each in sums)
@@ -678,10 +667,6 @@ def digits_of_row(typing, values, size, centre, address):
         def at(place, kind):
             return builder.inttoptr(place, kind.as_pointer())
 
-        def everywhere(number):
-            one = builder.insert_element(ir.Constant(vector, ir.Undefined), number, I32(0))
-            return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), ir.Constant(wide, [0] * LANES))
-
         def constant(number):
             return ir.Constant(wide, [number] * LANES)
 
@@ -704,7 +689,7 @@ def digits_of_row(typing, values, size, centre, address):
         sizes.append(constant(int(LEAST.view(np.int32))))
         largest = folded(lambda a, b: call(f"smax.v{LANES}i32", wide, a, b), sizes)
         largest = builder.bitcast(call(f"vector.reduce.smax.v{LANES}i32", I32, largest), F32)
-        steps = everywhere(builder.fdiv(top, largest))
+        steps = _everywhere(builder, builder.fdiv(top, largest))
         numbers = [builder.fptosi(call(f"rint.v{LANES}f32", vector, builder.fmul(part, steps)), wide) for part in parts]
         total = call(f"vector.reduce.add.v{LANES}i32", I32, folded(builder.add, numbers))
         step = builder.fdiv(largest, top)
