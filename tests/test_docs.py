@@ -18,7 +18,7 @@ from dynatree_lib.cli.options import COMMANDS
 from dynatree_lib.measure import methods
 from dynatree_lib.measure.judge import read_judged
 from dynatree_lib.measure.protocol import read_results
-from dynatree_lib.measure.statistics import ratio
+from dynatree_lib.measure.statistics import Estimate, ratio
 from dynatree_lib.models import engines
 from dynatree_lib.models.fetch import fetched
 from tools.fill_tables import filled
@@ -425,7 +425,7 @@ def test_what_is_said_of_llama_cpp_is_in_the_records():
 
 def test_what_is_said_of_a_processor_without_matrix_tiles_is_in_its_records():
     told = section("docs/smollm2.md", "On a processor without matrix tiles")
-    runs = {run: real(run, UNTILED) for run in ("quantised", "float32", "bfloat16-peers")}
+    runs = {run: real(run, UNTILED) for run in ("quantised", "float32-all", "bfloat16-all")}
     codes, single, half = (results.records.frame() for results in runs.values())
     rows = {run: {row["label"]: row for row in results.summaries()} for run, results in runs.items()}
     lookup, without = "lookup-tree (tuned)", {"of": "further", "per": "span"}
@@ -438,23 +438,37 @@ def test_what_is_said_of_a_processor_without_matrix_tiles_is_in_its_records():
     gains = [ratio(frame, lookup, over="ar-fast", **of) for frame in (single, half) for of in ({}, without)]
     assert "{} of `ar-fast` in float32, and at {} without the reading of prompts".format(*gains[:2]) in told
     assert "in bfloat16 at {} and {}.".format(*gains[2:]) in told
-    speeds = [rows[run][lookup]["tokens_per_second"] for run in ("bfloat16-peers", "quantised")]
+    speeds = [rows[run][lookup]["tokens_per_second"] for run in ("bfloat16-all", "quantised")]
     assert "is the fastest**: {:.0f} tokens/s, against {:.0f} with 4 bits".format(*speeds) in told
     assert max(row["tokens_per_second"] for run in rows.values() for row in run.values()) == speeds[0]
-    assert f"{rows['bfloat16-peers'][lookup]['identical'].split('/')[0]} of 39 equal to `generate`'s" in told
+    assert (
+        f"{rows['bfloat16-all'][lookup]['identical'].split('/')[0]} of 39 equal to those of `generate` in bfloat16"
+        in told
+    )
     readme = " ".join(page("README.md").split())
     few = [ratio(codes, lookup, over="ar-fast", **of) for of in ({}, without)]
     assert f"gains {few[0].value:.2f} over reading 4 bits, and {gains[0].value:.2f} over full weights" in readme
     assert f"at {few[0]} of `ar-fast`, and at {few[1]} without the reading of prompts" in told
     for task in codes["task"].unique():  # "no kind of task loses beyond doubt"
         assert ratio(codes[codes["task"] == task], lookup, over="ar-fast").high >= 1
-    over_chain = ratio(single, "cost-aware-tree (tuned)", over="chain (tuned)")
-    assert over_chain.low > 1
-    assert f"ahead of the best chain**: {over_chain} in float32" in told
+    over_chain = [ratio(frame, "cost-aware-tree (tuned)", over="chain (tuned)") for frame in (single, half)]
+    assert all(found.low > 1 for found in over_chain)
+    assert "ahead of the best chain**: {} in float32, {} in bfloat16".format(*over_chain) in told
+    for run, said in (
+        ("float32-0.5", "lookup tree runs at {} of `ar-fast` at temperature 0.5"),
+        ("float32-1", "At temperature 1 the tuned drawn tree runs at {} ("),
+        ("quantised-1", "no method gains at temperature 1: the best runs at {} ("),
+    ):
+        rows = json.loads((UNTILED / f"{run}.json").read_text(encoding="utf-8"))["methods"]
+        best = max((row for row in rows if row["label"] != "ar-fast"), key=lambda row: row["speedup_ar_fast"])
+        assert said.format(Estimate(best["speedup_ar_fast"], *best["speedup_ar_fast_interval"])) in told
+    assert "Use ar" in (UNTILED / "tuned-quantised-1.txt").read_text(encoding="utf-8")
     plain = [ratio(codes, "ar-fast", over="llama-cpp:weights=q4_1", **of) for of in ({}, without)]
     assert "`ar-fast` runs at {} of its plain decoding, and at {} without the reading".format(*plain) in told
-    assert f"it runs at {ratio(half, 'ar-fast', over='llama-cpp')}, and the lookup tree at" in told
-    assert f"lookup tree at {ratio(half, lookup, over='llama-cpp:tool=lookup')} of llama.cpp's `lookup`" in told
+    plain = [ratio(frame, "ar-fast", over="llama-cpp") for frame in (single, half)]
+    copied = [ratio(frame, lookup, over="llama-cpp:tool=lookup") for frame in (single, half)]
+    assert "float32 `ar-fast` runs at {} and in bfloat16 at {}; the lookup tree".format(*plain) in told
+    assert "the lookup tree runs at {} and {} of llama.cpp's `lookup`".format(*copied) in told
     assert "llama-bench decodes {:.0f} tokens/s in 4 bits, {:.0f} in F32 and {:.0f} in BF16".format(
         *llama_bench(UNTILED)
     ) in told  # fmt: skip
