@@ -5,13 +5,13 @@
 #
 #   tools/smollm2_reference.sh [OUT] [RUN ...]
 #
-# RUN, all by default:
+# RUN, all but float32-all and bfloat16-all by default:
 #   forwards                     times of forwards by engine, dtype and number of tokens
 #   float32, bfloat16            greedy texts, with weights of this dtype in memory
 #   quantised                    greedy texts in float32, with the weights read as 4 bits, and llama.cpp on them
 #   float32-0.5, float32-1, quantised-1  texts at this temperature
 #   float32-peers, bfloat16-peers  llama.cpp and the fastest methods
-#   float32-all, bfloat16-all    the tuned methods, transformers' and llama.cpp's in one run, in place of the two above
+#   float32-all, bfloat16-all    the tuned methods, transformers' and llama.cpp's in one run
 #   untrained, untrained-carried drafters without training, and with others' trees, in float32; carried: with what earlier prompts taught
 #   llama-bench                  llama.cpp's plain decoding as its own tool measures it
 #   judged                       token-level verification and traversal on the same trees, temperature 1
@@ -56,7 +56,9 @@ PYTHON
 }
 
 texts() {
-  local run=$1 dtype=${1%%-*} engine=compiled temperature=0 methods=hf-generate,ar-fast kinds
+  local run=$1 dtype=${1%%-*} engine=compiled temperature=0 methods=hf-generate,ar-fast kinds tool
+  local programs=llama-cpp
+  for tool in lookup lookahead speculative tree; do programs=$programs,llama-cpp:tool=$tool; done
   [ "$dtype" != quantised ] || { engine=quantised dtype=float32; }
   case $run in
     untrained*)
@@ -68,12 +70,10 @@ texts() {
       methods=$methods,union-tree:max_nodes=64$further
       ;;
     *-all)
-      methods=$methods,hf-assisted,llama-cpp kinds=chain,cost-aware-tree,lookup-tree
-      for tool in lookup lookahead speculative tree; do methods=$methods,llama-cpp:tool=$tool; done
+      methods=$methods,hf-assisted,$programs kinds=chain,cost-aware-tree,lookup-tree
       ;;
     *-peers)
-      methods=$methods,prompt-lookup,llama-cpp kinds=lookup-tree,ptd
-      for tool in lookup lookahead speculative tree; do methods=$methods,llama-cpp:tool=$tool; done
+      methods=$methods,prompt-lookup,$programs kinds=lookup-tree,ptd
       ;;
     quantised)
       methods=$methods,hf-assisted,prompt-lookup,chain:length=4,fixed-tree,llama-cpp:weights=q4_1,llama-cpp:tool=lookup,weights=q4_1

@@ -102,6 +102,13 @@ class _BFloat(ir.Type):
         return hash("bfloat")
 
 
+def _everywhere(builder, number):
+    """Put a number into every lane of a vector."""
+    nothing = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
+    one = builder.insert_element(nothing, number, I32(0))
+    return builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+
+
 def _product(packed=1):
     """Make the intrinsic out[t, :WIDTH] = block @ inputs[t] for `count` tokens (1 to TILE).
 
@@ -128,7 +135,6 @@ def _product(packed=1):
             first = builder.inttoptr(inputs, element.as_pointer())
             target = builder.inttoptr(out, vector.as_pointer())
             lines = [builder.inttoptr(builder.add(ahead, offset), I8.as_pointer()) for offset in (I64(0), other)]
-            splat = ir.Constant(ir.VectorType(I32, LANES), [0] * LANES)
             after = builder.append_basic_block("after")
             switch = builder.switch(count, after)
             for tokens in range(1, TILE + 1):
@@ -153,10 +159,7 @@ def _product(packed=1):
                 following = []
                 for row in range(tokens):
                     value = builder.load(builder.gep(rows[row], [step]), align=4)
-                    kind = ir.VectorType(element, LANES)
-                    spread = builder.insert_element(ir.Constant(kind, ir.Undefined), value, I32(0))
-                    spread = builder.shuffle_vector(spread, ir.Constant(kind, ir.Undefined), splat)
-                    spread = builder.bitcast(spread, stored)
+                    spread = builder.bitcast(_everywhere(builder, value), stored)
                     terms = [(sums[row][part], spread, weights[part]) for part in range(VECTORS)]
                     terms = [term[::-1] for term in terms] if packed == 1 else terms
                     following.append([builder.call(fused, term) for term in terms])
@@ -190,13 +193,6 @@ def places(bits):
     if DIGITS:
         return [each * 8 // bits % fields + each // 4 for each in range(fields)]
     return [each // 2 + fields // 2 * (each % 2) for each in range(fields)]
-
-
-def _everywhere(builder, number):
-    """Put a number into every lane of a vector."""
-    nothing = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
-    one = builder.insert_element(nothing, number, I32(0))
-    return builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
 
 
 def _clear(builder, out, count):
