@@ -63,7 +63,7 @@ def pair():
 @pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
 def test_texts_are_those_of_generate(pair, kind, temperature):
     target, draft = pair
-    for drafter in examples(kind, draft):
+    for drafter in examples(kind, draft)[:2]:
         check(target, drafter, sampling=Sampling(temperature), max_new_tokens=20)
 
 

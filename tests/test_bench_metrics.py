@@ -286,9 +286,3 @@ def test_ratios_to_the_bound_and_to_the_strongest_plain_loop():
     assert plain["speedup_ar_fast_interval"] == (1.0, 1.0)
     without = {one["label"]: one for one in summarize_records(_bounded(*runs))}["chain:length=2"]
     assert without["bound_ratio"] is without["speedup_ar_fast"] is without["speedup_ar_fast_interval"] is None
-
-
-def test_records_from_before_the_bound_have_none():
-    for path in BENCHMARKS:
-        for one in summarize_records(read_records(path)):
-            assert one["bound_ratio"] is None or one["bound_ratio"] > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -64,16 +65,16 @@ class Clocked(LanguageModel):
         return session
 
 
-def measured(verify, draft, queued=(0.0, 0.0), pair=TOYS, **options):
+def clocked_costs(verify, draft, queued=(0.0, 0.0), pair=TOYS, **options):
     time = [0.0]
     clocked = Pair(
         pair.name, Clocked(pair.target, time, verify, queued[0]), Clocked(pair.draft, time, draft, queued[1]), None
     )
-    return measure_costs(clocked, TEXTS, clock=lambda: time[0], iterations=16, **options)
+    return measure_costs(clocked, TEXTS, clock=lambda: time[0], **{"iterations": 16, **options})
 
 
 def test_the_measured_costs_are_those_of_the_clock():
-    costs = measured(lambda nodes: 3.0 + nodes, lambda nodes: 0.4 + 0.1 * nodes)
+    costs = clocked_costs(lambda nodes: 3.0 + nodes, lambda nodes: 0.4 + 0.1 * nodes)
     assert costs.step_seconds == pytest.approx(4.0)
     assert costs.verify_points == pytest.approx([(3 + 2**k) / 4 for k in range(7)])
     assert costs.draft_points == pytest.approx([(0.4 + 0.1 * 2**k) / 4 for k in range(5)], abs=1e-4)
@@ -85,7 +86,7 @@ def test_the_measured_costs_are_those_of_the_clock():
 
 
 def test_a_step_in_the_cost_stays_in_the_forecast_and_is_no_marginal_cost_of_cost_aware_drafting():
-    costs = measured(lambda nodes: 1.0 if nodes == 1 else 1.5 + nodes / 100, lambda nodes: 0.1, max_rows=16)
+    costs = clocked_costs(lambda nodes: 1.0 if nodes == 1 else 1.5 + nodes / 100, lambda nodes: 0.1, max_rows=16)
     assert costs.verify_points == pytest.approx([1, 1.52, 1.54, 1.58, 1.66])
     assert float(read(costs.verify_points, 2)) == pytest.approx(1.52)
     curve = CostCurve(costs.verify_points)
@@ -95,13 +96,13 @@ def test_a_step_in_the_cost_stays_in_the_forecast_and_is_no_marginal_cost_of_cos
 
 
 def test_reading_the_prompt_has_its_own_cost():
-    costs = measured(lambda nodes: 2.0, lambda nodes: 0.5, queued=(0.1, 0.02))
+    costs = clocked_costs(lambda nodes: 2.0, lambda nodes: 0.5, queued=(0.1, 0.02))
     per_token = 3 / 4 / 2  # of the four tokens the last is node 0; in steps of 2 seconds
     assert costs.reading == pytest.approx((0.1 * per_token, 0.02 * per_token), rel=0.05)
 
 
 def test_noise_cannot_make_a_larger_forward_cheaper():
-    costs = measured(lambda nodes: 5.0 if nodes == 4 else 1.0, lambda nodes: 0.2)
+    costs = clocked_costs(lambda nodes: 5.0 if nodes == 4 else 1.0, lambda nodes: 0.2)
     assert list(costs.verify_points) == sorted(costs.verify_points)
     assert costs.verify_points[2] == pytest.approx(1.0)
 
@@ -121,22 +122,21 @@ def test_a_probe_proposes_nodes_of_one_tree():
 
 def test_costs_are_kept_and_taken_up_again(tmp_path):
     file, said = tmp_path / "costs.json", []
-    first = measured(lambda nodes: nodes, lambda nodes: 0.1, records=file, max_rows=8)
-    again = measured(lambda nodes: 9.0, lambda nodes: 0.9, records=file, max_rows=8, progress=said.append)
+    measured = partial(clocked_costs, records=file, iterations=2)
+    first = measured(lambda nodes: nodes, lambda nodes: 0.1, max_rows=8)
+    again = measured(lambda nodes: 9.0, lambda nodes: 0.9, max_rows=8, progress=said.append)
     assert again == first
     assert said == ["Costs from costs.json"]
     assert MeasuredCosts.from_json(json.loads(file.read_text())) == first
     probe = first.measured["probes"][3]
     assert (probe["probe"], probe["rows"], probe["seconds"][1]) == ("rows-probe", 8, pytest.approx(8.0))
-    other = measured(lambda nodes: 2.0, lambda nodes: 0.1, records=file, max_rows=4, progress=said.append)
+    other = measured(lambda nodes: 2.0, lambda nodes: 0.1, max_rows=4, progress=said.append)
     assert other.verify_points == pytest.approx([1, 1, 1])
     assert "of another pair, machine or setup" in said[1]
     for broken in ("broken", "[]", json.dumps({**first.to_json(), "format": 0})):
         file.write_text(broken)
-        assert measured(lambda nodes: 2.0, lambda nodes: 0.1, records=file, max_rows=4) == other
-    assert (
-        measured(lambda nodes: 4.0, lambda nodes: 0.1, records=file, max_rows=4, existing="replace").step_seconds == 4
-    )
+        assert measured(lambda nodes: 2.0, lambda nodes: 0.1, max_rows=4) == other
+    assert measured(lambda nodes: 4.0, lambda nodes: 0.1, max_rows=4, existing="replace").step_seconds == 4
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,8 @@ def worth(slots, rates):
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5])
-def test_no_shape_is_worth_more_than_the_one_from_rates(nodes):
-    rates = ((0.6, 0.3, 0.05), (0.8, 0.15, 0.0))
+@pytest.mark.parametrize("rates", [((0.6, 0.3, 0.05), (0.8, 0.15, 0.0)), ((0.1, 0.3, 0.5), (0.2, 0.1, 0.65))])
+def test_no_shape_is_worth_more_than_the_one_from_rates(nodes, rates):
     slots = RankAcceptance(rates, (100, 100)).slots(nodes)
     assert len(slots) == nodes
     shapes = [

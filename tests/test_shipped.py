@@ -20,7 +20,7 @@ def test_a_folder_of_notebooks_serves_as_a_checkout(tmp_path, capsys, monkeypatc
     names = {path.name for path in (folder / "notebooks").glob("*.ipynb")}
     assert names == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
     assert (folder / "notebooks" / "solutions" / "00_start_here.ipynb").is_file()
-    assert (folder / "outputs" / "reference" / "audit.json").is_file()
+    assert (folder / "outputs" / "reference" / "audit.json.gz").is_file()
     assert re.match(r"\d+ notebooks and \d+ records are new in ", printed)
     monkeypatch.delenv("DYNATREE_ROOT", raising=False)
     assert project_root(folder / "notebooks") == folder

@@ -112,9 +112,9 @@ def test_records_are_written_without_nan(out):
 
 def test_records_of_the_project_come_from_the_checkout_or_the_package(out, tmp_path):
     nb = begin("10_x", profile="smoke")
-    assert nb.reference("audit.json") == nb.root / "outputs" / "reference" / "audit.json"
+    assert nb.reference("audit.json.gz") == nb.root / "outputs" / "reference" / "audit.json.gz"
     alone = replace(nb, root=tmp_path)  # a notebook on its own, as in Colab
-    assert alone.reference("audit.json").is_file()
+    assert alone.reference("audit.json.gz").is_file()
     with pytest.raises(ValueError, match="There is no record outputs/reference/cpu/none.json, in "):
         alone.reference("cpu/none.json")
 

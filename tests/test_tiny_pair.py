@@ -43,7 +43,7 @@ def margin(model, ids, tokens) -> float:
 def test_greedy_text_is_transformers_in_float32(pair, cases, kind):
     """Identical, or the first difference is a near-tie; near-ties must stay rare."""
     ties = 0
-    for drafter in examples(kind, pair.draft):
+    for drafter in examples(kind, pair.draft)[:2]:
         for ids, expected in cases:
             found = generate(pair.target, ids, drafter, max_new_tokens=len(expected), eos_token_ids=()).tokens
             assert len(found) == len(expected)

@@ -103,9 +103,14 @@ def test_the_choice_can_be_used_at_once():
     assert replace(tuned, spec="ar").python == "dt.NoDraft()"
 
 
+@pytest.fixture(scope="module")
+def chosen():
+    return planted(FREE_ROWS)
+
+
 @pytest.mark.parametrize("kind", [*DRAFTERS, *WRAPPERS], ids=lambda kind: kind.name)
-def test_every_method_can_be_the_choice(kind):
-    made = replace(planted(FREE_ROWS), spec=kind.name)
+def test_every_method_can_be_the_choice(chosen, kind):
+    made = replace(chosen, spec=kind.name)
     pair = SimpleNamespace(draft=TOYS.draft)
     assert made.drafter(TOYS.draft) == eval(made.python, {"dt": dt, "pair": pair})
     assert type(made.drafter(TOYS.draft)) is kind

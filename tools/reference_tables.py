@@ -4,7 +4,7 @@ python3 -m tools.reference_tables [FILE]
 
 FILE is tests/reference_tables.json by default. A test compares it with what the library computes now, so that moving or
 rewriting the code that computes a table cannot change a number unnoticed: run this tool after every new record in
-outputs/reference/cpu or outputs/reference/audit.json. Nothing is measured here.
+outputs/reference/cpu or outputs/reference/audit.json.gz. Nothing is measured here.
 """
 
 from __future__ import annotations

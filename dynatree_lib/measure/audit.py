@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..drafters import AdaptiveTree, Chain, CostAwareSampledTree, Drafter, FixedTree, SampledTree
+from ..drafters import AdaptiveTree, Chain, CostAwareSampledTree, Drafter, DySpecTree, FixedTree, SampledTree
 from ..drafters.sampled_tree import slots_of_paths
 from ..models.base import LanguageModel
 from ..models.toy import ToyModel
 from ..sampling import Sampling
 from ..verifiers import (
+    BEYOND,
     VERIFIERS,
     Block,
     ConditionalTransport,
@@ -42,6 +43,7 @@ from ..verifiers.residual import ImpossibleToken, ResidualRule
 from .ceiling import best_tokens
 from .environment import describe_environment
 from .exact import bias, distance, iteration
+from .records import read_bytes
 from .unsound import UNSOUND, Reranked, SortedSiblings, TopAsDrawn, UnlikelyRemoved
 
 FORMAT = 1
@@ -104,12 +106,13 @@ TREES: dict[str, tuple[int, Make]] = {
     "own temperature": (4, _sampled(depth=2, branching=(2, 1), temperature=0.7)),
     "adaptive": (4, _adaptive),
     "cost-aware, drawn": (4, _cost_aware),
+    "DySpec": (4, lambda draft: DySpecTree(draft, max_nodes=5)),
     "top chain": (4, lambda draft: Chain(draft, 2)),
     "fixed tree": (4, lambda draft: FixedTree(draft, depth=2, branching=2, tau=None)),
 }
 """Kinds of trees: the largest vocabulary they are enumerated on, and the drafter of a draft model."""
 CHAINS = ("chain of 3", "top chain")
-RULES = tuple(rule for rule in VERIFIERS if rule is not Greedy)
+RULES = tuple(rule for rule in (*VERIFIERS, *BEYOND) if rule is not Greedy)
 IDENTITIES = ("one-hot p: every rule is greedy", "chain: block is traversal", "deterministic tree: all are target walk")
 ON_CHAINS = (Block, Traversal, Hierarchical, ConditionalTransport, MultiPath)
 """Rules that are one rule on a chain."""
@@ -313,7 +316,7 @@ def _rows(table: pd.DataFrame) -> list[Row]:
 
 
 def read_audit(path: str | Path) -> Audit:
-    """Read a record. Summaries are computed again from its rows.
+    """Read a record, plain or packed by gzip (its name then ends in `.gz`). Summaries are computed again from its rows.
 
     Raises:
         ValueError: if there is no such file, or it holds no audit of this format.
@@ -322,7 +325,7 @@ def read_audit(path: str | Path) -> Audit:
     if not path.is_file():
         raise ValueError(f"There is no audit {path}; `dynatree audit --out {path}` writes one.")
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = json.loads(read_bytes(path))
         if body["format"] != FORMAT:
             raise ValueError(f"format {body['format']}, where this version reads {FORMAT}")
         body.setdefault(OPTIONAL, [TABLES[OPTIONAL]])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 import numpy as np
 from typing_extensions import override
@@ -98,28 +97,39 @@ class RankAcceptance:
     def slots(self, nodes: int, depth: int = 99) -> tuple[int, ...]:
         """Return the shape of `nodes` drafted nodes with most expected tokens, as `SampledTree.shape` takes it.
 
-        A node is worth the product of the rates along its path, so the best shape grows from the best nodes. Sequoia's
-        dynamic programme finds the same shape where rates fall with the rank. For a sampled tree take the rates from
-        iterations of a sampled tree, because there a rank is a place in draw order.
+        A node is worth the product of the rates along its path. Sequoia's dynamic programme (Chen et al. 2024, section
+        3.1) finds the best tree, here with rates that may differ by level, and rise with the rank. Fewer nodes come
+        back where the levels and ranks have no room for them. For a sampled tree take the rates from iterations of a
+        sampled tree, because there a rank is a place in draw order.
 
         Raises:
             ValueError: for fewer than one node or level.
         """
         if nodes < 1 or depth < 1:
             raise ValueError(f"nodes={nodes} and depth={depth} leave no tree; give at least 1 of each.")
-        waiting: list[tuple[float, tuple[int, ...], float]] = [(-self._rate(0, 0), (0,), 1.0)]
-        chosen: dict[tuple[int, ...], float] = {}  # child numbers from node 0 down -> worth
-        while waiting and len(chosen) < nodes:
-            minus_worth, path, above = heappop(waiting)
-            chosen[path] = -minus_worth
-            level, rank = len(path) - 1, path[-1]
-            if rank + 1 < len(self.rates[0]):
-                heappush(waiting, (-above * self._rate(level, rank + 1), (*path[:-1], rank + 1), above))
-            if level + 1 < depth:
-                heappush(waiting, (minus_worth * self._rate(level + 1, 0), (*path, 0), -minus_worth))
-        order = sorted(chosen, key=lambda path: (len(path), path))
-        place = {(): 0, **{path: number for number, path in enumerate(order, 1)}}
-        return tuple(place[path[:-1]] for path in order)
+        nothing = np.array([0.0] + [-np.inf] * nodes)  # [n]: most that exactly n nodes are worth, if there is room
+        first, below = {}, nothing
+        for level in reversed(range(min(depth, nodes))):
+            siblings = nothing
+            for rank in reversed(range(len(self.rates[0]))):
+                rate = max(self._rate(level, rank), 1e-300)  # 0 times "no room" would be no number
+                own = rate * (1 + below[:-1])  # [m - 1]: this child, and m - 1 nodes below it
+                worth = [own[:n] + siblings[n - 1 :: -1][:n] for n in range(1, nodes + 1)]
+                first[level, rank] = [0, *(1 + int(one.argmax()) for one in worth)]
+                siblings = np.array([0.0, *(one.max() for one in worth)])
+            below = siblings
+        chosen: list[tuple[int, ...]] = []  # paths, as child numbers from node 0 down
+        room = int(np.flatnonzero(np.isfinite(below))[-1])
+        waiting: list[tuple[tuple[int, ...], int, int]] = [((), 0, room)]  # parent, its child's rank, nodes to spend
+        while waiting:
+            above, rank, left = waiting.pop()
+            if left:
+                spent = first[len(above), rank][left]
+                chosen.append((*above, rank))
+                waiting += [((*above, rank), 0, spent - 1), (above, rank + 1, left - spent)]
+        chosen.sort(key=lambda path: (len(path), path))
+        place = {(): 0, **{path: number for number, path in enumerate(chosen, 1)}}
+        return tuple(place[path[:-1]] for path in chosen)
 
     def _rate(self, level: int, rank: int) -> float:
         return self.rates[min(level, len(self.rates) - 1)][rank]

@@ -62,6 +62,7 @@ class Completed:
             "side_nodes": [one.side_nodes for one in self.iterations],
         }  # fmt: skip
         emissions = [[seconds, len(self.tokens)]] if emissions is None else emissions
+        emissions = [[round(at, 6), count] for at, count in emissions]  # further digits are noise, and half of a file
         return Run(
             method, prompt, repeat, seconds, self.tokens, emissions, self.forwards, self.finish_reason,
             **shapes, counters=self.counters, kv_entries=self.kv_entries, **peaks,

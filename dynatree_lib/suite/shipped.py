@@ -10,7 +10,7 @@ from ..paths import whole_file
 PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = (
     "notebooks",
-    "outputs/reference/audit.json",
+    "outputs/reference/audit.json.gz",
     "outputs/reference/cpu/growth.json",
     "outputs/reference/cpu/precision.json",
     "outputs/reference/cpu/throughput.json",
