@@ -147,7 +147,7 @@ def other_tables() -> Iterator[tuple[str, Any]]:
         yield f"growth: {name}", flatness(rows, name.split()[-1], whole)
     for name in ("precision", "precision-bfloat16"):
         yield f"{name}: printed", "\n".join(precision_command.report(json.loads((CPU / f"{name}.json").read_text())))
-    audit = read_audit(ROOT / "outputs" / "reference" / "audit.json")
+    audit = read_audit(ROOT / "outputs" / "reference" / "audit.json.gz")
     yield "audit: printed", "\n".join(audit_command.report(audit))
     yield "audit: summary", audit.summary()
     yield "audit: controls", audit.control_summary()
