@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynatree_lib import SampledTree, Sampling, ToyModel
+from dynatree_lib import DySpecTree, SampledTree, Sampling, ToyModel
 from dynatree_lib.cli import main as cli
 from dynatree_lib.experiments.traversal import beyond
 from dynatree_lib.experiments.traversal.beyond import ONE, PROMPT, TREES, checked, compare, constant, counterexample
@@ -384,6 +384,23 @@ def test_rules_that_look_at_siblings_together_are_biased_where_a_sibling_lends_i
                 rule().check(ONE, drafter.drawing, drafter.chain)
     assert {rule for rule, value in off.items() if value < TINY} == {TokenLevel, KSequential, TargetWalk}
     assert min(value for value in off.values() if value > TINY) > 1e-4
+
+
+def test_rules_that_look_at_siblings_together_are_biased_where_the_first_decides_whether_there_is_a_second():
+    """The smallest example: two drafted nodes, the second below the first where that is the likely token, else beside.
+
+    So a lone child is always token 0, and a pair is always (1, 0). Its first token follows the draft all the same.
+    """
+    target, draft = (ToyModel(lambda context, p=p: p, 2) for p in ((0.5, 0.5), (0.8, 0.2)))
+    drafter = DySpecTree(draft, max_nodes=3)
+    shapes = {(*one.tree.parents, *one.tree.tokens[1:3]) for one, _ in proposals(drafter, PROMPT, ONE)}
+    assert {(shape[:3], shape[3]) for shape in shapes} == {((-1, 0, 1), 0), ((-1, 0, 0), 1)}
+    for rule in (Transport, ConditionalTransport, MultiPath):
+        with pytest.raises(ValueError, match="how many children a node has depends on which tokens"):
+            rule().check(ONE, drafter.drawing, drafter.chain)
+        assert bias(target, drafter, rule(unsafe=True), PROMPT, ONE)[0] == pytest.approx(0.1)
+    for served in (TokenLevel(), Traversal(), KSequential(), TargetWalk()):
+        assert bias(target, drafter, served, PROMPT, ONE)[0] < TINY
 
 
 # ------------------------------------------------------------------------------------------------------------ the audit

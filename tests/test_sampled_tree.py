@@ -152,7 +152,7 @@ def test_chains_and_drawings_are_declared():
 
 def test_the_default_rule_fits_the_drafter():
     chosen = {drawing: type(default_verifier(False, drawing)) for drawing in Drawing}
-    assert chosen[Drawing.RECORDED] is Traversal
+    assert chosen[Drawing.RECORDED] is chosen[Drawing.GROWN] is Traversal
     assert chosen[Drawing.BY_PATH] is TokenLevel
     assert chosen[Drawing.FIXED] is chosen[Drawing.SELECTED] is TargetWalk
 

@@ -23,7 +23,7 @@ from dynatree_lib import (
 )
 from dynatree_lib.measure.exact import bias, distance, outcomes, text_distribution
 from dynatree_lib.sampling import RandomSource, Scores
-from dynatree_lib.verifiers import VERIFIERS, Drawing
+from dynatree_lib.verifiers import BEYOND, VERIFIERS, Drawing
 
 TARGET = ToyModel.random(3, seed=1)
 DRAFT = TARGET.mixed(ToyModel.random(3, seed=2), 0.5)
@@ -69,6 +69,12 @@ def test_every_rule_is_lossless_for_every_drafter_it_serves(verifier, drafter, s
             generate(TARGET, [0], drafter, verifier=verifier(), sampling=sampling)
         return
     assert bias(TARGET, drafter, verifier(), [0], sampling, max_depth=3)[0] < 1e-12
+
+
+@pytest.mark.parametrize("verifier", BEYOND, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("drafter", EXAMPLES, ids=lambda d: d.name)
+def test_a_rule_beyond_the_papers_is_lossless_for_every_drafter_it_serves(verifier, drafter):
+    test_every_rule_is_lossless_for_every_drafter_it_serves(verifier, drafter, Sampling(1.0))
 
 
 def test_every_rule_serves_some_sampled_tree_and_some_are_refused():

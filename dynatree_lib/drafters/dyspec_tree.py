@@ -27,7 +27,8 @@ class DySpecTree(ModelDrafter):
     probability R(x) leaves the value v (1 - R(x)) to the place of its next sibling, and has v R(x) below itself.
 
     Where the tree grows depends on what was drawn in other branches, but only on what was drawn before. So every token
-    follows its recorded distribution given all earlier draws, and the rules for drawn trees are lossless.
+    follows its recorded distribution given all earlier draws, and token-level verification and traversal are lossless.
+    Rules that decide on siblings together are not: whether there is a second child depends on what the first one drew.
 
     Where the target's temperature is 0, nothing is drawn: a place takes the most probable token that is left.
 
@@ -46,7 +47,7 @@ class DySpecTree(ModelDrafter):
     depth: int = 8
     branching: int = 4
     name = "dyspec-tree"
-    drawing = Drawing.RECORDED
+    drawing = Drawing.GROWN
 
     def __post_init__(self) -> None:
         check_counts(self, "depth", "branching")

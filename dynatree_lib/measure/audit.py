@@ -44,7 +44,7 @@ from .ceiling import best_tokens
 from .environment import describe_environment
 from .exact import bias, distance, iteration
 from .records import read_bytes
-from .unsound import UNSOUND, Reranked, SortedSiblings, TopAsDrawn, UnlikelyRemoved
+from .unsound import UNSOUND, Reranked, SharedNoise, SortedSiblings, TopAsDrawn, UnlikelyRemoved
 
 FORMAT = 1
 """Version of the record; a reader refuses others."""
@@ -122,9 +122,12 @@ CONTROLS: dict[str, Make] = {
     **{kind.name: _control(kind) for kind in UNSOUND},
     Reranked.name: _control(Reranked, nodes=2),
     f"{SortedSiblings.name} iid": _control(SortedSiblings, draw="iid"),
+    f"{SharedNoise.name} siblings": _control(SharedNoise, between="siblings"),
     f"{TopAsDrawn.name} chain": _control(TopAsDrawn, shape=(0, 1)),
     f"{UnlikelyRemoved.name} chain": _control(UnlikelyRemoved, shape=(0, 1)),
+    DySpecTree.name: lambda draft: DySpecTree(draft, max_nodes=4),
 }
+"""Drafters that some rules must refuse: unsound ones, and one whose siblings are drawn one by one."""
 """Drafters that some rule must be biased for."""
 
 
@@ -171,8 +174,8 @@ class Audit:
             included), `outcomes` (ways the iteration may go).
         identities: a row per case and rules that must emit the same: `identity` (what is equal) and `deviation`
             (largest total variation between the distributions of what is emitted).
-        controls: a row per case of an unsound drafter and rule that does not serve it, made to verify its trees: `rule`
-            and `bias`, NaN where the rule met a token that its recorded distribution cannot have drawn.
+        controls: a row per case of a control and rule that refuses its drafter, made to verify its trees all the same:
+            `rule` and `bias`, NaN where the rule met a token that its recorded distribution cannot have drawn.
         optima: a row per case whose `optimum` was asked for: the most tokens per iteration that a lossless rule can
             emit on average (`ceiling.best_tokens`).
     """
@@ -201,7 +204,7 @@ class Audit:
         return _rows(_grouped(self.identities, ["identity"], deviation=("deviation", "max")))
 
     def control_summary(self) -> list[Row]:
-        """By unsound drafter and rule: `instances`, how many were `biased` or `refused`, and the largest `bias`."""
+        """By refused drafter and rule: `instances`, how many were `biased` or `refused`, and the largest `bias`."""
         frame = self.controls.rename(columns={"tree": "control"})
         frame = frame.assign(biased=frame["bias"] > SEEN, refused=frame["bias"].isna())
         counts = {"biased": ("biased", "sum"), "refused": ("refused", "sum")}
@@ -388,7 +391,7 @@ def control_cases(seed: int = 0) -> Iterator[Case]:
 
 
 def check_case(case: Case, optimum: bool = False) -> dict[str, list[tuple[Any, ...]]]:
-    """Enumerate one iteration under every rule that serves the drafter; of a control, also under those that do not.
+    """Enumerate one iteration under every rule that serves the drafter; of a control, also under those that refuse it.
 
     Args:
         case: the drafter and its models.

@@ -24,11 +24,12 @@ def default_verifier(greedy: bool, drawing: Drawing) -> Verifier:
     """Return a rule without bias that usually accepts most.
 
     It is greedy verification at temperature 0. Above, it is the target walk for deterministic trees and those selected
-    after drawing, traversal for sampled trees, and token-level verification where branches share random numbers.
+    after drawing, traversal for drawn trees, and token-level verification where branches share random numbers.
     """
     if greedy:
         return Greedy()
-    return {Drawing.RECORDED: Traversal, Drawing.BY_PATH: TokenLevel}.get(drawing, TargetWalk)()
+    chosen = {Drawing.RECORDED: Traversal, Drawing.GROWN: Traversal, Drawing.BY_PATH: TokenLevel}
+    return chosen.get(drawing, TargetWalk)()
 
 
 __all__ = [

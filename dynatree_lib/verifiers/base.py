@@ -18,6 +18,10 @@ class Drawing(Enum):
 
     FIXED = "its tokens are deterministic"
     RECORDED = "each token was drawn from its recorded distribution, given all that was drawn before it"
+    GROWN = (
+        "each token was drawn from its recorded distribution, but how many children a node has depends on which tokens "
+        "its earlier children drew"
+    )
     BY_PATH = (
         "its branches share random numbers, so a token follows its recorded distribution given its own path and "
         "earlier siblings, but not given what was drawn in other branches"

@@ -32,7 +32,8 @@ class MultiPath(ResidualRule):
     The best child has the largest ratio of the target's to the draft's probability, ties by token id. Copies of one
     path of tokens are gone down together: the children of all of them are the next candidates. Of deterministic
     siblings the best is the target's most probable. Of those drawn without replacement it is the better of the first
-    two, whose distribution takes no sum over sets. The number of siblings must be fixed before the first is drawn.
+    two, whose distribution takes no sum over sets. How many siblings there are must be decided before the first of them
+    is drawn.
 
     Args:
         unsafe: also serve trees for which the rule is biased, to show the bias.
@@ -48,7 +49,7 @@ class MultiPath(ResidualRule):
     order: Order = "ratio"
     copies: Copies = "counted"
     name = "multi-path"
-    refuses = (Drawing.SELECTED, Drawing.BY_PATH)  # it looks at siblings off the path
+    refuses = (Drawing.SELECTED, Drawing.GROWN, Drawing.BY_PATH)  # it looks at siblings off the path
     longest = False  # of three siblings without replacement it never takes the third
 
     def __post_init__(self) -> None:

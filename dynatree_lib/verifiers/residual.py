@@ -43,7 +43,7 @@ class ResidualRule(SamplingRule):
                 f"{type(self).__name__} is a rule for chains and this drafter's trees may branch; use Traversal, which "
                 "on a chain is the same rule, or a drafter of chains (Chain, SampledTree(branching=1))."
             )
-        if chain and drawing is Drawing.BY_PATH:  # there are no other branches to depend on
+        if chain and drawing in (Drawing.GROWN, Drawing.BY_PATH):  # there are no siblings and no other branches
             drawing = Drawing.RECORDED
         if drawing in self.refuses and not sampling.greedy and not self.unsafe:
             raise ValueError(

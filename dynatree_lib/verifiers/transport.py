@@ -170,7 +170,7 @@ def groups(recorded: Recorded, children: Sequence[int], size: int, together: int
 class Transport(ResidualRule):
     """Top down: of the children of the accepted node, a group at a time, accept one as a plan says.
 
-    The number of siblings must be fixed before the first of them is drawn.
+    How many siblings there are must be decided before the first of them is drawn.
 
     Args:
         unsafe: also serve trees for which the rule is biased, to show the bias.
@@ -184,7 +184,7 @@ class Transport(ResidualRule):
     plan: Plan = hub_plan
     together: int = 2
     name = "transport"
-    refuses = (Drawing.SELECTED, Drawing.BY_PATH)  # it looks at later siblings of the nodes it accepts
+    refuses = (Drawing.SELECTED, Drawing.GROWN, Drawing.BY_PATH)  # it looks at later siblings of the nodes it accepts
 
     def __post_init__(self) -> None:
         if self.together < 1 or (self.plan is hub_plan and self.together > 2):
