@@ -8,7 +8,10 @@ from dynatree_lib.measure.chooser import EVERYTHING, KINDS, advice, choose, fron
 from dynatree_lib.measure.methods import variants
 from dynatree_lib.measure.records import Header, Records, Run
 
-SPECS = "hf-generate,ar-fast,prompt-lookup,chain,union-tree:first=suffix-tree,second=token-recycling,union-tree"
+SPECS = (
+    "hf-generate,ar-fast,prompt-lookup,chain,union-tree:first=suffix-tree,second=token-recycling,union-tree,"
+    "switch:drafter=token-recycling;max_nodes=20,switch:drafter=chain,chain:skip=1/2"
+)
 
 
 def planted(speeds, tasks=("writing", "coding", "rag"), prompts=6):
@@ -51,6 +54,8 @@ def test_what_a_method_needs():
     labels = {
         "chain": "draft model", "prompt-lookup": "no draft model", "union-tree": "draft model",
         "union-tree:first=suffix-tree,second=token-recycling": "no draft model",
+        "switch:drafter=token-recycling;max_nodes=20": "no draft model", "switch:drafter=chain": "draft model",
+        "chain:skip=1/2": "no draft model",
     }  # fmt: skip
     rows = found(**dict.fromkeys(labels, (20, 50)))
     assert {row["method"]: row["group"] for row in rows} == {"ar-fast": "plain", **labels}

@@ -19,6 +19,7 @@ from dynatree_lib.measure.unsound import SharedNoise
 from dynatree_lib.sampling import RandomSource, Scores
 from dynatree_lib.tree import DISTINCT, IID, POINT, TokenTree
 from dynatree_lib.verifiers import (
+    BEYOND,
     Block,
     ConditionalTransport,
     Drawing,
@@ -144,14 +145,21 @@ def test_a_long_chain_neither_overflows_nor_loses_a_draft_that_is_the_target():
 
 
 def test_what_is_no_reading_order_or_size_is_refused():
-    with pytest.raises(ValueError, match="reading is 'smallest'; choose one of 'largest', 'printed'"):
+    with pytest.raises(ValueError, match="reading is 'smallest'; choose from 'largest', 'printed'"):
         Hierarchical(reading="smallest")
-    with pytest.raises(ValueError, match="order is 'random'; choose 'ratio' or 'capped'"):
+    with pytest.raises(ValueError, match="order is 'random'; choose from 'ratio', 'capped'"):
         MultiPath(order="random")
     with pytest.raises(ValueError, match="copies is 'dropped'"):
         MultiPath(copies="dropped")
-    with pytest.raises(ValueError, match="together is 3; give at least 1, and at most 2"):
+    with pytest.raises(ValueError, match="together is 3; give a whole number of at least 1, and at most 2"):
         Transport(together=3)
+    with pytest.raises(ValueError, match="together is '1'; give a whole number"):
+        ConditionalTransport(together="1")
+    with pytest.raises(TypeError, match="plan is None; give a function"):
+        Transport(plan=None)
+    for rule in (*BEYOND, Block, TokenLevel, Traversal):
+        with pytest.raises(TypeError, match="unsafe is 'no'; give True or False"):
+            rule(unsafe="no")
     with pytest.raises(ValueError, match="rule for chains .* use Traversal"):
         Hierarchical().check(ONE, Drawing.RECORDED)
     branches = TokenTree.build([0, 1, 2], [-1, 0, 0])

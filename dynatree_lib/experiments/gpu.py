@@ -110,7 +110,7 @@ FULL = Plan(_shape(2560, 32, 32), _shape(512, 6, 8))
 """Pythia-2.8B and Pythia-70M."""
 TINY = Plan(
     _shape(64, 3, 4, 512, 512), _shape(32, 2, 4, 512, 512), prefixes=(40, 100), nodes=(1, 4, 16), widths=(1, 4),
-    tree={"depth": 3, "branching": (3, 2, 1), "max_nodes": 16}, turns=1, tokens=24, prompts=2, iterations=8, texts=1,
+    tree={"depth": 3, "branching": (3, 2, 1), "max_nodes": 16}, turns=1, tokens=24, prompts=2, iterations=4, texts=1,
 )  # fmt: skip
 """The same from end to end in less than a minute on a CPU."""
 

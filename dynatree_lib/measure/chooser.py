@@ -67,13 +67,10 @@ def map_rows(records: Mapping[str, Records], plain: str = PLAIN) -> list[Row]:
 
 
 def _group(entry: Mapping[str, Any]) -> str:
-    if METHODS[entry["name"]].drafter is None:
+    method = METHODS[entry["name"]]
+    if method.drafter is None:
         return "plain"
-    parts = [str(value).partition(";")[0] for value in entry["options"].values() if isinstance(value, str)]
-    needs = entry["draft"] and not (
-        entry["name"] in ("union-tree", "switch") and not any(METHODS[part].draft for part in parts if part in METHODS)
-    )
-    return "draft model" if needs else "no draft model"
+    return "draft model" if method.needs_draft(entry["options"]) else "no draft model"
 
 
 def front(rows: Iterable[Row]) -> list[Row]:

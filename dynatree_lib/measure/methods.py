@@ -5,7 +5,7 @@ Options of a method are the fields of its dataclass: a drafter's hyper-parameter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -37,10 +37,11 @@ class Method:
         check: raises ValueError for option values it cannot run with; needs no model.
         build: (options, pair, instrument) -> runner.
         lossless: whether its greedy text is the target's own.
-        draft: whether it uses the pair's draft model.
+        draft: whether it uses the pair's draft model, or may (`needs_draft` tells by the options).
         traced: whether its time can be split into drafting, verifying and the rest.
         drafter: (options, draft model or None) -> its drafter; None for methods with a loop of their own.
         outside: whether it is a program that must be built first; `--methods all` leaves it out.
+        parts: options that name the methods whose drafters it is made of.
     """
 
     types: dict[str, Any]
@@ -52,6 +53,13 @@ class Method:
     traced: bool = True
     drafter: Callable[[dict[str, Any], Any], Drafter] | None = None
     outside: bool = False
+    parts: tuple[str, ...] = ()
+
+    def needs_draft(self, options: Mapping[str, Any]) -> bool:
+        """Return whether it drafts with a draft model: not with layers of the target, nor where no part has one."""
+        if self.parts:
+            return any(METHODS[options[part].partition(";")[0]].draft for part in self.parts)
+        return self.draft and options.get("skip") is None
 
 
 def _part(spec: str, model: Any) -> Drafter:
@@ -117,6 +125,7 @@ def drafted(drafter: type[Drafter], /, **parts: str) -> Method:
         build,
         draft=draft,
         drafter=make,
+        parts=tuple(parts),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 from typing_extensions import override
 
-from ..checks import described
+from ..checks import chosen
 from ..sampling import DraftDistributions, RandomSource, Sampling, Scores
 from ..tree import TokenTree
 from .base import Drawing, Verdict
@@ -53,9 +53,8 @@ class Hierarchical(ResidualRule):
     for_chains = True
 
     def __post_init__(self) -> None:
-        if self.reading not in get_args(Reading):
-            known = ", ".join(map(repr, get_args(Reading)))
-            raise ValueError(f"reading is {described(self.reading)}; choose one of {known}.")
+        super().__post_init__()
+        chosen("reading", self.reading, get_args(Reading))
 
     @override
     def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:

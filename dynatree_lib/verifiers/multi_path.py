@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from ..checks import described
+from ..checks import chosen
 from ..sampling import DraftDistributions, RandomSource, Scores
 from ..tree import DISTINCT, IID, POINT, TokenTree
 from .base import Drawing, Verdict
@@ -53,10 +53,9 @@ class MultiPath(ResidualRule):
     longest = False  # of three siblings without replacement it never takes the third
 
     def __post_init__(self) -> None:
-        for option, value, choices in (("order", self.order, Order), ("copies", self.copies, Copies)):
-            if value not in get_args(choices):
-                known = " or ".join(map(repr, get_args(choices)))
-                raise ValueError(f"{option} is {described(value)}; choose {known}.")
+        super().__post_init__()
+        chosen("order", self.order, get_args(Order))
+        chosen("copies", self.copies, get_args(Copies))
 
     @override
     def sample(

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from ..checks import of_kind
 from ..sampling import DraftDistributions, Sampling, Scores
 from ..tree import DISTINCT, POINT, TokenTree
 from .base import Drawing, SamplingRule
@@ -28,6 +29,9 @@ class ResidualRule(SamplingRule):
 
     Args:
         unsafe: also serve trees for which the rule is biased, to show the bias.
+
+    Raises:
+        TypeError: where `unsafe` is neither True nor False.
     """
 
     unsafe: bool = False
@@ -35,6 +39,9 @@ class ResidualRule(SamplingRule):
     """Ways of drawing for which the rule is biased."""
     for_chains: ClassVar[bool] = False
     """Whether the rule serves trees that never branch, and no others."""
+
+    def __post_init__(self) -> None:
+        of_kind("unsafe", self.unsafe, bool, "give True or False")
 
     @override
     def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from ..checks import described, is_whole
 from ..sampling import DraftDistributions, RandomSource, Scores
 from ..tree import DISTINCT, POINT, TokenTree
 from .base import Drawing, Verdict
@@ -179,6 +180,7 @@ class Transport(ResidualRule):
 
     Raises:
         ValueError: for another number with `hub_plan`, or one below 1.
+        TypeError: for a plan that cannot be called.
     """
 
     plan: Plan = hub_plan
@@ -187,8 +189,13 @@ class Transport(ResidualRule):
     refuses = (Drawing.SELECTED, Drawing.GROWN, Drawing.BY_PATH)  # it looks at later siblings of the nodes it accepts
 
     def __post_init__(self) -> None:
-        if self.together < 1 or (self.plan is hub_plan and self.together > 2):
-            raise ValueError(f"together is {self.together}; give at least 1, and at most 2 with hub_plan.")
+        super().__post_init__()
+        if not callable(self.plan):
+            raise TypeError(f"plan is {described(self.plan)}; give a function of a row and a Group, such as hub_plan.")
+        if not is_whole(self.together, 1) or (self.plan is hub_plan and self.together > 2):
+            raise ValueError(
+                f"together is {self.together!r}; give a whole number of at least 1, and at most 2 with hub_plan."
+            )
 
     @override
     def sample(
