@@ -8,17 +8,7 @@ from pathlib import Path
 import pytest
 from pandas import DataFrame
 
-from dynatree_lib import (
-    DySpecTree,
-    SampledTree,
-    Sampling,
-    TargetWalk,
-    TokenLevel,
-    ToyModel,
-    Traversal,
-    autoregressive,
-    generate,
-)
+from dynatree_lib import SampledTree, Sampling, TargetWalk, TokenLevel, ToyModel, Traversal, autoregressive, generate
 from dynatree_lib.cli import main as cli
 from dynatree_lib.measure import audit
 from dynatree_lib.measure.audit import CASE, CONTROLS, LIMIT, PAIRS, SAMPLINGS, TABLES, TREES, Audit, read_audit
@@ -28,6 +18,7 @@ from dynatree_lib.measure.unsound import (
     UNSOUND,
     BaseDistributionRecorded,
     DuplicatesDropped,
+    GrownSiblings,
     LosersCut,
     Reranked,
     SharedNoise,
@@ -36,7 +27,16 @@ from dynatree_lib.measure.unsound import (
     TopAsDrawn,
     UnlikelyRemoved,
 )
-from dynatree_lib.verifiers import Block, ConditionalTransport, Drawing, MultiPath, Transport, Verdict, default_verifier
+from dynatree_lib.verifiers import (
+    Block,
+    ConditionalTransport,
+    Drawing,
+    KSequential,
+    MultiPath,
+    Transport,
+    Verdict,
+    default_verifier,
+)
 
 REFERENCE = Path(__file__).resolve().parents[1] / "outputs" / "reference" / "audit.json.gz"
 RULES = {rule.name for rule in audit.RULES}
@@ -136,10 +136,15 @@ def test_every_control_is_seen_and_served_by_the_target_walk(name):
     found = audit_of(*(case for case in chosen if case.seed - 300_000 in (0, 1, 4, 7)))
     rows = found.control_summary()
     chain, shared = name.endswith("chain"), name.startswith(SharedNoise.name)
-    refusing = {"traversal", *TOGETHER} if shared else TOGETHER if name == DySpecTree.name else RULES - {"target-walk"}
+    refusing = {"traversal", *TOGETHER} if shared else RULES - {"target-walk"}
+    if name.startswith(GrownSiblings.name):
+        refusing = {KSequential.name, *TOGETHER}
     assert {row["rule"] for row in rows} == refusing - (set() if chain else FOR_CHAINS)
     blind = {"multi-path"} if name in ("sorted-siblings", "sorted-siblings iid", "shuffled-siblings") else set()
     blind |= {"multi-path", "transport"} if name == "shared-noise" else set()  # they look at siblings on one path
+    blind |= (
+        {"k-sequential"} if name == GrownSiblings.name else set()
+    )  # for draws with replacement alone
     assert {row["rule"] for row in rows if not row["biased"]} == blind
     assert set(found.checks["rule"]) == RULES - refusing - FOR_CHAINS
     assert found.checks["deviation"].max() < LIMIT
@@ -285,7 +290,7 @@ class TestReference:
     def test_covers_every_rule_tree_pair_sampling_and_vocabulary(self, record):
         found = {(row["rule"], row["tree"]) for row in record.summary()}
         every = {(rule, tree) for rule in RULES - FOR_CHAINS for tree in TREES}
-        assert every - found == {(rule, "DySpec") for rule in TOGETHER}
+        assert every - found == {(rule, "DySpec") for rule in (KSequential.name, *TOGETHER)}
         assert {(rule, tree) for rule in FOR_CHAINS for tree in audit.CHAINS} <= found
         assert {*record.checks[["pair", "tree", "sampling"]].itertuples(index=False, name=None)} >= {
             (pair, tree, sampling) for pair in PAIRS for tree in TREES for sampling in SAMPLINGS

@@ -28,7 +28,7 @@ class DySpecTree(ModelDrafter):
 
     Where the tree grows depends on what was drawn in other branches, but only on what was drawn before. So every token
     follows its recorded distribution given all earlier draws, and token-level verification and traversal are lossless.
-    Rules that decide on siblings together are not: whether there is a second child depends on what the first one drew.
+    Rules that need to know how many siblings there are refuse it: the first child's token decides on a second.
 
     Where the target's temperature is 0, nothing is drawn: a place takes the most probable token that is left.
 

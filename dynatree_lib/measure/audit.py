@@ -44,7 +44,7 @@ from .ceiling import best_tokens
 from .environment import describe_environment
 from .exact import bias, distance, iteration
 from .records import read_bytes
-from .unsound import UNSOUND, Reranked, SharedNoise, SortedSiblings, TopAsDrawn, UnlikelyRemoved
+from .unsound import UNSOUND, GrownSiblings, Reranked, SharedNoise, SortedSiblings, TopAsDrawn, UnlikelyRemoved
 
 FORMAT = 1
 """Version of the record; a reader refuses others."""
@@ -125,9 +125,10 @@ CONTROLS: dict[str, Make] = {
     f"{SharedNoise.name} siblings": _control(SharedNoise, between="siblings"),
     f"{TopAsDrawn.name} chain": _control(TopAsDrawn, shape=(0, 1)),
     f"{UnlikelyRemoved.name} chain": _control(UnlikelyRemoved, shape=(0, 1)),
-    DySpecTree.name: lambda draft: DySpecTree(draft, max_nodes=4),
+    GrownSiblings.name: _control(GrownSiblings),
+    f"{GrownSiblings.name} iid": _control(GrownSiblings, draw="iid"),
 }
-"""Drafters that some rules must refuse: unsound ones, and one whose siblings are drawn one by one."""
+"""Drafters that rules must refuse."""
 """Drafters that some rule must be biased for."""
 
 

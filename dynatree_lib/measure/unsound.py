@@ -152,6 +152,25 @@ class LosersCut(Meddled):
         return [node for node in siblings if tree.depths[node] != 2 or tree.parents[node] in winner]
 
 
+class GrownSiblings(Meddled):
+    """A node has further children only where its first is token 0, as where a tree grows token by token.
+
+    Every token follows its recorded distribution given all that was drawn before it, so rules that try siblings one
+    after another are exact. Those that decide on siblings together take their number for given, and are biased.
+    """
+
+    name = "grown-siblings"
+
+    @property
+    @override
+    def drawing(self) -> Drawing:
+        return Drawing.GROWN
+
+    @override
+    def arrange(self, tree: TokenTree, siblings: list[int], random: RandomSource) -> list[int]:
+        return siblings[: None if siblings and tree.tokens[siblings[0]] == 0 else 1]
+
+
 @dataclass(frozen=True)
 class SharedNoise(SampledTree):
     """The same random numbers draw the children of all nodes of a level, for example by broadcasting.
@@ -238,4 +257,4 @@ _KINDS: tuple[type[SampledTree], ...] = (
     Reranked, LosersCut, SharedNoise,
 )  # fmt: skip
 UNSOUND = {kind: str(kind.__doc__).partition("\n")[0] for kind in _KINDS}
-"""Every drafter of this module, and its mistake."""
+"""Every drafter of this module that misleads traversal, and its mistake."""

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from ..sampling import DraftDistributions, RandomSource, Scores
 from ..tree import IID, TokenTree
-from .base import Verdict
+from .base import Drawing, Verdict
 from .residual import Recorded, Residual, ResidualRule, row_of
 
 HALVINGS = 24
@@ -24,11 +24,12 @@ HALVINGS = 24
 class KSequential(ResidualRule):
     """Top down: accept a sibling x with probability min(1, p(x) / (d q(x))), d the divisor of all its siblings.
 
-    The number of siblings must be fixed before the first of them is drawn. Siblings drawn without replacement and
-    deterministic ones are tried as token-level verification does.
+    How many siblings there are must be decided before the first of them is drawn. Siblings drawn without replacement
+    and deterministic ones are tried as token-level verification does.
     """
 
     name = "k-sequential"
+    refuses = (Drawing.SELECTED, Drawing.GROWN)
 
     @override
     def sample(
