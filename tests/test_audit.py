@@ -142,9 +142,7 @@ def test_every_control_is_seen_and_served_by_the_target_walk(name):
     assert {row["rule"] for row in rows} == refusing - (set() if chain else FOR_CHAINS)
     blind = {"multi-path"} if name in ("sorted-siblings", "sorted-siblings iid", "shuffled-siblings") else set()
     blind |= {"multi-path", "transport"} if name == "shared-noise" else set()  # they look at siblings on one path
-    blind |= (
-        {"k-sequential"} if name == GrownSiblings.name else set()
-    )  # for draws with replacement alone
+    blind |= {"k-sequential"} if name == GrownSiblings.name else set()  # for draws with replacement alone
     assert {row["rule"] for row in rows if not row["biased"]} == blind
     assert set(found.checks["rule"]) == RULES - refusing - FOR_CHAINS
     assert found.checks["deviation"].max() < LIMIT
@@ -326,8 +324,9 @@ class TestReference:
         assert record.to_json() == text
 
     def test_its_rows_can_be_had_again(self, record):
-        """A few rows of every rule, enumerated now; rounding may differ on another machine."""
-        for row in record.checks[:: len(record.checks) // 12].to_dict("records"):
+        """A few rows, enumerated now; rounding may differ on another machine."""
+        small = record.checks.query("vocabulary < 4")
+        for row in small[:: len(small) // 9].to_dict("records"):
             again = audit_of(audit.Case(**{name: row[name] for name in CASE})).checks
             (same,) = again[again["rule"] == row["rule"]].to_dict("records")
             assert same["tokens"] == pytest.approx(row["tokens"], abs=1e-9)
@@ -337,8 +336,10 @@ class TestReference:
 # ---------------------------------------------------------------------------------------------------------- the command
 @pytest.fixture
 def short(monkeypatch):
-    """Small trees, and three cases of each control: the slices above have the others."""
+    """Small trees, and three cases of some controls: the slices above have the others."""
     monkeypatch.setattr(audit, "CONTROL_CASES", 3)
+    some = ("top-as-drawn", "shared-noise", "shared-noise siblings", "grown-siblings iid")
+    monkeypatch.setattr(audit, "CONTROLS", {name: CONTROLS[name] for name in some})
     small = ("chain of 3", "top chain", "one, then two", "2x2 top")
     monkeypatch.setattr(audit, "TREES", {name: TREES[name] for name in small})
 
@@ -349,7 +350,7 @@ def test_the_command_writes_a_record_that_can_be_read(short, tmp_path, capsys):
     shown, found = capsys.readouterr(), read_audit(path)
     assert len(found.checks) >= 120
     assert f"All {len(found.checks)} instances are lossless" in shown.out
-    assert all(f"{name} " in shown.out for name in (*RULES, *CONTROLS))
+    assert all(f"{name} " in shown.out for name in (*RULES, *audit.CONTROLS))
     assert f"Saved in {path}." in shown.out
     assert 2 <= shown.err.count("\n") <= 10
     assert found.setup["seed"] == 2
