@@ -395,9 +395,10 @@ def test_rules_that_look_at_siblings_together_are_biased_where_a_sibling_lends_i
 
 
 def test_rules_that_look_at_siblings_together_are_biased_where_the_first_decides_whether_there_is_a_second():
-    """The smallest example: two drafted nodes, the second below the first where that is the likely token, else beside.
+    """The smallest example: two drafted nodes. The second is a child of the first where that is the likely token.
 
-    So a lone child is always token 0, and a pair is always (1, 0). Its first token follows the draft all the same.
+    Else it is its sibling. So a lone child is always token 0, and a pair is always (1, 0). Its first token follows the
+    draft all the same.
     """
     target, draft = (ToyModel(lambda context, p=p: p, 2) for p in ((0.5, 0.5), (0.8, 0.2)))
     drafter = DySpecTree(draft, max_nodes=3)

@@ -128,7 +128,6 @@ CONTROLS: dict[str, Make] = {
     GrownSiblings.name: _control(GrownSiblings),
     f"{GrownSiblings.name} iid": _control(GrownSiblings, draw="iid"),
 }
-"""Drafters that rules must refuse."""
 """Drafters that some rule must be biased for."""
 
 

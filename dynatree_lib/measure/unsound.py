@@ -2,7 +2,8 @@
 
 `Traversal`, `Block` and `TokenLevel` divide by the distribution a token was drawn from. They are biased where drawn
 tokens are removed, ordered or recorded with a view to their values. Each drafter here says so in `drawing` and is
-refused by them (`unsafe=True` shows the bias). `TargetWalk` and greedy verification stay exact, because they never look
+refused by them (`unsafe=True` shows the bias); `GrownSiblings` only by rules that need to know how many siblings there
+are. `TargetWalk` and greedy verification stay exact, because they never look
 at how a tree came about.
 """
 
