@@ -19,7 +19,8 @@ from dynatree_lib.measure import methods
 from dynatree_lib.measure import tune as tuning
 from dynatree_lib.measure.judge import read_judged
 from dynatree_lib.measure.protocol import read_results
-from dynatree_lib.measure.statistics import Estimate, ratio
+from dynatree_lib.measure.records import read_records
+from dynatree_lib.measure.statistics import Estimate, quotient, ratio
 from dynatree_lib.models import engines
 from dynatree_lib.models.fetch import fetched
 from tools.fill_tables import filled
@@ -558,6 +559,71 @@ def test_the_page_of_commands_has_every_command_and_only_options_that_exist():
         assert named <= known[name], (name, named - known[name])
     shared = set(re.findall(r"--[a-z][a-z-]*", section("docs/cli.md", "Options that most commands share")))
     assert shared <= {*known["bench"], "--help"}
+
+
+def table_rows(text):
+    """The cells of the rows of a Markdown table, its heading and rule left out."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_the_table_of_drafters_that_nobody_trained_is_that_of_its_records():
+    folder = ROOT / "outputs" / "reference" / "smollm2-epyc"
+    cold, carried = (read_records(folder / f"{name}.jsonl.gz").frame() for name in ("untrained", "untrained-carried"))
+    text = page("docs/beyond.md").partition("**What they commit**")[2].partition("**`Switch`**")[0]
+    union = "union-tree:first=suffix-tree,second=token-recycling;max_nodes=32,max_nodes=64"
+    labels = (
+        "prompt-lookup",
+        "suffix-tree",
+        "token-recycling",
+        "token-recycling:context=1",
+        union,
+        "union-tree:max_nodes=64",
+    )
+    priced = {"suffix-tree": "suffix-tree", "token-recycling": "token-recycling", labels[-1]: "union-tree"}
+
+    def tokens(frame, label):
+        own = frame[frame["method"] == label]
+        return f"{quotient(own, 'tokens', 'iterations').value:.2f}"
+
+    def kept(label):
+        return label if label == "prompt-lookup" else f"{label}{',' if ':' in label else ':'}carry=true"
+
+    for label, (_, *cells) in zip(labels, table_rows(text), strict=True):
+        tuned = str(ratio(cold, f"{priced[label]} (tuned)", over="ar-fast")) if label in priced else ""
+        wanted = [tokens(cold, label), tokens(carried, kept(label)), str(ratio(cold, label, over="ar-fast")), tuned]
+        assert cells == wanted, label
+    told = " ".join(text.split())
+    for one, other in (("suffix-tree", "prompt-lookup"), (union, "suffix-tree"), (union, "token-recycling")):
+        found = ratio(cold, one, over=other, of="tokens", per="iterations")
+        assert f"{found} times as much" in told
+        assert found.low > 1
+    assert f"the lookup tree alone ({ratio(cold, 'lookup-tree (tuned)', over='ar-fast')})" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "after"), [("vocabularies", "## Drafts with another"), ("skipping", "## A target that")]
+)
+def test_tables_of_other_tokenizers_and_of_skipped_layers_are_those_of_their_records(name, after):
+    record = json.loads((ROOT / "outputs" / "reference" / f"{name}.json").read_text(encoding="utf-8"))
+    text = page("docs/beyond.md").partition(after)[2].partition("\n## ")[0]
+    text = text.partition(f"{name}.json")[2]
+    methods = [one for one in record["methods"] if one["acceptance"] is not None or one["method"] == "hf-assisted"]
+    methods = [one for one in methods if one["method"] != "prompt-lookup"]
+    known = {}
+    for one in methods:
+        low, high = one["speedup_ar_fast_interval"]
+        accepted = "" if one["acceptance"] is None else f"{one['acceptance']:.2f}"
+        speed = f"{one['speedup_ar_fast']:.2f} [{low:.2f}, {high:.2f}]"
+        known[one["label"]] = [f"{one['tokens_per_iteration']:.2f}", accepted, speed]
+        assert one["identical"] == "9/9"
+    assert sorted(cells for _, *cells in table_rows(text)) == sorted(known.values())
+    if "search" in record:
+        steps = record["search"]["steps"]
+        told = " ".join(text.split())
+        assert f"still chooses {steps[0]['agreement']:.2f} of its tokens" in told
+        assert f"without {len(steps[-1]['layers'])} layers it chooses {steps[-1]['agreement']:.2f}" in told
+        assert f"best predicted gain is {record['search']['best']['gain']:.2f}" in told
 
 
 @cache

@@ -6,6 +6,7 @@ They draw rows of `measure.chooser`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from plotly import graph_objects as go
@@ -18,6 +19,8 @@ SPEEDS = (1.0, 1.5, 2.0)
 """Speeds over plain decoding for which `method_plane` draws a line."""
 LOWEST = 0.75
 """Where both axes of `method_plane` begin."""
+LONGEST = 34
+"""Characters of options beside a point of `method_plane`."""
 TICKS = (0.8, 1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 15, 20)
 COLORS = dict(zip(GROUPS, ("#666666", "#0072b2", "#d55e00"), strict=True))
 
@@ -44,12 +47,13 @@ def method_plane(rows: Sequence[Row], title: str = "What an iteration commits, a
     line = {"color": theme.INK, "width": 1.5, "shape": "hv"}
     drawn.add_scatter(x=costs, y=tokens, mode="lines", line=line, name="front", hoverinfo="skip")
     ahead = {row["method"] for row in best}  # nothing lies to their left
+    names = short_names([row["method"] for row in rows])
     for group, color in COLORS.items():
         some = [row for row in rows if row["group"] == group]
         if some:
             drawn.add_scatter(
                 x=[row["cost"] for row in some], y=[row["tokens"] for row in some], mode="markers+text", name=group,
-                text=[f" {theme.escaped(row['method'].partition(':')[0])} " for row in some],
+                text=[f" {theme.escaped(names[row['method']])} " for row in some],
                 textposition=["middle left" if row["method"] in ahead else "middle right" for row in some],
                 hovertext=[f"{theme.escaped(row['method'])}: {speed_of(row)} x plain" for row in some],
                 hoverinfo="text", marker={"size": 10, "color": color}, textfont={"size": 11},
@@ -57,6 +61,17 @@ def method_plane(rows: Sequence[Row], title: str = "What an iteration commits, a
     ticks = {"type": "log", "tickvals": TICKS, "ticktext": [f"{tick:g}" for tick in TICKS]}
     drawn.update_xaxes(range=[math.log10(LOWEST), math.log10(widest)], **ticks)
     return drawn.update_yaxes(range=[math.log10(LOWEST), math.log10(1.05 * highest)], **ticks)
+
+
+def short_names(labels: Sequence[str]) -> dict[str, str]:
+    """Return each label as a figure shows it: its method, with the options where several labels have that method."""
+    methods = Counter(label.partition(":")[0] for label in labels)
+    names = {}
+    for label in labels:
+        method, _, options = label.partition(":")
+        told = options if methods[method] > 1 else ""
+        names[label] = f"{method}: {told if len(told) <= LONGEST else told[: LONGEST - 1] + '…'}" if told else method
+    return names
 
 
 def method_speeds(rows: Sequence[Row], title: str = "") -> go.Figure:

@@ -18,6 +18,9 @@ SHIPPED = (
     "outputs/reference/roofline.json",
     "outputs/reference/smollm2",
     "outputs/reference/smollm2-epyc/forwards.json",
+    "outputs/reference/smollm2-epyc/untrained.jsonl.gz",
+    "outputs/reference/smollm2-epyc/untrained-carried.jsonl.gz",
+    "outputs/reference/skipping.json",
 )
 """Files and folders of a checkout that a wheel carries in `shipped/`: notebooks, and the records that they read."""
 
