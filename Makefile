@@ -15,11 +15,11 @@ WORKERS := $(shell echo $$(($(CORES) < 8 ? $(CORES) : 8)))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce reproduce-all test unit notebooks test-slow lint lines lab slides site clean
+.PHONY: help setup reproduce reproduce-all test unit notebooks test-slow lint lines lab slides site sbom clean
 
 help:
 	@grep -E '^# make' Makefile | cut -c3-
-	@echo 'also: make reproduce-all | test-slow | unit | notebooks | lint | lines | lab | slides | site | clean'
+	@echo 'also: make reproduce-all | test-slow | unit | notebooks | lint | lines | lab | slides | site | sbom | clean'
 
 setup: $(READY)
 
@@ -74,6 +74,11 @@ slides: setup
 site: setup
 	rm -rf outputs/api outputs/site
 	$(BIN)/python -m sphinx --fail-on-warning --quiet -c docs . outputs/site
+
+# What is installed, as a software bill of materials (CycloneDX), and known advisories against it where they can be asked for.
+sbom: setup
+	@mkdir -p outputs
+	$(BIN)/python -m tools.sbom outputs/sbom.json
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache outputs/notebooks outputs/api outputs/site outputs/slides

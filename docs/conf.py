@@ -7,7 +7,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s:]+)\)")
 CHAPTERS = {
     "Results": ["smollm2", "results", "papers", "architectures"],
-    "Use": ["cli", "huggingface", "extending", "beyond", "teaching"],
+    "Use": ["cli", "cluster", "huggingface", "extending", "beyond", "teaching"],
     "How it works": ["design", "glossary"],
 }
 CONTENTS = "\n\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
@@ -19,6 +19,7 @@ include_patterns = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "docs/*.md",
     "data/*/README.md",
     "data/*/*/README.md",
@@ -58,7 +59,7 @@ def prepare(app, docname: str, source: list[str]) -> None:
         pages = {caption: [f"/docs/{name}" for name in names] for caption, names in CHAPTERS.items()}
         folders = sorted(path.parent.relative_to(ROOT) for path in (ROOT / "data").rglob("README.md"))
         pages["Models and data"] = [f"{folder} </{folder}/README>" for folder in folders]
-        pages["Code"] = ["/outputs/api/dynatree_lib", "/CONTRIBUTING", "/CHANGELOG"]
+        pages["Code"] = ["/outputs/api/dynatree_lib", "/CONTRIBUTING", "/SECURITY", "/CHANGELOG"]
         source[0] += "".join(
             CONTENTS.format(caption=caption, pages="\n".join(names)) for caption, names in pages.items()
         )

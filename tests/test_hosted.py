@@ -92,3 +92,21 @@ def test_a_notebook_runs_in_an_environment_that_lacks_the_library(tmp_path):
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     assert any("application/vnd.plotly.v1+json" in output.get("data", {}) for output in outputs)
+
+
+@pytest.mark.slow
+def test_the_wheel_of_a_commit_is_the_same_to_the_byte(tmp_path):
+    """Built twice, from folders of other names and times."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    built = []
+    for number in (1, 2):
+        copy, wheels = tmp_path / f"copy{number}", tmp_path / f"wheels{number}"
+        for name in filter(None, listed.split("\0")):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes((ROOT / name).read_bytes())
+            os.utime(copy / name, (10**9 * number, 10**9 * number))
+        build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(wheels), str(copy)]
+        subprocess.run(build, check=True, timeout=300)
+        (wheel,) = wheels.glob("*.whl")
+        built.append((wheel.name, wheel.read_bytes()))
+    assert built[0] == built[1]

@@ -281,3 +281,36 @@ def test_the_wheel_carries_the_data_and_runs_from_anywhere(tmp_path):
     code = "import sys; sys.path.insert(0, 'site'); from dynatree_lib.paths import data_path; print(data_path())"
     found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert Path(found.stdout.strip()).resolve() == (tmp_path / "site/dynatree_lib/data").resolve()
+
+
+def test_the_bill_of_materials_names_every_installed_package_once(tmp_path):
+    from importlib.metadata import distributions
+
+    from tools.sbom import main, normalised
+
+    assert main([str(tmp_path / "sbom.json")]) == 0
+    body = json.loads((tmp_path / "sbom.json").read_text())
+    names = [one["name"] for one in body["components"]]
+    assert names == sorted({normalised(one.metadata["Name"]) for one in distributions() if one.metadata["Name"]})
+    (torch,) = [one for one in body["components"] if one["name"] == "torch"]
+    assert torch["purl"] == f"pkg:pypi/torch@{torch['version']}"
+    references = {one["bom-ref"] for one in body["components"]}
+    assert all(set(one["dependsOn"]) <= references for one in body["dependencies"])
+    (own,) = [one for one in body["dependencies"] if one["ref"].startswith("pkg:pypi/dynatree-lib@")]
+    assert torch["bom-ref"] in own["dependsOn"]
+
+
+def test_every_installed_package_is_pinned():
+    if Path(sys.prefix).resolve().parent != ROOT:
+        pytest.skip("runs in the environment that `make setup` builds, which has nothing else")
+    from importlib.metadata import distributions
+
+    from tools.sbom import normalised
+
+    pinned = {
+        normalised(line.partition("==")[0])
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+    installed = {normalised(one.metadata["Name"]) for one in distributions()}
+    assert installed - pinned <= {"pip", "setuptools", "wheel", "dynatree-lib"}

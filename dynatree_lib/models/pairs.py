@@ -13,6 +13,7 @@ import torch
 
 from ..checks import chosen, of_kind
 from ..paths import data_path
+from . import hub
 from .base import check_model
 from .check import check_architecture
 from .eagle import EagleModel
@@ -275,7 +276,7 @@ def load_model(
     check_architecture(config)  # before gigabytes of weights are read
     tokenizer = tokenizer or _from_pretrained("AutoTokenizer", source)
     kernels = {"dtype": dtype, "attn_implementation": _attention(config, attn_implementation)}
-    model = _from_pretrained("AutoModelForCausalLM", source, **kernels, **placement)
+    model = _from_pretrained("AutoModelForCausalLM", source, use_safetensors=True, **kernels, **placement)
     return HFModel(model.to(device) if simple else model, tokenizer, engine=engine)
 
 
@@ -297,8 +298,10 @@ def _from_pretrained(kind: str, source: str, **options: Any) -> Any:
     shown = logging.is_progress_bar_enabled()
     if Path(source).is_dir():  # files at hand need no progress bar; a download keeps it
         logging.disable_progress_bar()
+    elif not hub.reachable():  # then what was downloaded before, or an answer at once
+        options["local_files_only"] = True
     try:
-        return getattr(transformers, kind).from_pretrained(source, **options)
+        return getattr(transformers, kind).from_pretrained(source, trust_remote_code=False, **options)
     except (OSError, ImportError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(

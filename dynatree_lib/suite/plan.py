@@ -79,6 +79,11 @@ class Job:
         """The author's estimate for this profile."""
         return self.source.estimates.get(self.profile, Cost())
 
+    @property
+    def expected(self) -> str:
+        """The estimated time as the end of a line: " (about 4 min)"."""
+        return f" (about {self.estimate.time})" if self.estimate.seconds is not None else ""
+
 
 def project_root(start: Path | None = None) -> Path:
     """Return the checkout: DYNATREE_ROOT, else the nearest parent of `start` (or of the library) with its files.

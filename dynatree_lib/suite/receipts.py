@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -22,6 +23,8 @@ from ..paths import data_path, write_atomically
 from .plan import Job
 
 SCHEMA = 1
+ORPHANED = 2.0
+"""Seconds after which a kernel has noticed that its runner is gone."""
 RUN_FILE = "run.json"
 
 
@@ -68,6 +71,17 @@ class Files:
             path.unlink(missing_ok=True)
         for folder in [self.figures] if keep_records else [self.figures, self.records]:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def prepare(self, basis: Mapping[str, Any], resume: bool) -> None:
+        """Make way for a new attempt.
+
+        With `resume` it goes on from the records that an attempt left which stopped, where nothing has changed since. A
+        partial file means that a runner was killed: its kernel may write for another second, so that is waited for.
+        """
+        if self.partial.is_file():
+            time.sleep(ORPHANED)
+        unfinished = not differences(basis, read_or_empty(self.failure).get("fingerprint", {}))
+        self.clear(keep_records=resume and unfinished)
 
 
 PARTS = {

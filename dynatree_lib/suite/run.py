@@ -1,7 +1,8 @@
 """Running notebooks one after another through papermill, each in a kernel of its own.
 
 A notebook runs under a partial name. Once it has finished it gets its own name, and then its receipt. A notebook that
-fails keeps its output, and the others still run. `plan` decides what to run; `receipts` decides what is done.
+fails keeps its output, and the others still run. `plan` decides what to run; `receipts` decides what is done; `cluster`
+runs several at a time.
 """
 
 from __future__ import annotations
@@ -20,20 +21,11 @@ from typing import Any
 
 from ..measure.environment import describe_environment, git_commit, package_version
 from .plan import Cost, Job, cell_source
-from .receipts import (
-    RUN_FILE,
-    Files,
-    differences,
-    fingerprint,
-    now,
-    read_or_empty,
-    why_rerun,
-    write_json,
-    write_receipt,
-)
+from .receipts import RUN_FILE, Files, fingerprint, now, read_or_empty, why_rerun, write_json, write_receipt
 
 INTERRUPTED = 130  # a shell's exit code for Ctrl-C
 PACKAGES = ("datasets", "papermill", "plotly")  # of the notebooks, besides those that decoding needs
+SOONEST = 0.25  # seconds between two looks at a kernel's memory and at the time
 Say = Callable[[str], None]
 
 
@@ -61,13 +53,41 @@ def default_out(root: Path, profile: str, resume: bool) -> Path:
     return earlier[-1] if resume and earlier else outputs / f"{profile}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
+def check_unfinished(jobs: Sequence[Job], out: Path, allowed: bool) -> None:
+    """Raise ValueError where a notebook has finished in this folder, unless its results may be replaced."""
+    finished = [job.name for job in jobs if Files(out, job.name).receipt.is_file()]
+    if finished and not allowed:
+        others = f" and {len(finished) - 1} more" if len(finished) > 1 else ""
+        raise ValueError(
+            f"{finished[0]}{others} finished in {out} before; keep what is valid with --resume, run all again with "
+            "--overwrite, or give another --out."
+        )
+
+
 # ----------------------------------------------------------------------------------------------------------- execution
-def run_jobs(jobs: Sequence[Job], out: Path, root: Path, *, resume: bool, say: Say, progress: bool = False) -> int:
+def run_jobs(
+    jobs: Sequence[Job],
+    out: Path,
+    root: Path,
+    *,
+    resume: bool,
+    say: Say,
+    progress: bool = False,
+    timeout: float | None = None,
+) -> int:
     """Run jobs in order into `out` and return the exit code; with `resume` skip those whose receipt is valid.
 
-    Ctrl-C ends the run and keeps everything that has finished.
+    Ctrl-C ends the run and keeps everything that has finished. A notebook that takes longer than `timeout` seconds
+    fails.
     """
-    write_run_file(out, jobs)
+    with sole_run(out):
+        write_run_file(out, jobs)
+        return _run_jobs(jobs, out, root, resume, say, progress, timeout)
+
+
+def _run_jobs(
+    jobs: Sequence[Job], out: Path, root: Path, resume: bool, say: Say, progress: bool, timeout: float | None
+) -> int:
     outcomes: list[Outcome] = []
     for number, job in enumerate(jobs, 1):
         files, basis = Files(out, job.name), fingerprint(job)
@@ -76,43 +96,74 @@ def run_jobs(jobs: Sequence[Job], out: Path, root: Path, *, resume: bool, say: S
             outcome, result = Outcome(job.name, "kept"), "kept, its receipt is valid"
         else:
             again = f" again, because {reason}" if reason and files.receipt.is_file() else ""
-            expected = f" (about {job.estimate.time})" if job.estimate.seconds is not None else ""
-            say(f"{head} running{again}{expected}")
-            unfinished = not differences(basis, read_or_empty(files.failure).get("fingerprint", {}))
-            files.clear(keep_records=resume and unfinished)  # the notebook then goes on from its records
-            outcome, cost = execute(job, files, basis, root, progress)
+            say(f"{head} running{again}{job.expected}")
+            files.prepare(basis, resume)
+            outcome, cost = execute(job, files, basis, root, progress, timeout)
             result = f"{outcome.status} after {cost}{': ' + outcome.problem if outcome.problem else ''}"
         say(f"{head} {result}")
         outcomes.append(outcome)
         if outcome.status == "interrupted":
             break
     say(describe_outcomes(outcomes, len(jobs), out))
+    return exit_code(outcomes)
+
+
+def exit_code(outcomes: Iterable[Outcome]) -> int:
+    """Return 130 after Ctrl-C, 1 after a failure, else 0."""
     statuses = {outcome.status for outcome in outcomes}
     return INTERRUPTED if "interrupted" in statuses else int("failed" in statuses)
 
 
-def execute(job: Job, files: Files, basis: Mapping[str, Any], root: Path, progress: bool) -> tuple[Outcome, Cost]:
-    """Execute a notebook and settle its files; return the outcome and the cost."""
+def execute(
+    job: Job,
+    files: Files,
+    basis: Mapping[str, Any],
+    root: Path,
+    progress: bool,
+    timeout: float | None = None,
+    wanted: Callable[[], bool] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> tuple[Outcome, Cost]:
+    """Execute a notebook and settle its files; return the outcome and the cost.
+
+    Args:
+        job: what to execute.
+        files: where everything about it lies.
+        basis: the job's fingerprint.
+        root: the checkout, or the folder of the notebooks.
+        progress: whether to show a bar.
+        timeout, wanted: of `Watch`.
+        facts: further entries of the receipt.
+    """
     started, clock = now(), time.perf_counter()
     outcome = Outcome(job.name, "finished")
-    with children_memory() as readings, kernel_environment(job, files.out, root):
+    killed = Outcome(job.name, "interrupted", "its runner was killed, or it runs now")
+    write_failure(files, job, killed, basis, {"started": started})  # so that it goes on from its records even then
+    with Watch(timeout, wanted) as watch, kernel_environment(job, files.out, root):
         try:
             run_papermill(job, files.partial, root, progress)
         except KeyboardInterrupt:
             outcome = Outcome(job.name, "interrupted", "stopped by Ctrl-C")
         except Exception as error:  # a dead kernel, a time-out or a broken notebook must not stop the others
-            outcome = Outcome(job.name, "failed", describe_failure(error, files.partial))
-    cost = Cost(round(time.perf_counter() - clock, 2), max(readings, default=None))
-    facts = {"started": started, "finished": now(), **asdict(cost)}
+            told = " in ".join(filter(None, (watch.reason, watch.reason and at_cell(files.partial))))
+            outcome = Outcome(job.name, watch.status or "failed", told or describe_failure(error, files.partial))
+    cost = Cost(round(time.perf_counter() - clock, 2), max(watch.readings, default=None))
+    facts = {"started": started, "finished": now(), **asdict(cost), **(facts or {})}
     if outcome.status == "finished":
         files.partial.replace(files.executed)
         write_receipt(files, job, basis, facts)
+        files.failure.unlink(missing_ok=True)
     else:  # keep the notebook as far as it came, and the problem beside it
         if files.partial.is_file():
             files.partial.replace(files.stopped(outcome.status))
-        about = {"notebook": job.name, "title": job.source.title, "status": outcome.status, "problem": outcome.problem}
-        write_json(files.failure, {**about, "fingerprint": basis, **facts})
+        write_failure(files, job, outcome, basis, facts)
     return outcome, cost
+
+
+def write_failure(files: Files, job: Job, outcome: Outcome, basis: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Write what stopped a notebook, in place of a receipt."""
+    about = {"notebook": job.name, "title": job.source.title, "status": outcome.status, "problem": outcome.problem}
+    write_json(files.failure, {**about, "fingerprint": basis, **facts})
 
 
 def run_papermill(job: Job, target: Path, root: Path, progress: bool) -> None:
@@ -164,30 +215,85 @@ def kernel_environment(job: Job, out: Path, root: Path) -> Iterator[None]:
         os.environ.update(before)
 
 
-@contextmanager
-def children_memory() -> Iterator[list[float]]:
-    """Yield the resident memory, in MB, of this process's children while the block runs, read four times a second."""
-    import psutil
+class Watch:
+    """Watches a running notebook: reads its memory, and kills its kernel after the time-out or when told to.
 
-    readings: list[float] = []
-    done = Event()
+    Args:
+        timeout: seconds after which the notebook has failed; None for no limit.
+        wanted: tells whether the notebook's result is still asked for; asked four times a second.
 
-    def watch() -> None:
-        process = psutil.Process()
-        while not done.wait(0.25):
-            used = 0
-            for child in process.children(recursive=True):
+    Attributes:
+        readings: resident memory of this process's children in MB, read four times a second.
+        status, reason: outcome of a notebook whose kernel was killed here, and why; empty where none was.
+    """
+
+    def __init__(self, timeout: float | None, wanted: Callable[[], bool] | None = None) -> None:
+        self.readings: list[float] = []
+        self.status, self.reason = "", ""
+        self._timeout, self._wanted, self._done = timeout, wanted, Event()
+        self._thread = Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        import psutil
+
+        process, started = psutil.Process(), time.monotonic()
+        while not self._done.wait(SOONEST):
+            children, used = process.children(recursive=True), 0
+            for child in children:
                 with suppress(psutil.Error):  # gone since it was listed
                     used += child.memory_info().rss
-            readings.append(round(used / 2**20, 1))
+            self.readings.append(round(used / 2**20, 1))
+            if self.status:
+                pass  # a kernel that was only about to start is killed now
+            elif self._timeout is not None and time.monotonic() - started > self._timeout:
+                self.status, self.reason = "failed", f"it took longer than the time-out of {Cost(self._timeout).time}"
+            elif self._wanted is not None and not self._wanted():
+                self.status, self.reason = "interrupted", "the run was stopped"
+            if self.status:
+                for child in children:
+                    with suppress(psutil.Error):
+                        if any("ipykernel_launcher" in part for part in child.cmdline()):
+                            below = child.children(recursive=True)
+                            for one in (child, *below):
+                                with suppress(psutil.Error):
+                                    one.kill()
 
-    thread = Thread(target=watch, daemon=True)
-    thread.start()
+
+@contextmanager
+def sole_run(out: Path) -> Iterator[None]:
+    """Hold a folder for one run; a second one would delete what the first is writing.
+
+    Raises:
+        RuntimeError: where another run holds it.
+    """
     try:
-        yield readings
-    finally:
-        done.set()
-        thread.join()
+        import fcntl
+    except ImportError:  # not on this system
+        yield
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / ".running"
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RuntimeError(
+                f"Another run works in {out}; wait until it has ended, or give another --out."
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def write_run_file(out: Path, jobs: Sequence[Job]) -> None:
@@ -211,13 +317,26 @@ def describe_failure(error: Exception, left: Path) -> str:
     if isinstance(error, PapermillExecutionError):
         cell = describe_cell(error.exec_count, failing_line(error.traceback) or error.source)
         return f"{cell} raised {error.ename}: {shorten(error.evalue)}"
-    cells = [cell for cell in read_or_empty(left).get("cells", []) if cell["cell_type"] == "code"]
-    started = [cell for cell in cells if cell.get("metadata", {}).get("papermill", {}).get("start_time")]
-    cell = ""
-    if started:  # a dead kernel or a time-out says nothing of the cell, which is the last that was started
-        count = started[-1].get("execution_count") or len(started)
-        cell = f"{describe_cell(count, cell_source(started[-1]))} ended with "
-    return f"{cell}{type(error).__name__}: {shorten(str(error))}"
+    cell = at_cell(left)  # a dead kernel says nothing of the cell
+    return f"{cell}{' ended with ' if cell else ''}{type(error).__name__}: {shorten(str(error))}"
+
+
+def at_cell(left: Path) -> str:
+    """Return number and first line of the cell that was started last; empty where none was."""
+    started = [cell for cell in code_cells(left) if begun(cell)]
+    if not started:
+        return ""
+    return describe_cell(started[-1].get("execution_count") or len(started), cell_source(started[-1]))
+
+
+def code_cells(notebook: Path) -> list[dict[str, Any]]:
+    """Return the code cells of a notebook that runs or has stopped; none where it cannot be read."""
+    return [cell for cell in read_or_empty(notebook).get("cells", []) if cell["cell_type"] == "code"]
+
+
+def begun(cell: Mapping[str, Any]) -> bool:
+    """Whether papermill has started a cell."""
+    return bool(cell.get("metadata", {}).get("papermill", {}).get("start_time"))
 
 
 def failing_line(traceback: Iterable[str]) -> str:

@@ -81,7 +81,7 @@ def open_draft_training(
     training = DraftTraining(recipe, data, work, out, runtime, log)
     begun = work / "begun.json"
     if force:
-        (work / f"{recipe.kind}.pt").unlink(missing_ok=True)
+        (work / f"{recipe.kind}.checkpoint").unlink(missing_ok=True)
     if begun.is_file() and json.loads(begun.read_text(encoding="utf-8"))["mark"] != training.mark():
         raise ValueError(f"{work} holds the answers of another recipe; remove it, or give another --work.")
     work.mkdir(parents=True, exist_ok=True)
@@ -223,7 +223,7 @@ def _run(
     return Run(
         draft, recipe.draft.rescaled(factor), lambda index, phase: texts.batches((recipe.seed, index)),
         windows_loss(draft, texts, tokens, max(recipe.unrolled, 1), FADING, recipe.variation, runtime), runtime,
-        training.log, training.work / f"{recipe.kind}.pt", evaluate=evaluate,
+        training.log, training.work / f"{recipe.kind}.checkpoint", evaluate=evaluate,
     )  # fmt: skip
 
 

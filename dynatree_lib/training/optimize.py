@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..paths import whole_file
+from .checkpoints import read_checkpoint, write_checkpoint
 from .recipe import ModelRecipe, Phase
 
 Log = Callable[[str], None]
@@ -132,12 +132,11 @@ class Run:
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
-        with whole_file(self.checkpoint) as file:
-            torch.save(state, file)
+        write_checkpoint(self.checkpoint, state)
 
     def resume(self) -> None:
         """Read the checkpoint."""
-        state = torch.load(self.checkpoint, map_location=self.runtime.device, weights_only=True)
+        state = read_checkpoint(self.checkpoint, self.runtime.device)
         self.model.load_state_dict(state["model"])
         for optimizer, stored in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(stored)

@@ -61,7 +61,7 @@ class Training:
         recipe, runtime = self.recipe, self.runtime
         model = build_model(recipe.target, recipe.model_vocab_size, recipe.seed, end).to(runtime.device)
         windows, loss = target_windows(tokens, recipe), target_loss(model, runtime)
-        return Run(model, recipe.target, windows, loss, runtime, self.log, self.work / "target.pt")
+        return Run(model, recipe.target, windows, loss, runtime, self.log, self.work / "target.checkpoint")
 
     def draft_run(self, target: Any, tokens: Tokens, own: np.ndarray, end: int) -> Run:
         """Return the optimization of a fresh draft on the corpus and on the target's own text (rows, width)."""
@@ -69,7 +69,7 @@ class Training:
         model = build_model(recipe.draft, recipe.model_vocab_size, recipe.seed + 1, end).to(runtime.device)
         inherit_embeddings(model, target)
         windows, loss = draft_windows(tokens, own, recipe), draft_loss(model, target, runtime)
-        return Run(model, recipe.draft, windows, loss, runtime, self.log, self.work / "draft.pt")
+        return Run(model, recipe.draft, windows, loss, runtime, self.log, self.work / "draft.checkpoint")
 
 
 def open_training(
@@ -169,7 +169,7 @@ def _own_text(training: Training, tokens: Tokens, target: Any) -> np.ndarray:
 
 def _shortened(training: Training, tokens: Tokens, end: int, max_minutes: float) -> Training:
     """The training with as many steps as fit into `max_minutes`, by measuring every phase; kept for --resume."""
-    if (training.work / "target.pt").is_file():
+    if (training.work / "target.checkpoint").is_file():
         training.log("--max-minutes is not applied again: the steps were fixed when this run began")
         return training
     own = np.stack([next(iter(tokens.values()))[: sum(training.recipe.on_policy.prefix)]])

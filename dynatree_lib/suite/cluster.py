@@ -1,0 +1,401 @@
+"""Running notebooks side by side on Dask workers: of this machine, or of a cluster.
+
+A worker has one thread and runs one notebook at a time. What a notebook leaves behind is what `run` leaves: the same
+files, the same receipt. So a run can be resumed with or without workers. A notebook whose worker dies is started again
+by another worker; one that fails does not stop the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..measure.environment import available_cores, describe_environment
+from .plan import Cost, Job
+from .receipts import Files, data_sha256, fingerprint, library_sha256, now, read_or_empty, why_rerun
+from .run import (
+    Outcome,
+    Say,
+    begun,
+    code_cells,
+    describe_outcomes,
+    execute,
+    exit_code,
+    shorten,
+    sole_run,
+    write_failure,
+    write_run_file,
+)
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+DEATHS = 3
+"""A notebook whose worker dies this often has failed."""
+PATIENCE = 15
+"""Seconds to wait for a scheduler's answer, and for a notebook that was told to stop."""
+STARTING = 120
+"""Seconds to wait for the workers of this machine."""
+DELAY = 60
+"""Seconds after which a file of another machine is visible on a shared file system."""
+EVERY = 30.0
+"""Seconds between two lines on what is running."""
+GPU = "GPU"
+"""The resource that a worker with a GPU declares."""
+CORES = "DYNATREE_WORKER_CORES"
+"""Environment variable: the cores of a local worker, which its kernels keep to."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a worker reports of a notebook."""
+
+    outcome: Outcome
+    cost: Cost
+    where: str
+    again: bool  # an earlier worker died while it ran this notebook
+
+
+def require_distributed() -> None:
+    """Raise RuntimeError with the way out where Dask is not installed."""
+    try:
+        import distributed  # noqa: F401
+    except ImportError as error:
+        raise RuntimeError("Workers need Dask: pip install 'dynatree-lib[cluster]'.") from error
+
+
+# ------------------------------------------------------------------------------------------------------------ workers
+@contextmanager
+def local_workers(count: int, gpu: bool = False) -> Iterator[Client]:
+    """Yield a client of `count` workers on this machine, each with its share of the cores, or with a GPU of its own.
+
+    Raises:
+        ValueError: for more workers than cores, or than GPUs.
+    """
+    require_distributed()
+    mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(available_cores()))
+    cards = _gpus() if gpu else []
+    there, what = (len(cards), "GPU") if gpu else (len(mine), "core")
+    if gpu and not there:
+        raise ValueError("--workers was given for notebooks with device=cuda, and torch sees no GPU on this machine.")
+    if not 1 <= count <= there:
+        have = f"there {'is' if there == 1 else 'are'} {there} {what}{'' if there == 1 else 's'}"
+        raise ValueError(f"--workers is {count} and {have} here; give 1 to {there}, at most one worker for each.")
+    from distributed import Client, Nanny, Scheduler, SpecCluster
+
+    threads = str(max(1, len(mine) // count))
+    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), threads)
+    workers: dict[int, dict[str, Any]] = {}
+    for number in range(count):
+        own = {"CUDA_VISIBLE_DEVICES": cards[number]} if gpu else {CORES: ",".join(map(str, mine[number::count]))}
+        options = {
+            "nthreads": 1, "memory_limit": 0, "dashboard": False, "env": {**limits, **own}, "host": "127.0.0.1",
+            "resources": {GPU: 1} if gpu else {}, "preload": [__name__], "silence_logs": logging.CRITICAL,
+        }  # fmt: skip
+        workers[number] = {"cls": Nanny, "options": options}
+    plan = {"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard": False, "allowed_failures": DEATHS - 1}}
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # the run says what became of each notebook
+    with SpecCluster(workers=workers, scheduler=plan, silence_logs=False) as cluster, Client(cluster) as client:
+        try:
+            client.wait_for_workers(count, timeout=STARTING)
+        except TimeoutError as error:
+            raise RuntimeError(
+                f"The {count} workers did not start within {STARTING} s; run without --workers."
+            ) from error
+        yield client
+
+
+@contextmanager
+def scheduler_at(address: str) -> Iterator[Client]:
+    """Yield a client of a Dask scheduler that runs already, such as `tcp://10.0.0.1:8786`.
+
+    Raises:
+        RuntimeError: where none answers.
+    """
+    require_distributed()
+    from distributed import Client
+
+    try:
+        client = Client(address, timeout=PATIENCE)
+    except (OSError, ValueError, TypeError) as error:
+        raise RuntimeError(
+            f"No Dask scheduler answers at '{address}' ({type(error).__name__}). Start one with `dask scheduler` "
+            "and give the address that it prints, such as tcp://10.0.0.1:8786."
+        ) from error
+    with client:
+        yield client
+
+
+def check_workers(client: Client, folders: Sequence[Path], gpu: bool) -> None:
+    """Raise RuntimeError unless every worker can do this run's work.
+
+    A worker needs one thread, this library and its data, and the folders of the run. For work on a GPU some worker
+    needs the resource `GPU`. Without this check a request that no worker can serve would wait for ever.
+    """
+    workers = workers_of(client)
+    if not workers:
+        raise RuntimeError("The scheduler has no workers; start some with `dask worker ADDRESS --nthreads 1`.")
+    if gpu and not any(one["resources"].get(GPU) for one in workers.values()):
+        raise RuntimeError(
+            "device=cuda needs workers with a GPU, and no worker declares one; start them with "
+            "`CUDA_VISIBLE_DEVICES=0 dask worker ADDRESS --nthreads 1 --resources GPU=1`, one for each GPU."
+        )
+    if busy := [address for address, one in workers.items() if one["nthreads"] != 1]:
+        raise RuntimeError(
+            f"The worker {busy[0]} has {workers[busy[0]]['nthreads']} threads, and would do as many things at once "
+            "in one process; start workers with --nthreads 1."
+        )
+    mine = (library_sha256(), data_sha256(), True)
+    token = folders[0] / f".{os.getpid()}-{socket.gethostname()}.seen"
+    token.touch()
+    try:
+        found = client.run(_seen, str(token), [str(folder) for folder in folders], on_error="return")
+    finally:
+        token.unlink(missing_ok=True)
+    for address, seen in found.items():
+        if isinstance(seen, Exception):
+            raise RuntimeError(
+                f"The worker {address} cannot run this version of dynatree_lib ({type(seen).__name__}: "
+                f"{shorten(str(seen), 100)}); install it there."
+            )
+        names = ("this version of dynatree_lib", "the same data", f"sight of {' and '.join(map(str, folders))}")
+        if missing := [name for name, its, ours in zip(names, seen, mine, strict=True) if its != ours]:
+            raise RuntimeError(
+                f"The worker {address} does not have {' and '.join(missing)}. Workers need the library of this "
+                "process and a file system that all share."
+            )
+
+
+def workers_of(client: Client) -> Mapping[str, Any]:
+    """Return address -> facts of the workers that a scheduler has."""
+    found: Mapping[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
+    return found
+
+
+def _seen(token: str, folders: Sequence[str]) -> tuple[str, str, bool]:
+    """On a worker: the hashes of library and data, and whether it sees the run's folders."""
+    return library_sha256(), data_sha256(), Path(token).is_file() and all(Path(folder).is_dir() for folder in folders)
+
+
+def dask_setup(_worker: Any) -> None:
+    """Dask calls this in a new local worker: it leaves the terminal's session, and keeps to its cores.
+
+    So Ctrl-C reaches the run alone, and the kernels that the worker starts have its cores.
+    """
+    os.setsid()
+    if (mine := os.environ.get(CORES)) and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, [int(core) for core in mine.split(",")])
+
+
+def _gpus() -> list[str]:
+    """The GPUs that torch sees, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return (visible or [str(number) for number in range(torch.cuda.device_count())])[: torch.cuda.device_count()]
+
+
+def still_wanted() -> Callable[[], bool]:
+    """On a worker, in a task: return a function that tells whether someone still waits for this task."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    key = worker.get_current_task()
+
+    def wanted() -> bool:
+        task = worker.state.tasks.get(key)
+        return task is not None and task.state == "executing"
+
+    return wanted
+
+
+def submitted(client: Client, function: Callable[..., Any], *args: Any, name: str, gpu: bool) -> Future:
+    """Send a task to a worker, to one with a GPU where it needs one."""
+    resources = {GPU: 1} if gpu else None
+    return client.submit(function, *args, pure=False, key=f"{name}-{time.time_ns()}", resources=resources)
+
+
+# ---------------------------------------------------------------------------------------------------------- execution
+def run_on_workers(
+    jobs: Sequence[Job], out: Path, root: Path, client: Client, *, resume: bool, say: Say, timeout: float | None = None
+) -> int:
+    """Run jobs into `out` on the workers of a client and return the exit code, as `run.run_jobs` does one by one.
+
+    The longest go first. Ctrl-C stops the notebooks that are running and keeps everything that has finished.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    sources = sorted({job.source.path.parent for job in jobs})
+    check_workers(client, (out, root, *sources), any(map(on_gpu, jobs)))
+    with sole_run(out):
+        write_run_file(out, jobs)
+        return _Fanout(client, jobs, out, root, resume, say, timeout).run()
+
+
+class _Fanout:
+    """A run on workers under way."""
+
+    def __init__(
+        self, client: Client, jobs: Sequence[Job], out: Path, root: Path, resume: bool, say: Say, timeout: float | None
+    ) -> None:
+        self.client, self.out, self.root, self.resume, self.say = client, out, root, resume, say
+        self.timeout, self.count = timeout, len(jobs)
+        self.outcomes: list[Outcome] = []
+        self.running: dict[Future, Job] = {}
+        self.seen: set[str] = set()
+        self.waiting: list[Job] = []
+        for job in jobs:
+            if resume and why_rerun(Files(out, job.name), fingerprint(job)) is None:
+                self.outcomes.append(Outcome(job.name, "kept"))
+                say(f"{job.name}: kept, its receipt is valid")
+            else:
+                self.waiting.append(job)
+        self.waiting.sort(key=lambda job: -(job.estimate.seconds or 0))
+
+    def run(self) -> int:
+        """Run everything and return the exit code."""
+        spoken = time.monotonic()
+        try:
+            while self.waiting or self.running:
+                self._send()
+                for future in [one for one in self.running if one.done()]:
+                    self._settle(future)
+                for job in self.running.values():
+                    if job.name not in self.seen and Files(self.out, job.name).partial.is_file():
+                        self.seen.add(job.name)
+                        self.say(f"{job.name}: running{job.expected}")
+                if time.monotonic() - spoken > EVERY:
+                    spoken = time.monotonic()
+                    self._report()
+                time.sleep(0.2)
+        except KeyboardInterrupt:
+            self._stop()
+        self.say(describe_outcomes(self.outcomes, self.count, self.out))
+        return exit_code(self.outcomes)
+
+    def _send(self) -> None:
+        """Send as many notebooks as there are workers for, so that none waits at a worker that may die."""
+        workers = workers_of(self.client).values()
+        cards = sum(bool(one["resources"].get(GPU)) for one in workers)
+        for job in list(self.waiting):
+            using = sum(map(on_gpu, self.running.values()))
+            free = cards - using if on_gpu(job) else len(workers) - max(len(self.running), 0)
+            if free <= 0:
+                continue
+            self.waiting.remove(job)
+            basis = fingerprint(job)
+            Files(self.out, job.name).prepare(basis, self.resume)
+            args = (job, basis, str(self.out), str(self.root), self.timeout, self.resume)
+            self.running[submitted(self.client, run_one, *args, name=job.name, gpu=on_gpu(job))] = job
+
+    def _settle(self, future: Future) -> None:
+        """Note the outcome of a task that has ended, and say it."""
+        job = self.running.pop(future)
+        files, basis = Files(self.out, job.name), fingerprint(job)
+        found, problem = _result(future), ""
+        if isinstance(found, str):  # no worker is left to say more; it may have died between receipt and report
+            problem = "" if why_rerun(files, basis) is None else found
+            found = Finished(Outcome(job.name, "finished"), Cost(), "a worker that is gone", True)
+        elif found.outcome.status == "finished" and (reason := _late(files, basis)):
+            problem = f"the worker says that it finished, but here {reason}"
+        outcome = found.outcome
+        if problem:
+            outcome = Outcome(job.name, "failed", problem)
+            if files.partial.is_file():
+                files.partial.replace(files.stopped("failed"))
+            write_failure(files, job, outcome, basis, {"finished": now()})
+        self.outcomes.append(outcome)
+        again = ", started again after its worker died" if found.again and outcome.status == "finished" else ""
+        problem = f": {outcome.problem}" if outcome.problem else ""
+        place = f"[{len(self.outcomes)}/{self.count}]"
+        self.say(f"{place} {job.name}: {outcome.status} after {found.cost} on {found.where}{again}{problem}")
+
+    def _report(self) -> None:
+        """Say what is running; that no worker is left, where none is."""
+        if not workers_of(self.client):
+            self.say("No worker is left; the run goes on when one comes, or stop it by Ctrl-C.")
+        elif line := under_way(self.running.values(), self.out):
+            self.say(line)
+
+    def _stop(self) -> None:
+        """Cancel what is running, which its workers notice, and wait until they have settled its files."""
+        for future in [one for one in self.running if one.done()]:
+            self._settle(future)
+        began = [job for job in self.running.values() if Files(self.out, job.name).partial.is_file()]
+        self.client.cancel(list(self.running), force=True)
+        for job in began:
+            files, until = Files(self.out, job.name), time.monotonic() + PATIENCE
+            ends = (files.receipt, files.stopped("interrupted"), files.stopped("failed"))
+            while not any(end.is_file() for end in ends) and time.monotonic() < until:
+                time.sleep(0.1)
+            done = files.receipt.is_file()
+            self.outcomes.append(
+                Outcome(job.name, "finished" if done else "interrupted", "" if done else "stopped by Ctrl-C")
+            )
+
+
+def _result(future: Future) -> Finished | str:
+    """Return what a worker reports, or in words why none can."""
+    try:
+        found: Finished = future.result()
+    except Exception as error:
+        kind = type(error).__name__
+        if kind == "KilledWorker":
+            deaths = error.allowed_failures + 1  # type: ignore[attr-defined]
+            return f"its worker died {deaths} times while it ran; did the machine run out of memory?"
+        if kind in ("CancelledError", "FutureCancelledError"):
+            return "the connection to the scheduler was lost; if it still runs, its worker stops it"
+        return f"its worker reports {kind}: {shorten(str(error))}"
+    return found
+
+
+def _late(files: Files, basis: Mapping[str, Any]) -> str | None:
+    """Return why a receipt is not valid; waits for a shared file system to show what another machine has written."""
+    until = time.monotonic() + DELAY
+    while (reason := why_rerun(files, basis)) and time.monotonic() < until:
+        time.sleep(0.5)
+    return reason
+
+
+def run_one(job: Job, basis: Mapping[str, Any], out: str, root: str, timeout: float | None, resume: bool) -> Finished:
+    """On a worker: run a notebook, unless an earlier worker that died had finished it."""
+    files, where = Files(Path(out), job.name), f"{socket.gethostname()}, process {os.getpid()}"
+    if fingerprint(job) != basis:
+        problem = f"the worker on {where} has another version of the library, its data or the notebook"
+        return Finished(Outcome(job.name, "failed", problem), Cost(), where, False)
+    again = files.partial.is_file() or files.receipt.is_file()
+    if why_rerun(files, basis) is None:
+        receipt = read_or_empty(files.receipt)
+        cost = Cost(receipt.get("seconds"), receipt.get("memory_mb"))
+        return Finished(Outcome(job.name, "finished"), cost, where, again)
+    if again:
+        files.prepare(basis, resume)
+    facts = {"environment": describe_environment()}
+    outcome, cost = execute(
+        job, files, basis, Path(root), progress=False, timeout=timeout, wanted=still_wanted(), facts=facts
+    )
+    return Finished(outcome, cost, where, again)
+
+
+def under_way(jobs: Iterable[Job], out: Path) -> str:
+    """Return a line on the notebooks that are running: which cell of how many; empty where none has begun."""
+    parts = []
+    for job in jobs:
+        if cells := code_cells(Files(out, job.name).partial):
+            parts.append(f"{job.name} (cell {sum(map(begun, cells))} of {len(cells)})")
+    return f"Running: {', '.join(parts)}." if parts else ""
+
+
+def on_gpu(job: Job) -> bool:
+    """Whether a job runs on a GPU: by its parameter `device`, or by its profile where that is left open."""
+    from .notebook import DEFAULTS
+
+    if "device" not in job.source.parameters:
+        return False
+    return str(job.parameters.get("device") or DEFAULTS[job.profile][1]).startswith("cuda")

@@ -1,0 +1,247 @@
+"""Notebooks side by side on Dask workers: what is lost when a worker, a notebook or the run itself dies."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from suite_notebooks import records_notebook, write_notebook
+
+from dynatree_lib.cli.main import main
+from dynatree_lib.suite.receipts import Files
+
+pytest.importorskip("papermill")
+distributed = pytest.importorskip("distributed")
+ROOT = Path(__file__).resolve().parents[1]
+KILL = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)"  # a kernel's parent is the worker
+KILL_ONCE = f"""from pathlib import Path
+first = Path(os.environ['DYNATREE_OUT']) / 'first'
+if not first.exists():
+    first.touch()
+    {KILL.splitlines()[1]}"""
+
+
+def command(folder: Path, *options: str) -> list[str]:
+    options = ("--notebooks", str(folder / "notebooks"), "--out", str(folder / "out"), "--profile", "smoke", *options)
+    return [sys.executable, "-m", "dynatree_lib", "run", *options]
+
+
+def run(folder: Path, *options: str, **how):
+    done = subprocess.run(command(folder, *options), capture_output=True, text=True, timeout=240, check=False, **how)
+    return done.returncode, done.stdout + done.stderr
+
+
+def receipt(folder: Path, name: str) -> dict:
+    return json.loads(Files(folder / "out", name).receipt.read_text())
+
+
+def printed(folder: Path, name: str) -> str:
+    cells = json.loads(Files(folder / "out", name).executed.read_text())["cells"]
+    return "".join("".join(output.get("text", "")) for cell in cells for output in cell.get("outputs", []))
+
+
+def kernels_of(folder: Path) -> list[int]:
+    """Processes that were started for a run into this folder."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("DYNATREE_OUT") == str(folder / "out"):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_workers_that_die_notebooks_that_fail_or_hang_and_the_others(tmp_path):
+    notebooks = tmp_path / "notebooks"
+    records_notebook(notebooks, "10_good")
+    write_notebook(notebooks, "20_fails", "1 / 0")
+    write_notebook(notebooks, "30_once", "import os, signal", KILL_ONCE)
+    write_notebook(notebooks, "40_always", KILL)
+    write_notebook(notebooks, "50_hangs", "while True:\n    pass")
+    write_notebook(
+        notebooks, "60_counts", "import os", "print(len(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
+    )
+    code, text = run(tmp_path, "--workers", "2", "--timeout", "0.25")
+    assert code == 1, text
+    assert "6 notebooks: 3 finished, 3 failed." in text
+    assert "20_fails failed: cell In [3] `1 / 0` raised ZeroDivisionError" in text
+    assert "40_always failed: its worker died 3 times" in text
+    assert "50_hangs failed: it took longer than the time-out of 15 s in cell In [3] `while True:`" in text
+    assert "30_once: finished" in text
+    assert "started again after its worker died" in text
+    assert not list((tmp_path / "out").glob("*.partial*"))
+    for name in ("20_fails", "40_always", "50_hangs"):
+        files = Files(tmp_path / "out", name)
+        assert not files.receipt.exists()
+        assert not files.executed.exists()
+        assert json.loads(files.failure.read_text())["problem"]
+    started = receipt(tmp_path, "10_good")["started"]
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.receipt.json")) == [
+        "10_good.receipt.json", "30_once.receipt.json", "60_counts.receipt.json",
+    ]  # fmt: skip
+    assert not kernels_of(tmp_path)
+    cores = len(os.sched_getaffinity(0))
+    assert printed(tmp_path, "60_counts").split() == [str(len(range(0, cores, 2))), str(max(1, cores // 2))]
+
+    for name in ("20_fails", "40_always", "50_hangs"):  # mended: only they run again, with and without workers
+        write_notebook(notebooks, name, "x = 1")
+    assert run(tmp_path, "--resume", "--only", "[24]*", "--workers", "1")[0] == 0
+    code, text = run(tmp_path, "--resume")
+    assert code == 0
+    assert "6 notebooks: 1 finished, 5 kept." in text
+    assert receipt(tmp_path, "10_good")["started"] == started
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_the_kernels_and_keeps_what_has_finished(tmp_path):
+    notebooks = tmp_path / "notebooks"
+    records_notebook(notebooks, "10_good", about={"estimate": {"smoke": {"seconds": 900}}})  # goes first
+    write_notebook(notebooks, "20_waits", "import time\ntime.sleep(300)")
+    process = subprocess.Popen(
+        command(tmp_path, "--workers", "1"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    until = time.monotonic() + 90
+    while not (Files(tmp_path / "out", "20_waits").partial.exists() and kernels_of(tmp_path)):
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, text
+    assert "2 notebooks: 1 finished, 1 interrupted." in text, text
+    assert receipt(tmp_path, "10_good")["seconds"] > 0
+    assert not Files(tmp_path / "out", "20_waits").receipt.exists()
+    until = time.monotonic() + 10
+    while kernels_of(tmp_path):
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_runs_already_and_workers_that_cannot_serve(tmp_path, capsys):
+    records_notebook(tmp_path / "notebooks", "10_good")
+    options = ["run", "--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out"), "--profile", "smoke"]
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+        address = cluster.scheduler_address
+        assert main([*options, "--scheduler", address]) == 0, capsys.readouterr()
+        write_notebook(tmp_path / "notebooks", "20_gpu", parameters="device = 'cpu'")
+        assert main([*options, "--scheduler", address, "--only", "20*", "-p", "device=cuda"]) == 2
+        assert "no worker declares one" in capsys.readouterr().err
+    options[4] = str(tmp_path / "other")
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None
+    ) as cluster:
+        assert main([*options, "--scheduler", cluster.scheduler_address]) == 2
+        assert "has 2 threads" in capsys.readouterr().err
+        cluster.scale(0)
+        while cluster.scheduler_info["workers"]:
+            time.sleep(0.1)
+        assert main([*options, "--scheduler", cluster.scheduler_address]) == 2
+        assert "The scheduler has no workers" in capsys.readouterr().err
+
+
+def test_workers_of_another_version_or_without_the_folders_are_refused(tmp_path, monkeypatch):
+    from dynatree_lib.suite import cluster
+
+    class Elsewhere:
+        """A client of one worker that sees nothing of this file system."""
+
+        def scheduler_info(self, n_workers):
+            return {"workers": {"tcp://far:1": {"nthreads": 1, "resources": {}}}}
+
+        def run(self, function, *args, on_error):
+            return {"tcp://far:1": (cluster.library_sha256(), "other", False)}
+
+    with pytest.raises(RuntimeError, match="worker tcp://far:1 does not have the same data and sight of"):
+        cluster.check_workers(Elsewhere(), (tmp_path, ROOT), gpu=False)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--workers", "0"], "--workers is 0"),
+        (["--workers", "4096"], "at most one worker for each"),
+        (["--workers", "1", "--scheduler", "tcp://127.0.0.1:1"], "were both given"),
+        (["--timeout", "0"], "--timeout is 0.0; give the minutes"),
+        (["--timeout", "nan"], "--timeout is nan"),
+    ],
+)
+def test_what_cannot_be_asked_for(tmp_path, capsys, options, words):
+    records_notebook(tmp_path / "notebooks", "10_good")
+    assert main(["run", "--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out"), *options]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_scheduler_answers(tmp_path, monkeypatch, capsys):
+    from dynatree_lib.suite import cluster
+
+    monkeypatch.setattr(cluster, "PATIENCE", 1)
+    records_notebook(tmp_path / "notebooks", "10_good")
+    options = ["--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
+    assert main(["run", *options, "--scheduler", "tcp://127.0.0.1:1"]) == 2
+    assert "No Dask scheduler answers at 'tcp://127.0.0.1:1'" in capsys.readouterr().err
+
+
+def test_a_worker_that_cannot_load_the_library_is_named(tmp_path):
+    from dynatree_lib.suite import cluster
+
+    class Bare:
+        def scheduler_info(self, n_workers):
+            return {"workers": {"tcp://far:1": {"nthreads": 1, "resources": {}}}}
+
+        def run(self, function, *args, on_error):
+            return {"tcp://far:1": ModuleNotFoundError("No module named 'dynatree_lib'")}
+
+    with pytest.raises(RuntimeError, match=r"far:1 cannot run this version .*No module named.*install it there"):
+        cluster.check_workers(Bare(), (tmp_path,), gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("profile", "parameters", "overrides", "expected"),
+    [
+        ("paper", "profile = 'x'\ndevice = None", {}, True),
+        ("laptop", "profile = 'x'\ndevice = None", {}, False),
+        ("laptop", "profile = 'x'\ndevice = None", {"device": "cuda"}, True),
+        ("paper", "profile = 'x'\ndevice = None", {"device": "cpu"}, False),
+        ("paper", "profile = 'x'", {}, False),
+    ],
+)
+def test_what_runs_on_a_gpu_follows_profile_and_parameter(tmp_path, profile, parameters, overrides, expected):
+    from dynatree_lib.suite import cluster
+    from dynatree_lib.suite.plan import find_sources, make_jobs
+
+    write_notebook(tmp_path, "10_x", parameters=parameters)
+    (job,) = make_jobs(find_sources(tmp_path), profile, overrides)
+    assert cluster.on_gpu(job) is expected
+
+
+def test_two_runs_into_one_folder_are_refused(tmp_path, capsys):
+    from dynatree_lib.suite.run import sole_run
+
+    records_notebook(tmp_path / "notebooks", "10_good")
+    options = ["run", "--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
+    with sole_run(tmp_path / "out"):
+        assert main(options) == 2
+    assert "Another run works in" in capsys.readouterr().err
+    assert main(options) == 0
+
+
+def test_a_notebook_that_hangs_is_stopped_without_workers_too(tmp_path, capsys):
+    write_notebook(tmp_path / "notebooks", "10_hangs", "while True:\n    pass")
+    records_notebook(tmp_path / "notebooks", "20_good")
+    options = ["--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
+    assert main(["run", *options, "--timeout", "0.2"]) == 1
+    text = capsys.readouterr().out
+    assert "10_hangs failed: it took longer than the time-out of 12 s in cell In [3] `while True:`" in text
+    assert receipt(tmp_path, "20_good")["seconds"] > 0
