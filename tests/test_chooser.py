@@ -132,3 +132,22 @@ def test_the_choice_answers_anew():
     assert choice.figure.outputs
     with pytest.raises(ValueError, match="no row to choose from"):
         Choice([])
+
+
+def test_labels_of_close_points_stand_apart_and_inside():
+    from dynatree_lib.plots.methods import label_places, short_names
+
+    def row(method, cost, tokens):
+        return {"method": method, "cost": cost, "tokens": tokens}
+
+    rows = [row("ar-fast", 1, 1), row("union-tree:max_nodes=64", 4.2, 3.4), row("token-recycling", 4.0, 2.25),
+            row("token-recycling:context=1", 4.3, 2.07), row("suffix-tree", 4.6, 2.06),
+            row("union-tree:first=a,second=b", 7.4, 2.7)]  # fmt: skip
+    names = short_names([one["method"] for one in rows])
+    assert names["ar-fast"] == "ar-fast"
+    assert names["union-tree:first=a,second=b"] == "union-tree: first=a,secon…"
+    places = label_places(rows, names, {"ar-fast", "union-tree:max_nodes=64"}, (9.6, 4.6))
+    assert places["ar-fast"] == "middle left"
+    assert places["union-tree:first=a,second=b"] != "middle right"  # it would leave the figure
+    assert places["token-recycling:context=1"] != "middle right"  # the next point is there
+    assert places["suffix-tree"] != "middle left"

@@ -73,3 +73,15 @@ def test_a_name_that_is_never_resolved_is_not_waited_for(monkeypatch):
     began = time.monotonic()
     assert not hub._answers()
     assert time.monotonic() - began < 0.9
+
+
+def test_a_model_file_that_is_cut_off_is_refused_in_a_sentence(tmp_path):
+    import shutil
+
+    from dynatree_lib.paths import data_path
+
+    shutil.copytree(data_path("tiny"), tmp_path / "pair")
+    file = tmp_path / "pair" / "target" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100_000])
+    with pytest.raises(ValueError, match=r"target' could not be loaded .*give a local folder"):
+        dt.load_pair(tmp_path / "pair")

@@ -142,3 +142,15 @@ def test_the_shipped_cards_are_of_these_weights(kind):
     for name, digest in card["files"].items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
     assert len(np.load(folder / "tokens.npy")) == card["recipe"]["tokens"]
+
+
+@pytest.mark.parametrize("name", ["layers.json", "layers.safetensors", "tokens.npy"])
+@pytest.mark.parametrize("left", [0, 7, -3])
+def test_a_draft_whose_file_is_cut_off_is_refused_in_a_sentence(tmp_path, name, left):
+    target = raw_model("llama")
+    draft = pruned(target, LAYERS)
+    store_pruned(draft, LAYERS, TOKENS, tmp_path)
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[:left])
+    with pytest.raises(ValueError, match=r"The draft in .* cannot be read .*it has layers.json"):
+        load_pruned(tmp_path, target)

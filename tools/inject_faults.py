@@ -431,7 +431,7 @@ def truncated_bench(trial: Trial) -> None:
 
 def full_disk_in_bench(trial: Trial) -> None:
     """A full disk while a benchmark writes its records."""
-    limit = trial.chance.randint(3000, 12000)
+    limit = trial.chance.randint(300, 4000)
     process = started(bench(trial), lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     process.join(60)
     trial.check(process.exitcode != 0, "it ended as if all were well")

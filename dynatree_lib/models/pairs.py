@@ -293,6 +293,7 @@ def _attention(config: Any, wanted: str) -> str:
 
 def _from_pretrained(kind: str, source: str, **options: Any) -> Any:
     import transformers
+    from safetensors import SafetensorError  # of a file that is truncated, say
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -302,7 +303,7 @@ def _from_pretrained(kind: str, source: str, **options: Any) -> Any:
         options["local_files_only"] = True
     try:
         return getattr(transformers, kind).from_pretrained(source, trust_remote_code=False, **options)
-    except (OSError, ImportError, ValueError) as error:
+    except (OSError, ImportError, ValueError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(
             f"Model '{source}' could not be loaded ({first}). Without a model hub, give a local folder that holds its "

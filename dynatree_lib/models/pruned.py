@@ -170,17 +170,25 @@ def load_pruned(folder: Path, target: Any) -> tuple[Any, np.ndarray]:
         the draft, and (K,) int64 ids of the tokens it drafts, ascending.
 
     Raises:
-        ValueError: where the weights do not fit this target.
+        ValueError: where a file is missing or damaged, or the weights do not fit this target.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    made_of = json.loads((folder / LAYERS).read_text(encoding="utf-8"))
+    try:
+        made_of = json.loads((folder / LAYERS).read_text(encoding="utf-8"))
+        stored, tokens = load_file(folder / WEIGHTS), np.load(folder / TOKENS).astype(np.int64)
+    except (OSError, ValueError, EOFError, SafetensorError) as error:
+        raise ValueError(
+            f"The draft in {folder} cannot be read ({error}); it has {LAYERS}, {WEIGHTS} and {TOKENS}. Take it "
+            "from the repository again."
+        ) from error
     draft = untrained(target, **made_of)
-    stored, own = load_file(folder / WEIGHTS), own_weights(draft)
+    own = own_weights(draft)
     if {name: weight.shape for name, weight in stored.items()} != {name: weight.shape for name, weight in own.items()}:
         raise ValueError(f"The draft in {folder.name} was made for another target than '{target.config.name_or_path}'.")
     with torch.no_grad():
         for name, weight in own.items():
             weight.copy_(stored[name])
     draft.config.name_or_path = folder.name
-    return draft, np.load(folder / TOKENS).astype(np.int64)
+    return draft, tokens

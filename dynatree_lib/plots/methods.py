@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from plotly import graph_objects as go
 
@@ -19,7 +19,7 @@ SPEEDS = (1.0, 1.5, 2.0)
 """Speeds over plain decoding for which `method_plane` draws a line."""
 LOWEST = 0.75
 """Where both axes of `method_plane` begin."""
-LONGEST = 34
+LONGEST = 14
 """Characters of options beside a point of `method_plane`."""
 TICKS = (0.8, 1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 15, 20)
 COLORS = dict(zip(GROUPS, ("#666666", "#0072b2", "#d55e00"), strict=True))
@@ -34,7 +34,7 @@ def method_plane(rows: Sequence[Row], title: str = "What an iteration commits, a
     """
     axes = {"x": "cost of an iteration, in steps of plain decoding", "y": "tokens per iteration"}
     drawn = theme.figure(title, height=520, **axes)
-    widest, highest = (1.15 * max(row[name] for row in rows) for name in ("cost", "tokens"))
+    widest, highest = (1.3 * max(row[name] for row in rows) for name in ("cost", "tokens"))
     for speed in SPEEDS:
         ends = LOWEST * max(1.0, 1 / speed), min(widest, highest / speed)
         line = {"color": "#999999", "dash": "dot", "width": 1.3}
@@ -48,19 +48,62 @@ def method_plane(rows: Sequence[Row], title: str = "What an iteration commits, a
     drawn.add_scatter(x=costs, y=tokens, mode="lines", line=line, name="front", hoverinfo="skip")
     ahead = {row["method"] for row in best}  # nothing lies to their left
     names = short_names([row["method"] for row in rows])
+    places = label_places(rows, names, ahead, (widest, 1.05 * highest))
     for group, color in COLORS.items():
         some = [row for row in rows if row["group"] == group]
         if some:
             drawn.add_scatter(
                 x=[row["cost"] for row in some], y=[row["tokens"] for row in some], mode="markers+text", name=group,
                 text=[f" {theme.escaped(names[row['method']])} " for row in some],
-                textposition=["middle left" if row["method"] in ahead else "middle right" for row in some],
+                textposition=[places[row["method"]] for row in some],
                 hovertext=[f"{theme.escaped(row['method'])}: {speed_of(row)} x plain" for row in some],
                 hoverinfo="text", marker={"size": 10, "color": color}, textfont={"size": 11},
             )  # fmt: skip
     ticks = {"type": "log", "tickvals": TICKS, "ticktext": [f"{tick:g}" for tick in TICKS]}
     drawn.update_xaxes(range=[math.log10(LOWEST), math.log10(widest)], **ticks)
     return drawn.update_yaxes(range=[math.log10(LOWEST), math.log10(1.05 * highest)], **ticks)
+
+
+def label_places(
+    rows: Sequence[Row], names: Mapping[str, str], ahead: Collection[str], ends: tuple[float, float]
+) -> dict[str, str]:
+    """Return where each method's label stands: beside, above or below its point, as far as possible over no other.
+
+    Args:
+        rows: of one run and kind.
+        names: method -> label.
+        ahead: methods of the front, whose labels stand to the left where they can.
+        ends: of the two axes.
+    """
+    size = (700.0, 350.0)  # pixels of the plot, about
+    spans = [math.log(end / LOWEST) for end in ends]
+    points = {
+        row["method"]: tuple(
+            pixels * math.log(row[name] / LOWEST) / span
+            for pixels, span, name in zip(size, spans, ("cost", "tokens"), strict=True)
+        )
+        for row in rows
+    }
+    taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in points.values()]
+    places = {}
+    for method in sorted(points, key=lambda method: method not in ahead):
+        (x, y), wide = points[method], 6.2 * len(names[method]) + 8
+        boxes = {
+            "middle right": (x + 7, y - 7, x + 7 + wide, y + 7), "middle left": (x - 7 - wide, y - 7, x - 7, y + 7),
+            "top center": (x - wide / 2, y + 7, x + wide / 2, y + 21),
+            "bottom center": (x - wide / 2, y - 21, x + wide / 2, y - 7),
+        }  # fmt: skip
+        order = ("middle left", "top center", "bottom center", "middle right")
+        order = order if method in ahead else ("middle right", "top center", "bottom center", "middle left")
+        inside = [place for place in order if boxes[place][0] >= 0 and boxes[place][2] <= size[0]]
+        free = [place for place in inside if not any(_overlap(boxes[place], one) for one in taken)]
+        places[method] = next(iter(free or inside), order[0])
+        taken.append(boxes[places[method]])
+    return places
+
+
+def _overlap(first: Sequence[float], second: Sequence[float]) -> bool:
+    return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
 
 
 def short_names(labels: Sequence[str]) -> dict[str, str]:
