@@ -494,7 +494,8 @@ def test_a_carried_method_is_measured_anew_when_one_of_its_texts_is_missing(pair
     path = tmp_path / "r.jsonl"
     whole = run_benchmark(pair, f"chain,{CARRIED}", PROMPTS, max_new_tokens=24, records=path)
     lines = path.read_text().splitlines()
-    path.write_text("\n".join(lines[:-1]) + "\n")
+    last = max(number for number, line in enumerate(lines) if json.loads(line).get("method") == CARRIED)
+    path.write_text("\n".join(lines[:last] + lines[last + 1 :]) + "\n")
     said: list[str] = []
     resumed = run_benchmark(
         pair, f"chain,{CARRIED}", PROMPTS, max_new_tokens=24, records=path, existing="resume", progress=said.append

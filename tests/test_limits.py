@@ -78,7 +78,9 @@ def test_a_budget_of_one_token(kind):
 
 
 @pytest.mark.slow
-@kinds
+@pytest.mark.parametrize(
+    "kind", [dt.FixedTree, dt.LookupTree, dt.SuffixTree, dt.TokenRecycling], ids=lambda kind: kind.name
+)
 def test_ten_thousand_tokens_in_one_text(kind):
     target = dt.ToyModel(TARGET.distribution, 5, context=20_000)
     plain = dt.autoregressive(target, [1], max_new_tokens=10_000).tokens
