@@ -1,4 +1,4 @@
-"""What rounding does to the law of a sampled token: below its bound, everywhere it was looked for."""
+"""What rounding does to the distribution of a sampled token: below its bound, everywhere it was looked for."""
 
 import json
 
@@ -17,37 +17,37 @@ ONE = dt.Sampling(1.0)
 RULES = (dt.TokenLevel(), dt.Traversal())
 
 
-def law_by_hand(logits, draft):
-    """The law that token-level verification of one drawn child emits, in float64 from float32 inputs."""
+def emitted_by_hand(logits, draft):
+    """The distribution that token-level verification of one drawn child emits, in float64 from float32 inputs."""
     p, q = logits.float().softmax(-1).double().numpy(), draft.double().numpy()
     accepted = np.minimum(1, np.divide(p, q, out=np.zeros_like(p), where=q > 0))
-    law = q / q.sum() * accepted
+    emitted = q / q.sum() * accepted
     rest = np.clip((logits.float().softmax(-1) - draft).double().numpy(), 0, None)
-    return law + (1 - law.sum()) * rest / rest.sum()
+    return emitted + (1 - emitted.sum()) * rest / rest.sum()
 
 
-def test_the_law_is_that_of_the_formula():
+def test_the_distribution_is_that_of_the_formula():
     torch.manual_seed(0)
     logits, draft = 3 * torch.randn(40), torch.randn(40).softmax(-1)
     distributions = DraftDistributions()
     distributions.record(0, draft)
-    law = np.zeros(40)
+    emitted = np.zeros(40)
     for token in range(40):
         tree = dt.TokenTree.build([0, token], [-1, 0], draws=[POINT, DISTINCT])
-        law += float(draft.double()[token] / draft.double().sum()) * rounding.first_token(
+        emitted += float(draft.double()[token] / draft.double().sum()) * rounding.first_token(
             dt.TokenLevel(), tree, Scores(logits.expand(2, -1), ONE), distributions
         )
-    assert np.abs(law - law_by_hand(logits, draft)).max() < 1e-12
+    assert np.abs(emitted - emitted_by_hand(logits, draft)).max() < 1e-12
     bias, bound = rounding.drawn(logits, draft, dt.TokenLevel(), ONE)
     wanted = logits.double().softmax(-1).numpy()
-    assert bias == pytest.approx(np.abs(law - wanted).sum() / 2, abs=1e-15)
+    assert bias == pytest.approx(np.abs(emitted - wanted).sum() / 2, abs=1e-15)
     assert 0 < bias <= bound < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [1.0, 0.4, 3.0])
 @pytest.mark.parametrize("seed", range(4))
-def test_laws_over_a_thousand_tokens_stay_below_their_bound(dtype, temperature, seed):
+def test_distributions_over_a_thousand_tokens_stay_below_their_bound(dtype, temperature, seed):
     torch.manual_seed(seed)
     logits = (torch.randn(1000) * (1 + 3 * seed)).to(dtype)
     draft = (logits.float() + torch.randn(1000) * 10.0 ** (-2 * seed)).softmax(-1)  # down to almost the same
@@ -61,7 +61,7 @@ def test_laws_over_a_thousand_tokens_stay_below_their_bound(dtype, temperature, 
 
 
 def test_a_draft_that_is_the_target_leaves_a_residual_of_rounding_alone():
-    """Almost every child is accepted; what is left after a rejection is noise, and its law must not count."""
+    """Almost every child is accepted; what is left after a rejection is noise, and its distribution must not count."""
     torch.manual_seed(1)
     logits = torch.randn(500)
     draft = logits.softmax(-1)
@@ -112,10 +112,10 @@ def test_the_command_prints_a_table_and_saves_a_record(tmp_path, capsys):
     out = tmp_path / "rounding.json"
     assert main(["audit", "--rounding", "--instances", "40", "--out", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "40 laws, none beyond the proven bound." in text
+    assert "40 distributions, none beyond the proven bound." in text
     record = json.loads(out.read_text())
-    assert len(record["laws"]) == 40
-    assert all(row["bias"] <= row["bound"] for row in record["laws"])
+    assert len(record["distributions"]) == 40
+    assert all(row["bias"] <= row["bound"] for row in record["distributions"])
     assert main(["audit", "--rounding", "--instances", "4", "--temperature", "0"]) == 2
     assert "--rounding compares whole distributions" in capsys.readouterr().err
 
@@ -124,4 +124,4 @@ def test_on_a_pair(capsys):
     assert main(["audit", "--rounding", "--pair", "tiny", "--limit", "1"]) == 0
     text = capsys.readouterr().out
     assert "one drawn child" in text
-    assert "8 laws, none beyond the proven bound." in text
+    assert "8 distributions, none beyond the proven bound." in text

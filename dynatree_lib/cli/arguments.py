@@ -92,6 +92,13 @@ def check_least(args: argparse.Namespace, **least: int) -> None:
             raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}; give at least {count}.")
 
 
+def on_workers(args: argparse.Namespace) -> bool:
+    """Whether several things run at a time; ValueError where workers are to be started and another's taken."""
+    if args.workers is not None and args.scheduler:
+        raise ValueError("--workers and --scheduler were both given; the first starts workers, the second has its own.")
+    return args.workers is not None or bool(args.scheduler)
+
+
 def check_new(path: Path | None, overwrite: bool) -> None:
     """Raise ValueError if a file to be written exists and may not be replaced, or cannot be written."""
     if path is not None:

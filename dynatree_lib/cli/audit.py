@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def rounded(args: argparse.Namespace) -> int:
-    """Audit what rounding does to a token's law, on toy models or a pair; 1 if a bias exceeds its bound."""
+    """Audit what rounding does to a token's distribution, on toy models or a pair; 1 if a bias exceeds its bound."""
     sampling = arguments.sampling_of(args)
     if sampling.greedy or sampling.top_k is not None or sampling.top_p is not None:
         raise ValueError(
@@ -70,7 +70,7 @@ def rounded(args: argparse.Namespace) -> int:
         workload = arguments.workload_of(args, pair, 16, args.limit)
         prompts = [one.ids for one in prepare_prompts(pair, workload.prompts, 16)]
         rows = list(rounding.on_pair(pair, prompts, sampling, seed=args.seed))
-    record = {"environment": describe_environment(), "seed": args.seed, "laws": rounding.to_json(rows)}
+    record = {"environment": describe_environment(), "seed": args.seed, "distributions": rounding.to_json(rows)}
     arguments.write_record(args.out, record)
     columns = {"where": "model", "dtype": "logits", "tree": "tree", "rule": "rule", "instances": "instances"}
     lines = [
@@ -83,7 +83,7 @@ def rounded(args: argparse.Namespace) -> int:
     print("Bias: total variation of what float32 code emits from the softmax of the same logits in float64.")
     for row in beyond:
         print(f"{row.rule} on {row.tree} ({row.dtype}) is off by {row.bias:.1e}, beyond its bound of {row.bound:.1e}.")
-    print(f"{len(rows)} laws, {len(beyond) or 'none'} beyond the proven bound.")
+    print(f"{len(rows)} distributions, {len(beyond) or 'none'} beyond the proven bound.")
     return 1 if beyond else 0
 
 

@@ -69,6 +69,12 @@ def add_machine(to: Options, dtypes: str | None = None) -> None:
     to.add_argument("--static", action="store_true", help="static buffers; on a GPU, CUDA graphs captured beforehand")
 
 
+def add_workers(to: Options) -> None:
+    """--workers, --scheduler."""
+    to.add_argument("--workers", type=int, metavar="N", help="N at a time, each on its share of the cores")
+    to.add_argument("--scheduler", metavar="ADDRESS", help="on this Dask scheduler's workers, e.g. tcp://host:8786")
+
+
 # ------------------------------------------------------------------------------------------------------------ commands
 def run(parser: argparse.ArgumentParser) -> None:
     """Run notebooks of the suite, each with a receipt."""
@@ -84,8 +90,7 @@ def run(parser: argparse.ArgumentParser) -> None:
     add("--notebooks", type=Path, help="folder of the notebooks (default: notebooks/ of the checkout)")
     add("--report", action="store_true", help="build report.html afterwards, also after failures")
     add("--timeout", type=float, metavar="MINUTES", help="a notebook that takes longer fails (default: no limit)")
-    add("--workers", type=int, metavar="N", help="run N notebooks at a time, each on its share of the cores")
-    add("--scheduler", metavar="ADDRESS", help="run them on the workers of this Dask scheduler, e.g. tcp://host:8786")
+    add_workers(parser)
 
 
 def sweep(parser: argparse.ArgumentParser) -> None:
@@ -95,8 +100,7 @@ def sweep(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, help="folder of the sweep (default: outputs/sweeps/<name of the grid>)")
     add("--resume", action="store_true", help="go on with the configurations that have no row yet")
     add("--dry-run", action="store_true", help="list the configurations, and stop")
-    add("--workers", type=int, metavar="N", help="measure N at a time, each on its share of the cores")
-    add("--scheduler", metavar="ADDRESS", help="on the workers of this Dask scheduler, e.g. tcp://host:8786")
+    add_workers(parser)
 
 
 def report(parser: argparse.ArgumentParser) -> None:

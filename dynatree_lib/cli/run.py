@@ -9,12 +9,12 @@ from pathlib import Path
 
 from ..suite.plan import Job, find_sources, make_jobs, parse_override, project_root, select
 from ..suite.run import INTERRUPTED, check_unfinished, default_out, describe_plan, require_papermill, run_jobs
+from . import arguments
 
 
 def main(args: argparse.Namespace) -> int:
     """Run notebooks; 0 when every notebook finished, 1 when one failed, 130 after Ctrl-C."""
-    if args.workers is not None and args.scheduler:
-        raise ValueError("--workers and --scheduler were both given; the first starts workers, the second has its own.")
+    arguments.on_workers(args)  # before any work
     if args.resume and args.overwrite:
         raise ValueError("--resume and --overwrite were both given; the first keeps what is valid, the second nothing.")
     if args.timeout is not None and not args.timeout > 0:
@@ -39,13 +39,12 @@ def main(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, jobs: Sequence[Job], out: Path, root: Path) -> int:
     timeout = None if args.timeout is None else 60 * args.timeout
-    if args.workers is None and not args.scheduler:
+    if not arguments.on_workers(args):
         return run_jobs(jobs, out, root, resume=args.resume, say=say, progress=sys.stderr.isatty(), timeout=timeout)
     from ..suite import cluster  # here, because it needs Dask
 
     gpu = any(map(cluster.on_gpu, jobs))
-    workers = cluster.scheduler_at(args.scheduler) if args.scheduler else cluster.local_workers(args.workers, gpu)
-    with workers as client:
+    with cluster.workers_for(args.workers, args.scheduler, gpu) as client:
         return cluster.run_on_workers(jobs, out, root, client, resume=args.resume, say=say, timeout=timeout)
 
 

@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 
 from ..suite.sweep import Sweep, read_grid, run_sweep
+from . import arguments
 from .run import say
 
 
 def main(args: argparse.Namespace) -> int:
     """Measure a grid; 0 when every configuration has a row, 1 when one failed, 130 after Ctrl-C."""
-    if args.workers is not None and args.scheduler:
-        raise ValueError("--workers and --scheduler were both given; the first starts workers, the second has its own.")
+    several = arguments.on_workers(args)
     points = read_grid(args.grid)
     sweep = Sweep((args.out or Path("outputs") / "sweeps" / Path(args.grid).stem).resolve(), points)
     if args.dry_run:
@@ -20,13 +20,12 @@ def main(args: argparse.Namespace) -> int:
         for point in points:
             say(f"  {point}{'  (has a row)' if sweep.rows.row(point) else ''}")
         return 0
-    if args.workers is None and not args.scheduler:
+    if not several:
         return run_sweep(sweep, resume=args.resume, say=say)
     from ..suite import cluster  # here, because it needs Dask
 
     gpu = any(point.setting.device.startswith("cuda") for point in points)
-    workers = cluster.scheduler_at(args.scheduler) if args.scheduler else cluster.local_workers(args.workers, gpu)
-    with workers as client:
+    with cluster.workers_for(args.workers, args.scheduler, gpu) as client:
         sweep.out.mkdir(parents=True, exist_ok=True)
         cluster.check_workers(client, (sweep.out,), gpu)
         return run_sweep(sweep, resume=args.resume, say=say, client=client)

@@ -1,8 +1,9 @@
-"""What rounding does to a sampled token: the law of production code in float32, against float64, beside a proven bound.
+"""What rounding does to a sampled token: float32 against float64, with a proven bound.
 
 A rule that is lossless in exact arithmetic is off in float32 by a little. Here that little is computed, not sampled:
-the rules of `verifiers` run on float32 distributions, every coin is enumerated, and the law of the token that they emit
-is summed in float64. The reference is the softmax of the same logits in float64. docs/design.md proves the bound.
+the rules of `verifiers` run on float32 distributions, every coin is enumerated, and the distribution of the token that
+they emit is summed in float64. The reference is the softmax of the same logits in float64. docs/design.md
+proves the bound.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ REJECTION = 3
 
 @dataclass(frozen=True)
 class Rounded:
-    """One law and its bound.
+    """How far one distribution is off, and its bound.
 
     Attributes:
         where: "toy" or the pair.
         dtype: of the logits.
         tree: how the tree came about.
         rule: of verification.
-        bias: total variation from the float64 law.
+        bias: total variation from the float64 distribution.
         bound: what the bias cannot exceed.
     """
 
@@ -64,14 +65,14 @@ def softmax_bound(logits: torch.Tensor, temperature: float = 1.0) -> float:
         logits: (V,), any dtype.
         temperature: above 0.
     """
-    exact_law = (logits.double() / temperature).softmax(-1)
-    known = exact_law > 0
-    entropy = float(-(exact_law[known] * exact_law[known].log()).sum())
+    exact_shares = (logits.double() / temperature).softmax(-1)
+    known = exact_shares > 0
+    entropy = float(-(exact_shares[known] * exact_shares[known].log()).sum())
     shift = 0.0
     if temperature != 1:
         scaled = (logits.double() / temperature).abs()
-        shift = float((exact_law[known] * scaled[known]).sum()) + float(scaled[known].max()) * float(
-            exact_law.max() < 1
+        shift = float((exact_shares[known] * scaled[known]).sum()) + float(scaled[known].max()) * float(
+            exact_shares.max() < 1
         )
     return (entropy + STEPS + shift) * UNIT
 
@@ -109,14 +110,14 @@ class Coins(RandomSource):
 
 
 def first_token(rule: Verifier, tree: TokenTree, scores: Scores, distributions: DraftDistributions) -> np.ndarray:
-    """Return the (V,) float64 law of the first token that a rule emits for a tree of one level, over all its coins."""
-    law = np.zeros(scores.logits.shape[-1])
+    """Return the (V,) float64 distribution of a rule's first token for a tree of one level, over all its coins."""
+    emitted = np.zeros(scores.logits.shape[-1])
     for (path, weights), chance in exact.outcomes(lambda random: _verdict(rule, tree, scores, distributions, random)):
         if path:
-            law[tree.tokens[path[0]]] += chance
+            emitted[tree.tokens[path[0]]] += chance
         else:
-            law += chance * (weights / weights.sum()).numpy()
-    return law
+            emitted += chance * (weights / weights.sum()).numpy()
+    return emitted
 
 
 def _verdict(
@@ -143,11 +144,11 @@ def deterministic(
     """
     tree = TokenTree.build([0, *tokens], [-1, *[0] * len(tokens)], draws=[POINT] * (1 + len(tokens)))
     scores = Scores(logits.expand(len(tree), -1), sampling)
-    law = first_token(rule, tree, scores, DraftDistributions())
+    emitted = first_token(rule, tree, scores, DraftDistributions())
     bound = (
         softmax_bound(logits, sampling.temperature) + excess(scores.distribution(0)) + REJECTION * len(tokens) * UNIT
     )
-    return _off(law, logits, sampling), bound
+    return _off(emitted, logits, sampling), bound
 
 
 def drawn(
@@ -164,19 +165,19 @@ def drawn(
     """
     distributions = DraftDistributions()
     distributions.record(0, draft, ids)
-    scores, law = Scores(logits.expand(2, -1), sampling), np.zeros(logits.shape[-1])
+    scores, emitted = Scores(logits.expand(2, -1), sampling), np.zeros(logits.shape[-1])
     shares = (draft.double() / draft.double().sum()).numpy()
     names = np.arange(len(draft)) if ids is None else ids
     for place in np.flatnonzero(shares):
         tree = TokenTree.build([0, int(names[place])], [-1, 0], draws=[POINT, DISTINCT])
-        law += shares[place] * first_token(rule, tree, scores, distributions)
+        emitted += shares[place] * first_token(rule, tree, scores, distributions)
     bound = softmax_bound(logits, sampling.temperature) + excess(scores.distribution(0)) + excess(draft)
-    return _off(law, logits, sampling), bound + REJECTION * UNIT
+    return _off(emitted, logits, sampling), bound + REJECTION * UNIT
 
 
-def _off(law: np.ndarray, logits: torch.Tensor, sampling: Sampling) -> float:
+def _off(emitted: np.ndarray, logits: torch.Tensor, sampling: Sampling) -> float:
     wanted = (logits.double() / sampling.temperature).softmax(-1).numpy()
-    return float(np.abs(law - wanted).sum() / 2)
+    return float(np.abs(emitted - wanted).sum() / 2)
 
 
 # ----------------------------------------------------------------------------------------------------------- toy models
@@ -261,7 +262,7 @@ def toy_bound(vocabulary: int, nodes: int, sampling: Sampling, largest: float) -
 
 
 def toys(instances: int, seed: int = 0) -> Iterator[Rounded]:
-    """Yield laws of whole iterations on toy models of 2 to 5 tokens, by enumeration of trees and coins."""
+    """Yield what rounding does to iterations on toy models of 2 to 5 tokens, by enumeration of trees and coins."""
     turns = list(product(EXTREMES, DRAWN, ("float32", "bfloat16"), (1.0, 0.7)))
     made = 0
     for turn in count():
@@ -304,7 +305,7 @@ class Keeping(TokenLevel):
 def on_pair(
     pair: Pair, prompts: Sequence[Sequence[int]], sampling: Sampling, *, seed: int = 0, places: int = 2
 ) -> Iterator[Rounded]:
-    """Yield laws of a token on a real vocabulary, at some places of the answer to each prompt.
+    """Yield what rounding does to a token on a real vocabulary, at some places of the answer to each prompt.
 
     Each is that of one drawn child under token-level verification and traversal, and of the draft's four most probable
     tokens as deterministic children, under token-level verification and the target walk.

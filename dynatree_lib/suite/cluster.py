@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,6 +131,11 @@ def scheduler_at(address: str) -> Iterator[Client]:
         ) from error
     with client:
         yield client
+
+
+def workers_for(count: int | None, address: str | None, gpu: bool) -> AbstractContextManager[Client]:
+    """Return the context of a client: of the scheduler at this address, or else of so many local workers."""
+    return scheduler_at(address) if address else local_workers(count or 0, gpu)
 
 
 def check_workers(client: Client, folders: Sequence[Path], gpu: bool) -> None:
@@ -281,11 +286,13 @@ class _Fanout:
 
     def _send(self) -> None:
         """Send as many notebooks as there are workers for, so that none waits at a worker that may die."""
+        if not self.waiting:  # and the scheduler need not be asked
+            return
         workers = workers_of(self.client).values()
         cards = sum(bool(one["resources"].get(GPU)) for one in workers)
         for job in list(self.waiting):
             using = sum(map(on_gpu, self.running.values()))
-            free = cards - using if on_gpu(job) else len(workers) - max(len(self.running), 0)
+            free = cards - using if on_gpu(job) else len(workers) - len(self.running)
             if free <= 0:
                 continue
             self.waiting.remove(job)

@@ -319,8 +319,8 @@ def read_sweep(folder: str | Path) -> pd.DataFrame:
 # ------------------------------------------------------------------------------------------------------------- running
 def run_sweep(sweep: Sweep, *, resume: bool, say: Say, client: Client | None = None) -> int:
     """Measure the configurations that are missing and return the exit code: 0, 1 after a failure, 130 after Ctrl-C."""
-    sweep.begin(resume)
     with sole_run(sweep.out):
+        sweep.begin(resume)
         return _run(sweep, say, client)
 
 
