@@ -15,11 +15,11 @@ WORKERS := $(shell echo $$(($(CORES) < 8 ? $(CORES) : 8)))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce reproduce-all test unit notebooks test-slow lint lines lab slides site sbom clean
+.PHONY: help setup reproduce reproduce-all test unit notebooks test-slow lint lines lab slides site sbom advisories clean
 
 help:
 	@grep -E '^# make' Makefile | cut -c3-
-	@echo 'also: make reproduce-all | test-slow | unit | notebooks | lint | lines | lab | slides | site | sbom | clean'
+	@echo 'also: make reproduce-all | test-slow | unit | notebooks | lint | lines | lab | slides | site | sbom | advisories | clean'
 
 setup: $(READY)
 
@@ -75,10 +75,14 @@ site: setup
 	rm -rf outputs/api outputs/site
 	$(BIN)/python -m sphinx --fail-on-warning --quiet -c docs . outputs/site
 
-# What is installed, as a software bill of materials (CycloneDX), and known advisories against it where they can be asked for.
+# What is installed, as a software bill of materials (CycloneDX).
 sbom: setup
 	@mkdir -p outputs
 	$(BIN)/python -m tools.sbom outputs/sbom.json
+
+# Known security advisories against the pinned packages; says so where they cannot be asked for.
+advisories: setup
+	$(BIN)/python -m tools.advisories
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache outputs/notebooks outputs/api outputs/site outputs/slides

@@ -421,7 +421,10 @@ def _hub_rows(data_set: DataSet, split: str, first: int | None) -> Iterator[Row]
     try:
         import datasets
 
-        rows = datasets.load_dataset(data_set.hub, data_set.config, split=hub_split, data_files=files, **options)
+        from .models import hub
+
+        with hub.asked_if_reachable():
+            rows = datasets.load_dataset(data_set.hub, data_set.config, split=hub_split, data_files=files, **options)
     except Exception as error:  # datasets, its file systems and HTTP clients share no base class for 'not reachable'
         raise _Missing(
             f"was asked for as {data_set.hub} (split {hub_split}) on the Hugging Face hub through the package "

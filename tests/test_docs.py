@@ -17,6 +17,7 @@ from dynatree_lib.cli.main import main, parser
 from dynatree_lib.cli.options import COMMANDS
 from dynatree_lib.measure import methods
 from dynatree_lib.measure import tune as tuning
+from dynatree_lib.measure.chooser import EVERYTHING, KINDS, map_rows, speed_of
 from dynatree_lib.measure.judge import read_judged
 from dynatree_lib.measure.protocol import read_results
 from dynatree_lib.measure.records import read_records
@@ -624,6 +625,32 @@ def test_tables_of_other_tokenizers_and_of_skipped_layers_are_those_of_their_rec
         assert f"still chooses {steps[0]['agreement']:.2f} of its tokens" in told
         assert f"without {len(steps[-1]['layers'])} layers it chooses {steps[-1]['agreement']:.2f}" in told
         assert f"best predicted gain is {record['search']['best']['gain']:.2f}" in told
+
+
+def test_the_tables_of_drawn_trees_and_of_the_switch_are_those_of_their_records():
+    folder, text = ROOT / "outputs" / "reference", page("docs/beyond.md")
+    drawn, switch = (read_records(folder / f"{name}.jsonl.gz") for name in ("drawn", "switch"))
+    rows = {row["method"]: row for row in map_rows({"": drawn}) if row["kind"] == EVERYTHING}
+    table = table_rows(text.partition("(record\n[drawn.jsonl.gz]")[2].partition("\n\nDySpec")[0])
+    assert len(table) == 4
+    names = {"one chain": "drawn chain", "two chains": "two drawn chains"}
+    for tree, *cells in table:
+        for nodes, cell in zip((4, 8, 16), cells, strict=True):
+            row = rows.get(f"{names.get(tree, tree)}, {nodes}")
+            assert cell == (f"{row['tokens']:.2f} / {row['speed']:.2f}" if row else ""), (tree, nodes)
+    told = " ".join(text.split())
+    for nodes in (4, 8, 16):
+        words = {"over": f"Sequoia's shape, {nodes}", "of": "tokens", "per": "iterations"}
+        assert str(ratio(drawn.frame(), f"DySpec, {nodes}", **words)) in told
+    placed = {(row["method"], row["kind"]): speed_of(row) for row in map_rows({"": switch})}
+    table = table_rows(text.partition("(record\n[switch.jsonl.gz]")[2].partition("\n\nPrompt by prompt")[0])
+    assert len(table) == 4
+    for name in ("prompt-lookup", "lookup-tree"):
+        found = ratio(switch.frame(), f"switch of {name}", over=name, of="further", per="span")
+        assert f"{found} times" in told
+    for method, *cells in table:
+        label = method.replace("`", "")
+        assert cells == [placed[label, kind] for kind in (EVERYTHING, *KINDS)], label
 
 
 @cache

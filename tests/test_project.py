@@ -10,6 +10,7 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -205,6 +206,7 @@ def test_ci_runs_the_readmes_test_command():
     script = (ROOT / ".ci/run").read_text()
     assert re.search(r"^make test$", script, re.MULTILINE)
     assert re.search(r"^make test-slow$", script, re.MULTILINE)
+    assert re.search(r"^make advisories$", script, re.MULTILINE)
     readme = ROOT / "README.md"
     if not readme.exists():
         pytest.skip("there is no README yet")
@@ -298,6 +300,30 @@ def test_the_bill_of_materials_names_every_installed_package_once(tmp_path):
     assert all(set(one["dependsOn"]) <= references for one in body["dependencies"])
     (own,) = [one for one in body["dependencies"] if one["ref"].startswith("pkg:pypi/dynatree-lib@")]
     assert torch["bom-ref"] in own["dependsOn"]
+
+
+def answered(*packages):
+    body = json.dumps({"dependencies": list(packages)}) if packages else "ERROR"
+    return lambda file: SimpleNamespace(stdout=body, stderr="no route to host")
+
+
+def test_advisories_are_refused_unless_accepted_with_a_reason(capsys, monkeypatch):
+    from tools import advisories
+
+    advisory = {"id": "PYSEC-1", "aliases": ["CVE-1"], "fix_versions": ["2.1"]}
+    sound = {"name": "sound", "version": "1.0", "vulns": []}
+    ill, unknown = {"name": "ill", "version": "2.0", "vulns": [advisory]}, {"name": "own", "skip_reason": "not found"}
+    assert advisories.main([], answered(sound, unknown)) == 0
+    assert "0 of 1 packages, 0 not accepted; 1 not known" in capsys.readouterr().out
+    assert advisories.main([], answered(sound, ill)) == 1
+    assert "ill 2.0: PYSEC-1, mended in 2.1; take that release" in capsys.readouterr().out
+    monkeypatch.setattr(advisories, "ACCEPTED", {"CVE-1": "we never open such files"})
+    assert advisories.main([], answered(sound, ill)) == 0
+    assert "accepted: we never open such files" in capsys.readouterr().out
+    for nothing, why in ((answered(), "no route to host"), (answered(unknown), "not found")):
+        assert advisories.main([], nothing) == 0
+        assert f"skipped, because pip-audit could ask for no package ({why})" in capsys.readouterr().out
+    assert advisories.main(["a", "b"]) == 2
 
 
 def test_every_installed_package_is_pinned():

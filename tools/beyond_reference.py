@@ -1,32 +1,45 @@
-"""Measure drafts with another tokenizer, and a target that drafts for itself, on SmolLM2, for docs/beyond.md.
+"""Measure what docs/beyond.md reports on SmolLM2: other tokenizers, a self-drafting target, drawn trees, the switch.
 
-python3 -m tools.beyond_reference [OUT] [vocabularies] [skipping]
+python3 -m tools.beyond_reference [OUT] [vocabularies] [skipping] [drawn] [switch]
 
 `vocabularies.json` is a benchmark of the target of `smollm2` with the draft of `tiny`, whose tokenizer is another one.
 `skipping.json` holds the search for the layers to leave out, on bundled prompts after the first 20, and a benchmark of
-what it found. Both have one prompt of each task of the bundled workload. Nothing else should run.
+what it found. Both have one prompt of each task of the bundled workload.
+`drawn.jsonl.gz` compares trees of 4, 8 and 16 drawn nodes at temperature 1 with weights in full: of a given shape, of
+Sequoia's (from acceptance counted on prompts after the first 20), and grown by DySpec, on the first 20 bundled prompts.
+`switch.jsonl.gz` compares drafters with and without a switch, with the weights read as 4 bits, on 39 prompts of
+Spec-Bench; DYNATREE_DATA names the folder with spec_bench/. Nothing else should run.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dynatree_lib.cli.options import JUDGED
+from dynatree_lib.drafters import SampledTree
+from dynatree_lib.experiments.traversal.which import measured_rates
+from dynatree_lib.measure.cost_model import measure_costs
+from dynatree_lib.measure.grids import text
 from dynatree_lib.measure.layers import search_layers
+from dynatree_lib.measure.methods import Variant, variant
 from dynatree_lib.measure.prompts import prepare_prompts
 from dynatree_lib.measure.protocol import run_benchmark
 from dynatree_lib.models.pairs import Pair, load_pair
 from dynatree_lib.paths import write_atomically
-from dynatree_lib.workloads import load_workload
+from dynatree_lib.sampling import Sampling
+from dynatree_lib.workloads import Workload, load_workload
 
 NEW_TOKENS = 64  # of a text
 PROMPTS = 9  # one of each task
 SEARCHED = 3  # prompts that layers are searched on
 TRIES = 8  # candidates of each step of the search
+DEEPEST = 8  # levels of a drawn tree
 TRANSLATED = (
     "hf-generate,hf-assisted:num_assistant_tokens=4,confidence=0.0,ar,ar-fast,prompt-lookup,chain:length=2,"
     "chain:length=2,retokenized=true,fixed-tree,fixed-tree:retokenized=true,lookup-tree,lookup-tree:retokenized=true"
@@ -54,6 +67,50 @@ def skipping() -> dict[str, Any]:
     return {"search": found.to_json(), **_measured(pair, ",".join(["hf-generate,ar,ar-fast,chain:length=4", *specs]))}
 
 
+def drawn() -> bytes:
+    """Measure drawn trees of three origins and of the same sizes against plain decoding at temperature 1."""
+    pair, warm = load_pair("smollm2", dtype="float32", engine="compiled"), Sampling(1.0)
+    workload = load_workload("bundled", limit=JUDGED + PROMPTS, tokenizer=pair.tokenizer)
+    wide = SampledTree(pair.draft, depth=6, branching=(4, 2, 1))
+    rates = measured_rates(pair, wide, workload.prompts[JUDGED:], warm, NEW_TOKENS)
+    methods = [variant("ar-fast")]
+    for nodes in (4, 8, 16):
+        slots = "/".join(map(str, rates.slots(nodes, DEEPEST)))
+        if nodes <= DEEPEST:
+            methods.append(variant(f"sampled-tree:depth={nodes},branching=1", f"drawn chain, {nodes}"))
+        methods += [
+            variant(f"sampled-tree:depth={nodes // 2},branching=2/1", f"two drawn chains, {nodes}"),
+            variant(f"sampled-tree:shape={slots}", f"Sequoia's shape, {nodes}"),
+            variant(f"dyspec-tree:max_nodes={nodes + 1},depth={DEEPEST}", f"DySpec, {nodes}"),
+        ]
+    return _lines(pair, methods, load_workload("bundled", limit=JUDGED, tokenizer=pair.tokenizer), NEW_TOKENS, warm)
+
+
+def switch() -> bytes:
+    """Measure two drafters with and without a switch that knows this machine's costs."""
+    pair = load_pair("smollm2")
+    workload = load_workload("bundled", limit=JUDGED + SEARCHED, tokenizer=pair.tokenizer)
+    costs = measure_costs(pair, workload.prompts[JUDGED:], progress=_say).options()
+    priced = ",".join(f"{name}={text(value)}" for name, value in costs.items())
+    methods = [variant("ar-fast")]
+    for name in ("prompt-lookup", "lookup-tree"):
+        methods += [variant(name), variant(f"switch:drafter={name},{priced}", f"switch of {name}")]
+    judged = load_workload("spec-bench/categories", limit=39, tokenizer=pair.tokenizer)
+    return _lines(pair, methods, judged, 2 * NEW_TOKENS)
+
+
+def _lines(
+    pair: Pair, methods: list[Variant], workload: Workload, tokens: int, sampling: Sampling | None = None
+) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lines.jsonl"
+        run_benchmark(
+            pair, methods, workload.prompts, max_new_tokens=tokens, ignore_eos=True, sampling=sampling,
+            source=workload.source, records=path, progress=_say,
+        )  # fmt: skip
+        return gzip.compress(path.read_bytes(), mtime=0)
+
+
 def _measured(pair: Pair, methods: str) -> dict[str, Any]:
     workload = load_workload("bundled", limit=PROMPTS, tokenizer=pair.tokenizer)
     return run_benchmark(
@@ -67,14 +124,19 @@ def _say(line: str) -> None:
 
 
 RECORDS = {"vocabularies": vocabularies, "skipping": skipping}
+LINES = {"drawn": drawn, "switch": switch}
 
 
 def main(arguments: Sequence[str]) -> None:
     """Write the records that are named, by default all, into the folder that comes first."""
-    names = [argument for argument in arguments if argument in RECORDS] or list(RECORDS)
-    folder = next((Path(argument) for argument in arguments if argument not in RECORDS), Path("outputs/reference"))
+    known = [*RECORDS, *LINES]
+    names = [argument for argument in arguments if argument in known] or known
+    folder = next((Path(argument) for argument in arguments if argument not in known), Path("outputs/reference"))
     for name in names:
-        write_atomically(folder / f"{name}.json", json.dumps(RECORDS[name](), indent=1, ensure_ascii=False) + "\n")
+        if name in LINES:
+            (folder / f"{name}.jsonl.gz").write_bytes(LINES[name]())
+        else:
+            write_atomically(folder / f"{name}.json", json.dumps(RECORDS[name](), indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -52,6 +52,8 @@ def sentence(error: Exception) -> str:
     """What a user should read of an error. One from outside the library keeps its type and points to the traceback."""
     if raised_by_library(error):
         return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'The operating system refuses'}: {error.strerror}."
     return f"{type(error).__name__}: {error} (DYNATREE_DEBUG=1 shows where)"
 
 

@@ -70,6 +70,8 @@ def _runtime(args: argparse.Namespace) -> Runtime:
             f"Training uses torch.optim.Muon, which torch {torch.__version__} lacks; install torch 2.9 or newer."
         )
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device.split(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(f"--device is {device}; give cpu or cuda.")
     if device.startswith("cuda"):
         if not torch.cuda.is_available():
             raise ValueError(f"--device {device} was asked for, but torch sees no GPU; use --device cpu.")

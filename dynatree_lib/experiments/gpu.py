@@ -37,7 +37,7 @@ from ..measure.methods import Variant, variants
 from ..measure.prompts import BenchPrompt
 from ..measure.protocol import read_results, run_benchmark
 from ..models.huggingface import HFModel
-from ..models.pairs import Pair, load_pair
+from ..models.pairs import Pair, check_pair_name, load_pair
 from ..paths import write_atomically
 from ..sampling import Sampling
 from ..workloads import load_workload
@@ -444,6 +444,8 @@ def measure_all(
             raise ValueError(f"There is no part '{part}'; choose from {', '.join(PARTS)}.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("torch sees no CUDA device here; try --device cpu --tiny.")
+    if "pair" in parts:
+        check_pair_name(pair)
     out.mkdir(parents=True, exist_ok=True)
     record = Record(out / FILE)
     name = str(dtype).removeprefix("torch.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
+from collections.abc import Iterator
 from threading import Thread
 from urllib.parse import urlsplit
 
@@ -25,6 +27,19 @@ def reachable() -> bool:
     if time.monotonic() - _last[0] > VALID:
         _last = (time.monotonic(), _answers())
     return _last[1]
+
+
+@contextlib.contextmanager
+def asked_if_reachable() -> Iterator[None]:
+    """Let the hub's client take what was downloaded before, or fail at once, where the hub does not answer."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or not reachable()
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def _answers() -> bool:

@@ -30,6 +30,8 @@ MODELS_FOLDER = "DYNATREE_MODELS"
 """Environment variable: a folder with models as ORGANISATION/NAME, looked into before the hub."""
 SKIP = "skip:"
 """What the source of a draft begins with that is the target without some layers: skip:8/9/10."""
+SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Device maps by which transformers spreads a model over several devices."""
 Vocabularies = Literal["same", "intersection"]
 """What a pair's vocabularies may be: the same, or two that share tokens."""
 
@@ -165,6 +167,14 @@ def load_pair(
     source = _half(draft, "draft")
     small = load_model(source, **options, tokenizer=_tokenizer(draft, source, big))
     return make_pair(big, small, name or f"{target} + {draft}", vocabularies)
+
+
+def check_pair_name(name: str) -> None:
+    """Raise ValueError for a name that `load_pair` does not know, or whose models are not here; nothing is loaded."""
+    if name in PACKAGED:
+        _packaged(name)
+    else:
+        _sources(name)
 
 
 def load_pruned_pair(
@@ -303,7 +313,12 @@ def _from_pretrained(kind: str, source: str, **options: Any) -> Any:
         options["local_files_only"] = True
     try:
         return getattr(transformers, kind).from_pretrained(source, trust_remote_code=False, **options)
-    except (OSError, ImportError, ValueError, SafetensorError) as error:
+    except SafetensorError as error:
+        raise ValueError(
+            f"Model '{source}' could not be loaded, because one of its *.safetensors files is damaged ({error}); fetch "
+            "or copy it again."
+        ) from error
+    except (OSError, ImportError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(
             f"Model '{source}' could not be loaded ({first}). Without a model hub, give a local folder that holds its "
@@ -381,6 +396,11 @@ def _device(device_map: str | dict | None) -> Any:
         of_kind("device_map", device_map, (str, dict, torch.device), "give 'cpu', 'cuda', 'cuda:1' or 'auto'")
     if isinstance(device_map, str) and device_map.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device_map is '{device_map}' but torch sees no CUDA device here; use 'cpu' or 'auto'.")
+    if isinstance(device_map, str) and device_map not in SPREAD:
+        try:
+            torch.device(device_map)
+        except RuntimeError:
+            raise ValueError(f"device_map is '{device_map}'; give 'cpu', 'cuda', 'cuda:1' or 'auto'.") from None
     return device_map or "cpu"
 
 

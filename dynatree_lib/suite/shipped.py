@@ -15,12 +15,14 @@ SHIPPED = (
     "outputs/reference/cpu/precision.json",
     "outputs/reference/cpu/throughput.json",
     "outputs/reference/cpu/tuned.json",
+    "outputs/reference/drawn.jsonl.gz",
     "outputs/reference/roofline.json",
     "outputs/reference/smollm2",
     "outputs/reference/smollm2-epyc/forwards.json",
     "outputs/reference/smollm2-epyc/untrained.jsonl.gz",
     "outputs/reference/smollm2-epyc/untrained-carried.jsonl.gz",
     "outputs/reference/skipping.json",
+    "outputs/reference/switch.jsonl.gz",
 )
 """Files and folders of a checkout that a wheel carries in `shipped/`: notebooks, and the records that they read."""
 

@@ -153,6 +153,8 @@ def load_corpus(names: Iterable[str], data: Path | None, library: Path | None = 
         ValueError: for an unknown name.
         FileNotFoundError: for a part that is missing; the sentence names folder and hub name.
     """
+    if data is not None and not data.is_dir():
+        raise FileNotFoundError(f"There is no folder {data} with texts; give a folder with {', '.join(READ_AS)} in it.")
     parts = {}
     for name in names:
         if name in ("code", "code-tests"):

@@ -90,6 +90,8 @@ def open_training(
         FileNotFoundError: for a missing text part.
         ValueError: when `work` belongs to another recipe or corpus.
     """
+    if out.is_file():
+        raise FileExistsError(f"{out} is a file; give a folder for the pair.")
     if (out / cards.CARD).is_file() and not force:
         raise FileExistsError(f"{out} already holds a finished pair; pass --force to replace it, or another --out.")
     training = Training(recipe, load_corpus(recipe.parts, data, library), work, out, runtime, log)

