@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 THREADS := $(shell echo $$(($(CORES) < 4 ? $(CORES) : 4)))
 WORKERS := $(shell echo $$(($(CORES) < 8 ? $(CORES) : 8)))
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations 20 --durations-min 5
 
 .DEFAULT_GOAL := help
 .PHONY: help setup reproduce reproduce-all test unit notebooks test-slow lint lines lab slides site sbom advisories clean

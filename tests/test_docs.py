@@ -1,6 +1,7 @@
 """The README and the pages of docs/: they quote records, link files that exist, and their code runs."""
 
 import argparse
+import gzip
 import importlib.util
 import io
 import json
@@ -301,7 +302,9 @@ def test_what_is_said_of_forwards_and_tokens_of_the_real_model_is_in_the_records
         [f"{ratio(frame, *pair).value:.2f}" for frame in frames.values()]
         for pair in (("ar-fast", "hf-generate"), ("lookup-tree (tuned)", "ar-fast"))
     )
-    assert f"as published {ratio(frames['float32'], 'ptd', over='ar-fast').value:.2f}, in full |" in page("README.md")
+    assert f"as published {ratio(frames['float32'], 'ptd', over='ar-fast').value:.2f} with full weights |" in page(
+        "README.md"
+    )
     short = " ".join(page("docs/smollm2.md").partition("##")[0].split())
     assert (
         "{} times as fast as the fastest plain loop here in float32, and {} times in bfloat16".format(*lookup) in short
@@ -651,6 +654,32 @@ def test_the_tables_of_drawn_trees_and_of_the_switch_are_those_of_their_records(
     for method, *cells in table:
         label = method.replace("`", "")
         assert cells == [placed[label, kind] for kind in (EVERYTHING, *KINDS)], label
+
+
+@pytest.mark.parametrize("name", ["rounding.json.gz", "smollm2/rounding.json"])
+def test_what_is_said_of_rounding_is_in_its_records(name):
+    path = ROOT / "outputs" / "reference" / name
+    body = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    known = json.loads(body)["distributions"]
+    bias, share = max(one["bias"] for one in known), max(one["bias"] / one["bound"] for one in known)
+    told = " ".join(page("docs/design.md").split())
+    told = told.rpartition(f"([record](../outputs/reference/{name}))")[0][-200:]
+    assert f"{len(known):,}" in told
+    assert f"more than {bias:.1e}, and none by more than {100 * share:.1f} % of its bound" in told
+
+
+def test_the_table_of_faults_is_that_of_its_record():
+    record = json.loads((ROOT / "outputs" / "reference" / "faults.json").read_text(encoding="utf-8"))
+    kinds = list(record["kinds"].values())
+    text = page("docs/cluster.md")
+    for _, count, injections, lost in table_rows(text.partition("faults.json")[2].partition("\n## ")[0]):
+        some, kinds = kinds[: int(count)], kinds[int(count) :]
+        assert int(injections) == sum(kind["injections"] for kind in some)
+        assert lost == "nothing"
+        assert not any(kind["lost"] for kind in some)
+    assert not kinds
+    total = sum(kind["injections"] for kind in record["kinds"].values())
+    assert f"{total} injections of {len(record['kinds'])} kinds" in " ".join(text.split())
 
 
 @cache

@@ -96,8 +96,8 @@ def resident() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["eager", "packed"])
-def test_memory_is_flat_over_two_hundred_texts(engine):
+@pytest.mark.parametrize(("engine", "texts"), [("eager", 70), ("packed", 200)])
+def test_memory_is_flat_over_many_texts(engine, texts):
     pair = dt.load_pair("tiny", engine=engine)
     drafter = dt.LookupTree(pair.draft)
 
@@ -107,8 +107,8 @@ def test_memory_is_flat_over_two_hundred_texts(engine):
 
     write(20)
     before = resident()
-    write(200)
-    assert resident() - before < 48 * 2**20  # a text's caches alone are 1 MB; kept, they would be 200
+    write(texts)
+    assert resident() - before < 48 * 2**20  # a text's caches alone are 1 MB; kept, they would be 70 or 200
 
 
 @pytest.mark.slow

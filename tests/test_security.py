@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ from suite_notebooks import write_notebook
 import dynatree_lib as dt
 from dynatree_lib import plots
 from dynatree_lib.cli.main import main
+from dynatree_lib.paths import data_path
 
 ROOT = Path(__file__).resolve().parents[1]
 HOSTILE = (
@@ -159,6 +161,15 @@ def test_the_report_of_a_run_whose_claims_and_problems_are_hostile(tmp_path, cap
 # -------------------------------------------------------------------------------------------------- code from elsewhere
 def sources():
     return [*ROOT.glob("dynatree_lib/**/*.py"), *ROOT.glob("tools/*.py"), *ROOT.glob("data/**/*.py")]
+
+
+def test_pickled_weights_are_refused_unread(tmp_path):
+    shutil.copytree(data_path("tiny"), tmp_path / "pair")
+    target = tmp_path / "pair" / "target"
+    (target / "model.safetensors").unlink()
+    (target / "pytorch_model.bin").write_bytes(b"no pickle at all")
+    with pytest.raises(ValueError, match=r"target' has its weights in \*\.bin files.* convert them once"):
+        dt.load_pair(tmp_path / "pair")
 
 
 def test_nothing_is_unpickled_and_no_code_is_fetched():

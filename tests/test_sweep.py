@@ -207,7 +207,7 @@ def test_three_kills_and_every_configuration_once(tmp_path):
     text = "method: fixed-tree\noptions: {max_nodes: 6}\nmax_new_tokens: 2\ngrid:\n" + "".join(
         f"  {name}: {values}\n"
         for name, values in {
-            "depth": [1, 2, 3], "branching": [1, 2, 3], "tau": [0.01, 0.02, 0.03, 0.05, 0.1], "seed": [0, 1],
+            "depth": [1, 2, 3], "branching": [1, 2, 3], "tau": [0.01, 0.03, 0.1], "seed": [0, 1],
         }.items()
     )  # fmt: skip
     path, out, chance = grid(tmp_path, text), tmp_path / "out", random.Random(0)
@@ -229,7 +229,7 @@ def test_three_kills_and_every_configuration_once(tmp_path):
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         before, until = len(list(out.glob("rows/*.json"))), time.monotonic() + 120
-        wanted = before + chance.randint(5, 18)
+        wanted = before + chance.randint(4, 12)
         while len(list(out.glob("rows/*.json"))) < wanted:
             assert time.monotonic() < until
             time.sleep(0.05)
@@ -240,7 +240,7 @@ def test_three_kills_and_every_configuration_once(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     frame = read_sweep(out)
-    assert len(frame) == 90 == len(pd.read_csv(out / "sweep.csv"))
+    assert len(frame) == 54 == len(pd.read_csv(out / "sweep.csv"))
     assert not frame.duplicated(["depth", "branching", "tau", "seed"]).any()
     valid = [name for name, stamp in stamps.items() if (out / "rows" / name).stat().st_mtime_ns == stamp]
     assert len(valid) >= counts[-1] - 2  # a worker that outlived the run by a moment may have been writing

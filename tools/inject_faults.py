@@ -34,6 +34,7 @@ import torch
 import dynatree_lib as dt
 from dynatree_lib.cli.main import main as command
 from dynatree_lib.measure import protocol
+from dynatree_lib.measure.environment import git_commit
 from dynatree_lib.measure.records import read_records
 from dynatree_lib.paths import data_path
 from dynatree_lib.suite import receipts, sweep
@@ -154,8 +155,8 @@ def offspring(process: multiprocessing.process.BaseProcess) -> list[psutil.Proce
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    """Whether these processes end by themselves within ten seconds."""
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    """Whether these processes end by themselves within a minute; a worker that still starts must finish that first."""
+    _, alive = psutil.wait_procs(processes, timeout=60)
     for one in alive:
         one.kill()
     return not alive
@@ -573,7 +574,7 @@ def main() -> int:
     parser.add_argument("--injections", type=int, default=224)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", help="names separated by commas (default: all)")
-    parser.add_argument("--out", type=Path, help="the table as JSON")
+    parser.add_argument("--out", type=Path, help="the table as JSON; kinds that it has already are replaced")
     args = parser.parse_args()
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     torch.set_num_threads(1)  # a process that is forked has none of its parent's threads
@@ -594,7 +595,10 @@ def main() -> int:
     total, lost = sum(row["injections"] for row in rows.values()), sum(len(row["lost"]) for row in rows.values())
     say(f"{len(rows)} kinds, {total} injections, lost: {lost or 'nothing'}.")
     if args.out:
-        args.out.write_text(json.dumps({"seed": args.seed, "kinds": rows}, indent=1) + "\n", encoding="utf-8")
+        known = json.loads(args.out.read_text(encoding="utf-8"))["kinds"] if args.out.exists() else {}
+        body = {name: {**row, "seed": args.seed, "commit": git_commit()} for name, row in rows.items()}
+        every = {kind.__name__: (known | body)[kind.__name__] for kind in KINDS if kind.__name__ in known | body}
+        args.out.write_text(json.dumps({"kinds": every}, indent=1) + "\n", encoding="utf-8")
     return int(lost > 0)
 
 

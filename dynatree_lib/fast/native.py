@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -24,8 +25,8 @@ FEW = 64
 PATIENCE = 2.0
 """Seconds of a first forward after which `COMPILING` is said."""
 COMPILING = (
-    "Compiling the forward of few tokens for this processor. This takes about half a minute, once: numba keeps the "
-    "result on disk."
+    "Compiling the forward of few tokens for this processor. This takes a minute or two, once: numba keeps the result "
+    "on disk."
 )
 FIRST_COLUMNS = 256
 """Tokens of a text for which a forward has working space at first; it grows."""
@@ -40,6 +41,11 @@ VARYING = np.array(
 """What differs from forward to forward of a job."""
 
 
+@cache
+def _say_compiling() -> None:
+    logging.getLogger(__name__).warning(COMPILING)  # once, however many kinds of weights are compiled for
+
+
 class Team:
     """The threads that run forwards of one kind of weights: the caller's and `threads - 1` that wait in between."""
 
@@ -50,7 +56,7 @@ class Team:
         self.semaphores = np.zeros((threads, 16), np.int64)  # a sem_t takes at most 128 bytes
         self.signals = self.semaphores.ctypes.data + 128 * np.arange(threads)
         self.lock = threading.Lock()
-        self.patience = threading.Timer(PATIENCE, logging.getLogger(__name__).warning, [COMPILING])
+        self.patience = threading.Timer(PATIENCE, _say_compiling)
         self.patience.daemon = True
         self.patience.start()
         library = ctypes.CDLL(None)

@@ -280,6 +280,7 @@ def load_model(
     """
     check_engine(engine)
     source = _local_copy(source)
+    _check_format(Path(source))
     simple = isinstance(device, str) and device.split(":")[0] in ("cpu", "cuda", "mps")
     placement = {} if simple else {"device_map": device}
     config = _from_pretrained("AutoConfig", source)
@@ -288,6 +289,16 @@ def load_model(
     kernels = {"dtype": dtype, "attn_implementation": _attention(config, attn_implementation)}
     model = _from_pretrained("AutoModelForCausalLM", source, use_safetensors=True, **kernels, **placement)
     return HFModel(model.to(device) if simple else model, tokenizer, engine=engine)
+
+
+def _check_format(folder: Path) -> None:
+    """Raise ValueError for a folder whose weights are pickled alone: those can run code."""
+    if any(folder.glob("*.bin")) and not any(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"'{folder}' has its weights in *.bin files, which can run code when they are read; only safetensors are "
+            "loaded. If you trust them, convert them once: AutoModelForCausalLM.from_pretrained(folder)"
+            ".save_pretrained(folder), or wrap the loaded model as HFModel(model, tokenizer)."
+        )
 
 
 def _attention(config: Any, wanted: str) -> str:
