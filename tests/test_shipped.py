@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dynatree_lib.cli import notebooks as command
 from dynatree_lib.cli.main import main
 from dynatree_lib.suite import shipped
 from dynatree_lib.suite.plan import project_root
@@ -22,10 +23,14 @@ def test_a_folder_of_notebooks_serves_as_a_checkout(tmp_path, capsys, monkeypatc
     assert (folder / "notebooks" / "solutions" / "00_start_here.ipynb").is_file()
     assert (folder / "outputs" / "reference" / "audit.json.gz").is_file()
     assert re.match(r"\d+ notebooks and \d+ records are new in ", printed)
+    assert "Open them: jupyter lab " in printed
     monkeypatch.delenv("DYNATREE_ROOT", raising=False)
     assert project_root(folder / "notebooks") == folder
-    assert main(["notebooks", str(folder)]) == 0  # again: all is there
-    assert capsys.readouterr().out.startswith("0 notebooks and 0 records are new in ")
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    assert main(["notebooks", str(folder)]) == 0  # again: all is there, and Jupyter is not
+    printed = capsys.readouterr().out
+    assert printed.startswith("0 notebooks and 0 records are new in ")
+    assert "Open them: pip install jupyterlab, then jupyter lab " in printed
 
 
 def test_a_changed_file_is_never_overwritten(tmp_path, capsys):

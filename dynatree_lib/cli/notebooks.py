@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 
 from ..suite.shipped import copy_notebooks
 
@@ -12,5 +13,6 @@ def main(args: argparse.Namespace) -> int:
     new = copy_notebooks(args.folder)
     notebooks = sum(path.suffix == ".ipynb" for path in new)
     print(f"{notebooks} notebooks and {len(new) - notebooks} records are new in {args.folder}.")
-    print(f"Open them: jupyter lab {args.folder}/notebooks/00_start_here.ipynb")
+    first = "" if find_spec("jupyterlab") else "pip install jupyterlab, then "
+    print(f"Open them: {first}jupyter lab {args.folder}/notebooks/00_start_here.ipynb")
     return 0
