@@ -120,8 +120,11 @@ def test_learned_positions_end_at_the_context():
 def test_tree_scores_equal_plain_forwards(kind, attention):
     """Every node's logits from one masked forward equal a plain forward over its path; then again after a commit."""
     target = HFModel(raw_model(kind, attention=attention), check=False)
-    own = target.model.config._attn_implementation
-    close = {"rtol": 0, "atol": 1e-9 if own == "sdpa" else 1e-4}  # eager attention rounds its softmax to float32
+    config = target.model.config
+    routed = any(hasattr(config, name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    # Eager attention rounds its softmax to float32, a router its logits: where a last bit falls is up to the processor.
+    tolerance = 1e-4 if config._attn_implementation == "eager" else 1e-5 if routed else 1e-9
+    close = {"rtol": 0, "atol": tolerance}
     text = prompt(20)[0].tolist()
     tree = TokenTree.from_paths(5, [[1, 2, 3], [1, 4], [6, 2], [6, 7, 8, 9]])
     session = target.session()
