@@ -24,6 +24,7 @@ from . import decoding
 from .drafters import LookupTree, ModelDrafter, PromptLookup, SampledTree
 from .drafters.base import Drafter
 from .models.base import LanguageModel
+from .models.engines import CACHE_NAMES
 from .models.huggingface import HFModel
 from .sampling import Sampling
 from .verifiers import TokenLevel, Traversal, Verifier, default_verifier
@@ -32,7 +33,7 @@ DrafterOrClass = Drafter | Callable[..., Drafter]
 """A drafter, or the class of one, also as a `functools.partial` with options."""
 Draft: TypeAlias = "PreTrainedModel | LanguageModel"
 
-HONOURED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+HONOURED = {"attention_mask", "position_ids", *CACHE_NAMES, "use_cache", "logits_to_keep"}
 """Arguments of the model that transformers always hands on; with their usual values they change no text."""
 COUNT_CALLS = (
     logits_process.UnbatchedClassifierFreeGuidanceLogitsProcessor,
@@ -259,12 +260,13 @@ def _prompts(ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]:
     unknown = [name for name, value in given.items() if value is not None and name not in HONOURED]
     if unknown:
         raise ValueError(f"{unknown[0]} was given, and trees are scored from token ids alone; leave it out.")
-    cache = given.get("past_key_values")
-    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
-        raise ValueError(
-            "past_key_values was given, and trees need the library's own KV cache; leave it out and give the whole "
-            "text, or go on from `state` with dt.generate."
-        )
+    for name in CACHE_NAMES:
+        cache = given.get(name)
+        if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
+            raise ValueError(
+                f"{name} was given, and trees need the library's own KV cache; leave it out and give the whole text, "
+                "or go on from `state` with dt.generate."
+            )
     mask = given.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask.to(ids.device).long()
     if mask.shape != ids.shape or not bool(((mask == 0) | (mask == 1)).all() & (mask.diff(dim=1) >= 0).all()):

@@ -28,6 +28,7 @@ from transformers.generation import logits_process as known
 import dynatree_lib as dt
 from dynatree_lib import decoding, hf
 from dynatree_lib.measure import exact
+from dynatree_lib.models.engines import cache_name
 from dynatree_lib.paths import data_path
 
 ARCHITECTURES = ["llama", "gpt_neox", "qwen3", "opt"]
@@ -619,6 +620,7 @@ def test_processors_that_count_their_calls_work_with_the_rules_of_the_default(dr
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals
+CACHE = cache_name(transformers.LlamaForCausalLM)
 REFUSED = {
     "beams": ({"num_beams": 2}, "ask for beam search"),
     "contrastive": ({"penalty_alpha": 0.6, "top_k": 4}, "ask for contrastive search"),
@@ -630,7 +632,7 @@ REFUSED = {
     "guidance": ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidanceLogitsProcessor depends on how often"),
     "no cache": ({"use_cache": False}, "use_cache is False"),
     "static cache": ({"cache_implementation": "static"}, "cache_implementation 'static'"),
-    "own cache": ({"past_key_values": transformers.DynamicCache()}, "past_key_values was given"),
+    "own cache": ({CACHE: transformers.DynamicCache()}, f"{CACHE} was given"),
     "attentions": ({"output_attentions": True}, "output_attentions"),
     "hidden states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
     "chunks": ({"prefill_chunk_size": 8}, "prefill_chunk_size is 8"),

@@ -150,7 +150,10 @@ def weight_bytes(model: HFModel) -> int:
 @torch.inference_mode()
 def cache_bytes_per_row(model: HFModel) -> int:
     """Bytes of keys and values one token takes in the cache, read off a cache that holds one."""
-    cache_of_one = model.model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True).past_key_values
+    from ..models.engines import cache_name
+
+    read = model.model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True)
+    cache_of_one = getattr(read, cache_name(model.model))
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache_of_one.layers)
 
 

@@ -26,7 +26,7 @@ from transformers import PretrainedConfig
 from ..checks import described
 from ..sampling import GREEDY
 from ..tree import ROOT, TokenTree
-from .engines import Eager
+from .engines import Eager, cache_name
 
 if TYPE_CHECKING:
     from .huggingface import HFModel
@@ -408,7 +408,9 @@ class _Trial:
                 begin()
                 read = model.model(ids[:, :length], use_cache=True)
                 begin()
-                logits = model.model(ids[:, length:], past_key_values=read.past_key_values, use_cache=True).logits[0]
+                name = cache_name(model.model)
+                cache = {name: getattr(read, name)}
+                logits = model.model(ids[:, length:], **cache, use_cache=True).logits[0]
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
             return 0.0  # whether the library's cache serves is another question
         found = torch.stack([logits[len(self.texts[row]) - 1 - length] for row in rows])[:, : model.vocab_size]

@@ -22,6 +22,22 @@ LARGEST_COPY = 2**30
 """Bytes of weights up to which `auto` takes an engine that holds a second copy of them."""
 
 
+CACHE_NAMES = ("cache", "past_key_values")
+"""What transformers calls the argument and the output that is a KV cache: the first from 5.24 on."""
+
+
+def cache_name(model: torch.nn.Module) -> str:
+    """Which of `CACHE_NAMES` the forward of `model` takes; that of the installed transformers where it tells none."""
+    from transformers.generation import GenerationMixin
+
+    for function in (model.forward, GenerationMixin.prepare_inputs_for_generation):
+        taken = signature(function).parameters
+        for name in CACHE_NAMES:
+            if name in taken:
+                return name
+    return CACHE_NAMES[-1]
+
+
 class Engine(Protocol):
     """Runs forwards of one model.
 
@@ -129,6 +145,7 @@ class Eager:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         taken = signature(model.forward).parameters.values()
+        self.cache_name = cache_name(model)
         self.trims = any(one.name == "logits_to_keep" or one.kind is one.VAR_KEYWORD for one in taken)
 
     @classmethod
@@ -148,9 +165,8 @@ class Eager:
             inputs["logits_to_keep"] = keep
         if features is not None:
             inputs["output_hidden_states"] = True
-        output = self.model(
-            **inputs, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
-        )
+        inputs[self.cache_name] = cache
+        output = self.model(**inputs, position_ids=positions, attention_mask=mask, use_cache=True)
         if features is not None:
             features.append(torch.cat([output.hidden_states[layer][0] for layer in cache.feature_layers], -1))
         logits: torch.Tensor = output.logits

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..models.engines import cache_name
 from .corpus import Windows
 from .optimize import Log, Loss, OpenWindows, Runtime
 from .recipe import ModelRecipe, Recipe
@@ -108,7 +109,7 @@ def continue_text(model: Any, prefixes: Tensor, temperatures: Tensor, width: int
     text, cache, fresh = prefixes, DynamicCache(), prefixes
     cold, heat = temperatures <= 0, temperatures.clamp_min(1e-6)[:, None]
     while text.shape[1] < width:
-        out = model(input_ids=fresh, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        out = model(input_ids=fresh, use_cache=True, logits_to_keep=1, **{cache_name(model): cache})
         logits = out.logits[:, -1].float()
         sampled = torch.multinomial((logits / heat).softmax(-1), 1, generator=random)[:, 0]
         fresh = torch.where(cold, logits.argmax(-1), sampled)[:, None]
