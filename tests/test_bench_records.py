@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from dynatree_lib.measure import environment
 from dynatree_lib.measure.environment import describe_environment, public_name, public_text
 from dynatree_lib.measure.records import (
     Bandwidth,
@@ -191,12 +192,20 @@ def test_writing_is_atomic_and_checked(tmp_path):
 
 
 def test_the_environment_names_no_person_and_no_place(tmp_path, monkeypatch):
-    environment = describe_environment()
-    assert environment["torch"]
-    assert environment["threads"] >= 1
-    json.dumps(environment)
+    described = describe_environment()
+    assert described["torch"]
+    assert described["threads"] >= 1
+    json.dumps(described)
     (tmp_path / "pair" / "target").mkdir(parents=True)
     assert public_name(str(tmp_path / "pair" / "target")) == "pair/target"
     assert public_name("EleutherAI/pythia-70m") == "EleutherAI/pythia-70m"
     monkeypatch.chdir(tmp_path)
     assert public_text(f"OSError: {tmp_path}/weights") == "OSError: .../weights"
+
+
+def test_a_copy_without_history_is_told_its_commit(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment, "_PACKAGE", tmp_path / "dynatree_lib")
+    monkeypatch.delenv(environment.COMMIT, raising=False)
+    assert environment.git_commit.__wrapped__() is None
+    monkeypatch.setenv(environment.COMMIT, "0123abc")
+    assert environment.git_commit.__wrapped__() == "0123abc"

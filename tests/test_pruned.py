@@ -10,7 +10,7 @@ import torch
 from examples import examples
 from models import VOCABULARY, hf_greedy, prompt, random_model, raw_model
 
-from dynatree_lib import Chain, LookupTree, SampledTree, Sampling, generate, load_pair
+from dynatree_lib import Chain, LookupTree, SampledTree, Sampling, StaticModel, generate, load_pair, static_pair
 from dynatree_lib.drafters import DRAFTERS, ModelDrafter
 from dynatree_lib.measure.methods import variant
 from dynatree_lib.models.fetch import PACKAGED
@@ -125,6 +125,11 @@ def test_a_pair_of_a_target_and_two_drafts(tmp_path):
         assert draft in given
         found = runner(prompt(30)[0].tolist(), max_new_tokens=20, sampling=Sampling(), seed=0, eos_token_ids=())
         assert found.tokens == expected
+    static = static_pair(pair)  # takes the independent draft, whose engine gives the logits of some tokens alone
+    assert static.draft.drafted is pair.independent.drafted
+    assert generate(static.target, prompt(30), Chain(static.draft, 4), max_new_tokens=20).tokens == expected
+    with pytest.raises(ValueError, match=r"from its target's features, .* give a draft that reads tokens alone"):
+        StaticModel(pair.draft)
 
 
 def test_the_pair_says_how_to_get_its_target(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 import torch
 
@@ -12,5 +13,7 @@ from ..experiments.gpu import FULL, TINY, measure_all
 def main(args: argparse.Namespace) -> int:
     """Run the parts asked for; 1 if a measurement failed."""
     plan, dtype = TINY if args.tiny else FULL, getattr(torch, args.dtype)
+    sizes = {"prompts": args.prompts, "tokens": args.tokens}
+    plan = replace(plan, **{name: size for name, size in sizes.items() if size is not None})
     parts = args.parts.split(",")
     return measure_all(args.out, parts, args.pair, torch.device(args.device), dtype, plan, args.again)

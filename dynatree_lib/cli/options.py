@@ -272,8 +272,10 @@ def gpu(parser: argparse.ArgumentParser) -> None:
     """Measure speed on a large GPU, in one folder."""
     add = parser.add_argument
     add("out", type=Path, help="folder for the records; what an earlier run there measured is kept")
-    add("--parts", default="shapes,pair,joined", help="default: %(default)s")
+    add("--parts", default="shapes,pair,as_loaded,joined", help="default: %(default)s")
     add("--pair", default="tiny", help="folder of a trained pair, or a named one (default: %(default)s)")
+    add("--prompts", type=int, metavar="N", help="prompts of the trained pair (default: 20)")
+    add("--tokens", type=int, metavar="N", help="tokens of each text (default: 200)")
     add("--device", default="cuda")
     add("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     add("--again", action="store_true", help="measure anew what an earlier run in that folder has")

@@ -1,8 +1,9 @@
 """Speed on a large GPU in one command: `dynatree gpu OUT`, or `tools/gpu_speed.sh OUT DATA`.
 
-Three parts, told apart in every caption. `shapes`: the cost of forwards and iterations with the shapes of Pythia-2.8B
-and 70M and random weights. `pair`: the gain of trees, measured on a trained pair (`tools/gpu_speed.sh` trains a pair of
-the 160M/14M shapes). `joined`: the counts of the second at the costs of the first. Needs no network and no plotting.
+Four parts, told apart in every caption. `shapes`: the cost of forwards and iterations with the shapes of Pythia-2.8B
+and 70M and random weights. `pair`: the gain of trees, measured on a trained pair over static buffers (SmolLM2, or one
+that `tools/gpu_speed.sh` trains). `as_loaded`: a few methods on that pair without static buffers. `joined`: the counts
+of the second at the costs of the first. Needs no network and no plotting.
 
 It runs from end to end on a CPU with small shapes (`--device cpu --tiny`, which the tests do). It has not been run on a
 GPU yet: look at the numbers of a first run before you believe them.
@@ -45,12 +46,14 @@ from .speed.cost_growth import any_text, forward_times, iteration_costs, level_c
 
 Row = dict[str, Any]
 FILE = "gpu_speed.json"
-PARTS = ("shapes", "pair", "joined")
+PARTS = ("shapes", "pair", "as_loaded", "joined")
 METHODS_MEASURED = (
-    "hf-generate,hf-assisted,hf-prompt-lookup,ar,ar-fast,chain:length=4,fixed-tree,best-first-tree,"
-    "fixed-tree:depth=8,branching=3,tau=0.03,max_nodes=64"
+    "hf-generate,hf-assisted,hf-prompt-lookup,ar,ar-fast,chain:length=4,fixed-tree,adaptive-tree,best-first-tree,"
+    "fixed-tree:depth=8,branching=3,tau=0.03,max_nodes=64,prompt-lookup,lookahead,ptd,suffix-tree,token-recycling"
 )
 """Beside these, `cost-aware-tree` and `lookup-tree` with costs measured in the same run."""
+METHODS_AS_LOADED = "hf-generate,ar,chain:length=4,fixed-tree,best-first-tree"
+"""With the draft on its target's features, where the pair has one: without static buffers, which hold no features."""
 RANDOM = "random weights, for cost alone"
 CAPTIONS = {
     "memory": f"Peak memory of a run of plain decoding and of a run with trees, the draft loaded in between; {RANDOM}.",
@@ -64,6 +67,7 @@ CAPTIONS = {
     "levels": f"Levels of drafting beside their forward, by width; {RANDOM}.",
     "costs": f"The cost model's points, in greedy steps of `ar`; {RANDOM}.",
     "methods": "A trained pair, every method on held-out prompts, interleaved: earned acceptance at this pair's cost.",
+    "as_loaded": "The same pair without static buffers, its draft on the target's features where it has one.",
     "joined": "Predicted, not measured: tokens per iteration of the trained pair at the costs of the shapes.",
     "goals": "The goals and the numbers of this run; each from the measurement named.",
 }
@@ -369,7 +373,7 @@ def costs(pair: Pair, prompts: Sequence[Any], plan: Plan) -> MeasuredCosts:
 # ------------------------------------------------------------------------------------------------- a trained pair, both
 def methods(plan: Plan, folder: str, device: torch.device, dtype: torch.dtype, out: Path) -> Row:
     """Measure every method on a trained pair over static buffers; records go to OUT/pair.jsonl."""
-    pair = static_pair(load_pair(folder, device_map=str(device), dtype=dtype), warm=True)
+    pair = static_pair(load_pair(folder, device_map=str(device), dtype=dtype, draft_dtype=dtype), warm=True)
     longest = pair.target.context - max(plan.tokens, 200)
     workload = load_workload("bundled", limit=plan.prompts, max_tokens=longest, tokenizer=pair.tokenizer)
     measured = costs(pair, workload.prompts[: plan.texts], plan)
@@ -382,6 +386,19 @@ def methods(plan: Plan, folder: str, device: torch.device, dtype: torch.dtype, o
         source=workload.source,
     )  # fmt: skip
     return {"costs": measured.to_json(), "results": results.to_json()}
+
+
+def as_loaded(plan: Plan, folder: str, device: torch.device, dtype: torch.dtype, out: Path) -> Row:
+    """Measure a few methods on the pair as it is loaded; records go to OUT/as_loaded.jsonl."""
+    pair = load_pair(folder, device_map=str(device), dtype=dtype, draft_dtype=dtype)
+    longest = pair.target.context - max(plan.tokens, 200)
+    workload = load_workload("bundled", limit=plan.prompts, max_tokens=longest, tokenizer=pair.tokenizer)
+    results = run_benchmark(
+        pair, variants(METHODS_AS_LOADED), workload.prompts, max_new_tokens=plan.tokens,
+        trace=min(3, plan.prompts), records=out / "as_loaded.jsonl", existing="replace", progress=progress,
+        source=workload.source,
+    )  # fmt: skip
+    return {"results": results.to_json()}
 
 
 def joined(record: Record, out: Path) -> list[Row]:
@@ -439,12 +456,14 @@ def measure_all(
     Raises:
         ValueError: before any work, for an unknown part, a missing device, or a record of another setup.
     """
+    if plan.prompts < 1 or plan.tokens < 2:
+        raise ValueError(f"There are {plan.prompts} prompts and {plan.tokens} tokens; give at least 1 and 2.")
     for part in parts:
         if part not in PARTS:
             raise ValueError(f"There is no part '{part}'; choose from {', '.join(PARTS)}.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("torch sees no CUDA device here; try --device cpu --tiny.")
-    if "pair" in parts:
+    if {"pair", "as_loaded"} & set(parts):
         check_pair_name(pair)
     out.mkdir(parents=True, exist_ok=True)
     record = Record(out / FILE)
@@ -462,6 +481,8 @@ def measure_all(
         measure_shapes(record, plan, device, dtype)
     if "pair" in parts:
         record.take("methods", lambda: methods(plan, pair, device, dtype, out))
+    if "as_loaded" in parts:
+        record.take("as_loaded", lambda: as_loaded(plan, pair, device, dtype, out))
     if "joined" in parts:
         record.take("joined", lambda: joined(record, out))
         record.take("goals", lambda: goals(record))

@@ -60,8 +60,8 @@ class StaticModel(HFModel):
         check: score a small tree over the buffers and by the model's own forward, and refuse if they differ.
 
     Raises:
-        ValueError: for a model with sliding windows or on several devices, sizes that make no buffers, or logits that
-            differ.
+        ValueError: for a model with sliding windows, on several devices or on its target's features, sizes that make
+            no buffers, or logits that differ.
     """
 
     def __init__(
@@ -437,9 +437,12 @@ class Buffers:
 
 
 def static_pair(pair: Pair, capacity: int | None = None, *, warm: bool = False, **options: Any) -> Pair:
-    """Put a pair on static buffers, each model on its own, `warm` or not; options as for `StaticModel`."""
+    """Put a pair on static buffers, each model on its own, `warm` or not; options as for `StaticModel`.
+
+    The draft is the one that reads tokens alone (`Pair.common_draft`): static buffers hold no features.
+    """
     of_kind("The pair", pair, Pair, "give a pair, as load_pair or make_pair returns it")
-    target, draft = (StaticModel(model, capacity, **options) for model in (pair.target, pair.draft))
+    target, draft = (StaticModel(model, capacity, **options) for model in (pair.target, pair.common_draft))
     if warm:
         target.warm()
         draft.warm()
@@ -458,6 +461,11 @@ def why_not_static(model: HFModel) -> str | None:
         return (
             f"'{model.name}' is a mixture of experts, which waits for the device to learn how many tokens each expert "
             "has, so its forwards cannot be captured; use the HFModel itself."
+        )
+    if model.feature_layers is not None:
+        return (
+            f"'{model.name}' drafts from its target's features, which static buffers do not hold; give a draft that "
+            "reads tokens alone (`Pair.common_draft`), or use the pair as it was loaded."
         )
     if isinstance(model, TranslatedHFModel):
         return (

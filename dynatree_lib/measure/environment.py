@@ -63,12 +63,19 @@ def describe_gpu() -> dict[str, Any] | None:
     return {"name": facts.name, "memory_bytes": facts.total_memory, "cuda": torch.version.cuda, "driver": driver}
 
 
+COMMIT = "DYNATREE_COMMIT"
+"""Environment variable: the commit of a copy that has no history, as in a container."""
+
+
 @cache
 def git_commit() -> str | None:
-    """Commit of the checkout this package runs from, `+dirty` if tracked files differ; None outside a checkout."""
+    """Commit of the checkout this package runs from, `+dirty` if tracked files differ.
+
+    Outside a checkout it is $DYNATREE_COMMIT, or None.
+    """
     root = _output(["git", "-C", str(_PACKAGE), "rev-parse", "--show-toplevel"])
     if root is None or Path(root).resolve() != _PACKAGE.parent:  # an installed package may lie inside another project
-        return None
+        return os.environ.get(COMMIT) or None
     commit = _output(["git", "-C", root, "rev-parse", "HEAD"])
     changed = _output(["git", "-C", root, "status", "--porcelain", "--untracked-files=no"])
     return f"{commit}+dirty" if commit and changed else commit

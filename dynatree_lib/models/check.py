@@ -245,6 +245,8 @@ def check_tree_attention(model: HFModel, *, engine_only: bool = False) -> None:
                 raise _refusal(model, f"{cause} ({part} {_told(off, allowed, model)})", "use float32")
         if engine_only or type(model.engine) is not Eager:
             own.engine, allowed = model.engine, _by_dtype(TOLERANCE, model)
+            if model.drafted is not None:  # its engine computes the logits of these tokens alone
+                plain = plain[:, torch.from_numpy(model.drafted).to(plain.device)]
             part, off = _worst(trial.scored(own), plain, allowed)
             if part:
                 what = f"engine '{model.engine.name}' differs from its own forward ({part} "
