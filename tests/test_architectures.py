@@ -358,6 +358,26 @@ def test_sound_models_are_served_in_short_numbers_too(kind, dtype):
     HFModel(model)
 
 
+@pytest.mark.parametrize("kind", ["llama", "mistral-window", "mixtral"])
+def test_what_rounding_blurs_is_proved_in_float32(kind, monkeypatch):
+    """A GPU may round more in 16 bits than is allowed; here nothing is."""
+    monkeypatch.setattr(check, "MARGIN", 0)
+    monkeypatch.setitem(check.LEAST, torch.bfloat16, 0.0)
+    HFModel(raw_model(kind, dtype=torch.bfloat16), engine="eager")
+    monkeypatch.setattr(check, "_proved_in_float32", lambda model: False)
+    with pytest.raises(ValueError, match="does not score a token tree"):
+        HFModel(raw_model(kind, dtype=torch.bfloat16), engine="eager")
+
+
+@pytest.mark.parametrize("shift", [1, 3])
+def test_a_fault_that_looks_like_rounding_is_none_in_float32(shift, monkeypatch):
+    monkeypatch.setitem(check.LEAST, torch.bfloat16, 0.0)
+    monkeypatch.setitem(check.TOLERANCE, torch.bfloat16, 10.0)
+    monkeypatch.setattr(huggingface, "depth_positions", lambda *given: huggingface_positions(*given) + shift)
+    with pytest.raises(ValueError, match="does not score a token tree"):
+        HFModel(raw_model("gpt2", dtype=torch.bfloat16), engine="eager")
+
+
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_oss-window", "deepseek_v3"])
 def test_undecided_routers_are_no_fault(kind, monkeypatch):
     """Scores of a router that are tied but for rounding: other experts in the tree than in a plain forward."""

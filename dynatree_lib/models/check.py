@@ -240,7 +240,7 @@ def check_tree_attention(model: HFModel, *, engine_only: bool = False) -> None:
             allowed = min(_by_dtype(TOLERANCE, model), max(_by_dtype(LEAST, model), MARGIN * trial.noise(model, plain)))
             found = _attempt(model, "forward over the library's cache, mask and positions", lambda: trial.scored(own))
             part, off = _worst(found, plain, allowed)
-            if part:
+            if part and not (off <= _by_dtype(TOLERANCE, model) and _proved_in_float32(model)):
                 cause = _cause(own, trial, plain, allowed, part)
                 raise _refusal(model, f"{cause} ({part} {_told(off, allowed, model)})", "use float32")
         if engine_only or type(model.engine) is not Eager:
@@ -251,6 +251,26 @@ def check_tree_attention(model: HFModel, *, engine_only: bool = False) -> None:
             if part:
                 what = f"engine '{model.engine.name}' differs from its own forward ({part} "
                 raise _refusal(model, f"{what}{_told(off, allowed, model)})", "use engine='eager' or float32")
+
+
+def _proved_in_float32(model: HFModel) -> bool:
+    """Whether a float32 copy of a model in 16 bits is proved: what differs in 16 bits was rounding, then.
+
+    How much a forward rounds depends on the kernels, and a GPU takes others for a tree than for a text.
+    """
+    plain = all(type(weight) is torch.nn.Parameter for weight in model.model.parameters())
+    if not plain or model.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    wide = copy.copy(model)
+    for name in ("dtype", "device"):
+        wide.__dict__.pop(name, None)
+    try:
+        wide.model = copy.deepcopy(model.model).float()
+        wide.engine = Eager(wide.model)
+        check_tree_attention(wide)
+    except (ValueError, torch.OutOfMemoryError):
+        return False
+    return True
 
 
 def _refusal(model: HFModel, what: str, way_out: str) -> ValueError:

@@ -281,7 +281,7 @@ class HFSession(Session):
             return None
         read = self._cache.features
         if not read:
-            return torch.empty(0, len(self.feature_layers) * (self.model.feature_size or 0))
+            return torch.empty(0, len(self.feature_layers) * (self.model.feature_size or 0), device=self.model.device)
         return read[0] if len(read) == 1 else torch.cat(read)
 
     @in_inference_mode

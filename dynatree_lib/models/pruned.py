@@ -118,12 +118,13 @@ def on_features(target: Any, layers: Sequence[int], feature_layers: Sequence[int
         )
     draft = pruned(target, layers)
     draft.feature_layers = tuple(feature_layers)
-    draft.joint = Joint(target.config.hidden_size, target.config.rms_norm_eps).to(target.dtype)
-    torch.nn.init.normal_(draft.joint.map.weight, std=(2 * target.config.hidden_size) ** -0.5)
+    size, eps, like = target.config.hidden_size, target.config.rms_norm_eps, (target.device, target.dtype)
+    draft.joint = Joint(size, eps).to(*like)
+    torch.nn.init.normal_(draft.joint.map.weight, std=(2 * size) ** -0.5)
     with torch.no_grad():
         draft.model.norm.weight.mul_(UNSURE)
     if others:
-        draft.fusion = Fusion(target.config.hidden_size, target.config.rms_norm_eps, len(others)).to(target.dtype)
+        draft.fusion = Fusion(size, eps, len(others)).to(*like)
         torch.nn.init.zeros_(draft.fusion.map.weight)
     return draft.eval()
 
