@@ -151,14 +151,16 @@ def most_probable(
         tokens (f, breadth) int64, most probable first, equally probable ones by token id; their log-probabilities
         (f, breadth) float64; and those under the distribution raised to `sharpness` and normalised again.
     """
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.float()
     breadth = min(breadth, logits.shape[-1])
     indices = logits.topk(min(breadth + 1, logits.shape[-1]), -1).indices  # one more, to see a tie at the edge
     versions = [logits] if sharpness == 1 else [logits, sharpness * logits]
     shares = [version.log_softmax(-1).gather(-1, indices) for version in versions]
     if logits.device.type == "cpu":
         tokens, logprobs = indices.numpy(), [share.numpy().astype(np.float64) for share in shares]
-    else:  # one transfer; ids are exact below 2^24
-        ids, *logprobs = torch.stack((indices.to(logits.dtype), *shares)).cpu().double().numpy()
+    else:  # one transfer
+        ids, *logprobs = torch.stack((indices.double(), *(share.double() for share in shares))).cpu().numpy()
         tokens = ids.astype(np.int64)
     tokens = _ties_by_id(tokens, logprobs[0], breadth, logits)
     return tokens[:, :breadth], logprobs[0][:, :breadth], logprobs[-1][:, :breadth]

@@ -99,6 +99,17 @@ def test_float32_is_identical_or_a_near_tie(kind):
         assert float(best[0] - best[1]) < 1e-4
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
+def test_drafts_in_sixteen_bits_are_tokens_that_the_target_takes(kind, dtype):
+    """The forward of transformers gives logits in 16 bits: they hold no token ids, and none may be read off them so."""
+    target = HFModel(raw_model("llama", dtype=dtype), engine="eager")
+    for drafter in examples(kind, target)[:2]:  # the target drafts for itself, so that what is drafted is accepted
+        out = generate(target, prompt(40), drafter, max_new_tokens=40)
+        assert len(out.tokens) == 40
+        assert all(0 <= token < target.vocab_size for step in out.iterations for token in step.tree.tokens.tolist())
+
+
 @pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind not in MAIN])
 def test_other_architectures_are_exact_too(kind):
     """Also where windows are shorter than the prompt, and values narrower than keys."""

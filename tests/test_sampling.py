@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from dynatree_lib import RandomSource, SampledTree, Sampling, ToyModel, generate
-from dynatree_lib.sampling import COOLEST, DraftDistributions, Scores, probabilities
+from dynatree_lib.sampling import COOLEST, DraftDistributions, Scores, most_probable, probabilities
 
 
 @pytest.mark.parametrize(
@@ -198,3 +198,22 @@ def test_probabilities_are_the_same_on_both_sides_of_the_shortcut(temperature):
     logits[1, 3:40] = -torch.inf
     short, long = (probabilities(logits, Sampling(temperature, top_k=kept)) for kept in (None, 50))
     torch.testing.assert_close(short, long, rtol=1e-10, atol=1e-300)
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says it lies on a GPU."""
+
+    device = property(lambda self: torch.device("cuda"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("sharpness", [1.0, 0.7])
+def test_the_most_probable_tokens_are_the_same_on_a_gpu(dtype, sharpness):
+    """Tokens and probabilities come in one transfer, in numbers that hold both; 16-bit logits have ties."""
+    logits = torch.randn(5, 50_000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    here, there = (most_probable(given, 8, sharpness) for given in (logits, logits.as_subclass(Elsewhere)))
+    assert (here[0] == logits.sort(stable=True, descending=True).indices[:, :8].numpy()).all()
+    assert here[0].max() > 2**15
+    for ours, other in zip(here, there, strict=True):
+        np.testing.assert_allclose(ours, other, rtol=1e-6)
+        assert ours.dtype == other.dtype
