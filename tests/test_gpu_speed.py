@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dynatree_lib.cli import gpu as command
 from dynatree_lib.cli import options
 from dynatree_lib.experiments import gpu as gpu_speed
 from dynatree_lib.experiments.gpu import CAPTIONS, Record, goals
+from dynatree_lib.measure.protocol import read_results
+from tools.fill_tables import filled
+
+ROOT = Path(__file__).resolve().parents[1]
+H200 = ROOT / "outputs" / "reference" / "h200"
 
 
 def main(arguments):
@@ -81,3 +88,51 @@ def test_mistakes_are_told_before_anything_is_made(tmp_path):
     with pytest.raises(ValueError, match="sees no CUDA device"):
         main([str(tmp_path / "new")])
     assert not (tmp_path / "new").exists()
+
+
+# ------------------------------------------------------------------------------------------------------- what was found
+def test_the_page_says_what_the_records_say():
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    assert filled(page, ROOT / "docs") == page
+    told, body = " ".join(page.split()), json.loads((H200 / "gpu_speed.json").read_text(encoding="utf-8"))
+    took = {(row["model"], row["prefix"], row["rows"]): row["milliseconds"] for row in body["forwards"]["rows"]}
+    layers, single = body["models"]["target"]["layers"], took["static", 128, 1]
+    assert f"A layer takes {took['eager', 128, 1] / layers:.2f} ms in transformers' forward" in told
+    bound = 1000 * body["plain"]["rows"][0]["bound"] / layers
+    assert f"{single / layers:.2f} ms in a graph, {bound:.2f} ms of which are the reading" in told
+    more = [took["static", prefix, 64] / took["static", prefix, 1] for prefix in (128, 1024)]
+    assert f"64 nodes takes {more[0]:.2f} times as long as one of 1, after 1,024 tokens {more[1]:.2f} times" in told
+    overheads = [row["overhead"] for row in body["growth"]["rows"]]
+    assert f"takes {min(overheads):.2f} to {max(overheads):.2f} ms beyond its forward" in told
+    plain = max(row["ar_fast_over_bound"] for row in body["plain"]["rows"])
+    assert f"{plain:.1f} times the time of reading the weights (goal: 1.4)" in told
+    memory = body["memory"]["rows"]["trees_over_both"]["reserved"]
+    assert f"{memory:.1f} times the memory of plain decoding (goal: 1.05)" in told
+
+
+def test_the_page_says_what_smollm2_did():
+    told = " ".join((ROOT / "docs" / "gpu.md").read_text(encoding="utf-8").split())
+    results = read_results(H200 / "smollm2-bfloat16.jsonl.gz")
+    stored = json.loads((H200 / "smollm2-bfloat16.json").read_text(encoding="utf-8"))
+    rows = {one["label"]: one for one in results.summaries()}
+    for one in stored["methods"]:
+        assert rows[one["label"]]["tokens_per_second"] == pytest.approx(one["tokens_per_second"])
+    gains = [rows[name]["speedup_hf_generate"] for name in ("ar", "prompt-lookup")]
+    assert (
+        f"{gains[0]:.1f} times as many tokens as `hf-generate` by CUDA graphs alone, and {gains[1]:.1f} times" in told
+    )
+    each = {name: 1000 * rows[name]["tokens_per_iteration"] / rows[name]["tokens_per_second"]
+            for name in ("ar", "fixed-tree", "prompt-lookup")}  # fmt: skip
+    over = each["fixed-tree"] / each["ar"]
+    assert f"{over:.1f} times as long as one of `ar` ({each['fixed-tree']:.1f} ms against {each['ar']:.1f})" in told
+    assert f"prompt lookup only {each['prompt-lookup'] / each['ar']:.1f} times" in told
+
+
+def test_in_float32_all_texts_were_those_of_generate():
+    runs = read_results(H200 / "smollm2-float32.jsonl.gz").records.runs
+    texts = {prompt: run.tokens for (method, prompt, _), run in runs.items() if method == "hf-generate"}
+    compared = [run.tokens == texts[prompt] for (_, prompt, _), run in runs.items() if prompt in texts]
+    assert all(compared)
+    assert np.shape(compared) == (34,)
+    assert len(runs) == 43
+    assert "after 43 texts" in (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ A table stands between a mark and `<!-- end of table -->`. The marks, paths bein
     <!-- table: FILE | METHOD; METHOD | COLUMN -->   some columns only; METHOD may be `all`
     <!-- tasks: FILE | METHOD; METHOD | BASELINE --> speeds over a baseline's by kind of task; FILE has its lines
     <!-- forwards: FILE -->                          times of forwards, of tools/smollm2_reference.sh
+    <!-- gpu: FILE -->                               forwards by engine, of `dynatree gpu`
     <!-- papers: FOLDER -->                          where the papers' tables and figures are; FOLDER has the notebooks
     <!-- architectures: FILE -->                     what tools/try_architectures.py found
 
@@ -56,7 +57,7 @@ def quote(results: Mapping[str, Any], name: str, only: Sequence[str] = (), colum
     lines = [
         *_markdown(table),
         f"One interleaved run, {sampling_text(setup['sampling'])}, {len(setup['prompts'])} prompts x "
-        f"{setup['max_new_tokens']} tokens, {setup['dtype']}, {environment['cpu']}, {environment['threads']} threads.",
+        f"{setup['max_new_tokens']} tokens, {setup['dtype']}, {_device(setup, environment)}.",
         f"{setup['workload']} Brackets: 95 % bootstrap interval over prompts. {_record(name)}",
     ]
     if "iteration cost" in table:
@@ -66,6 +67,12 @@ def quote(results: Mapping[str, Any], name: str, only: Sequence[str] = (), colum
     if "draft/verify/host %" in table and any(method["split"] for method in methods):
         lines.append("Draft and verify: time in the models' forwards; host: all the rest (traced runs).")
     return "\n".join([*lines, *_tuned(methods), "", ""])
+
+
+def _device(setup: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+    if setup["target"]["device"] == "cuda":
+        return f"{environment['gpu']['name']}"
+    return f"{environment['cpu']}, {environment['threads']} threads"
 
 
 def _tuned(methods: Sequence[Method]) -> list[str]:
@@ -112,6 +119,25 @@ def quote_forwards(body: Mapping[str, Any], name: str) -> str:
         f"{where['threads']} threads.",
         f"Reading weights and cache once takes {', '.join(bounds)} at the bandwidth measured in that run.",
         _record(name),
+    ]
+    return "\n".join([*lines, "", ""])
+
+
+def quote_gpu(body: Mapping[str, Any], name: str) -> str:
+    """Return Markdown: milliseconds of a forward by engine, text and number of tokens; arguments as for `quote`."""
+    measured, rows = body["forwards"]["rows"], []
+    for model, prefix in dict.fromkeys((row["model"], row["prefix"]) for row in measured):
+        took = {
+            row["rows"]: row["milliseconds"] for row in measured if (row["model"], row["prefix"]) == (model, prefix)
+        }
+        label = f"`{model}`" if model in ("eager", "lean") else GPU_ENGINES[model]
+        rows.append({"forward": label, "after": str(prefix), **{str(count): f"{ms:.1f}" for count, ms in took.items()}})
+    bounds = ", ".join(f"{1000 * row['bound']:.2f} after {row['prefix']}" for row in body["plain"]["rows"])
+    lines = [
+        *_markdown(pd.DataFrame(rows)),
+        f"Milliseconds (median) by the number of tokens scored, after so many tokens of text; "
+        f"{body['environment']['gpu']['name']}, {body['dtype']}, random weights.",
+        f"Reading weights and cache once takes {bounds} tokens at the bandwidth measured in that run. {_record(name)}",
     ]
     return "\n".join([*lines, "", ""])
 
@@ -165,6 +191,13 @@ ENGINES = {
 """What stands for an engine in a table of forwards."""
 
 
+GPU_ENGINES = {
+    "static, no graphs": "`lean` over static buffers, no graphs",
+    "static": "`lean` over static buffers, in CUDA graphs",
+}
+"""What stands for an engine in a table of forwards on a GPU."""
+
+
 def _markdown(table: pd.DataFrame, text: int = 1) -> list[str]:
     """A table with an empty line before and after it; its first `text` columns are aligned left."""
     align = ["left"] * text + ["right"] * (table.shape[1] - text)
@@ -176,7 +209,7 @@ def _record(name: str) -> str:
 
 
 PATTERN = re.compile(
-    r"<!-- (table|tasks|forwards|papers|architectures): ([^|\n]*?)(?: \| (.*?))? -->\n.*?<!-- end of table -->",
+    r"<!-- (table|tasks|forwards|gpu|papers|architectures): ([^|\n]*?)(?: \| (.*?))? -->\n.*?<!-- end of table -->",
     flags=re.S,
 )
 
@@ -195,7 +228,8 @@ def filled(page: str, folder: Path) -> str:
             text = quote_tasks(read_results(folder / name), name, first, *second)
         else:
             body, only = json.loads((folder / name).read_text(encoding="utf-8")), () if first == ["all"] else first
-            text = quote_forwards(body, name) if kind == "forwards" else quote(body, name, only, second or DOCS)
+            plain = {"forwards": quote_forwards, "gpu": quote_gpu}.get(kind)
+            text = plain(body, name) if plain else quote(body, name, only, second or DOCS)
         return f"<!-- {kind}: {name}{f' | {rest}' if rest else ''} -->\n{text}<!-- end of table -->"
 
     return PATTERN.sub(rewritten, page)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Speed on a large NVIDIA GPU, in one command: costs with the shapes of Pythia-2.8B/70M and random weights, a pair of the
 # 160M/14M shapes trained from local text for earned acceptance, and both joined. Needs Python with torch, transformers,
-# safetensors, numpy and tokenizers; no network, no install. Not run on a GPU yet.
+# safetensors, numpy, numba, pandas and tokenizers; no network, no install. docs/gpu.md has what an H200 gave.
 #
 #   tools/gpu_speed.sh OUT [DATA] [MINUTES]
 #

@@ -5,8 +5,8 @@ and 70M and random weights. `pair`: the gain of trees, measured on a trained pai
 that `tools/gpu_speed.sh` trains). `as_loaded`: a few methods on that pair without static buffers. `joined`: the counts
 of the second at the costs of the first. Needs no network and no plotting.
 
-It runs from end to end on a CPU with small shapes (`--device cpu --tiny`, which the tests do). It has not been run on a
-GPU yet: look at the numbers of a first run before you believe them.
+It runs from end to end on a CPU with small shapes (`--device cpu --tiny`, which the tests do). docs/gpu.md has what the
+part `shapes` gave on an H200; the others have not been run there.
 
 OUT/gpu_speed.json is written after each measurement; a failed measurement leaves its error there and the others go on.
 """
