@@ -123,6 +123,10 @@ def test_what_is_said_of_the_rules_beyond_the_papers_is_in_the_audits_record():
             served = rule.name in known
             shares.append(f"{(known[rule.name] - 1).sum() / (known['optimum'] - 1).sum():.3f}" if served else "")
         assert [share.strip() for share in told[rule.__name__].split("|")] == shares, rule
+    shares = {(row["tree"], row["rule"]): row["share"] for row in audit.shares()}
+    for tree in ("2x2 iid", "irregular"):
+        ours, other = (f"{shares[tree, rule]:.3f}" for rule in ("conditional-transport", "traversal"))
+        assert re.search(rf"{ours} against\s(traversal's )?{other}", text), tree
 
 
 def test_what_the_results_say_of_sampling_is_in_the_records():

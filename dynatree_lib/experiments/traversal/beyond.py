@@ -32,14 +32,19 @@ TREES: Mapping[str, Row] = {
     "2 siblings, i.i.d.": {"depth": 1, "branching": 2, "draw": "iid"},
     "2 siblings": {"depth": 1, "branching": 2},
     "3 siblings": {"depth": 1, "branching": 3},
+    "3 siblings, i.i.d.": {"depth": 1, "branching": 3, "draw": "iid"},
     "2 paths, i.i.d.": {"depth": 2, "branching": (2, 1), "draw": "iid"},
     "2 paths": {"depth": 2, "branching": (2, 1)},
     "2x2, i.i.d.": {"depth": 2, "branching": 2, "draw": "iid"},
     "2x2": {"depth": 2, "branching": 2},
     "2x2, top and one drawn": {"depth": 2, "branching": 2, "draw": "hybrid"},
+    "uneven, i.i.d.": {"shape": (0, 0, 0, 1), "draw": "iid"},
+    "uneven": {"shape": (0, 0, 0, 1)},
 }
 """Options of `SampledTree` for trees small enough to enumerate; siblings are drawn without replacement unless named."""
-SMALL = ("chain of 2", "2 siblings, i.i.d.", "2 siblings", "3 siblings")
+UNEVEN = ("uneven, i.i.d.", "uneven")
+"""Trees of three siblings, the first of which alone has a child."""
+SMALL = ("chain of 2", "2 siblings, i.i.d.", "2 siblings", "3 siblings", "uneven")
 """Trees that are quick to enumerate over three tokens too."""
 
 
