@@ -1,14 +1,18 @@
 """Measure what docs/beyond.md reports on SmolLM2: other tokenizers, a self-drafting target, drawn trees, the switch.
 
-python3 -m tools.beyond_reference [OUT] [vocabularies] [skipping] [drawn] [switch]
+python3 -m tools.beyond_reference [OUT] [vocabularies] [skipping] [drawn] [switch] [rules-0.5] [rules-1]
 
 `vocabularies.json` is a benchmark of the target of `smollm2` with the draft of `tiny`, whose tokenizer is another one.
+One prompt of each task of the bundled workload.
 `skipping.json` holds the search for the layers to leave out, on bundled prompts after the first 20, and a benchmark of
-what it found. Both have one prompt of each task of the bundled workload.
+what it found on 39 prompts of Spec-Bench.
 `drawn.jsonl.gz` compares trees of 4, 8 and 16 drawn nodes at temperature 1 with weights in full: of a given shape, of
 Sequoia's (from acceptance counted on prompts after the first 20), and grown by DySpec, on the first 20 bundled prompts.
 `switch.jsonl.gz` compares drafters with and without a switch, with the weights read as 4 bits, on 39 prompts of
-Spec-Bench; DYNATREE_DATA names the folder with spec_bench/. Nothing else should run.
+Spec-Bench.
+`rules-0.5.jsonl.gz` and `rules-1.jsonl.gz` have every drafter under every rule that may serve it, at both temperatures,
+with the weights read as 4 bits, on one prompt of each category of Spec-Bench.
+DYNATREE_DATA names the folder with spec_bench/. Nothing else should run.
 """
 
 from __future__ import annotations
@@ -18,11 +22,12 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dynatree_lib.cli.options import JUDGED
-from dynatree_lib.drafters import SampledTree
+from dynatree_lib.drafters import Drafter, SampledTree
 from dynatree_lib.experiments.traversal.which import measured_rates
 from dynatree_lib.measure.cost_model import measure_costs
 from dynatree_lib.measure.grids import text
@@ -33,6 +38,7 @@ from dynatree_lib.measure.protocol import run_benchmark
 from dynatree_lib.models.pairs import Pair, load_pair
 from dynatree_lib.paths import write_atomically
 from dynatree_lib.sampling import Sampling
+from dynatree_lib.verifiers import BEYOND, VERIFIERS, Greedy, Verifier
 from dynatree_lib.workloads import Workload, load_workload
 
 NEW_TOKENS = 64  # of a text
@@ -64,7 +70,9 @@ def skipping() -> dict[str, Any]:
         for step in dict.fromkeys((found.best, few))
         for method in (f"chain:length={step.length}", "cost-aware-tree:depth=4")
     ]
-    return {"search": found.to_json(), **_measured(pair, ",".join(["hf-generate,ar,ar-fast,chain:length=4", *specs]))}
+    judged = load_workload("spec-bench/categories", limit=39, tokenizer=pair.tokenizer)
+    measured = _measured(pair, ",".join(["hf-generate,ar,ar-fast,chain:length=4", *specs]), judged)
+    return {"search": found.to_json(), **measured}
 
 
 def drawn() -> bytes:
@@ -99,6 +107,36 @@ def switch() -> bytes:
     return _lines(pair, methods, judged, 2 * NEW_TOKENS)
 
 
+GRID = (
+    "sampled-tree:branching=1", "sampled-tree", "sampled-tree:draw=iid", "dyspec-tree", "cost-aware-sampled-tree",
+    "chain:length=4", "fixed-tree", "adaptive-tree", "best-first-tree", "cost-aware-tree", "lookup-tree", "ptd",
+    "lookahead", "self-draft", "prompt-lookup", "suffix-tree", "token-recycling",
+)  # fmt: skip
+"""Drafters of the grid, at their defaults."""
+
+
+def rules(temperature: float) -> bytes:
+    """Measure every drafter under every rule that may serve it, against plain decoding."""
+    pair, sampling = load_pair("smollm2"), Sampling(temperature)
+    methods = [variant("ar-fast")]
+    for spec in GRID:
+        made = variant(spec)
+        drafter = made.method.drafter(made.options, pair.draft)
+        for rule in (*VERIFIERS, *BEYOND):
+            if rule is not Greedy and _serves(rule(), drafter, sampling):
+                methods.append(variant(f"{spec}{',' if ':' in spec else ':'}verifier={rule.name}"))
+    prompts = load_workload("spec-bench/categories", limit=13, tokenizer=pair.tokenizer)
+    return _lines(pair, methods, prompts, NEW_TOKENS, sampling)
+
+
+def _serves(rule: Verifier, drafter: Drafter, sampling: Sampling) -> bool:
+    try:
+        rule.check(sampling, drafter.drawing, drafter.chain)
+    except ValueError:
+        return False
+    return True
+
+
 def _lines(
     pair: Pair, methods: list[Variant], workload: Workload, tokens: int, sampling: Sampling | None = None
 ) -> bytes:
@@ -111,8 +149,8 @@ def _lines(
         return gzip.compress(path.read_bytes(), mtime=0)
 
 
-def _measured(pair: Pair, methods: str) -> dict[str, Any]:
-    workload = load_workload("bundled", limit=PROMPTS, tokenizer=pair.tokenizer)
+def _measured(pair: Pair, methods: str, workload: Workload | None = None) -> dict[str, Any]:
+    workload = workload or load_workload("bundled", limit=PROMPTS, tokenizer=pair.tokenizer)
     return run_benchmark(
         pair, methods, workload.prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True, trace=2, bandwidth=True,
         source=workload.source, progress=_say,
@@ -124,7 +162,7 @@ def _say(line: str) -> None:
 
 
 RECORDS = {"vocabularies": vocabularies, "skipping": skipping}
-LINES = {"drawn": drawn, "switch": switch}
+LINES = {"drawn": drawn, "switch": switch, "rules-0.5": partial(rules, 0.5), "rules-1": partial(rules, 1.0)}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -57,6 +57,11 @@ def serves(rule: Verifier, drafter: SampledTree) -> bool:
     return True
 
 
+def fits(rule: Verifier, tree: str) -> bool:
+    """Return whether a rule takes the shape of this tree: GBV without counting copies wants nodes that branch alike."""
+    return tree not in UNEVEN or getattr(rule, "copies", None) != "forgotten"
+
+
 def compare(
     rules: Mapping[str, Verifier],
     tree: str,
@@ -83,7 +88,7 @@ def compare(
     for kind, seed in product(kinds, seeds):
         target, draft = toy_pair(kind, vocabulary, seed)
         drafter = SampledTree(draft, **TREES[tree])
-        served = {name: rule for name, rule in rules.items() if serves(rule, drafter)}
+        served = {name: rule for name, rule in rules.items() if serves(rule, drafter) and fits(rule, tree)}
         if not served:
             continue
         best = {"optimum": best_tokens(target, drafter, PROMPT, ONE) - 1} if optimum else {}
