@@ -234,11 +234,12 @@ def generate(
     Raises:
         Interrupted: on Ctrl-C, unless `interrupt` is "return".
         TypeError: before any work, for an argument of another kind, such as a transformers model that is not wrapped,
-            a class in place of an object, a drafter's name, or processors or criteria that cannot be called.
-        ValueError: where processors leave no token; before any work, for an empty prompt, a prompt that fills the
-            context, token ids outside the vocabulary, a text without a tokenizer, a budget below 1, a draft of another
-            vocabulary, a drafter that the target cannot serve, or a verifier that cannot serve `sampling` or would be
-            biased for this drafter's trees.
+            a class in place of an object, a drafter's name, or processors or criteria that cannot be called; later, for
+            a processor that returns no floating tensor.
+        ValueError: where processors leave no token or return another shape; before any work, for an empty prompt, a
+            prompt that fills the context, token ids outside the vocabulary, a text without a tokenizer, a budget below
+            1, a draft of another vocabulary, a drafter that the target cannot serve, or a verifier that cannot serve
+            `sampling` or would be biased for this drafter's trees.
     """
     check_request(target, sampling, on_tokens)
     check_drafter(drafter)

@@ -26,6 +26,7 @@ from .drafters.base import Drafter
 from .models.base import LanguageModel
 from .models.engines import CACHE_NAMES
 from .models.huggingface import HFModel
+from .processing import answer
 from .sampling import Sampling
 from .verifiers import TokenLevel, Traversal, Verifier, default_verifier
 
@@ -447,7 +448,7 @@ class _Row:
         ids, logits = self._padded(ids), logits.to(self.padding.device)
         seen = {"logits": logits.clone().float()} if "logits" in self.record else {}
         for processor in self.processors:
-            logits = processor(ids, logits)
+            logits = answer(processor, ids, logits)
         if "scores" in self.record:
             seen["scores"] = logits
             for warper in self.warpers:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from .checks import described
 from .sampling import Scores
 from .tree import TokenTree
 
@@ -25,6 +26,29 @@ StoppingCriterion = Callable[[torch.Tensor, None], Any]
 """(1, L) int64 ids of a text, on the CPU, and None -> whether the text ends with its last token."""
 Path = tuple[int, ...]
 """Tokens below node 0, from the top down."""
+
+
+def answer(processor: LogitsProcessor, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Return what a processor answers to (1, L) ids and (1, V) logits: (1, V), floating.
+
+    Raises:
+        TypeError: for an answer that is no floating tensor.
+        ValueError: for an answer of another shape.
+    """
+    found: object = processor(ids, logits)
+    shape = tuple(logits.shape)
+    if isinstance(found, torch.Tensor) and found.is_floating_point() and found.shape == logits.shape:
+        return found
+    name = getattr(processor, "__name__", type(processor).__name__)
+    kind: type[Exception] = TypeError
+    returned = described(found)
+    if isinstance(found, torch.Tensor):
+        returned = f"a tensor of shape {tuple(found.shape)} and {found.dtype}"
+        kind = ValueError if found.is_floating_point() else TypeError
+    raise kind(
+        f"The logits processor {name} returned {returned}; it was given logits of shape {shape}, so let it return a "
+        "floating tensor of that shape, also where it changes the logits in place."
+    )
 
 
 class ProcessedScores(Scores):
@@ -110,7 +134,7 @@ class Processing:
                 ids = self._ids(path).to(device)
                 found = logits.to(device, torch.promote_types(logits.dtype, torch.float32), copy=True)[None]
                 for processor in self.processors:
-                    found = processor(ids, found)
+                    found = answer(processor, ids, found)
                 return found[0].cpu()
 
         return ProcessedScores(scores, tree, process)

@@ -301,6 +301,50 @@ def test_processors_that_leave_no_token_are_named(sampling):
         dt.generate(TARGET, [0], dt.Chain(DRAFT), sampling=sampling, logits_processors=nothing)
 
 
+class Malformed:
+    """Its answer is what a function of the logits makes of them."""
+
+    def __init__(self, made):
+        self.made = made
+
+    def __call__(self, ids, logits):
+        return self.made(logits)
+
+
+MALFORMED = {
+    "None": (lambda logits: None, TypeError, "returned None"),
+    "list": (lambda logits: logits.tolist(), TypeError, "returned a list"),
+    "whole numbers": (lambda logits: logits.long(), TypeError, r"a tensor of shape \(1, \d+\) and torch.int64"),
+    "row": (lambda logits: logits[0], ValueError, r"shape \(\d+,\) "),
+    "fewer tokens": (lambda logits: logits[:, :2], ValueError, r"shape \(1, 2\) "),
+    "batch": (lambda logits: logits.expand(2, -1), ValueError, r"shape \(2, \d+\) "),
+}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("sampling", [dt.Sampling(), WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_answer_of_a_processor_is_refused(name, sampling, place):
+    made, kind, words = MALFORMED[name]
+    processors = [penalty, penalty]
+    processors[place] = Malformed(made)
+    with pytest.raises(kind, match=f"processor Malformed .*{words}.* return a floating tensor of that shape"):
+        dt.generate(TARGET, [0, 1], dt.Chain(DRAFT), sampling=sampling, logits_processors=processors)
+
+
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_answer_of_a_processor_is_refused_by_transformers_generate(name, record):
+    made, kind, words = MALFORMED[name]
+    ids = prompt(6)
+    asked = {"return_dict_in_generate": record, "output_scores": record, "do_sample": False, "max_new_tokens": 4}
+    with pytest.raises(kind, match=f"processor Malformed .*{words}.* return a floating tensor of that shape"):
+        random_model("llama").model.generate(
+            ids, attention_mask=torch.ones_like(ids), logits_processor=LogitsProcessorList([Malformed(made)]),
+            custom_generate=dt.hf.generate, **asked,
+        )  # fmt: skip
+
+
 def test_without_processors_scores_stay_as_they_are():
     assert Processing.of([], []) is None
     criteria_alone = Processing.of([], [lambda ids, _: False])
