@@ -228,7 +228,8 @@ def generate(
         interrupt: what Ctrl-C does. "raise" raises `Interrupted`, a KeyboardInterrupt with the text so far in
             `generation`; "return" returns that text with finish reason "interrupted".
 
-    What a checkpoint's generation config asks for (a repetition penalty, say) is applied by `hf.generate`, not here.
+    What a checkpoint's generation config asks for (a repetition penalty, say) is applied by `hf.generate`. Here a
+    warning names it, once for a model, unless arguments stand for it; `hf.options` makes arguments of it.
     Drafters and verifiers run in torch's inference mode; processors, criteria and `on_tokens` do not.
 
     Raises:
@@ -245,7 +246,7 @@ def generate(
     check_drafter(drafter)
     chosen("commit", commit, ("gather", "rebuild"))
     chosen("interrupt", interrupt, ("raise", "return"))
-    seed, sampling = whole("seed", seed), sampling or Sampling()
+    seed, given, sampling = whole("seed", seed), sampling, sampling or Sampling()
     if verifier is None:
         verifier = default_verifier(sampling.greedy, drafter.drawing)
     of_kind("The verifier", verifier, Verifier, "give an object, such as verifier=Greedy(), or None for the default")
@@ -261,6 +262,7 @@ def generate(
     strings = () if stop_strings is None else as_tuple(stop_strings)
     stopping = Stopping(max_new_tokens, checked_ends(target, eos_token_ids), strings, tokenizer)
     processing = Processing.of(logits_processors, stopping_criteria)
+    target.warn_of_config(given, bool(logits_processors), bool(stopping_criteria or strings))
     state = _begin(target, drafter, ids, seed, warm) if state is None else _resume(state, target, drafter, ids)
     if processing is not None:
         processing.start(state.text)

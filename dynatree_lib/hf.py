@@ -2,8 +2,8 @@
 
 transformers reads its arguments and the checkpoint's generation config, and makes logits processors and stopping
 criteria of them. `generate` takes these over; what it cannot honour it refuses, before any work. Rows of a batch are
-decoded one after another. `recipe` is what a folder with `custom_generate/generate.py` calls: there transformers hands
-on all arguments as they are.
+decoded one after another. `options` makes arguments of `dt.generate` of the same. `recipe` is what a folder with
+`custom_generate/generate.py` calls: there transformers hands on all arguments as they are.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode, l
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
 from . import decoding
+from .checks import of_kind
 from .drafters import LookupTree, ModelDrafter, PromptLookup, SampledTree
 from .drafters.base import Drafter
 from .models.base import LanguageModel
 from .models.engines import CACHE_NAMES
 from .models.huggingface import HFModel
+from .models.texts import Prompt
 from .processing import answer
 from .sampling import Sampling
 from .verifiers import TokenLevel, Traversal, Verifier, default_verifier
@@ -185,17 +187,7 @@ def recipe(
         raise ValueError(
             "Both draft_model and assistant_model were given; they are two names of the same, so give one."
         )
-    configs = [config for config in (generation_config, model.generation_config) if config is not None]
-    given = [options.get("stop_strings"), *(config.stop_strings for config in configs)]
-    strings = next((strings for strings in given if strings is not None), None)
-    criteria = list(stopping_criteria or [])
-    if strings is not None:
-        if tokenizer is None:
-            raise ValueError(
-                f"stop_strings is {strings!r} and there is no tokenizer to read them with; pass tokenizer=."
-            )
-        criteria.append(StopStringCriteria(tokenizer, strings))
-        options["stop_strings"] = None  # transformers would ask for a tokenizer that it hands to no function
+    criteria = _with_stop_strings(stopping_criteria, model, generation_config, tokenizer, options)
     draft = assistant_model if draft_model is None else draft_model
     decode = partial(generate, draft_model=draft, drafter=drafter, verifier=verifier, engine=engine, streamer=streamer)
     return type(model).generate(
@@ -210,7 +202,63 @@ def recipe(
     )
 
 
+def options(target: HFModel, prompt: Prompt, max_new_tokens: int = 128, **asked: Any) -> dict[str, Any]:
+    """Return arguments of `dt.generate` that do what `model.generate` is asked to, also by its generation config.
+
+    The text of `dt.generate(target, prompt, drafter, **options(target, prompt))` is that of `generate`: its own at
+    temperature 0, of its distribution above.
+
+    Args:
+        target: an `HFModel`.
+        prompt: as for `dt.generate`, where a text begins.
+        max_new_tokens: token budget.
+        asked: further arguments of `model.generate`, which go before the generation config.
+
+    Raises:
+        TypeError, ValueError: as `generate` for arguments that cannot be honoured, and as `dt.generate` for a prompt.
+    """
+    of_kind("The target", target, HFModel, "wrap a transformers model as HFModel(model, tokenizer)")
+    ids = decoding.checked_prompt(target, prompt, None, max_new_tokens, target.tokenizer)
+    config, criteria = asked.get("generation_config"), asked.pop("stopping_criteria", None)
+    criteria = _with_stop_strings(criteria, target.model, config, target.tokenizer, asked)
+
+    def arguments(
+        model: Any, ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **given: Any
+    ) -> dict[str, Any]:
+        _check_config(generation_config)
+        prompts = _prompts(ids, given)
+        _check_rows(prompts, logits_processor, stopping_criteria, generation_config, None)
+        processors, _, sampling = _split(logits_processor, bool(generation_config.do_sample))
+        budget, eos, others = _endings(stopping_criteria, ids.shape[1])
+        return {
+            "sampling": sampling, "max_new_tokens": budget, "eos_token_ids": eos,
+            "logits_processors": processors, "stopping_criteria": others,
+        }  # fmt: skip
+
+    row = torch.tensor([ids], device=target.device)
+    found: Any = target.model.generate(
+        row, attention_mask=torch.ones_like(row), max_new_tokens=max_new_tokens, stopping_criteria=criteria,
+        custom_generate=arguments, **asked,
+    )  # fmt: skip
+    return dict(found)
+
+
 # ------------------------------------------------------------------------------------- what transformers was asked for
+def _with_stop_strings(
+    criteria: Sequence[Any] | None, model: Any, config: Any, tokenizer: Any, asked: dict[str, Any]
+) -> list[Any]:
+    """Return the criteria with one for the stop strings, of the arguments `asked` or a config, which are taken out."""
+    configs = [one for one in (config, model.generation_config) if one is not None]
+    given = [asked.get("stop_strings"), *(one.stop_strings for one in configs)]
+    strings = next((strings for strings in given if strings is not None), None)
+    if strings is None:
+        return list(criteria or [])
+    if tokenizer is None:
+        raise ValueError(f"stop_strings is {strings!r} and there is no tokenizer to read them with; pass tokenizer=.")
+    asked["stop_strings"] = None  # transformers would ask for a tokenizer that it hands to no function
+    return [*(criteria or []), StopStringCriteria(tokenizer, strings)]
+
+
 def _transformers_call() -> dict[str, Any]:
     """Return the variables of transformers' `generate`, which has called ours: it hands some of its arguments to none.
 
@@ -370,7 +418,7 @@ def wrapped(model: PreTrainedModel, engine: str = "auto") -> HFModel:
     if engine == "auto" and not _as_built(model):
         engine = "eager"
     if engine not in kept.made:
-        kept.made[engine] = HFModel(model, engine=engine)
+        kept.made[engine] = HFModel(model, engine=engine).altered(configured=True)
     return kept.made[engine]
 
 

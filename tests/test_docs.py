@@ -780,7 +780,7 @@ def test_the_code_of_the_page_on_further_methods_runs():
 def test_the_code_of_the_page_on_transformers_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
     blocks = code_blocks("docs/huggingface.md")
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     names = {}
     for block in blocks:
         exec(block, names)

@@ -1,6 +1,7 @@
 """`model.generate(custom_generate=...)`: what transformers hands over is honoured as transformers would, or refused."""
 
 import copy
+import dataclasses
 import inspect
 import pickle
 import shutil
@@ -351,6 +352,101 @@ def test_stop_strings_need_the_folder_or_a_criterion(tiny):
     assert torch.equal(model.generate(**ids, generation_config=config, tokenizer=tokenizer, **folder), expected)
     with pytest.raises(ValueError, match="no tokenizer to read them with"):
         model.generate(**inputs, stop_strings="\n", **folder)
+
+
+# ------------------------------------------------------------------- the checkpoint's generation config, in dt.generate
+@pytest.fixture
+def checkpoint(tmp_path, tiny):
+    """A function that stores the bundled target with these settings in its generation config, and loads the pair."""
+    pair, _ = tiny
+
+    def load(**settings):
+        model = copy.deepcopy(pair.target.model)
+        model.save_pretrained(tmp_path / "target")
+        model.generation_config.update(**settings)
+        model.generation_config.save_pretrained(tmp_path / "target")
+        pair.tokenizer.save_pretrained(tmp_path / "target")
+        return dt.load_pair(target=tmp_path / "target", draft=data_path("tiny", "draft"))
+
+    return load
+
+
+TEXT = "def read_lines(path):"
+ASKING = {
+    "repetition_penalty": ({"repetition_penalty": 1.3}, "repetition_penalty=1.3"),
+    "n-grams": ({"no_repeat_ngram_size": 3, "suppress_tokens": [5]}, r"no_repeat_ngram_size=3, suppress_tokens=\[5\]"),
+    "minimum": ({"min_length": 25, "eos_token_id": [0, 376, 1376]}, "min_length=25"),
+    "stop": ({"stop_strings": ["bytes"]}, r"stop_strings=\['bytes'\]"),
+    "all": ({"repetition_penalty": 1.2, "bad_words_ids": [[20]], "forced_eos_token_id": 0}, "bad_words_ids"),
+}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_a_checkpoints_config_is_warned_of_once_and_its_options_give_transformers_text(checkpoint, name):
+    settings, words = ASKING[name]
+    pair = checkpoint(**settings)
+    drafter, ids = dt.LookupTree(pair.draft), pair.tokenizer(TEXT, return_tensors="pt").input_ids
+    with pytest.warns(UserWarning, match=f"asks for .*{words}.* not applied here.*dt.hf.options"):
+        plain = dt.generate(pair.target, ids, drafter, max_new_tokens=40)
+    assert dt.generate(pair.target, ids, drafter, max_new_tokens=40).tokens == plain.tokens  # warnings are errors
+    expected = pair.target.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, tokenizer=pair.tokenizer
+    )[0, ids.shape[1] :].tolist()
+    assert expected != plain.tokens
+    arguments = hf.options(pair.target, TEXT, max_new_tokens=40)
+    assert dt.generate(pair.target, TEXT, drafter, **arguments).tokens == expected
+
+
+LOOPS = {
+    "plain": lambda pair, **options: dt.autoregressive(pair.target, TEXT, **options),
+    "altered": lambda pair, **options: dt.autoregressive(pair.target.altered(vocab_size=9), [1], **options),
+    "fast": lambda pair, **options: dt.autoregressive_fast(pair.target, TEXT, **options),
+    "batch": lambda pair, **options: dt.generate_batch(pair.target, [TEXT, "x"], dt.Chain(pair.draft), **options),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_every_loop_warns_of_a_checkpoints_config(checkpoint, loop):
+    pair = checkpoint(repetition_penalty=1.3)
+    with pytest.warns(UserWarning, match=r"repetition_penalty=1\.3"):
+        loop(pair, max_new_tokens=4)
+
+
+def test_settings_of_sampling_are_warned_of_where_no_sampling_is_given(checkpoint):
+    pair = checkpoint(do_sample=True, temperature=0.6, top_p=0.9, min_p=0.1)
+    warm = dt.Sampling(temperature=0.6, top_p=0.9)
+    dt.autoregressive(pair.target, TEXT, max_new_tokens=4, sampling=dt.Sampling())
+    with pytest.warns(UserWarning, match=r"asks for min_p=0\.1, which"):
+        dt.autoregressive(pair.target, TEXT, max_new_tokens=4, sampling=warm)
+    with pytest.warns(UserWarning, match=r"asks for do_sample=True, temperature=0\.6, top_p=0\.9, which"):
+        dt.autoregressive(pair.target, TEXT, max_new_tokens=4)
+    arguments = hf.options(pair.target, TEXT, max_new_tokens=4, min_p=None)
+    assert arguments["sampling"] == dataclasses.replace(warm, top_k=arguments["sampling"].top_k)
+
+
+@pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}])
+def test_a_config_that_changes_no_greedy_text_is_no_reason_to_warn(checkpoint, settings):
+    pair = checkpoint(**settings)
+    dt.generate(pair.target, TEXT, dt.Chain(pair.draft), max_new_tokens=4)  # warnings are errors
+
+
+def test_what_is_applied_is_not_warned_of(checkpoint):
+    pair = checkpoint(repetition_penalty=1.3)
+    inputs = pair.tokenizer(TEXT, return_tensors="pt")
+    pair.target.model.generate(**inputs, max_new_tokens=4, custom_generate=hf.generate)
+    pair.target.model.generate(**inputs, max_new_tokens=4, custom_generate=hf.generate, repetition_penalty=1.0)
+    processors = [RepetitionPenaltyLogitsProcessor(1.3)]
+    dt.autoregressive(pair.target, TEXT, max_new_tokens=4, logits_processors=processors)
+    pair.target.model.generation_config.repetition_penalty = None
+    dt.autoregressive(pair.target, TEXT, max_new_tokens=4)
+
+
+def test_options_refuse_what_trees_cannot_honour(checkpoint):
+    pair = checkpoint(num_beams=3)
+    with pytest.raises(ValueError, match="ask for beam search"):
+        hf.options(pair.target, TEXT)
+    with pytest.raises(TypeError, match="The target is a GPTNeoX.*; wrap a transformers model"):
+        hf.options(pair.target.model, TEXT)
 
 
 # --------------------------------------------------------------------------------------------------------- streaming

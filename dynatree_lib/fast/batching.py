@@ -108,6 +108,8 @@ def generate_batch(
     for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
         ids = checked_prompt(shared, prompt, None, options.get("max_new_tokens", 1), tokenizer)
         jobs.append(partial(one, ids, seed=seed, on_tokens=on_tokens and partial(on_tokens, number)))
+    processed, ended = options.get("logits_processors"), options.get("stopping_criteria") or options.get("stop_strings")
+    target.warn_of_config(options.get("sampling"), bool(processed), bool(ended))
     generations = _Batch([*drafts, shared], jobs, max_batch or len(jobs), on_forward).run()
     if interrupt == "raise" and any(generation.finish_reason == "interrupted" for generation in generations):
         raise BatchInterrupted(generations)

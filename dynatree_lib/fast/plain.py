@@ -76,6 +76,7 @@ def autoregressive_fast(
     ids = checked_prompt(target, prompt, None, max_new_tokens, target.tokenizer)
     budget = min(max_new_tokens, target.context - len(ids))
     stopping, tokens = Stopping(max_new_tokens, checked_ends(target, eos_token_ids)), list[int]()
+    target.warn_of_config(sampling)
     static, sampling, random = _static(target, len(ids) + budget), sampling or Sampling(), RandomSource(seed, "verify")
     if static is None:
         bursts = _one_by_one(target, ids, budget, sampling, random)

@@ -46,6 +46,14 @@ class LanguageModel(ABC):
     def session(self) -> Session:
         """Return a new, empty session."""
 
+    def warn_of_config(  # noqa: B027 - most have none
+        self, sampling: Sampling | None, processed: bool = False, ended: bool = False
+    ) -> None:
+        """Warn of what its checkpoint's generation config asks for and a call does not apply.
+
+        Arguments are those of `generation_config.unapplied`.
+        """
+
 
 def check_model(role: str, model: object) -> None:
     """Raise TypeError unless this is a `LanguageModel`; `role` is "target" or "draft"."""

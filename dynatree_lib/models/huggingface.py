@@ -14,10 +14,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import override
 
 from ..masks import additive, chunk, depth_positions, laid_out, sliding_window
+from ..sampling import Sampling
 from .base import LanguageModel, Session
 from .cache import TreeCache
 from .check import WINDOWED, check_loaded, check_tree_attention, reach
 from .engines import ArrayEngine, Eager, Engine, engine_of
+from .generation_config import warn_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 SIGHT = {"sliding_attention": sliding_window, "chunked_attention": chunk}
@@ -28,6 +30,9 @@ LONGEST_JOINT_PREFILL = 256
 
 class HFModel(LanguageModel):
     """A transformers causal language model that can score token trees: any that proves it (`check`).
+
+    Attributes:
+        configured: whether its caller applies the checkpoint's generation config, as `hf.generate` does.
 
     Args:
         model: a `PreTrainedModel` with sdpa or eager attention; it is put in eval mode.
@@ -40,6 +45,8 @@ class HFModel(LanguageModel):
         ValueError: for a model or attention implementation that cannot score trees, weights on the meta device, or an
             engine that cannot serve it; the sentence says why.
     """
+
+    configured = False
 
     def __init__(
         self,
@@ -124,13 +131,18 @@ class HFModel(LanguageModel):
         """Return a new, empty session with its own cache."""
         return self.session_class(self)
 
+    @override
+    def warn_of_config(self, sampling: Sampling | None, processed: bool = False, ended: bool = False) -> None:
+        if not self.configured:
+            warn_of(self.model, self.name, sampling, processed, ended)
+
     def altered(self, **attributes: Any) -> HFModel:
         """Return the same model (weights shared) with other attributes.
 
         Args:
             attributes: `engine`, for example one that wraps this model's; `session_class`; `vocab_size`, where the
                 logits end: some families pad their embeddings differently per size, and the surplus columns are no
-                tokens; `vocabulary`; `drafted` (see `Session`); or `around` (see `observed`).
+                tokens; `vocabulary`; `configured`; `drafted` (see `Session`); or `around` (see `observed`).
 
         Raises:
             AttributeError: for an attribute that the model does not have.
