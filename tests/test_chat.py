@@ -286,6 +286,20 @@ def test_a_full_context_is_said_and_forgotten_by_reset(chatting):
     assert printed[4] == printed[1]
 
 
+@pytest.mark.parametrize("pair", [PAIR, templated(TEMPLATE)], ids=["plain", "template"])
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # of standard input: which one is up to the locale
+def test_a_line_that_is_no_utf_8_is_refused_and_the_chat_goes_on(monkeypatch, capsys, pair, errors):
+    lines = io.BytesIO(b"def f(x):\nh\xff\xfei\n/\xff\ndef f(x):\n/quit\n")
+    monkeypatch.setattr(arguments, "load_pair", lambda *args, **kwargs: pair)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(lines, encoding="utf-8", errors=errors))
+    assert main.main(["chat", "--max-new-tokens", "8"]) == 0
+    printed = capsys.readouterr().out.split(chat.PROMPT)
+    assert len(printed) == 6
+    assert printed[2].startswith("The text has '\\udcff', which is no character")
+    assert "There is no command" in printed[3]
+    assert "tokens per iteration" in printed[4]
+
+
 def test_what_cannot_be_run_is_said_before_models_are_loaded(monkeypatch, capsys):
     def loaded(*args, **kwargs):
         raise AssertionError("models were loaded")

@@ -372,6 +372,12 @@ def test_other_calls_describe_what_is_out_of_place(name):
         call()
 
 
+def test_a_text_that_is_no_unicode_is_refused():
+    for call in (PAIR.ids, lambda text: dt.generate(PAIR.target, text, TREE)):
+        with pytest.raises(ValueError, match=r"The text has '\\udcff', which is no character.*; give a text in UTF-8"):
+            call("a\udcff")
+
+
 @pytest.mark.parametrize(("name", "value"), [("vocab_size", "4"), ("vocab_size", 0), ("context", 2.5)])
 def test_a_toy_has_whole_numbers(name, value):
     with pytest.raises(ValueError, match=f"{name} is {value!r}; give a whole number of at least 1"):

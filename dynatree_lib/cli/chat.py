@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import re
 import sys
@@ -38,8 +39,9 @@ def main(args: argparse.Namespace) -> int:
     conversation = Conversation(arguments.pair_of(args), args.method, args.system, **options)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives `input` a history and keys to edit a line
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # where the terminal does not know a character
+    for stream, unknown in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=unknown)  # where the terminal does not know a character, or sends no UTF-8
     return Chat(conversation).run()
 
 

@@ -22,7 +22,7 @@ from .fetch import PACKAGED, fetched
 from .huggingface import HFModel
 from .pruned import load_pruned, short_head
 from .skipping import skipping
-from .texts import conversation_ids
+from .texts import conversation_ids, text_ids
 from .translated import TranslatedHFModel
 from .vocabulary import Translation, Vocabulary
 
@@ -104,7 +104,7 @@ class Pair:
         of_kind("The prompt", prompt, (str, Sequence), "give a text, or a list of messages")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if not getattr(self.tokenizer, "chat_template", None):
-            return list(self.tokenizer("\n\n".join(message["content"] for message in messages)).input_ids)
+            return text_ids("\n\n".join(message["content"] for message in messages), self.tokenizer, self.target.name)
         return conversation_ids(messages, self.tokenizer, self.target.name)
 
 

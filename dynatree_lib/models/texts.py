@@ -81,13 +81,20 @@ def text_ids(text: str, tokenizer: Any, owner: str, *, special: bool = True) -> 
     """Return the token ids of a text; `special` adds the tokens that the tokenizer begins or ends a text with.
 
     Raises:
-        ValueError: without a tokenizer that encodes.
+        ValueError: without a tokenizer that encodes, and for a text that is no Unicode.
     """
     if not callable(tokenizer):
         raise ValueError(
             f"The prompt is a text and '{owner}' has no tokenizer to encode it; give token ids, or the tokenizer: "
             "HFModel(model, tokenizer), or tokenizer=."
         )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"The text has {text[error.start]!r}, which is no character but stands for a byte that is not UTF-8; give "
+            "a text in UTF-8."
+        ) from None
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
