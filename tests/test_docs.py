@@ -3,21 +3,17 @@
 import argparse
 import gzip
 import importlib.util
-import io
 import json
 import re
-import shlex
 import sys
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from dynatree_lib.cli.main import main, parser
 from dynatree_lib.cli.options import COMMANDS
 from dynatree_lib.measure import methods
-from dynatree_lib.measure import tune as tuning
 from dynatree_lib.measure.chooser import EVERYTHING, KINDS, map_rows, speed_of
 from dynatree_lib.measure.judge import read_judged
 from dynatree_lib.measure.protocol import read_results
@@ -684,52 +680,6 @@ def test_the_table_of_faults_is_that_of_its_record():
     assert not kinds
     total = sum(kind["injections"] for kind in record["kinds"].values())
     assert f"{total} injections of {len(record['kinds'])} kinds" in " ".join(text.split())
-
-
-@cache
-def quoted_commands():
-    """Every command with arguments that a page, a card or a notebook quotes."""
-    places = [*PAGES, *(ROOT / "data").rglob("README.md"), *(ROOT / "notebooks").glob("*.ipynb")]
-    texts = [place.read_text(encoding="utf-8") for place in places]
-    return sorted({line for text in texts for line in re.findall(r"`dynatree ([a-z]+ [^`\n\\]+)`", text)})
-
-
-@pytest.mark.parametrize("line", quoted_commands())
-def test_a_quoted_command_is_one(line):
-    parser().parse_args(shlex.split(line))
-
-
-LESS = {
-    "bench": "--limit 1 --max-new-tokens 8 --warmup 0",
-    "judge": "--limit 1 --max-new-tokens 8",
-    "precision": "--limit 1 --max-new-tokens 8 --rows 2 --methods chain:length=4",
-    "tune": "--limit 1 --max-new-tokens 8 --max-rows 4 --methods chain --no-check",
-}
-"""Less work for the quoted commands on the bundled pair."""
-
-
-@pytest.mark.parametrize("line", [line for line in quoted_commands() if "--pair tiny" in line])
-def test_a_quoted_command_on_the_bundled_pair_runs(line, monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tuning, "measure_costs", partial(tuning.measure_costs, iterations=2))
-    words = shlex.split(line)
-    assert main([*words, *LESS[words[0]].split()]) == 0
-    written = [word for word in words if word == "FILE" or word.endswith(".json")]
-    assert all((tmp_path / name).is_file() for name in written)
-    assert capsys.readouterr().out
-
-
-def test_the_chats_command_and_its_commands_run(monkeypatch, capsys):
-    text = section("docs/cli.md", "chat")
-    command = re.match(r"`dynatree (chat [^`]*)`", text)[1].replace("smollm2", "tiny")  # the pair that ships
-    named = [name.replace("[N]", "1").replace("NAME", "chain") for name in re.findall(r"`(/[^`]+)`", text)]
-    assert {name.split()[0] for name in named} == {"/tree", "/method", "/reset", "/help", "/quit"}
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(["def f(x):", *named])))
-    assert main([*command.split(), "--max-new-tokens", "8"]) == 0
-    printed = capsys.readouterr().out
-    assert "tokens per iteration" in printed
-    assert "Iteration 1 of" in printed
-    assert "no command" not in printed
 
 
 def test_the_page_of_commands_has_every_environment_variable():
