@@ -78,6 +78,13 @@ def test_the_readmes_table_of_methods_is_the_records():
             assert found == ("–" if frame is None else str(ratio(frame, label, over="ar-fast"))), (label, names)
 
 
+def test_the_readmes_time_to_a_picture_is_that_of_its_record():
+    seconds = json.loads((RECORDS.parent / "first_picture.json").read_text(encoding="utf-8"))["seconds"]
+    told = re.search(r"in (\w+) minutes\*\* \(\[record\]\(outputs/reference/first_picture\.json\)", page("README.md"))
+    minutes = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5}[told[1]]
+    assert 60 * (minutes - 1) < seconds["first picture"] <= 60 * minutes
+
+
 def test_what_the_results_say_of_repetition_and_of_temperature_1_is_in_the_records():
     repeated = next(method["repeated_4grams"] for method in record("bench")["methods"] if method["label"] == "ar")
     assert re.search(rf"\b{100 * repeated:.0f} %", section("docs/results.md", "Greedy decoding"))
@@ -736,6 +743,11 @@ def test_the_code_of_the_page_on_transformers_runs(monkeypatch, tmp_path, capsys
         exec(block, names)
     assert capsys.readouterr().out.strip() == names["tokenizer"].decode(names["plain"][0, -60:]).strip()
     assert names["tokenizer"].decode(names["text"][0]).endswith(".")
+
+
+def test_the_page_and_the_card_name_the_same_versions_of_transformers():
+    found = [re.findall(r"\b5\.\d+\b", page(name)) for name in ("docs/huggingface.md", "data/huggingface/README.md")]
+    assert found[0] == found[1] != []
 
 
 def test_the_page_on_transformers_has_every_argument():
