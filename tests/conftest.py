@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from browser import found_browser
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 if threading.current_thread() is threading.main_thread():
@@ -15,3 +16,8 @@ if threading.current_thread() is threading.main_thread():
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def browser():
+    return found_browser()

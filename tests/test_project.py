@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from browser import NAMES, found_browser
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dynatree_lib"
@@ -212,6 +213,33 @@ def test_ci_runs_the_readmes_test_command():
         pytest.skip("there is no README yet")
     assert "make test" in readme.read_text()
     assert "make reproduce" in readme.read_text()
+
+
+def path_without_a_browser(folder):
+    """A PATH with the programs that a script begins with and no other."""
+    for name in ("bash", "dirname", "make"):
+        (folder / name).symlink_to(shutil.which(name))
+    return str(folder)
+
+
+def test_ci_says_at_once_what_to_install_where_there_is_no_browser(tmp_path):
+    done = subprocess.run(
+        ["bash", str(ROOT / ".ci/run")], capture_output=True, text=True, check=False, timeout=30,
+        env={"PATH": path_without_a_browser(tmp_path), "MAKEFLAGS": "-n"},
+    )  # fmt: skip
+    assert done.returncode == 2, done
+    assert "no Chromium or Chrome is installed" in done.stderr
+    assert "apt-get install chromium" in done.stderr
+    assert " ".join(NAMES) in (ROOT / ".ci/run").read_text()
+    assert not done.stdout
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)])
+def test_tests_in_a_browser_fail_in_ci_where_there_is_none(monkeypatch, tmp_path, ci, outcome):
+    monkeypatch.setenv("PATH", path_without_a_browser(tmp_path))
+    monkeypatch.setenv("CI", ci)
+    with pytest.raises(outcome, match="no Chromium or Chrome is installed; install one"):
+        found_browser()
 
 
 def code_cells(path):

@@ -210,10 +210,7 @@ def test_numbers_are_short():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["report.html", "10_x.html"])
-def test_figures_are_drawn_in_a_browser_without_network(finished, name):
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if not browser:
-        pytest.skip("no Chromium or Chrome is installed")
+def test_figures_are_drawn_in_a_browser_without_network(finished, browser, name):
     quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
     offline = ["--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000", "--no-sandbox", "--disable-gpu"]
     command = [browser, "--headless=new", *quiet, *offline, "--dump-dom", (finished / name).as_uri()]
