@@ -41,14 +41,25 @@ def test_notebooks_with_real_text_take_the_real_pair_where_it_is(monkeypatch, he
 def test_without_a_run_it_writes_below_the_checkouts_outputs(monkeypatch, tmp_path):
     monkeypatch.delenv("DYNATREE_OUT", raising=False)
     monkeypatch.setenv("DYNATREE_ROOT", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     nb = begin("10_x", profile="smoke")
     assert nb.out == tmp_path / "outputs" / "notebooks" / "smoke"
     assert nb.shown(nb.records("speed")) == "outputs/notebooks/smoke/records/10_x/speed.jsonl"
 
 
+def test_outside_the_checkout_paths_are_shown_whole(monkeypatch, tmp_path):
+    monkeypatch.delenv("DYNATREE_OUT", raising=False)
+    monkeypatch.setenv("DYNATREE_ROOT", str(tmp_path / "checkout"))
+    (tmp_path / "checkout" / "notebooks").mkdir(parents=True)
+    for folder, shown in (("checkout/notebooks", ""), (".", f"{tmp_path}/checkout/")):
+        monkeypatch.chdir(tmp_path / folder)
+        assert f"; records in {shown}outputs/notebooks/smoke/records/10_x" in repr(begin("10_x", profile="smoke"))
+
+
 def test_runs_by_hand_with_other_parameters_have_folders_of_their_own(monkeypatch, tmp_path):
     monkeypatch.delenv("DYNATREE_OUT", raising=False)
     monkeypatch.setenv("DYNATREE_ROOT", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     write_notebook(tmp_path / "notebooks", "10_x", "", parameters="seed = 0\nlength = None")
 
     def run(**parameters):

@@ -71,7 +71,12 @@ class Notebook:
         return Files(self.out, self.name)
 
     def shown(self, path: Path) -> str:
-        """Return a path as a reader should see it: relative to the checkout where it lies inside."""
+        """Return a path as a reader should see it: relative to the checkout where it lies inside.
+
+        Where the notebook runs in a folder outside the checkout, nobody could tell to what, so the path is whole.
+        """
+        if not Path.cwd().is_relative_to(self.root):
+            return str(path)
         return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else path.name
 
     def size(self, *, smoke: T, laptop: T, paper: T) -> T:
