@@ -75,11 +75,14 @@ def reads_pip(words):
 
     project = tomllib.loads(page("pyproject.toml"))["project"]
     options, rest = create_command(words[0]).parse_args(words[1:])
-    named = [one.replace(".[", "dynatree-lib[", 1) for one in [*rest, *getattr(options, "editables", [])] if one != "."]
+    editables = getattr(options, "editables", [])
+    named = [one.replace(".[", "dynatree-lib[", 1) for one in [*rest, *editables] if one != "."]
     for requirement in map(Requirement, named):
         if requirement.name == project["name"]:
             assert requirement.extras <= set(project["optional-dependencies"])
-            assert requirement.url is None or re.search(r"/dynatree_lib-.*\.whl$", requirement.url)
+            published = not editables and requirement.url is None
+            assert not published, "no package index has dynatree-lib; name its wheel"
+            assert editables or re.search(r"/dynatree_lib-.*\.whl$", requirement.url)
     assert named or rest == ["."]
 
 
@@ -129,7 +132,8 @@ def test_a_quoted_command_is_one(line):
 
 @pytest.mark.parametrize(
     "line",
-    ["dynatree fly high", "make moon", "pip install --fast 'dynatree-lib[all]'", "pip install -e '.[everything]'",
+    ["dynatree fly high", "make moon", "pip install --fast -e '.[all]'", "pip install dynatree-lib",
+     "pip install -e '.[everything]'",
      "python3 -m tools.none", "dask worker --nthreads x", "dask worker tcp://HOST:1 --speed 3", "curl https://x.org",
      "tools/none.sh"],
 )  # fmt: skip
