@@ -237,6 +237,27 @@ def test_two_runs_into_one_folder_are_refused(tmp_path, capsys):
     assert main(options) == 0
 
 
+def test_what_another_run_finished_while_workers_started_is_not_overwritten(tmp_path, capsys, monkeypatch):
+    from contextlib import contextmanager
+
+    from dynatree_lib.suite import cluster
+
+    records_notebook(tmp_path / "notebooks", "10_good")
+    options = ["run", "--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
+
+    @contextmanager
+    def workers(*_):
+        assert main(options) == 0  # the other run
+        yield None  # a client that nothing may be asked of
+
+    monkeypatch.setattr(cluster, "workers_for", workers)
+    monkeypatch.setattr(cluster, "check_workers", lambda *_: None)
+    monkeypatch.setattr(cluster._Fanout, "run", lambda fanout: Files(fanout.out, "10_good").clear())
+    assert main([*options, "--workers", "1"]) == 2
+    assert "10_good finished in" in capsys.readouterr().err
+    assert receipt(tmp_path, "10_good")
+
+
 def test_a_notebook_that_hangs_is_stopped_without_workers_too(tmp_path, capsys):
     write_notebook(tmp_path / "notebooks", "10_hangs", "while True:\n    pass")
     records_notebook(tmp_path / "notebooks", "20_good")

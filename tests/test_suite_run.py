@@ -198,6 +198,61 @@ def test_resume_without_a_folder_takes_the_newest_of_the_profile(tmp_path):
     assert not default_out(tmp_path, "laptop", resume=False).exists()
 
 
+def test_a_clock_that_was_set_back_hides_no_run(tmp_path):
+    from dynatree_lib.suite.run import default_out
+    from tools.inject_faults import clock_set_back
+
+    def begun(resume):
+        folder = default_out(tmp_path, "smoke", resume)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.json").write_text("{}")
+        return folder
+
+    folders, before = [begun(False)], receipts.now()
+    with clock_set_back(1):
+        assert receipts.now() < before
+        folders += [begun(False), begun(False)]
+        assert begun(True) == folders[-1]
+    assert folders == sorted(set(folders))
+
+
+HOLD = """import sys
+from pathlib import Path
+from dynatree_lib.suite.run import sole_run
+with sole_run(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_on_a_file_that_an_earlier_run_removed_holds_no_folder(tmp_path, monkeypatch):
+    """A run opens the file, its holder ends and removes it, a third run makes it anew and holds the folder."""
+    import fcntl
+
+    from dynatree_lib.suite.run import sole_run
+
+    honest, holders = fcntl.flock, []
+
+    def flock(file, how):
+        if not holders:
+            (tmp_path / ".running").unlink()
+            third = subprocess.Popen(
+                [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+            holders.append(third)
+            assert third.stdout.readline() == "held\n"
+        honest(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(RuntimeError, match="Another run works in .*; wait until it has ended"), sole_run(tmp_path):
+        pass
+    holders[0].communicate()
+    with sole_run(tmp_path):
+        assert (tmp_path / ".running").exists()
+    assert not (tmp_path / ".running").exists()
+
+
 def test_peak_memory_is_in_the_receipt(run):
     write_notebook(run.notebooks, "10_x", "import time\nblock = bytearray(150_000_000)\ntime.sleep(0.7)")
     run()

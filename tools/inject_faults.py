@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from dynatree_lib.measure.environment import git_commit
 from dynatree_lib.measure.records import read_records
 from dynatree_lib.paths import data_path
 from dynatree_lib.suite import receipts, sweep
+from dynatree_lib.suite import run as runs_of_suite
 from dynatree_lib.suite.receipts import Files, damage, read_or_empty
 
 NAMES = ("10_a", "20_b", "30_c")
@@ -257,10 +259,11 @@ def hanging_notebook(trial: Trial) -> None:
 
 
 def two_runs(trial: Trial) -> None:
-    """Two runs into one folder at the same time."""
-    first = started(suite(trial))
+    """Two runs into one folder at the same time, each with workers or without."""
+    ways = [trial.chance.choice([(), ("--workers", "2")]) for _ in range(2)]
+    first = started(suite(trial, *ways[0]))
     time.sleep(trial.chance.uniform(0, 2))
-    second = started(suite(trial))
+    second = started(suite(trial, *ways[1]))
     for process in (first, second):
         process.join(60)
         trial.check(not process.is_alive(), "a run did not end")
@@ -277,15 +280,34 @@ def second_run(trial: Trial) -> None:
     resumed(trial, kept)
 
 
+@contextlib.contextmanager
+def clock_set_back(days: int) -> Iterator[None]:
+    """Set the clock of the suite back, wherever it reads the date."""
+    modules = (receipts, runs_of_suite)
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Clock:
+            return super().now(tz) - timedelta(days)
+
+    for module in modules:
+        module.datetime = Clock  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.datetime = datetime  # type: ignore[attr-defined]
+
+
 def clock_backwards(trial: Trial) -> None:
     """The clock goes backwards between two notebooks."""
     here(suite(trial, "--only", NAMES[0]))
-    kept, honest = finished(trial), receipts.now
-    receipts.now = lambda: f"2001-01-0{trial.chance.randint(1, 9)}T00:00:00+00:00"
-    try:
+    kept = finished(trial)
+    with clock_set_back(trial.chance.randint(1, 9000)):
         resumed(trial, kept)
-    finally:
-        receipts.now = honest
+        (before,) = (stamp[:19] for stamp in kept.values())
+        after = {name: stamp[:19] for name, stamp in finished(trial).items() if name not in kept}
+        trial.check(bool(after) and max(after.values()) < before, f"the clock did not go back: {after}")
 
 
 def full_disk_in_run(trial: Trial) -> None:

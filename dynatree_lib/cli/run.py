@@ -39,13 +39,14 @@ def main(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, jobs: Sequence[Job], out: Path, root: Path) -> int:
     timeout = None if args.timeout is None else 60 * args.timeout
+    how = {"resume": args.resume, "overwrite": args.overwrite, "say": say, "timeout": timeout}
     if not arguments.on_workers(args):
-        return run_jobs(jobs, out, root, resume=args.resume, say=say, progress=sys.stderr.isatty(), timeout=timeout)
+        return run_jobs(jobs, out, root, progress=sys.stderr.isatty(), **how)
     from ..suite import cluster  # here, because it needs Dask
 
     gpu = any(map(cluster.on_gpu, jobs))
     with cluster.workers_for(args.workers, args.scheduler, gpu) as client:
-        return cluster.run_on_workers(jobs, out, root, client, resume=args.resume, say=say, timeout=timeout)
+        return cluster.run_on_workers(jobs, out, root, client, **how)
 
 
 def say(text: str) -> None:

@@ -24,14 +24,13 @@ from .run import (
     Outcome,
     Say,
     begun,
+    begun_run,
     code_cells,
     describe_outcomes,
     execute,
     exit_code,
     shorten,
-    sole_run,
     write_failure,
-    write_run_file,
 )
 
 if TYPE_CHECKING:
@@ -229,7 +228,15 @@ def submitted(client: Client, function: Callable[..., Any], *args: Any, name: st
 
 # ---------------------------------------------------------------------------------------------------------- execution
 def run_on_workers(
-    jobs: Sequence[Job], out: Path, root: Path, client: Client, *, resume: bool, say: Say, timeout: float | None = None
+    jobs: Sequence[Job],
+    out: Path,
+    root: Path,
+    client: Client,
+    *,
+    resume: bool,
+    say: Say,
+    overwrite: bool = False,
+    timeout: float | None = None,
 ) -> int:
     """Run jobs into `out` on the workers of a client and return the exit code, as `run.run_jobs` does one by one.
 
@@ -238,8 +245,7 @@ def run_on_workers(
     out.mkdir(parents=True, exist_ok=True)
     sources = sorted({job.source.path.parent for job in jobs})
     check_workers(client, (out, root, *sources), any(map(on_gpu, jobs)))
-    with sole_run(out):
-        write_run_file(out, jobs)
+    with begun_run(jobs, out, resume or overwrite):
         return _Fanout(client, jobs, out, root, resume, say, timeout).run()
 
 

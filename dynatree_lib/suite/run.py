@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import IO, Any
 
 from ..measure.environment import describe_environment, git_commit, package_version
 from .plan import Cost, Job, cell_source
@@ -47,10 +47,16 @@ def require_papermill() -> None:
 
 
 def default_out(root: Path, profile: str, resume: bool) -> Path:
-    """Return a new folder named by profile and time; to resume, the newest such folder there is."""
+    """Return a new folder named by profile and time; to resume, the last such folder there is, by name.
+
+    A new folder's name comes after those that are there, also where the clock was set back since.
+    """
     outputs = root / "outputs"
     earlier = sorted(path.parent for path in outputs.glob(f"{profile}-*/{RUN_FILE}"))
-    return earlier[-1] if resume and earlier else outputs / f"{profile}-{datetime.now():%Y%m%d-%H%M%S}"
+    if resume and earlier:
+        return earlier[-1]
+    new = outputs / f"{profile}-{datetime.now():%Y%m%d-%H%M%S}"
+    return new if not earlier or earlier[-1] < new else earlier[-1].with_name(f"{earlier[-1].name}-2")
 
 
 def check_unfinished(jobs: Sequence[Job], out: Path, allowed: bool) -> None:
@@ -72,6 +78,7 @@ def run_jobs(
     *,
     resume: bool,
     say: Say,
+    overwrite: bool = False,
     progress: bool = False,
     timeout: float | None = None,
 ) -> int:
@@ -79,9 +86,12 @@ def run_jobs(
 
     Ctrl-C ends the run and keeps everything that has finished. A notebook that takes longer than `timeout` seconds
     fails.
+
+    Raises:
+        ValueError: where a notebook has finished in `out`, without `resume` and `overwrite`.
+        RuntimeError: where another run works in `out`.
     """
-    with sole_run(out):
-        write_run_file(out, jobs)
+    with begun_run(jobs, out, resume or overwrite):
         return _run_jobs(jobs, out, root, resume, say, progress, timeout)
 
 
@@ -275,25 +285,55 @@ def sole_run(out: Path) -> Iterator[None]:
         RuntimeError: where another run holds it.
     """
     try:
-        import fcntl
+        import fcntl  # noqa: F401
     except ImportError:  # not on this system
         yield
         return
     out.mkdir(parents=True, exist_ok=True)
     path = out / ".running"
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RuntimeError(
-                f"Another run works in {out}; wait until it has ended, or give another --out."
-            ) from error
-        except OSError:  # a file system without locks
-            pass
+    while (file := _locked(path)) is None:
+        pass  # a run that ended took the file away
+    with file:
         try:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> IO[str] | None:
+    """Return a file that this process has locked; None where the file of that name is another one by now.
+
+    A run that ends removes its file, and a lock on the removed file would leave the folder to the next one too.
+    """
+    import fcntl
+
+    file = path.open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise RuntimeError(
+            f"Another run works in {path.parent}; wait until it has ended, or give another --out."
+        ) from error
+    except OSError:  # a file system without locks
+        pass
+    with suppress(FileNotFoundError):
+        if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            return file
+    file.close()
+    return None
+
+
+@contextmanager
+def begun_run(jobs: Sequence[Job], out: Path, allowed: bool) -> Iterator[None]:
+    """Hold a folder for a run of these jobs, and write its subject; `allowed` is as for `check_unfinished`.
+
+    What has finished is looked for once the folder is held: another run may have finished it a moment before.
+    """
+    with sole_run(out):
+        check_unfinished(jobs, out, allowed)
+        write_run_file(out, jobs)
+        yield
 
 
 def write_run_file(out: Path, jobs: Sequence[Job]) -> None:
