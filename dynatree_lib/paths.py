@@ -42,14 +42,29 @@ def cache_folder() -> Path:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a partial file that takes the name `path` when it is complete, so that a reader never sees half a file."""
+    """Open a partial file that takes the name `path` when it is complete, so that a reader never sees half a file.
+
+    Raises:
+        ValueError: where `path` is a device, a pipe or the like, whose place the file would take.
+    """
+    check_regular(path)
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         yield file
     partial.replace(path)
 
 
+def check_regular(path: Path) -> None:
+    """Raise ValueError for what is there and no file: a device, a pipe, a folder."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no regular file and would be replaced by one; give another name.")
+
+
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file in one step: a reader sees the old content or the new, never half of it."""
+    """Write a text file in one step: a reader sees the old content or the new, never half of it.
+
+    Raises:
+        ValueError: as for `whole_file`.
+    """
     with whole_file(path) as file:
         file.write(text.encode())

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dynatree_lib import Chain, NoDraft, generate
+from dynatree_lib import Chain, NoDraft, ToyModel, generate
 from dynatree_lib.measure import bandwidth
 from dynatree_lib.measure.cost_model import count, counts_of
 from dynatree_lib.measure.methods import custom
@@ -29,6 +29,7 @@ from dynatree_lib.workloads import Prompt
 from tests.models import hf_greedy, noisy_copy, prompt, random_model
 
 PROMPTS = [BenchPrompt.from_ids(name, prompt(5, seed)[0].tolist()) for seed, name in enumerate("abc")]
+TOYS = Pair("toys", ToyModel.random(5), ToyModel.random(5), None)
 
 
 @pytest.fixture(scope="module")
@@ -197,15 +198,35 @@ def test_an_existing_file_is_not_lost_by_accident(pair, world, tmp_path):
         ({"prompts": ["text"]}, "has no tokenizer"),
         ({"methods": "streaming-llm:cache=9000"}, "give a smaller one"),
         ({"records": "no/such/folder/x.jsonl"}, "does not exist"),
+        ({"repeats": 1.5}, "repeats is 1.5; give a whole number of at least 1"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5; give a whole number of at least 1"),
+        ({"seed": "x"}, "seed is 'x'; give a whole number"),
+        ({"existing": "resumee"}, "existing is 'resumee'; choose from 'refuse', 'resume', 'replace', 'reuse'"),
+        ({"turns": "some"}, "turns is 'some'; choose"),
+        ({"prompts": [None]}, "Prompt 0 is None; give a text"),
+        ({"prompts": "a text"}, "prompts is 'a text'; give a list"),
+        ({"sampling": "greedy"}, "sampling is 'greedy'; give Sampling"),
+        ({"pair": TOYS}, "The pair's target is a ToyModel; a benchmark takes"),
+        ({"pair": None}, "The pair is None; load one with load_pair"),
     ],
 )
 def test_bad_input_is_refused_before_any_work(pair, options, sentence):
     def progress(line: str) -> None:
         raise AssertionError("work was begun")
 
-    given = {"methods": "ar", "prompts": PROMPTS, "progress": progress, **options}
-    with pytest.raises(ValueError, match=sentence):
-        run_benchmark(pair, given.pop("methods"), given.pop("prompts"), **given)
+    given = {"pair": pair, "methods": "ar", "prompts": PROMPTS, "progress": progress, **options}
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        run_benchmark(given.pop("pair"), given.pop("methods"), given.pop("prompts"), **given)
+
+
+def test_a_misspelled_choice_leaves_the_records_as_they_were(pair, tmp_path):
+    path = tmp_path / "r.jsonl"
+    run_benchmark(pair, "ar", PROMPTS[:1], max_new_tokens=2, records=path)
+    before = path.read_bytes()
+    for options in ({"existing": "resumee"}, {"existing": "replace", "turns": "some"}):
+        with pytest.raises(ValueError, match="choose"):
+            run_benchmark(pair, "ar", PROMPTS[1:], max_new_tokens=2, records=path, **options)
+        assert path.read_bytes() == before
 
 
 # ----------------------------------------------------------------------------------------------------- real methods

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -189,6 +190,16 @@ def test_writing_is_atomic_and_checked(tmp_path):
         check_writable(tmp_path)
     with pytest.raises(ValueError, match="does not exist"):
         check_writable(tmp_path / "missing" / "x.json")
+
+
+def test_a_file_never_takes_the_place_of_a_device_or_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for write in (check_writable, lambda path: write_atomically(path, "text")):
+        with pytest.raises(ValueError, match="pipe is no regular file .*; give another name"):
+            write(pipe)
+    assert pipe.is_fifo()
+    assert [file.name for file in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_the_environment_names_no_person_and_no_place(tmp_path, monkeypatch):

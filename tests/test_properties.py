@@ -249,6 +249,20 @@ class Sessions(RuleBasedStateMachine):
         with pytest.raises(RuntimeError, match="scored nodes pending"):
             self.session.extend([1])
 
+    @rule(data=st.data())
+    def committing_what_is_not_pending_is_refused(self, data):
+        outside = data.draw(st.sampled_from([-2, ROOT, len(self.nodes), len(self.nodes) + 7]))
+        path = self.path(len(self.nodes) - 1) if self.nodes else []
+        with pytest.raises(ValueError, match=f"given node {outside}; give some of the {len(self.nodes)} pending"):
+            self.session.commit([*path, outside])
+
+    @precondition(lambda self: self.nodes)
+    @rule(data=st.data())
+    def committing_what_is_no_path_is_refused(self, data):
+        node = data.draw(st.integers(0, len(self.nodes) - 1))
+        with pytest.raises(ValueError, match="commit.. needs a path"):
+            self.session.commit([*self.path(node), node])
+
     @invariant()
     def positions_are_those_of_the_text(self):
         if hasattr(self, "text"):

@@ -1,5 +1,6 @@
 """What is wrong on the command line ends with 2 and one sentence: the value, and the way out."""
 
+import os
 import re
 
 import pytest
@@ -95,6 +96,8 @@ WRONG = {
         "--records FILE --limit 1 --methods ar": "FILE",
         "--records EMPTY --limit 1 --methods ar": "EMPTY",
         "--json EMPTY --limit 1 --methods ar": "EMPTY",
+        "--json PIPE --limit 1 --methods ar": "PIPE",
+        "--records PIPE --overwrite --limit 1 --methods ar": "PIPE",
         "--json FILE/x.json --limit 1 --methods ar": "FILE",
     },
     "tune": {
@@ -166,6 +169,7 @@ def test_a_wrong_command_names_the_value_and_the_way_out(command, options, value
     monkeypatch.chdir(tmp_path)
     (tmp_path / "FILE").write_text("not what was asked for: [")
     (tmp_path / "EMPTY").mkdir()
+    os.mkfifo(tmp_path / "PIPE")
     try:
         code = main([*filter(None, [command]), *options.split()])
     except SystemExit as end:  # argparse, which prints the usage as well
@@ -175,7 +179,8 @@ def test_a_wrong_command_names_the_value_and_the_way_out(command, options, value
     assert value in said, said
     assert not re.search(r"Traceback|Errno|DYNATREE_DEBUG", said), said
     assert said.startswith(("dynatree: ", "usage: ")), said
-    assert {path.name for path in tmp_path.iterdir()} == {"FILE", "EMPTY"}, "something was written before the refusal"
+    there = {path.name for path in tmp_path.iterdir()}
+    assert there == {"FILE", "EMPTY", "PIPE"}, "something was written before the refusal"
 
 
 @pytest.mark.parametrize(

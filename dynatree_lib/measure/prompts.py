@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..checks import described, whole
 from ..decoding import autoregressive
 from ..models.pairs import Pair
 from ..workloads import render
@@ -63,14 +64,16 @@ def prepare_prompts(
             method's own reply to the first plays no part. Decoding the replies takes the time of as many plain texts.
 
     Raises:
+        TypeError: for a prompt of another kind.
         ValueError: for no prompts, an id given twice, a budget below 1, an empty prompt, or one that does not fit the
             target's context together with the budget: all of it before any reply is decoded, but for further turns,
             whose length depends on the replies. Nothing is left out or cut.
     """
     if turns not in ("first", "all"):
         raise ValueError(f"turns is {turns!r}; choose 'first' or 'all'.")
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {max_new_tokens}; ask for at least 1 token.")
+    whole("max_new_tokens", max_new_tokens, 1)
+    if not isinstance(prompts, Sequence) or isinstance(prompts, str):
+        raise TypeError(f"prompts is {described(prompts)}; give a list of prompts.")
     first = [_prepared(pair, prompt, number) for number, prompt in enumerate(prompts)]
     if not first:
         raise ValueError("There are no prompts to measure on; give at least one.")
@@ -101,6 +104,11 @@ def _check(pair: Pair, prompts: Sequence[BenchPrompt], max_new_tokens: int) -> N
 def _prepared(pair: Pair, prompt: Any, number: int) -> BenchPrompt:
     if isinstance(prompt, BenchPrompt):
         return prompt
+    if not isinstance(prompt, str) and not all(hasattr(prompt, name) for name in ("id", "text", "sha256")):
+        raise TypeError(
+            f"Prompt {number} is {described(prompt)}; give a text, a prompt of a Workload, or "
+            "BenchPrompt.from_ids(name, ids)."
+        )
     if pair.tokenizer is None:
         raise ValueError("This pair has no tokenizer; give prompts as BenchPrompt.from_ids(name, ids).")
     text = prompt if isinstance(prompt, str) else prompt.text

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args
 
 import pandas as pd
 import torch
 
+from ..checks import chosen, of_kind, whole
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair
 from ..sampling import Sampling
@@ -154,15 +156,21 @@ def run_benchmark(
         clock: seconds.
 
     Raises:
+        TypeError: before any work, for a pair or a sampling of another kind.
         ValueError: before any work, for unknown methods or options, no prompts, prompts that with the budget do not fit
             the context, a file that cannot be written, or one of another setup.
     """
-    chosen, ready = variants(methods), prepare_prompts(pair, prompts, max_new_tokens)
-    sampling, progress = sampling or Sampling(), progress or quiet
+    of_kind("The pair", pair, Pair, "load one with load_pair")
+    for role in ("target", "draft"):
+        of_kind(f"The pair's {role}", getattr(pair, role), HFModel, "a benchmark takes transformers models, as HFModel")
+    of_kind("sampling", sampling, (Sampling, NoneType), "give Sampling(temperature=...), or None for greedy decoding")
     for name, value, least in (("repeats", repeats, 1), ("warmup", warmup, 0), ("trace", trace, 0)):
-        if value < least:
-            raise ValueError(f"{name} is {value}; give at least {least}.")
-    runners = {one.label: checked_runner(pair, one, sampling, repeats) for one in chosen}
+        whole(name, value, least)
+    whole("seed", seed)
+    chosen("existing", existing, get_args(Existing))
+    compared, ready = variants(methods), prepare_prompts(pair, prompts, max_new_tokens)
+    sampling, progress = sampling or Sampling(), progress or quiet
+    runners = {one.label: checked_runner(pair, one, sampling, repeats) for one in compared}
     path = None if records is None else check_writable(Path(records))
     if path is not None and existing == "refuse" and path.exists():
         raise ValueError(
@@ -174,7 +182,7 @@ def run_benchmark(
     entries = [
         {"label": one.label, "name": one.name, "options": _plain(one.options), "lossless": one.method.lossless,
          "draft": one.method.draft}
-        for one in chosen
+        for one in compared
     ]  # fmt: skip
     setup = {
         "pair": public_pair_name(pair),
@@ -206,7 +214,7 @@ def run_benchmark(
     header = Header(describe_environment(), setup, datetime.now(UTC).isoformat(timespec="seconds"))
     found = _begun(path, header, existing, progress)
     with found.kept_in(path), known_objects_frozen():
-        _Benchmark(pair, chosen, runners, ready, sampling, found, clock, progress).measure(bandwidth)
+        _Benchmark(pair, compared, runners, ready, sampling, found, clock, progress).measure(bandwidth)
     return Results(found)
 
 

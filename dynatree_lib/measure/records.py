@@ -19,7 +19,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO, get_args, get_origin, get_type_hints
 
-from ..paths import write_atomically
+from ..paths import check_regular, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -330,12 +330,14 @@ def check_writable(path: Path) -> Path:
     """The path, if a file can be written there.
 
     Raises:
-        ValueError: if its folder is missing or may not be written to, it is a folder, or its name ends in `.gz`.
+        ValueError: if its folder is missing or may not be written to, it is a folder or a device, or its name ends in
+            `.gz`.
     """
     if path.suffix == PACKED:
         raise ValueError(f"{path} names a packed file, to which nothing can be added; leave out {PACKED}.")
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give the name of a file to write.")
+    check_regular(path)
     if not path.parent.is_dir():
         raise ValueError(f"{path} cannot be written because the folder {path.parent} does not exist; make it first.")
     if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):

@@ -156,10 +156,12 @@ class Session(ABC):
         """Commit the pending nodes in `path`, a chain from the committed text down, and drop the others.
 
         Raises:
-            ValueError: for nodes that are no such chain.
+            ValueError: for nodes that are no such chain, or not pending.
         """
-        above = ROOT
+        above, pending = ROOT, len(self._parents)
         for node in path:
+            if not 0 <= node < pending:
+                raise ValueError(f"commit() was given node {node}; give some of the {pending} pending nodes, from 0.")
             if self._parents[node] != above:
                 raise ValueError(
                     f"commit() needs a path: the parent of pending node {node} is {self._parents[node]}, not {above}."
