@@ -101,6 +101,47 @@ def test_workers_that_die_notebooks_that_fail_or_hang_and_the_others(tmp_path):
     assert receipt(tmp_path, "10_good")["started"] == started
 
 
+MEET = """import time
+from pathlib import Path
+folder = Path(os.environ['DYNATREE_OUT'])
+(folder / f'{name}.here').touch()
+until = time.monotonic() + 60
+while len(list(folder.glob('*.here'))) < 2:
+    assert time.monotonic() < until, 'the other never came'
+    time.sleep(0.05)"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers need two cores")
+def test_two_workers_run_two_notebooks_at_the_same_time(tmp_path):
+    """Each notebook ends only once the other has begun."""
+    for name in ("10_a", "20_b"):
+        write_notebook(tmp_path / "notebooks", name, f"import os\nname = {name!r}", MEET)
+    code, text = run(tmp_path, "--workers", "2")
+    assert code == 0, text
+    assert "2 notebooks: 2 finished." in text
+
+
+def test_the_comparison_of_one_and_two_workers_takes_turns(tmp_path):
+    from tools.workers_reference import measured, speedup
+
+    called = []
+
+    def suite(workers):
+        called.append(workers)
+        return {"10_a": 1.0}
+
+    runs = measured(suite, 3, tmp_path / "workers.json")
+    assert called == [1, 2, 2, 1, 1, 2]
+    record = json.loads((tmp_path / "workers.json").read_text())
+    assert record["runs"] == runs
+    assert record["environment"]["commit"]
+    assert all(len(one["load"]) == 2 and one["notebooks"] == {"10_a": 1.0} for one in runs)
+    found = speedup([{**one, "seconds": 30.0 / one["workers"] + one["turn"]} for one in runs])
+    assert found.value == pytest.approx(93 / 48)
+    assert found.low <= found.value <= found.high
+
+
 @pytest.mark.slow
 def test_ctrl_c_stops_the_kernels_and_keeps_what_has_finished(tmp_path):
     notebooks = tmp_path / "notebooks"
