@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from dynatree_lib import Chain, NoDraft, ToyModel, generate
 from dynatree_lib.measure import bandwidth
 from dynatree_lib.measure.cost_model import count, counts_of
+from dynatree_lib.measure.memory import LESS, size
 from dynatree_lib.measure.methods import custom
 from dynatree_lib.measure.prompts import BenchPrompt, prepare_prompts
 from dynatree_lib.measure.protocol import NEAR_TIE, read_results, run_benchmark
@@ -470,6 +471,23 @@ def test_runs_stand_without_a_bandwidth(pair, world, monkeypatch):
     assert len(results.records.runs) == 3
     assert results.records.notes[0] == "The bandwidth before the runs was not measured: MemoryError: no room"
     assert results.summary("x")["bound_ratio"] is None
+
+
+def test_a_full_memory_is_recorded_with_what_fills_it_and_the_way_out(pair):
+    def fails(pair, instrument):
+        def runner(*args, **options):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+        return runner
+
+    results = run_benchmark(pair, ["ar", custom("large", fails)], PROMPTS[:1], max_new_tokens=2)
+    (failure,) = results.records.failures.values()
+    setup = results.records.header.setup["target"]
+    assert failure.error.startswith("OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. The target's ")
+    assert f"weights take {size(setup['weight_bytes'])}, its cache {size(setup['cache_bytes_per_row'])} a token" in (
+        failure.error
+    )
+    assert failure.error.endswith(LESS)
 
 
 def test_a_divergence_has_its_place_and_margin(pair):

@@ -6,6 +6,7 @@ import signal
 from dataclasses import replace
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 import dynatree_lib as dt
@@ -298,6 +299,23 @@ def test_a_line_that_is_no_utf_8_is_refused_and_the_chat_goes_on(monkeypatch, ca
     assert printed[2].startswith("The text has '\\udcff', which is no character")
     assert "There is no command" in printed[3]
     assert "tokens per iteration" in printed[4]
+
+
+def test_a_full_memory_is_said_with_sizes_and_the_chat_goes_on(chatting, monkeypatch):
+    honest, calls = conversation.generate, []
+
+    def generate(*args, **options):
+        calls.append(None)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return honest(*args, **options)
+
+    monkeypatch.setattr(conversation, "generate", generate)
+    printed = chatting("def f(x):", "def f(x):").split(chat.PROMPT)
+    assert "Tried to allocate 20.00 GiB. The target's weights take 38.9 MB, its cache 22.5 kB a token" in printed[1]
+    assert "The draft's weights take" in printed[1]
+    assert "Use smaller trees" in printed[1]
+    assert "finish reason" in printed[2]
 
 
 def test_what_cannot_be_run_is_said_before_models_are_loaded(monkeypatch, capsys):

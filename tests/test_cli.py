@@ -5,8 +5,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from dynatree_lib.cli import main as cli
+from dynatree_lib.measure.memory import LESS
 
 
 @pytest.fixture
@@ -65,6 +67,21 @@ def test_errors_from_elsewhere_keep_their_type(command, capsys, monkeypatch, err
     assert cli.main(["probe"]) == 2
     text = capsys.readouterr().err
     assert text == f"dynatree: {type(error).__name__}: {error} (DYNATREE_DEBUG=1 shows where)\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 9 TiB"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes.\nframes"),
+    ],
+)
+def test_a_full_memory_has_a_way_out(command, capsys, error):
+    command(raising(error))
+    assert cli.main(["probe"]) == 2
+    first = str(error).splitlines()[0].rstrip(".")
+    assert capsys.readouterr().err == f"dynatree: {first}. {LESS}\n"
 
 
 def test_errors_of_the_library_are_its_sentence(capsys, tmp_path):

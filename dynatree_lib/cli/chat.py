@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..decoding import Iteration
+from ..measure.memory import out_of_memory, ran_out
 from ..models.texts import TextStream, label
 from . import arguments
 from .conversation import DECODERS, Conversation, runner_of
@@ -80,6 +81,11 @@ class Chat:
                 self.say("Ctrl-C stops an answer; /quit or Ctrl-D leaves.")
             except ValueError as error:
                 self.say(str(error))
+            except (RuntimeError, MemoryError) as error:
+                if not ran_out(error):
+                    raise
+                print()
+                self.say(f"{out_of_memory(error, self.conversation.pair)} /reset forgets what was said.")
 
     def greeting(self) -> str:
         """Return what is said first."""

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `dynatree pairs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ValueError, RuntimeError, OSError, ImportError) as error:
+    except (ValueError, RuntimeError, OSError, ImportError, MemoryError) as error:
         if os.environ.get("DYNATREE_DEBUG") == "1":
             raise
         sys.stderr.write(f"dynatree: {sentence(error)}\n")
@@ -50,6 +50,11 @@ def parser() -> argparse.ArgumentParser:
 
 def sentence(error: Exception) -> str:
     """What a user should read of an error. One from outside the library keeps its type and points to the traceback."""
+    if isinstance(error, RuntimeError | MemoryError):
+        from ..measure.memory import out_of_memory, ran_out  # here, because it loads torch
+
+        if ran_out(error):
+            return out_of_memory(error)
     if raised_by_library(error):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

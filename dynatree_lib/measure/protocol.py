@@ -27,6 +27,7 @@ from .bandwidth import forward_bytes, measure_bandwidth
 from .clock import known_objects_frozen, quiet_machine, rotated, synchronize
 from .environment import describe_environment, describe_model, peak_rss_bytes, public_pair_name, public_text
 from .grids import rows
+from .memory import out_of_memory, ran_out
 from .methods import Variant, variants
 from .metrics import Bound, reference_label, summarize_records
 from .prompts import BenchPrompt, Turns, prepare_prompts
@@ -318,7 +319,7 @@ class _Benchmark:
         try:
             yield
         except Exception as error:
-            self.records.notes.append(f"{sentence}: {_said(error)}")
+            self.records.notes.append(f"{sentence}: {_said(error, str(error))}")
 
     def _tell(self, line: Run | Failure, place: str) -> None:
         if isinstance(line, Failure):
@@ -360,7 +361,7 @@ class _Benchmark:
             peaks = {"peak_device_bytes": on_device, "peak_rss_bytes": peak_rss_bytes()}
             return done.run(key, seconds, done.emissions or emissions, **peaks)
         except Exception as error:  # whatever one method does, the others are still measured
-            return Failure(*key, _said(error))
+            return Failure(*key, _said(error, out_of_memory(error, self.pair) if ran_out(error) else str(error)))
 
     def _call(
         self, runner: Runner, prompt: str, repeat: int, on_tokens: OnTokens, budget: int | None = None
@@ -401,8 +402,8 @@ class _Benchmark:
         return Split(one.label, prompt, sum(parts.values()), **parts, iterations=done.forwards, events=events)
 
 
-def _said(error: Exception) -> str:
-    return public_text(f"{type(error).__name__}: {error}")
+def _said(error: Exception, told: str) -> str:
+    return public_text(f"{type(error).__name__}: {told}")
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
