@@ -279,7 +279,13 @@ def load_workload(
             raise ValueError(f"The workload {name!r} has no split {split!r}; it has {', '.join(data_set.splits)}.")
         rows, origin = read_rows(base, split, source)
         cut = max_characters or data_set.max_characters
-        prompts = list(data_set.prompts(rows, _Options(split, cut)))
+        try:
+            prompts = list(data_set.prompts(rows, _Options(split, cut)))
+        except (KeyError, TypeError, AttributeError) as error:
+            lacks = f"has no {error}" if isinstance(error, KeyError) else "is of another kind"
+            raise WorkloadError(
+                f"A row of {name!r} {lacks} ({origin}); give the files of that data set, whose rows have it."
+            ) from error
         if data_set.max_characters:
             origin += f", passages cut at {cut} characters"
             max_characters = None  # the passages are cut already

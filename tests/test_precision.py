@@ -339,7 +339,7 @@ class TestCommand:
         [
             (["--dtypes", "int8"], "There is no dtype 'int8'"),
             (["--dtypes", ","], "No dtype was given"),
-            (["--rows", "1,2"], "give numbers of at least 2"),
+            (["--rows", "1,2"], "give numbers from 2 to 4096"),
             (["--rows", "two"], "give whole numbers"),
             (["--threads", "0"], "--threads is 0"),
             (["--methods", "nothing"], "There is no method 'nothing'"),

@@ -25,6 +25,37 @@ def test_a_source_knows_title_parameters_and_estimates(folder):
     assert source.estimates["laptop"].memory_mb is None
 
 
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda notebook: notebook["cells"][1].update(source=[1, 2]),
+        lambda notebook: notebook["cells"][1].update(source=3),
+        lambda notebook: notebook["cells"][1].update(metadata=[]),
+        lambda notebook: notebook["cells"][1].update(metadata={"tags": 3}),
+        lambda notebook: notebook.update(metadata=[]),
+        lambda notebook: notebook.update(cells=[3]),
+        lambda notebook: notebook.update(cells=3),
+        lambda notebook: notebook["metadata"].update(dynatree=[1]),
+        lambda notebook: notebook["metadata"]["dynatree"].update(estimate={"smoke": {"seconds": "many"}}),
+        lambda notebook: notebook["metadata"]["dynatree"].update(estimate={"smoke": {"hours": 3}}),
+    ],
+)
+def test_json_that_is_no_notebook_is_refused(folder, harm):
+    path = folder / "10_fixed.ipynb"
+    notebook = json.loads(path.read_text())
+    harm(notebook)
+    path.write_text(json.dumps(notebook))
+    with pytest.raises(
+        ValueError, match=r"10_fixed.ipynb is not a readable notebook: .* Restore it from the repository"
+    ):
+        read_source(path)
+
+
+def test_a_value_too_deep_for_a_literal_is_a_text():
+    deep = "-" * 100_000 + "1"
+    assert parse_override(f"x={deep}") == ("x", deep)
+
+
 def test_annotated_and_unpacked_parameters_are_seen(folder):
     assert read_source(folder / "00_start.ipynb").parameters == ("profile", "width", "low", "high")
 

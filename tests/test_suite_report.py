@@ -139,6 +139,44 @@ def test_a_damaged_file_of_the_run_is_named_in_the_first_lines(finished, tmp_pat
     assert ">Environment<" not in page
 
 
+@pytest.mark.parametrize(
+    ("name", "odd", "words"),
+    [
+        ("10_x.receipt.json", {"seconds": "many"}, "10_x</b> unreadable: its receipt cannot be read"),
+        ("10_x.receipt.json", {"seconds": [1]}, "10_x</b> unreadable: its receipt cannot be read"),
+        ("10_x.receipt.json", {"memory_mb": {}}, "10_x</b> unreadable: its receipt cannot be read"),
+        ("10_x.receipt.json", {"title": 3}, "10_x</b> unreadable: its receipt cannot be read"),
+        ("20_y.failure.json", {"problem": [1]}, "20_y</b> failed: its failure note cannot be read"),
+        ("20_y.failure.json", {"seconds": "many"}, "20_y</b> failed: its failure note cannot be read"),
+        *(("10_x.summary.json", {key: value}, f"10_x.summary.json holds something else than the suite writes .*{key}")
+          for key, values in {"claims": (3, [3], [{"value": 1}], [{"claim": "x", "value": [1]}]), "tables": (5, [5]),
+                              "figures": ("x", [{}])}.items() for value in values),
+        ("run.json", {"notebooks": 7}, "run.json holds something else than the suite writes as .*notebooks"),
+        ("run.json", {"notebooks": [1, None]}, "run.json holds something else than the suite writes as .*notebooks"),
+        ("run.json", {"commit": 7}, "run.json holds something else"),
+        ("run.json", {"environment": 7}, "run.json holds something else"),
+    ],
+)  # fmt: skip
+def test_json_of_another_shape_is_named_and_the_rest_is_shown(finished, tmp_path, capsys, name, odd, words):
+    out = shutil.copytree(finished, tmp_path / "out")
+    content = json.loads((out / name).read_text())
+    (out / name).write_text(json.dumps({**content, **odd}))
+    assert main(["report", str(out)]) == 0
+    assert re.search(words, (out / "report.html").read_text(encoding="utf-8"))
+    assert main(["report", str(finished), str(out)]) == 0
+    notebooks = str(finished.parent / "notebooks")
+    assert main(["run", "--notebooks", notebooks, "--out", str(out), "--resume", "--dry-run"]) == 0
+    capsys.readouterr()
+
+
+def test_a_notebook_that_cannot_be_shown_is_a_problem_of_its_own(finished, tmp_path):
+    out = shutil.copytree(finished, tmp_path / "out")
+    (out / "10_x.ipynb").write_text('{"cells": 3}')
+    page = build_report(out).read_text(encoding="utf-8")
+    assert "10_x.ipynb cannot be shown" in page
+    assert "broken &amp; bad" in page
+
+
 def test_results_of_an_earlier_library_are_said_to_be(finished, page, tmp_path):
     assert "another version of the library's code" not in page
     out = shutil.copytree(finished, tmp_path / "out")

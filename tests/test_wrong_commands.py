@@ -32,6 +32,7 @@ PROMPTS = {
     "--max-new-tokens -5": "-5",
     "--max-new-tokens 1000000": "1000000",
     f"--workload spec-bench --data {NOWHERE}": NOWHERE,
+    "--workload spec-bench --data ROWS": "category",
 }
 SAMPLING = {
     "--temperature -1": "temperature is -1.0",
@@ -49,6 +50,9 @@ WRONG = {
         "-p seed": "seed",
         "-p 1x=3": "1x",
         "-p no_such_parameter=3": "no_such_parameter",
+        "-p seed={(1,2):{3}}": "{(1,2):{3}}",
+        "-p seed={1}": "{1}",
+        "-p seed=\udcff": "\\udcff",
         "--only zz*": "zz",
         "--timeout 0": "--timeout is 0.0",
         "--timeout -1": "--timeout is -1.0",
@@ -134,6 +138,7 @@ WRONG = {
         "--dtypes ,": "dtype",
         "--rows 0": "0",
         "--rows x": "x",
+        "--rows 9999999": "9999999",
         "--limit 0": "0",
         "--max-new-tokens 0": "0",
         "--json EMPTY": "EMPTY",
@@ -169,6 +174,8 @@ def test_a_wrong_command_names_the_value_and_the_way_out(command, options, value
     monkeypatch.chdir(tmp_path)
     (tmp_path / "FILE").write_text("not what was asked for: [")
     (tmp_path / "EMPTY").mkdir()
+    (tmp_path / "ROWS").mkdir()
+    (tmp_path / "ROWS" / "question.jsonl").write_text('{"question_id": 1, "turns": ["Hello"]}\n')
     os.mkfifo(tmp_path / "PIPE")
     try:
         code = main([*filter(None, [command]), *options.split()])
@@ -180,7 +187,7 @@ def test_a_wrong_command_names_the_value_and_the_way_out(command, options, value
     assert not re.search(r"Traceback|Errno|DYNATREE_DEBUG", said), said
     assert said.startswith(("dynatree: ", "usage: ")), said
     there = {path.name for path in tmp_path.iterdir()}
-    assert there == {"FILE", "EMPTY", "PIPE"}, "something was written before the refusal"
+    assert there == {"FILE", "EMPTY", "PIPE", "ROWS"}, "something was written before the refusal"
 
 
 @pytest.mark.parametrize(

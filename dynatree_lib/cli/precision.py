@@ -19,6 +19,8 @@ from ..measure.tables import number, with_interval
 from . import arguments
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+MOST = 4096
+"""Nodes of the largest forward, whose mask is that many squared."""
 Row = dict[str, Any]
 
 
@@ -37,8 +39,8 @@ def _node_counts(text: str) -> list[int]:
         counts = [int(part) for part in text.split(",") if part.strip()]
     except ValueError as error:
         raise ValueError(f"--rows is '{text}'; give whole numbers separated by commas, such as 2,8,32.") from error
-    if any(count < 2 for count in counts):
-        raise ValueError(f"--rows is '{text}'; one node is the reference itself, so give numbers of at least 2.")
+    if any(not 2 <= count <= MOST for count in counts):
+        raise ValueError(f"--rows is '{text}'; one node is the reference itself, so give numbers from 2 to {MOST}.")
     return sorted(set(counts))
 
 

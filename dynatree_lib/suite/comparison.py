@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .receipts import Files, read_or_empty
-from .report import notebook_names, page_style, read_run, read_status, template
+from .receipts import Files
+from .report import notebook_names, page_style, read_run, read_status, read_summary, template
 
 PAGE = "comparison.html"
 
@@ -50,10 +50,12 @@ def read_whole(out: Path) -> dict[str, Any]:
     for name in notebook_names(out, run):
         files = Files(out, name)
         status, problem, facts = read_status(files)
-        claims = {claim["claim"]: claim for claim in read_or_empty(files.summary).get("claims", [])}
+        summary, problems = read_summary(files)
+        problem = "; ".join(filter(None, (problem, *problems)))
+        claims = {claim["claim"]: claim for claim in summary.get("claims", [])}
         notebooks[name] = {"status": status, "problem": problem, "seconds": facts.get("seconds"), "claims": claims}
     facts = {"profile": run.get("profile"), "started": run.get("started"), "commit": run.get("commit")}
-    for name, value in run.get("environment", {}).items():
+    for name, value in (run.get("environment") or {}).items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
         facts |= {f"{name} {part}".strip(): fact for part, fact in parts}
     return {"name": out.resolve().name, "facts": facts, "problem": torn, "notebooks": notebooks}

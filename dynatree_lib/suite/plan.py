@@ -12,13 +12,22 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import NoneType
 from typing import Any
+
+from ..checks import has_shape
 
 PROFILES = ("smoke", "laptop", "paper")
 PARAMETERS_TAG = "parameters"
+COST = dict.fromkeys(("seconds", "memory_mb"), (int, float, NoneType))
+NOTEBOOK = {
+    "cells": [{"cell_type": str, "source": (str, list), "metadata": {"tags": (list, NoneType)}}],
+    "metadata": {"dynatree": (dict, NoneType)},
+}
+"""Shapes of parsed JSON, as for `checks.has_shape`."""
 
 
 @dataclass(frozen=True)
@@ -105,23 +114,32 @@ def read_source(path: Path) -> Source:
     """Read a notebook; ValueError when it is no notebook, or has no parameters cell, or several."""
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
-        cells = [dict(cell) for cell in notebook["cells"]]
-        about = dict(notebook.get("metadata", {}).get("dynatree", {}))
-        estimates = {profile: Cost(**cost) for profile, cost in about.get("estimate", {}).items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if not has_shape(notebook, NOTEBOOK):
+            raise ValueError("its cells or its metadata are not as the notebook format has them")
+        cells = notebook["cells"]
+        about = notebook["metadata"].get("dynatree") or {}
+        estimates = {profile: Cost(**cost) for profile, cost in (about.get("estimate") or {}).items()}
+        if not all(has_shape(asdict(cost), COST) for cost in estimates.values()):
+            raise ValueError("its estimates are no numbers")
+        sources = [cell_source(cell) for cell in cells]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not a readable notebook: {error}. Restore it from the repository.") from error
-    tagged = [cell for cell in cells if PARAMETERS_TAG in cell.get("metadata", {}).get("tags", [])]
+    tagged = [source for cell, source in zip(cells, sources, strict=True) if PARAMETERS_TAG in _tags(cell)]
     if len(tagged) != 1:
         raise ValueError(f"{path} has {len(tagged)} cells tagged '{PARAMETERS_TAG}' and must have exactly one.")
     return Source(
         name=path.stem,
         path=path,
-        title=about.get("title", path.stem),
+        title=about.get("title") or path.stem,
         headline=bool(about.get("headline", False)),
-        parameters=assigned_names(cell_source(tagged[0]), path),
+        parameters=assigned_names(tagged[0], path),
         estimates=estimates,
         sha256=source_hash(cells),
     )
+
+
+def _tags(cell: Mapping[str, Any]) -> list[str]:
+    return list(cell["metadata"].get("tags") or ())
 
 
 def cell_source(cell: Mapping[str, Any]) -> str:
@@ -145,7 +163,7 @@ def assigned_names(code: str, path: Path) -> tuple[str, ...]:
 
 def source_hash(cells: Sequence[Mapping[str, Any]]) -> str:
     """Hash cell types, sources and tags, but no outputs, so that opening a notebook does not outdate a run."""
-    parts = [[cell.get("cell_type"), cell_source(cell), cell.get("metadata", {}).get("tags", [])] for cell in cells]
+    parts = [[cell.get("cell_type"), cell_source(cell), _tags(cell)] for cell in cells]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -181,13 +199,25 @@ def parse_override(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ValueError(f"-p '{text}' is not of the form name=value, for example -p seed=1.")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"-p {name}={value!r} is no UTF-8; give a text that is.") from error
     words = {"true": True, "false": False, "none": None, "null": None}
     if value.lower() in words:
         return name, words[value.lower()]
     try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
+        found = ast.literal_eval(value)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        found = value
+    try:
+        json.dumps(found)
+    except TypeError as error:
+        raise ValueError(
+            f"-p {name}={value[:60]} cannot be a parameter ({error}); give a number, a text, or a list or dictionary "
+            "of such values."
+        ) from error
+    return name, found
 
 
 def make_jobs(sources: Sequence[Source], profile: str, overrides: Mapping[str, Any]) -> list[Job]:

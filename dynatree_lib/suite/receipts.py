@@ -15,12 +15,14 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from .. import __version__
+from ..checks import has_shape
 from ..measure.environment import git_commit, sha256_of
 from ..paths import data_path, write_atomically
-from .plan import Job
+from .plan import COST, Job
 
 SCHEMA = 1
 ORPHANED = 2.0
@@ -111,21 +113,46 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a receipt, run file or summary; ValueError in a full sentence when it is truncated or no JSON object."""
+OPTIONAL = (str, NoneType)
+NOTE = {"title": OPTIONAL, "status": OPTIONAL, "problem": OPTIONAL, "library_sha256": OPTIONAL, **COST}
+"""Of a receipt or a failure note. These are shapes, as for `checks.has_shape`."""
+RUN = {
+    "notebooks": [str], "profile": OPTIONAL, "started": OPTIONAL, "commit": OPTIONAL, "environment": (dict, NoneType)
+}  # fmt: skip
+SUMMARY = {
+    "claims": [{"claim": str, "value": (str, int, float, NoneType), "unit": OPTIONAL, "holds": (bool, NoneType),
+                "record": OPTIONAL}],
+    "tables": [{"caption": OPTIONAL, "html": str}],
+    "figures": [{"path": str, "caption": OPTIONAL}],
+}  # fmt: skip
+
+
+def read_json(path: Path, shape: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Read a receipt, run file or summary.
+
+    Args:
+        path: of the file.
+        shape: of its entries, those that are there.
+
+    Raises:
+        ValueError: in a full sentence, where it is truncated, no JSON object, or has an entry of another shape.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is truncated or not JSON ({error}).") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds a {type(content).__name__} where a JSON object belongs.")
+    for name, part in (shape or {}).items():
+        if name in content and not has_shape(content[name], part):
+            raise ValueError(f"{path.name} holds something else than the suite writes as '{name}'.")
     return content
 
 
-def read_or_empty(path: Path) -> dict[str, Any]:
-    """Read a receipt, run file or summary; an empty dictionary where the file is missing or damaged."""
+def read_or_empty(path: Path, shape: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Read a receipt, run file or summary; an empty dictionary where the file is missing, damaged or misshapen."""
     try:
-        return read_json(path)
+        return read_json(path, shape)
     except (OSError, ValueError):
         return {}
 
@@ -174,7 +201,7 @@ def why_rerun(files: Files, basis: Mapping[str, Any]) -> str | None:
     if not files.receipt.is_file():
         return "it has not finished before"
     try:
-        receipt = read_json(files.receipt)
+        receipt = read_json(files.receipt, NOTE)
     except (ValueError, OSError) as error:
         return f"its receipt cannot be read: {error}"
     if receipt.get("schema") != SCHEMA or not isinstance(receipt.get("written"), dict):

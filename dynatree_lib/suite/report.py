@@ -15,7 +15,7 @@ from jinja2 import Environment, Template
 from ..plots.theme import dark_css
 from .pages import asset, copy_plotly, export_page, figure_html, figure_scripts, make_exporter
 from .plan import Cost
-from .receipts import RUN_FILE, Files, damage, library_sha256, read_json, read_or_empty
+from .receipts import NOTE, RUN, RUN_FILE, SUMMARY, Files, damage, library_sha256, read_json, read_or_empty
 
 
 def build_report(out: Path) -> Path:
@@ -57,7 +57,7 @@ def notebook_names(out: Path, run: dict[str, Any]) -> list[str]:
 def read_run(out: Path) -> tuple[dict[str, Any], str]:
     """Return what the run's file says of the run, and why it cannot be read ("" where it can, or is not there)."""
     try:
-        return read_json(out / RUN_FILE), ""
+        return read_json(out / RUN_FILE, RUN), ""
     except FileNotFoundError:
         return {}, ""
     except (OSError, ValueError) as error:
@@ -79,22 +79,37 @@ def page_style() -> str:
 def read_entry(files: Files, exporter: Any) -> dict[str, Any]:
     """Gather everything known of one notebook for the template, and export it to HTML as far as it came."""
     status, problem, facts = read_status(files)
+    summary, problems = read_summary(files)
     shown = files.executed if files.executed.is_file() else files.stopped(status)
+    page = None
     if shown.is_file():
-        export_page(exporter, shown, files.page)
-    summary = read_or_empty(files.summary)
+        try:
+            export_page(exporter, shown, files.page)
+            page = files.page.name
+        except Exception as error:  # whatever is in the file, the others are still reported
+            problems.append(f"{shown.name} cannot be shown ({type(error).__name__})")
     return {
         "name": files.name,
-        "title": facts.get("title", files.name),
+        "title": facts.get("title") or files.name,
         "status": status,
-        "problem": problem,
+        "problem": "; ".join(filter(None, (problem, *problems))),
         "library": facts.get("library_sha256"),
         "cost": Cost(facts.get("seconds"), facts.get("memory_mb")),
         "claims": summary.get("claims", []),
         "tables": summary.get("tables", []),
         "figures": [read_figure(figure, files.out) for figure in summary.get("figures", []) if figure.get("headline")],
-        "page": files.page.name if shown.is_file() else None,
+        "page": page,
     }
+
+
+def read_summary(files: Files) -> tuple[dict[str, Any], list[str]]:
+    """Return claims, tables and figures of a notebook, and what is wrong with their file: nothing, most often."""
+    try:
+        return read_json(files.summary, SUMMARY), []
+    except FileNotFoundError:
+        return {}, []
+    except (OSError, ValueError) as error:
+        return {}, [str(error).rstrip(".")]
 
 
 def read_status(files: Files) -> tuple[str, str, dict[str, Any]]:
@@ -103,11 +118,12 @@ def read_status(files: Files) -> tuple[str, str, dict[str, Any]]:
     The status is finished, failed, interrupted, not run, altered or unreadable.
     """
     if files.failure.is_file():
-        failure = read_or_empty(files.failure)
-        return failure.get("status", "failed"), failure.get("problem", "its failure note cannot be read"), failure
+        failure = read_or_empty(files.failure, NOTE)
+        problem = failure.get("problem", "its failure note cannot be read")
+        return failure.get("status") or "failed", problem or "", failure
     if not files.receipt.is_file():
         return "not run", "", {}
-    receipt = read_or_empty(files.receipt)
+    receipt = read_or_empty(files.receipt, NOTE)
     if not isinstance(receipt.get("written"), dict):
         return "unreadable", "its receipt cannot be read; dynatree run --resume runs it again", {}
     harm = damage(files, receipt)

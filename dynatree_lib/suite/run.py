@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from ..measure.environment import describe_environment, git_commit, package_version
 from .plan import Cost, Job, cell_source
-from .receipts import RUN_FILE, Files, fingerprint, now, read_or_empty, why_rerun, write_json, write_receipt
+from .receipts import NOTE, RUN, RUN_FILE, Files, fingerprint, now, read_or_empty, why_rerun, write_json, write_receipt
 
 INTERRUPTED = 130  # a shell's exit code for Ctrl-C
 PACKAGES = ("datasets", "papermill", "plotly")  # of the notebooks, besides those that decoding needs
@@ -338,7 +338,7 @@ def begun_run(jobs: Sequence[Job], out: Path, allowed: bool) -> Iterator[None]:
 
 def write_run_file(out: Path, jobs: Sequence[Job]) -> None:
     """Write the subject of a run's folder; a later run into the same folder adds its notebooks."""
-    known = read_or_empty(out / RUN_FILE).get("notebooks", [])
+    known = read_or_empty(out / RUN_FILE, RUN).get("notebooks", [])
     content = {
         "profile": jobs[0].profile,
         "started": now(),
@@ -436,7 +436,7 @@ def describe_plan(jobs: Sequence[Job], out: Path, resume: bool) -> str:
 
 def expected_cost(job: Job, files: Files) -> Cost:
     """Return the cost of an earlier run of this profile in the same folder, else the author's estimate."""
-    receipt = read_or_empty(files.receipt)
+    receipt = read_or_empty(files.receipt, NOTE)
     if receipt.get("profile") != job.profile:
         return job.estimate
     return Cost(receipt.get("seconds"), receipt.get("memory_mb"))
