@@ -263,11 +263,11 @@ def load_workload(
         ValueError: for a bad argument.
     """
     if name not in WORKLOADS:
-        raise ValueError(f"There is no workload {name!r}; the workloads are {', '.join(WORKLOADS)}.")
+        raise ValueError(f"There is no workload {name!r}; choose from {', '.join(WORKLOADS)}.")
     counts = {"limit": limit, "max_characters": max_characters, "max_tokens": max_tokens}
     for argument, value in counts.items():
         if value is not None and value < 1:
-            raise ValueError(f"{argument} is {value}; it must be at least 1, or None for no restriction.")
+            raise ValueError(f"{argument} is {value}; give at least 1, or None for no restriction.")
     if max_tokens is not None and tokenizer is None:
         raise ValueError(f"max_tokens={max_tokens} needs tokenizer=: a prompt has tokens only under a tokenizer.")
     base, size = SUBSETS.get(name, (name, None))

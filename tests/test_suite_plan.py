@@ -84,7 +84,7 @@ def test_selection_by_pattern_and_headline(folder):
 
 
 def test_a_pattern_without_a_match_names_the_notebooks(folder):
-    with pytest.raises(ValueError, match="'20_\\*' matches no notebook. The notebooks are: 00_start, 10_fixed"):
+    with pytest.raises(ValueError, match="'20_\\*' matches no notebook; choose from 00_start, 10_fixed"):
         select(find_sources(folder), ["10_*", "20_*"])
 
 

@@ -281,7 +281,7 @@ def test_a_broken_line_is_named(folder):
     ("arguments", "message"),
     [
         ({"name": "wikitext"}, "There is no workload 'wikitext'"),
-        ({"name": "bundled", "limit": 0}, "limit is 0; it must be at least 1"),
+        ({"name": "bundled", "limit": 0}, "limit is 0; give at least 1"),
         ({"name": "bundled", "max_tokens": 9}, "max_tokens=9 needs tokenizer="),
         ({"name": "mbpp", "split": "train"}, "'mbpp' has no split 'train'; it has test"),
     ],

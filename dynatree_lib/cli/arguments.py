@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ from ..paths import write_atomically
 from ..sampling import Sampling
 from ..workloads import Workload, join_workloads, load_workload
 
+MOST_THREADS = 1024
+"""Torch ends the process where the system cannot start as many as it was told."""
 FASTEST = "fastest"
 """The value of --dtype that takes the faster of float32 and bfloat16."""
 
@@ -30,10 +33,10 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
 
 
 def pair_of(args: argparse.Namespace) -> Pair:
-    """Load the pair, with the number of threads set before; ValueError for fewer than one."""
+    """Load the pair, with the number of threads set before; ValueError for none, and for more than any machine has."""
     if args.threads not in (None, "auto"):
-        if not (args.threads.isdecimal() and int(args.threads) >= 1):
-            raise ValueError(f"--threads is {args.threads}; give a whole number of at least 1, or auto.")
+        if not re.fullmatch(r"\d{1,4}", args.threads, re.ASCII) or not 1 <= int(args.threads) <= MOST_THREADS:
+            raise ValueError(f"--threads is {args.threads}; give a whole number from 1 to {MOST_THREADS}, or auto.")
         torch.set_num_threads(int(args.threads))
     if args.pair is None and args.target is None and args.draft is None:
         args.pair = "tiny"
@@ -75,11 +78,13 @@ def workload_of(args: argparse.Namespace, pair: Pair, further: int, limit: int |
 
 
 def names_in(text: str, known: Collection[str], what: str, use: str) -> list[str]:
-    """Return the names of a list with commas; ValueError for a name that is not known, and for no name at all."""
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    """Return the names of a list with commas; ValueError for a name that is unknown or given twice, and for no name."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in known:
             raise ValueError(f"There is no {what} '{name}' {use}; choose from {', '.join(known)}.")
+        if names.count(name) > 1:
+            raise ValueError(f"The {what} '{name}' is given twice; give each once.")
     if not names:
         raise ValueError(f"No {what} was given; choose from {', '.join(known)}.")
     return names
@@ -94,8 +99,12 @@ def check_least(args: argparse.Namespace, **least: int) -> None:
 
 def on_workers(args: argparse.Namespace) -> bool:
     """Whether several things run at a time; ValueError where workers are to be started and another's taken."""
+    if args.scheduler is not None and not args.scheduler.strip():
+        raise ValueError("--scheduler is ''; give the address that `dask scheduler` prints, such as tcp://host:8786.")
     if args.workers is not None and args.scheduler:
-        raise ValueError("--workers and --scheduler were both given; the first starts workers, the second has its own.")
+        raise ValueError(
+            "--workers and --scheduler were both given; the first starts workers, the second has its own: give one."
+        )
     return args.workers is not None or bool(args.scheduler)
 
 

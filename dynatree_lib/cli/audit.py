@@ -16,7 +16,7 @@ from ..measure.methods import variants
 from ..measure.prompts import prepare_prompts
 from ..measure.tables import sampling_text
 from ..paths import write_atomically
-from . import arguments
+from . import arguments, options
 
 TITLES = {
     "kinds": "tree kinds",
@@ -30,11 +30,14 @@ FORMATS = {"deviation": "{:.1e}", "bias": "{:.3f}", "least": "{:.4f}", "most": "
 def main(args: argparse.Namespace) -> int:
     """Audit, save, and print the result; 1 if anything failed."""
     arguments.check_least(args, instances=1, seed=0, seeds=1)
-    if args.rounding:
-        return rounded(args)
     on_pair = (args.pair, args.target, args.draft) != (None, None, None)
+    check_used(args, on_pair)
+    if args.rounding:
+        return rounded(args, on_pair)
     if on_pair and arguments.sampling_of(args).greedy:
-        raise ValueError("At temperature 0 nothing is drawn; `dynatree bench` compares greedy texts.")
+        raise ValueError(
+            "At temperature 0 nothing is drawn; give another, or compare greedy texts with `dynatree bench`."
+        )
     methods = variants(args.methods)
     arguments.check_new(args.out, args.overwrite)
     audit: Audit | Fit
@@ -55,7 +58,27 @@ def main(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def rounded(args: argparse.Namespace) -> int:
+def check_used(args: argparse.Namespace, on_pair: bool) -> None:
+    """Raise ValueError for an option that this audit would not look at, given another value than its default."""
+    parser = argparse.ArgumentParser()
+    options.audit(parser)
+    pair_alone = ("workload", "task", "data", "limit", "temperature", "top_k", "top_p", "device", "dtype", "engine",
+                  "draft_dtype", "threads", "static", "vocabularies")  # fmt: skip
+    used = {
+        "instances": not on_pair,
+        "optimum": not on_pair and not args.rounding,
+        **dict.fromkeys(("methods", "seeds", "max_new_tokens"), on_pair and not args.rounding),
+        **dict.fromkeys(pair_alone, on_pair),
+    }
+    for name, needed in used.items():
+        if not needed and getattr(args, name) != parser.get_default(name):
+            raise ValueError(
+                f"--{name.replace('_', '-')} is {getattr(args, name)}, and an audit {'of rounding ' * args.rounding}"
+                f"on {'a pair' if on_pair else 'toy models'} does not use it; leave it out."
+            )
+
+
+def rounded(args: argparse.Namespace, on_pair: bool) -> int:
     """Audit what rounding does to a token's distribution, on toy models or a pair; 1 if a bias exceeds its bound."""
     sampling = arguments.sampling_of(args)
     if sampling.greedy or sampling.top_k is not None or sampling.top_p is not None:
@@ -63,7 +86,7 @@ def rounded(args: argparse.Namespace) -> int:
             "--rounding compares whole distributions: give a --temperature above 0, no --top-k, no --top-p."
         )
     arguments.check_new(args.out, args.overwrite)
-    if (args.pair, args.target, args.draft) == (None, None, None):
+    if not on_pair:
         rows = list(rounding.toys(args.instances, args.seed))
     else:
         pair = arguments.pair_of(args)

@@ -41,7 +41,7 @@ def _measured(args: argparse.Namespace) -> Results:
     for path in filter(None, (args.json, args.records)):
         check_writable(path)
     if args.resume and not args.records:
-        raise ValueError("--resume needs --records FILE, the file to go on with.")
+        raise ValueError("--resume needs --records FILE; give the file to go on with.")
     pair = arguments.pair_of(args)
     workload = arguments.workload_of(args, pair, args.max_new_tokens, args.limit)
     return run_benchmark(

@@ -16,4 +16,8 @@ def main(args: argparse.Namespace) -> int:
     sizes = {"prompts": args.prompts, "tokens": args.tokens}
     plan = replace(plan, **{name: size for name, size in sizes.items() if size is not None})
     parts = args.parts.split(",")
-    return measure_all(args.out, parts, args.pair, torch.device(args.device), dtype, plan, args.again)
+    try:
+        device = torch.device(args.device)
+    except RuntimeError:
+        raise ValueError(f"--device is {args.device}; give cuda, cuda:1 or cpu.") from None
+    return measure_all(args.out, parts, args.pair, device, dtype, plan, args.again)

@@ -58,7 +58,10 @@ def sentence(error: Exception) -> str:
     if raised_by_library(error):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename or 'The operating system refuses'}: {error.strerror}."
+        if error.filename is None:
+            return f"The operating system refuses: {error.strerror}; give another place, or make room there."
+        name = str(error.filename)
+        return f"{name if len(name) <= 200 else name[:199] + '…'}: {error.strerror}; give another name or place."
     return f"{type(error).__name__}: {error} (DYNATREE_DEBUG=1 shows where)"
 
 

