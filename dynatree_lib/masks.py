@@ -20,6 +20,9 @@ def ancestor_matrix(parents: np.ndarray) -> np.ndarray:
 
     Args:
         parents: (n,) int64, -1 for a root; a parent comes before its children. Forests are allowed.
+
+    Raises:
+        ValueError: for a parent that does not come before its child.
     """
     return _ancestors(np.ascontiguousarray(parents, np.int64).tobytes())
 
@@ -27,6 +30,8 @@ def ancestor_matrix(parents: np.ndarray) -> np.ndarray:
 @lru_cache(maxsize=256)  # trees of one drafter keep returning to the same few shapes
 def _ancestors(parents: bytes) -> np.ndarray:
     above = np.frombuffer(parents, np.int64)
+    if not ((above >= ROOT) & (above < np.arange(len(above)))).all():
+        raise ValueError(f"The parents are {above.tolist()}; give each node one that comes before it, or -1.")
     out = np.eye(len(above), dtype=bool)
     node = above
     while (node >= 0).any():  # every pass doubles how far up a node sees, so a prompt of 256 tokens takes nine
@@ -58,7 +63,11 @@ def laid_out(
 
 
 def tree_mask(parents: np.ndarray, prefix: int) -> np.ndarray:
-    """Return the (n, prefix + n) bool mask A of the paper: a node sees the whole prefix, its ancestors and itself."""
+    """Return the (n, prefix + n) bool mask A of the paper: a node sees the whole prefix, its ancestors and itself.
+
+    Raises:
+        ValueError: as for `ancestor_matrix`.
+    """
     n = len(parents)
     out = np.ones((n, prefix + n), bool)
     out[:, prefix:] = ancestor_matrix(parents)

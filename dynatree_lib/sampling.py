@@ -231,9 +231,11 @@ class RandomSource:
             indices in draw order.
 
         Raises:
-            ValueError: if no weight is positive, or one is not finite.
+            ValueError: if no weight is positive, or one is negative or not finite.
         """
         left, drawn = weights.detach().cpu().numpy().astype(np.float64), list[int]()  # a copy
+        if left.size and left.min() < 0:
+            raise ValueError(f"draw() was given the weight {left.min():.6g}; give weights of at least 0.")
         for _ in range(count):
             reached = left.cumsum()
             total = float(reached[-1])

@@ -70,13 +70,22 @@ class TokenTree:
         logprobs: Sequence[float] | None = None,
         draws: Sequence[int] | None = None,
     ) -> TokenTree:
-        """Build a tree from plain sequences; log-probabilities default to 0 and draws to `POINT`."""
+        """Build a tree from plain sequences; log-probabilities default to 0 and draws to `POINT`.
+
+        Raises:
+            ValueError: for tokens or parents that are no whole numbers, other draws, and as for the class.
+        """
         n = len(tokens)
+        drawn = np.zeros(n, np.uint8) if draws is None else _whole("draws", draws)
+        if draws is not None and n and not POINT <= drawn.min() <= drawn.max() <= DISTINCT:
+            raise ValueError(
+                f"draws of a token tree are {drawn.tolist()}; give POINT (0), IID (1) or DISTINCT (2) each."
+            )
         return cls(
-            np.asarray(tokens, np.int64),
-            np.asarray(parents, np.int64),
+            _whole("tokens", tokens),
+            _whole("parents", parents),
             np.zeros(n) if logprobs is None else np.asarray(logprobs, np.float64),
-            np.zeros(n, np.uint8) if draws is None else np.asarray(draws, np.uint8),
+            drawn.astype(np.uint8, copy=False),
         )
 
     @classmethod
@@ -122,6 +131,14 @@ class TokenTree:
             out.append(node)
             node = int(self.parents[node])
         return out[::-1]
+
+
+def _whole(name: str, values: Sequence[int]) -> np.ndarray:
+    """Return whole numbers as int64; ValueError for what numpy would cut to one."""
+    found = np.asarray(values)
+    if found.dtype.kind not in "iu" and len(found):
+        raise ValueError(f"{name} of a token tree are {found.tolist()}; give whole numbers.")
+    return found.astype(np.int64, copy=False)
 
 
 def renumbering(count: int, keep: np.ndarray) -> np.ndarray:

@@ -10,7 +10,9 @@ from models import VOCABULARY, random_model
 from transformers import BatchEncoding, GPT2Config, GPT2Model
 
 import dynatree_lib as dt
+from dynatree_lib import masks
 from dynatree_lib.drafters import DRAFTERS, ModelDrafter
+from dynatree_lib.measure import rounding
 from dynatree_lib.models.pairs import make_pair
 
 PAIR = dt.load_pair("tiny")
@@ -124,6 +126,12 @@ PROMPTS = {
     "messages without a template": ([{"role": "user", "content": "x"}], ValueError, "no chat template; give a text"),
     "messages without content": ([{"role": "user"}], ValueError, "keys 'role'; give it 'role' and 'content'"),
     "masks of another length": ({"input_ids": [1, 2], "attention_mask": [1]}, ValueError, "2 input_ids.*mask of 1"),
+    "a mask with a hole": (
+        {"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]},
+        ValueError,
+        r"mask of the prompt is \[1, 0, 1\]; give 1 for the tokens",
+    ),
+    "a mask of other numbers": ({"input_ids": [1, 2], "attention_mask": [2, 1]}, ValueError, r"is \[2, 1\]; give 1"),
     "padding alone": ({"input_ids": [1, 2], "attention_mask": [0, 0]}, ValueError, "empty"),
 }
 
@@ -248,6 +256,44 @@ def test_every_whole_number_is_a_seed_of_its_own():
 def test_a_sampling_of_other_values_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} is {value!r}; give"):
         dt.Sampling(**{name: value})
+
+
+# ---------------------------------------------------------------------------------- trees, scores, weights and tables
+def scored(tokens, parents, model=None):
+    session = (model or dt.ToyModel.random(6)).session()
+    session.start([1])
+    return session.score(tokens, parents, dt.Sampling())
+
+
+BASICS = {
+    "half a token": (lambda: dt.TokenTree.build([0.5, 1], [-1, 0]), r"tokens of a token tree are \[0.5, 1.0\]; give"),
+    "half a parent": (lambda: dt.TokenTree.build([0, 1], [-1, 0.5]), r"parents of a token tree are .* give whole"),
+    "a letter": (lambda: dt.TokenTree.from_paths(0, ["ab"]), "tokens of a token tree are .*'a'.* give whole numbers"),
+    "a draw of no kind": (lambda: dt.TokenTree.build([0, 1], [-1, 0], draws=[0, 77]), r"are \[0, 77\]; give POINT"),
+    "a negative draw": (lambda: dt.TokenTree.build([0, 1], [-1, 0], draws=[0, -1]), r"are \[0, -1\]; give POINT"),
+    "a negative weight": (lambda: dt.RandomSource(0).draw(torch.tensor([2.0, -1.0])), "the weight -1; give weights"),
+    "a parent that comes later": (lambda: masks.tree_mask(np.array([-1, 1]), 2), r"parents are \[-1, 1\]; give each"),
+    "a parent before all": (lambda: masks.ancestor_matrix(np.array([-1, -2])), r"parents are \[-1, -2\]; give each"),
+    "a parent of no pending node": (lambda: scored([1, 2], [-1, -2]), r"parents \[-1, -2\] with 0 nodes pending"),
+    "a token beyond": (lambda: scored([1, 6], [-1, 0]), "given token 6; give tokens of toy, 0 to 5"),
+    "a token below": (lambda: scored([-1], [-1]), "given token -1; give tokens of toy, 0 to 5"),
+    "a token beyond a transformer's": (
+        lambda: scored([VOCABULARY], [-1], random_model("gpt_neox")), f"token {VOCABULARY}; give tokens of .* 0 to"),
+    "a table that sums to less": (lambda: scored([1], [-1], dt.ToyModel(lambda text: [0.3, 0.3], 2)),
+                                  "2 entries that sum to 0.6, .* give 2 probabilities that sum to 1"),
+    "a table of another length": (lambda: scored([1], [-1], dt.ToyModel(lambda text: [0.5, 0.5], 3)), "give 3 prob"),
+    "a table with a negative entry": (lambda: scored([1], [-1], dt.ToyModel(lambda _: [1.5, -0.5], 2)), "least -0.5"),
+    "an empty table": (lambda: scored([1], [-1], dt.ToyModel(lambda text: [], 2)), "has 0 entries"),
+    "a child without a logit": (
+        lambda: rounding.deterministic(torch.zeros(5), [9], dt.TokenLevel(), dt.Sampling(1.0)), "token 9; give tokens"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BASICS)
+def test_what_would_be_cut_or_crash_later_is_refused(name):
+    call, sentence = BASICS[name]
+    with pytest.raises(ValueError, match=sentence):
+        call()
 
 
 # ------------------------------------------------------------------------------------------------- models and drafters

@@ -179,7 +179,7 @@ class SlotSession(Session):
     """
 
     def __init__(self, model: BatchedModel) -> None:
-        super().__init__(model.name)
+        super().__init__(model.name, model.vocab_size)
         self.model = model
         self.slot: int | None = None
 

@@ -141,7 +141,13 @@ def deterministic(
         tokens: of the children, in order.
         rule: of verification.
         sampling: at a temperature above 0, without top-k and top-p.
+
+    Raises:
+        ValueError: for a token outside the vocabulary.
     """
+    for token in tokens:
+        if not 0 <= token < len(logits):
+            raise ValueError(f"A child is token {token}; give tokens of 0 to {len(logits) - 1}, which have a logit.")
     tree = TokenTree.build([0, *tokens], [-1, *[0] * len(tokens)], draws=[POINT] * (1 + len(tokens)))
     scores = Scores(logits.expand(len(tree), -1), sampling)
     emitted = first_token(rule, tree, scores, DraftDistributions())

@@ -78,8 +78,8 @@ class Session(ABC):
     most_probable: MostProbable = staticmethod(most_probable)
     feature_layers: tuple[int, ...] | None = None
 
-    def __init__(self, owner: str) -> None:
-        self.owner = owner
+    def __init__(self, owner: str, vocab_size: int) -> None:
+        self.owner, self.vocab_size = owner, vocab_size
         self.start([])
 
     @property
@@ -122,10 +122,15 @@ class Session(ABC):
             scores of the n nodes: the distribution of the token after each.
 
         Raises:
-            ValueError: for a parent that does not come before its child.
+            ValueError: for a parent that does not come before its child, and a token outside the vocabulary.
         """
-        parents = self._all_parents(parents)
-        logits = self._read(self._queue, np.asarray(tokens, np.int64), parents)
+        parents, tokens = self._all_parents(parents), np.asarray(tokens, np.int64)
+        if len(tokens) and tokens.view(np.uint64).max() >= self.vocab_size:  # a negative number is a huge one here
+            outside = tokens[(tokens < 0) | (tokens >= self.vocab_size)][0]
+            raise ValueError(
+                f"score() was given token {outside}; give tokens of {self.owner}, 0 to {self.vocab_size - 1}."
+            )
+        logits = self._read(self._queue, tokens, parents)
         self._have_read(parents, len(tokens))
         return Scores(logits, sampling, self.owner, self._features(), self.drafted)
 
@@ -137,8 +142,11 @@ class Session(ABC):
         """Parents of all pending nodes, new ones included; ValueError for one that does not come before its child."""
         parents = np.asarray(parents, np.int64)
         pending = len(self._parents)
-        if not (parents < np.arange(pending, pending + len(parents))).all():
-            raise ValueError("score() needs parents that come before their children.")
+        if not ((parents >= ROOT) & (parents < np.arange(pending, pending + len(parents)))).all():
+            raise ValueError(
+                f"score() was given the parents {parents.tolist()} with {pending} nodes pending; give each node one "
+                "that comes before it, or -1."
+            )
         return np.concatenate([self._parents, parents]) if pending else parents
 
     def _have_read(self, parents: np.ndarray, nodes: int) -> None:

@@ -230,7 +230,7 @@ class HFSession(Session):
         self.model, self.drafted = model, model.drafted
         if model.arrays is not None:
             self.most_probable = model.arrays.most_probable
-        super().__init__(model.name)
+        super().__init__(model.name, model.vocab_size)
 
     def _reset(self) -> None:
         self._cache = self.model.new_cache()

@@ -138,6 +138,11 @@ def _unpadded(encoding: Mapping[str, Any]) -> list[int]:
     seen = _numbers(mask)
     if len(seen) != len(ids):
         raise ValueError(f"The prompt has {len(ids)} input_ids and an attention_mask of {len(seen)}; give one each.")
+    if not re.fullmatch("0*1*0*", "".join(map(str, seen))):
+        raise ValueError(
+            f"The attention_mask of the prompt is {str(seen)[:60]}; give 1 for the tokens of the text, which stand "
+            "together, and 0 for padding before or after them."
+        )
     return [token for token, read in zip(ids, seen, strict=True) if read]
 
 

@@ -13,6 +13,8 @@ from ..checks import described, whole
 from ..tree import ROOT
 from .base import LanguageModel, Session
 
+INEXACT = 1e-6
+"""By how much the sum of probabilities may miss 1."""
 Table = Callable[[tuple[int, ...]], Sequence[float]]
 
 
@@ -70,7 +72,7 @@ class ToySession(Session):
 
     def __init__(self, model: ToyModel) -> None:
         self.model = model
-        super().__init__(model.name)
+        super().__init__(model.name, model.vocab_size)
 
     @override
     def _reset(self) -> None:
@@ -83,7 +85,15 @@ class ToySession(Session):
         self._nodes += tokens.tolist()
         first = len(parents) - len(tokens)
         distributions = [self.model.distribution(self._context(node, parents)) for node in range(first, len(parents))]
-        return torch.tensor(distributions, dtype=torch.float64).reshape(-1, self.model.vocab_size).log()
+        size = self.model.vocab_size
+        for one in distributions:
+            total = sum(one)
+            if len(one) != size or (total and abs(total - 1) > INEXACT) or min(one) < 0:  # NaN and zeros: see `Scores`
+                raise ValueError(
+                    f"The distribution of a ToyModel has {len(one)} entries that sum to {total:.6g}, the least "
+                    f"{min(one, default=0):.6g}; give {size} probabilities that sum to 1."
+                )
+        return torch.tensor(distributions, dtype=torch.float64).reshape(-1, size).log()
 
     def _context(self, node: int, parents: np.ndarray) -> tuple[int, ...]:
         path: list[int] = []

@@ -128,7 +128,7 @@ class TranslatedSession(Session):
         self._columns = torch.from_numpy(columns[columns >= 0])
         self.most_probable = self.inner.most_probable
         self._chains: list[_Chain] = []
-        super().__init__(model.name)
+        super().__init__(model.name, model.vocab_size)
 
     def _follow(self) -> None:
         self.length, self.position, self._queue = self.inner.length, self.inner.position, []
