@@ -2,6 +2,8 @@
 
 import base64
 import io
+import re
+import subprocess
 
 import nbformat
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from dynatree_lib.plots.theme import FIGURE_TYPE
 from dynatree_lib.suite.pages import WIDGET_TYPE
 from dynatree_lib.suite.plan import read_source
-from tools.keep_notebooks import KEPT, NOTEBOOKS, WIDTH, still
+from tools.keep_notebooks import KEPT, NOTEBOOKS, WIDTH, changed_since, still
 
 KEPT_NOTEBOOKS = sorted(KEPT.glob("*.ipynb"))
 HEADLINE = [path.stem for path in sorted(NOTEBOOKS.glob("*.ipynb")) if read_source(path).headline]
@@ -34,6 +36,34 @@ def test_a_kept_notebook_is_todays_and_shows_its_pictures(path):
     pictures = [base64.b64decode(one["image/png"]) for one in data if "image/png" in one]
     assert len(pictures) >= 3
     assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+
+
+@pytest.mark.parametrize("path", KEPT_NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_kept_notebook_names_the_commit_of_the_librarys_latest_change_or_none(path):
+    page = nbformat.read(path, as_version=4)
+    own, *latest = re.findall(r"commit ([0-9a-f]{12})\b", page.cells[0].source)
+    assert own == page.metadata["dynatree"]["commit"][:12]
+    assert len(latest) == ("The library has changed since, " in page.cells[0].source)
+    assert own not in latest
+
+
+def test_only_a_later_change_of_the_library_is_told(tmp_path):
+    def git(*words):
+        person = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(["git", *person, *words], cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def commit(name):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+        git("add", "-A")
+        git("commit", "-q", "-m", name)
+        return git("rev-parse", "HEAD")
+
+    git("init", "-q")
+    first, ran, page = (commit(name) for name in ("dynatree_lib/a.py", "dynatree_lib/b.py", "README.md"))
+    assert changed_since(ran, tmp_path) == changed_since(page, tmp_path) == ""
+    assert changed_since(first, tmp_path).startswith(f" The library has changed since, last with commit {ran[:12]},")
 
 
 def test_what_cannot_be_seen_without_a_kernel_is_replaced():

@@ -5,13 +5,15 @@
 
 A RUN is a folder of `dynatree run`, of a commit without further changes. Each of its notebooks is kept: figures as PNG
 (which needs the packages kaleido and pillow, and Chrome or Chromium), widgets as a note. The first cell says when,
-where and with which commit it ran. Without a RUN, kept notebooks whose code is unchanged take over the present texts.
+where and with which commit it ran, and whether the library has changed since. Without a RUN, that is said anew, and
+kept notebooks whose code is unchanged take over the present texts.
 """
 
 from __future__ import annotations
 
 import base64
 import io
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,9 +76,17 @@ def kept(files: Files, machine: dict[str, Any]) -> Any:
         "dynatree": {name: receipt[name] for name in ("source_sha256", "commit", "profile")},
     }
     words = f"*Executed on {receipt['finished'][:10]} with commit {commit[:12]} in the profile `{receipt['profile']}`, "
-    words += f"on {machine['cpu']}, {machine['threads']} threads. Later versions may print other numbers.*"
+    words += f"on {machine['cpu']}, {machine['threads']} threads.{changed_since(commit)}*"
     notebook.cells.insert(0, nbformat.v4.new_markdown_cell(words, id="executed"))
     return notebook
+
+
+def changed_since(commit: str, folder: Path = ROOT) -> str:
+    """Return a sentence on the library's latest change after this commit; nothing where it is as it was."""
+    command = ["git", "log", "-1", "--format=%H", f"{commit}..HEAD", "--", "dynatree_lib"]
+    latest = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    told = f" The library has changed since, last with commit {latest[:12]}, and may print other numbers."
+    return told if latest else ""
 
 
 def still(data: dict[str, Any]) -> dict[str, Any]:
@@ -100,9 +110,12 @@ def picture(figure: dict[str, Any]) -> bytes:
 
 
 def refresh() -> None:
-    """Give kept notebooks the present texts, where code is unchanged; others stay as they are."""
+    """Give kept notebooks the present texts, where code is unchanged, and say whether the library is as it was."""
     for path in sorted(KEPT.glob("*.ipynb")):
         page, now = (nbformat.read(place, as_version=4) for place in (path, NOTEBOOKS / path.name))
+        told = page.cells[0].source.partition(" threads.")[0]
+        page.cells[0].source = f"{told} threads.{changed_since(page.metadata['dynatree']['commit'])}*"
+        nbformat.write(page, path)
         executed = {cell.id: cell for cell in page.cells if cell.cell_type == "code"}
         added = [cell for cell in executed.values() if "injected-parameters" in cell.metadata.get("tags", [])]
         present = {cell.id: cell.source for cell in now.cells if cell.cell_type == "code"}
