@@ -21,10 +21,11 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode, l
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
 from . import decoding
-from .checks import of_kind
+from .checks import described, of_kind
 from .drafters import LookupTree, ModelDrafter, PromptLookup, SampledTree
 from .drafters.base import Drafter
 from .models.base import LanguageModel
+from .models.check import check_loaded
 from .models.engines import CACHE_NAMES
 from .models.huggingface import HFModel
 from .models.texts import Prompt
@@ -406,8 +407,10 @@ def wrapped(model: PreTrainedModel, engine: str = "auto") -> HFModel:
     A model with adapters or hooks runs as it is, because an engine with weights of its own would miss what they add.
 
     Raises:
+        TypeError: for what is no loaded model.
         ValueError: for a model in training mode, and as `HFModel`.
     """
+    check_loaded(model)
     if model.training:
         raise ValueError("The model is in training mode, in which dropout would change the text; call model.eval().")
     weights = [(each.data_ptr(), 0 if each.is_inference() else each._version) for each in model.parameters()]
@@ -434,6 +437,11 @@ def _as_built(model: PreTrainedModel) -> bool:
 def _drafter(drafter: DrafterOrClass | None, draft_model: Draft | None, engine: str, sampling: Sampling) -> Drafter:
     if isinstance(draft_model, LanguageModel) or draft_model is None:
         draft = draft_model
+    elif not isinstance(draft_model, torch.nn.Module):
+        raise TypeError(
+            f"draft_model is {described(draft_model)}; give a loaded transformers model with the target's tokenizer, "
+            "such as AutoModelForCausalLM.from_pretrained(name), or an HFModel."
+        )
     else:
         draft = wrapped(draft_model, engine)
     if drafter is None:
@@ -449,7 +457,7 @@ def _drafter(drafter: DrafterOrClass | None, draft_model: Draft | None, engine: 
         return drafter
     kind = getattr(drafter, "func", drafter)
     if not (isinstance(kind, type) and issubclass(kind, Drafter)):
-        raise TypeError(f"drafter is {drafter!r}; give a drafter, or the class of one, such as dt.FixedTree.")
+        raise TypeError(f"drafter is {described(drafter)}; give a drafter, or the class of one, such as dt.FixedTree.")
     if issubclass(kind, ModelDrafter) != (draft is not None):
         needs = "needs a draft_model, and there is none" if draft is None else "has no use for the draft_model"
         raise ValueError(f"The drafter {kind.__name__} {needs}; give both, or a drafter without a draft model alone.")

@@ -795,6 +795,19 @@ def test_a_batch_that_may_end_unevenly_needs_a_pad_token(tiny):
         model_of("llama").generate(ids, attention_mask=mask, **options)
 
 
+@pytest.mark.parametrize("draft", ["tiny", 5, dt.FixedTree, {}])
+def test_what_is_no_draft_model_is_described(draft):
+    ids = prompt(5)
+    for drafter in (None, dt.Chain):
+        with pytest.raises(TypeError, match="draft_model is .*; give a loaded transformers model with the target's"):
+            added(model_of("llama"), ids, custom_generate=hf.generate, draft_model=draft, drafter=drafter)
+
+
+def test_a_model_without_a_head_is_no_draft_model():
+    with pytest.raises(TypeError, match="has no head that scores tokens"):
+        added(model_of("llama"), prompt(5), custom_generate=hf.generate, draft_model=model_of("llama").model)
+
+
 def test_a_model_in_training_is_refused():
     model = copy.deepcopy(model_of("llama")).train()
     with pytest.raises(ValueError, match="training mode"):

@@ -322,9 +322,6 @@ WRONG_DRAFTERS = {
     "a name": ("fixed-tree", "The drafter is 'fixed-tree'; give a drafter"),
     "a model": (PAIR.draft, "The drafter is an HFModel; give a drafter"),
     "nothing": (None, "The drafter is None; .*autoregressive"),
-    "on a transformers model": (dt.Chain(PAIR.draft.model), "The draft is a GPTNeoXForCausalLM; wrap"),
-    "on a pair": (dt.Chain(PAIR), "The draft is a Pair; give its attribute `draft`"),
-    "on a name": (dt.Chain("gpt2"), "The draft is 'gpt2'"),
     "on nothing": (dt.FixedTree(None), "The draft is None"),
 }
 
@@ -336,6 +333,23 @@ def test_what_is_no_drafter_is_described(name):
         dt.generate(TOY, [1], drafter)
     with pytest.raises(TypeError, match=sentence):
         dt.generate_batch(PAIR.target, [IDS], drafter)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in DRAFTERS if issubclass(kind, ModelDrafter)])
+@pytest.mark.parametrize(
+    ("draft", "sentence"),
+    [
+        (PAIR.draft.model, "The draft is a GPTNeoXForCausalLM; wrap a transformers model as HFModel"),
+        (PAIR, "The draft is a Pair; give its attribute `draft`"),
+        ("gpt2", "The draft is 'gpt2'; wrap"),
+        (5, "The draft is 5; wrap"),
+        (dt.FixedTree, "The draft is the class FixedTree; wrap"),
+    ],
+    ids=["raw", "pair", "name", "number", "class"],
+)
+def test_a_drafter_refuses_what_is_no_draft_when_it_is_made(kind, draft, sentence):
+    with pytest.raises(TypeError, match=sentence):
+        kind(draft)
 
 
 def belongs(hint, value):

@@ -104,6 +104,7 @@ class AdaptiveTree(ModelDrafter):
     name = "adaptive-tree"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_counts(self, "min_branching", "mid_branching", "max_branching", "base_depth", "max_depth", "window")
         check_max_nodes(self)
         check_choices(self, breadth=("confidence", None), depth=("confidence", None), deep=(">", ">="))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from ..models.base import LanguageModel
+from ..models.base import LanguageModel, check_model
 from ..sampling import GREEDY, DraftDistributions, RandomSource, Sampling, Scores
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Drawing, Verdict
@@ -151,6 +151,14 @@ class ModelDrafter(Drafter):
     """
 
     draft: LanguageModel
+
+    def __post_init__(self) -> None:
+        """Raise TypeError for a draft that is no `LanguageModel`; subclasses with checks of their own call this.
+
+        None is for checking the hyper-parameters before a model is loaded; `generate` refuses it.
+        """
+        if self.draft is not None:
+            check_model("draft", self.draft)
 
     @property
     def model(self) -> LanguageModel:

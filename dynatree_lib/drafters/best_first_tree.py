@@ -39,6 +39,7 @@ class BestFirstTree(ModelDrafter):
     name = "best-first-tree"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_counts(self, "depth", "branching")
         check_max_nodes(self)
 

@@ -31,6 +31,7 @@ class Chain(ModelDrafter):
     chain = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_counts(self, "length")
 
     @override

@@ -99,6 +99,7 @@ class CostAwareTree(ModelDrafter):
     name = "cost-aware-tree"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         make_tuples(self, "verify_cost", "draft_cost")
         for points in (self.verify_cost, self.draft_cost):
             CostCurve(points)  # raises ValueError where they are no curve

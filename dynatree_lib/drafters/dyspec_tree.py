@@ -50,6 +50,7 @@ class DySpecTree(ModelDrafter):
     drawing = Drawing.GROWN
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_counts(self, "depth", "branching")
         check_max_nodes(self)
 

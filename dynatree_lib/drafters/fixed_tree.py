@@ -50,6 +50,7 @@ class FixedTree(ModelDrafter):
     name = "fixed-tree"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         make_tuples(self, "branching")
         check_counts(self, "depth", "branching")
         check_max_nodes(self)

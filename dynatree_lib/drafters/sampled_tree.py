@@ -61,6 +61,7 @@ class SampledTree(ModelDrafter):
     name = "sampled-tree"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         make_tuples(self, "branching", "shape")
         check_counts(self, "depth", "branching")
         check_choices(self, draw=get_args(Draw))
