@@ -97,7 +97,12 @@ OPTIONS: dict[type[Drafter], list[dict[str, Any]]] = {
         {"text": False, "max_nodes": 9},
     ],
     # a budget that binds, one that does not, a single child
-    dt.DySpecTree: [{"max_nodes": 6, "depth": 3}, {"max_nodes": 40, "depth": 2, "branching": 3}, {"branching": 1}],
+    dt.DySpecTree: [
+        {"max_nodes": 6, "depth": 3},
+        {"max_nodes": 40, "depth": 2, "branching": 3},
+        {"branching": 1},
+        {"accepted": 0.5, "max_nodes": 9},
+    ],
 }
 
 _WRAPPED: dict[type[Drafter], Callable[[Any], list[Drafter]]] = {

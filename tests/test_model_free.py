@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -222,6 +223,27 @@ def test_a_dyspec_tree_grows_where_the_draft_gives_most(sampling):
         assert drew[-1] >= max(left) - 1e-9
         shapes[tuple(tree.parents.tolist())] += 1
     assert len(shapes) > 3 or sampling.greedy
+
+
+def test_a_tree_that_grows_by_a_constant_has_one_shape():
+    """With half of all tokens accepted, a place below an accepted token is worth as much as one beside it."""
+    shapes = {share: set() for share in (0.0, 0.5, 0.9)}
+    for share, seed in product(shapes, range(5)):
+        drafter = dt.DySpecTree(DRAFT, max_nodes=8, depth=9, branching=3, accepted=share)
+        tree = drafter.propose(drafter.start(PROMPT, RandomSource(seed)), 9, WARM).tree
+        shapes[share].add(tuple(tree.parents.tolist()))
+    assert {share: len(found) for share, found in shapes.items()} == dict.fromkeys(shapes, 1)
+    depths = [max(dt.TokenTree.build([0] * 8, min(found)).depths) for found in shapes.values()]
+    assert depths == sorted(depths)
+    assert depths[0] < depths[-1]
+
+
+@pytest.mark.parametrize("rule", [dt.TokenLevel, dt.Traversal], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_rules_are_lossless_on_trees_that_grow_by_a_constant(rule, share):
+    target = ToyModel.random(3, 5)
+    drafter = dt.DySpecTree(target.mixed(ToyModel.random(3, 14), 0.7), max_nodes=4, accepted=share)
+    assert exact.bias(target, drafter, rule(), [0], WARM)[0] < 1e-12
 
 
 @pytest.mark.parametrize("rule", [dt.TokenLevel, dt.Traversal], ids=lambda rule: rule.name)

@@ -1,6 +1,6 @@
 """Measure what docs/beyond.md reports on SmolLM2: other tokenizers, a self-drafting target, drawn trees, the switch.
 
-python3 -m tools.beyond_reference [OUT] [vocabularies] [skipping] [drawn] [switch] [rules-0.5] [rules-1]
+python3 -m tools.beyond_reference [OUT] [vocabularies] [skipping] [grown] [drawn] [switch] [rules-0.5] [rules-1]
 
 `vocabularies.json` is a benchmark of the target of `smollm2` with the draft of `tiny`, whose tokenizer is another one.
 One prompt of each task of the bundled workload.
@@ -8,6 +8,8 @@ One prompt of each task of the bundled workload.
 what it found on 39 prompts of Spec-Bench.
 `drawn.jsonl.gz` compares trees of 4, 8 and 16 drawn nodes at temperature 1 with weights in full: of a given shape, of
 Sequoia's (from acceptance counted on prompts after the first 20), and grown by DySpec, on the first 20 bundled prompts.
+`grown.json` counts, on the same prompts, how often a drawn token is accepted by the probability that it had, and what
+trees of 8 nodes commit that grow by that probability, by a constant, or not at all.
 `switch.jsonl.gz` compares drafters with and without a switch, with the weights read as 4 bits, on 39 prompts of
 Spec-Bench.
 `rules-0.5.jsonl.gz` and `rules-1.jsonl.gz` have every drafter under every rule that may serve it, at both temperatures,
@@ -23,13 +25,19 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from dynatree_lib.cli.options import JUDGED
-from dynatree_lib.drafters import Drafter, SampledTree
+from dynatree_lib.decoding import Iteration, generate
+from dynatree_lib.drafters import Drafter, DySpecTree, SampledTree
 from dynatree_lib.experiments.traversal.which import measured_rates
 from dynatree_lib.measure.cost_model import measure_costs
+from dynatree_lib.measure.environment import describe_environment
 from dynatree_lib.measure.grids import text
 from dynatree_lib.measure.layers import search_layers
 from dynatree_lib.measure.methods import Variant, variant
@@ -46,6 +54,9 @@ PROMPTS = 9  # one of each task
 SEARCHED = 3  # prompts that layers are searched on
 TRIES = 8  # candidates of each step of the search
 DEEPEST = 8  # levels of a drawn tree
+CONSTANTS = (0.3, 0.4, 0.5, 0.6, 0.7)  # shares accepted that a tree is grown by
+EDGES = (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 1.01)  # of bins of probabilities
+SEEDS = 2
 TRANSLATED = (
     "hf-generate,hf-assisted:num_assistant_tokens=4,confidence=0.0,ar,ar-fast,prompt-lookup,chain:length=2,"
     "chain:length=2,retokenized=true,fixed-tree,fixed-tree:retokenized=true,lookup-tree,lookup-tree:retokenized=true"
@@ -92,6 +103,48 @@ def drawn() -> bytes:
             variant(f"dyspec-tree:max_nodes={nodes + 1},depth={DEEPEST}", f"DySpec, {nodes}"),
         ]
     return _lines(pair, methods, load_workload("bundled", limit=JUDGED, tokenizer=pair.tokenizer), NEW_TOKENS, warm)
+
+
+def grown() -> dict[str, Any]:
+    """Count acceptance by the probability that a drawn token had, and what trees commit that are grown by either."""
+    pair, warm, nodes = load_pair("smollm2"), Sampling(1.0), 8
+    workload = load_workload("bundled", limit=JUDGED + PROMPTS, tokenizer=pair.tokenizer)
+    wide = SampledTree(pair.draft, depth=6, branching=(4, 2, 1))
+    shape = measured_rates(pair, wide, workload.prompts[JUDGED:], warm, NEW_TOKENS).slots(nodes, DEEPEST)
+    ids = [prompt.ids for prompt in prepare_prompts(pair, workload.prompts[:JUDGED], NEW_TOKENS)]
+    trees: dict[str, Drafter] = {"Sequoia's shape": SampledTree(pair.draft, shape=shape)}
+    for accepted in (None, *CONSTANTS):
+        name = "DySpec" if accepted is None else f"DySpec, {accepted} accepted"
+        trees[name] = DySpecTree(pair.draft, max_nodes=nodes + 1, depth=DEEPEST, accepted=accepted)
+    counts, firsts = [], []
+    for (number, prompt), (name, tree) in product(enumerate(ids), trees.items()):
+        _say(f"[{number + 1}/{len(ids)}] {name}")
+        for seed in range(SEEDS):
+            out = generate(
+                pair.target, prompt, tree, max_new_tokens=NEW_TOKENS, sampling=warm, seed=seed, eos_token_ids=()
+            )
+            one = {"tokens": len(out.tokens), "iterations": len(out.iterations)}
+            counts.append({"tree": name, "prompt": workload.prompts[number].id, "seed": seed, **one})
+            firsts += _first_children(out.iterations) if name == "DySpec" else []
+    frame = pd.DataFrame(firsts, columns=["probability", "accepted"])
+    frame["from"] = pd.cut(frame["probability"], EDGES, right=False, labels=EDGES[:-1])
+    rates = frame.groupby("from", observed=True).agg(
+        probability=("probability", "mean"), drawn=("accepted", "size"), accepted=("accepted", "sum")
+    )
+    about = {"environment": describe_environment(), "pair": pair.name, "nodes": nodes, "tokens": NEW_TOKENS}
+    return {**about, "counts": counts, "rates": rates.reset_index().to_dict("records")}
+
+
+def _first_children(iterations: Sequence[Iteration]) -> list[tuple[float, bool]]:
+    """The draft's probability of the first token drawn below each accepted node, and whether it was accepted."""
+    found = []
+    for step in iterations:
+        path = [0, *step.verdict.path]
+        for node, below in zip(path, [*path[1:], -1], strict=True):
+            children = np.flatnonzero(step.tree.parents == node)
+            if len(children):
+                found.append((float(np.exp(step.tree.logprobs[children[0]])), bool(children[0] == below)))
+    return found
 
 
 def switch() -> bytes:
@@ -161,7 +214,7 @@ def _say(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 
-RECORDS = {"vocabularies": vocabularies, "skipping": skipping}
+RECORDS = {"vocabularies": vocabularies, "skipping": skipping, "grown": grown}
 LINES = {"drawn": drawn, "switch": switch, "rules-0.5": partial(rules, 0.5), "rules-1": partial(rules, 1.0)}
 
 

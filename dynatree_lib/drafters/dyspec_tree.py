@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from ..checks import is_number
 from ..models.base import LanguageModel
 from ..sampling import DraftDistributions, one_thread
 from ..tree import DISTINCT, POINT
 from ..verifiers.base import Drawing
 from .base import ModelDrafter
 from .builder import TreeBuilder
-from .checks import check_counts, check_max_nodes
+from .checks import check_counts, check_max_nodes, require
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class DySpecTree(ModelDrafter):
     follows its recorded distribution given all earlier draws, and token-level verification and traversal are lossless.
     Rules that need to know how many siblings there are refuse it: the first child's token decides on a second.
 
+    How probable a drawn token was is not how likely it is to be accepted: a draft that is right has every token that it
+    draws accepted. With `accepted` that probability is the same for every token, and the tree grows by it.
+
     Where the target's temperature is 0, nothing is drawn: a place takes the most probable token that is left.
 
     Args:
@@ -37,15 +41,17 @@ class DySpecTree(ModelDrafter):
         max_nodes: most nodes, node 0 included.
         depth: most levels below node 0.
         branching: most children of a node.
+        accepted: probability with which a drawn token is taken to be accepted; None is R(x), as published.
 
     Raises:
-        ValueError: for max_nodes < 2, depth or branching < 1.
+        ValueError: for max_nodes < 2, depth or branching < 1, or `accepted` outside 0 to 1.
     """
 
     draft: LanguageModel
     max_nodes: int = 16
     depth: int = 8
     branching: int = 4
+    accepted: float | None = None
     name = "dyspec-tree"
     drawing = Drawing.GROWN
 
@@ -53,6 +59,9 @@ class DySpecTree(ModelDrafter):
         super().__post_init__()
         check_counts(self, "depth", "branching")
         check_max_nodes(self)
+        share = self.accepted
+        holds = share is None or (is_number(share) and 0 <= share <= 1)
+        require(holds, f"accepted is {share!r}; give a number from 0 to 1, or None for the draft's probability.")
 
     @override
     @one_thread()
@@ -65,6 +74,7 @@ class DySpecTree(ModelDrafter):
             child, share = places.drawn(node, [place[2] for place in waiting])
             if child is None:
                 continue  # the draft gives no further token any probability
+            share = share if self.accepted is None else self.accepted
             levels.append(levels[node] + 1)
             if levels[child] < min(self.depth, max_depth):
                 number += 1
