@@ -745,7 +745,7 @@ def test_bad_hyper_parameters_are_refused_with_the_rule(options, rule):
 def test_unknown_switch_words_are_refused_with_the_choices(switch, choices):
     with pytest.raises(ValueError, match=f"{switch} is 'x'; choose from {choices}."):
         AdaptiveTree(DRAFT, **{switch: "x"})
-    with pytest.raises(ValueError, match=f"Option {switch}='x' is not one of "):
+    with pytest.raises(ValueError, match=f"Option {switch} is 'x'; give one of "):
         variant(f"adaptive-tree:{switch}=x")
 
 

@@ -128,7 +128,7 @@ def test_what_cannot_be_measured_is_said_before(pair, tmp_path, monkeypatch):
         LlamaCpp().runner(pair, untouched)
     with pytest.raises(ValueError, match="tool is 'fast'"):
         LlamaCpp("fast")
-    with pytest.raises(ValueError, match="is not one of plain, lookup"):
+    with pytest.raises(ValueError, match="; give one of plain, lookup"):
         variant("llama-cpp:tool=fast")
     double = Pair("d", random_model("llama"), random_model("llama"), Words())
     monkeypatch.setenv(FOLDER, str(tmp_path))

@@ -18,7 +18,7 @@ from ..decoding import autoregressive
 from ..models.engines import Eager
 from ..models.huggingface import HFModel
 from ..models.skipping import without_layers
-from ..sampling import RandomSource
+from ..sampling import GREEDY, RandomSource
 from .bandwidth import forward_bytes
 from .runner import quiet
 
@@ -169,7 +169,7 @@ class _Text:
 
     @classmethod
     def of(cls, target: HFModel, prompt: Sequence[int], max_new_tokens: int) -> _Text:
-        answer = autoregressive(target, prompt, max_new_tokens=max_new_tokens, keep_state=False).tokens
+        answer = autoregressive(target, prompt, sampling=GREEDY, max_new_tokens=max_new_tokens, keep_state=False).tokens
         if len(answer) < 2:
             raise ValueError("The target's answer to a prompt ends at once; give prompts that it answers at length.")
         return cls([int(token) for token in prompt], answer)

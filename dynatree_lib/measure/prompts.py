@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..checks import described, whole
 from ..decoding import autoregressive
 from ..models.pairs import Pair
+from ..sampling import GREEDY
 from ..workloads import render
 from .records import TURN
 
@@ -128,7 +129,7 @@ def _further(pair: Pair, prompt: Any, latest: BenchPrompt, budget: int) -> Itera
     turns = getattr(prompt, "turns", ())
     replies: list[str] = []
     for number in range(2, len(turns) + 1):
-        reply = autoregressive(pair.target, latest.ids, max_new_tokens=budget, keep_state=False)
+        reply = autoregressive(pair.target, latest.ids, sampling=GREEDY, max_new_tokens=budget, keep_state=False)
         replies.append(pair.tokenizer.decode(reply.tokens, skip_special_tokens=True))
         text = render(turns, pair.tokenizer, replies)
         latest = BenchPrompt(
