@@ -189,15 +189,27 @@ def test_a_compiled_forward_takes_tensors_as_well_as_arrays():
 
 
 def test_a_first_forward_that_has_to_be_compiled_says_so(monkeypatch, caplog):
-    """And one that has not says nothing."""
-    monkeypatch.setattr(native, "PATIENCE", 0.05)
-    for seconds in (0.0, 0.5):
+    """And one that has not says nothing, and stops the clock."""
+    run = native.kernels.run
+    model = HFModel(raw_model("llama", dtype=torch.float32), engine="compiled")
+    autoregressive(model, [1, 2], max_new_tokens=2)  # compiled by now, whatever the cache held
+
+    def slow(*job):
+        until = time.monotonic() + 30
+        while "Compiling" not in caplog.text and time.monotonic() < until:
+            time.sleep(0.01)
+        return run(*job)
+
+    for patience, first in ((60.0, run), (0.01, slow)):
+        caplog.clear()
+        native._say_compiling.cache_clear()
+        monkeypatch.setattr(native, "PATIENCE", patience)
         monkeypatch.setattr(native, "_teams", {})
-        run = native.kernels.run
-        monkeypatch.setattr(native.kernels, "run", lambda *job, run=run, wait=seconds: (time.sleep(wait), run(*job))[1])
-        autoregressive(HFModel(raw_model("llama", dtype=torch.float32), engine="compiled"), [1, 2], max_new_tokens=2)
-        monkeypatch.setattr(native.kernels, "run", run)
-        assert ("Compiling" in caplog.text) == bool(seconds)
+        monkeypatch.setattr(native.kernels, "run", first)
+        autoregressive(model, [1, 2], max_new_tokens=2)
+        assert native._teams
+        assert all(team.patience.finished.is_set() for team in native._teams.values())
+        assert ("Compiling" in caplog.text) == (first is slow)
 
 
 def test_broken_weights_are_noticed():

@@ -201,6 +201,7 @@ class Sessions(RuleBasedStateMachine):
         self.model = _models(self.kind)[0]
         self.session = self.model.session()
         self.session.start(tokens)
+        self.session._cache.capacity = 1  # so that it grows, more than once in a text
         self.text, self.nodes = list(tokens), []  # nodes: (token, parent)
 
     def path(self, node):

@@ -112,7 +112,7 @@ def test_the_command_prints_a_table_and_saves_a_record(tmp_path, capsys):
     out = tmp_path / "rounding.json"
     assert main(["audit", "--rounding", "--instances", "40", "--out", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "40 distributions, none beyond the proven bound." in text
+    assert "40 distributions, none beyond the bound." in text
     record = json.loads(out.read_text())
     assert len(record["distributions"]) == 40
     assert all(row["bias"] <= row["bound"] for row in record["distributions"])
@@ -124,4 +124,4 @@ def test_on_a_pair(capsys):
     assert main(["audit", "--rounding", "--pair", "tiny", "--limit", "1"]) == 0
     text = capsys.readouterr().out
     assert "one drawn child" in text
-    assert "8 distributions, none beyond the proven bound." in text
+    assert "8 distributions, none beyond the bound." in text

@@ -1,6 +1,6 @@
 """Rules beyond the five papers: lossless on hundreds of instances each, their formulas, and the best of all rules."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations, islice, product
 
@@ -10,13 +10,14 @@ import torch
 
 from dynatree_lib import DySpecTree, SampledTree, Sampling, ToyModel
 from dynatree_lib.cli import main as cli
+from dynatree_lib.drafters.base import Drafter, Proposal
 from dynatree_lib.experiments.traversal import beyond
 from dynatree_lib.experiments.traversal.beyond import ONE, PROMPT, TREES, checked, compare, constant, counterexample
 from dynatree_lib.measure import audit, ceiling
 from dynatree_lib.measure.ceiling import best_tokens, drawn_sets, optimal_plan
 from dynatree_lib.measure.exact import bias, distance, iteration, proposals
 from dynatree_lib.measure.unsound import SharedNoise
-from dynatree_lib.sampling import RandomSource, Scores
+from dynatree_lib.sampling import DraftDistributions, RandomSource, Scores
 from dynatree_lib.tree import DISTINCT, IID, POINT, TokenTree
 from dynatree_lib.verifiers import (
     BEYOND,
@@ -115,6 +116,45 @@ def test_every_other_reading_is_biased_and_refused(reading):
     assert found.depth == 2  # the first token alone is token-level verification in every reading
     assert sum(row["emitted"] for row in found.texts) == pytest.approx(1)
     assert sum(abs(row["emitted"] - row["target"]) for row in found.texts) / 2 == pytest.approx(found.bias)
+
+
+@dataclass(frozen=True)
+class UnevenCopies(Drafter):
+    """Two i.i.d. tokens, which may be copies; below the first one token, below the second two without replacement."""
+
+    draft: ToyModel
+    name = "uneven-copies"
+    drawing = Drawing.RECORDED
+
+    def start(self, prompt, random):
+        return list(prompt), random
+
+    def extend(self, state, tokens):
+        raise AssertionError("an iteration is all that is enumerated")
+
+    observe = extend
+
+    def propose(self, state, max_depth, sampling):
+        (text, random), distributions = state, DraftDistributions()
+
+        def row(node, *path):
+            distribution = torch.tensor(self.draft.distribution((*text, *path)), dtype=torch.float64)
+            distributions.record(node, distribution)
+            return distribution
+
+        first = [random.draw(row(0)) for _ in range(2)]
+        below = [*random.draw_distinct(row(1, first[0]), 1), *random.draw_distinct(row(2, first[1]), 2)]
+        draws = [POINT, IID, IID, DISTINCT, DISTINCT, DISTINCT]
+        tree = TokenTree.build([text[-1], *first, *below], [-1, 0, 0, 1, 2, 2], draws=draws)
+        return Proposal(tree, distributions)
+
+
+@pytest.mark.parametrize("order", ["ratio", "capped"])
+def test_children_of_two_copies_are_not_drawn_without_replacement_from_each_other(order):
+    target, draft = ToyModel.random(3, seed=1), ToyModel.random(3, seed=2)
+    found, result = bias(target, UnevenCopies(draft), MultiPath(order=order), PROMPT, ONE)
+    assert result.trees > 50
+    assert found < TINY
 
 
 def test_no_lossless_rule_accepts_more_of_the_papers_example_than_block():

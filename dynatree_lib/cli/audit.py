@@ -106,7 +106,7 @@ def rounded(args: argparse.Namespace, on_pair: bool) -> int:
     print("Bias: total variation of what float32 code emits from the softmax of the same logits in float64.")
     for row in beyond:
         print(f"{row.rule} on {row.tree} ({row.dtype}) is off by {row.bias:.1e}, beyond its bound of {row.bound:.1e}.")
-    print(f"{len(rows)} distributions, {len(beyond) or 'none'} beyond the proven bound.")
+    print(f"{len(rows)} distributions, {len(beyond) or 'none'} beyond the bound.")
     return 1 if beyond else 0
 
 

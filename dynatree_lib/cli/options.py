@@ -199,7 +199,7 @@ def audit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounding",
         action="store_true",
-        help="instead: how far rounding takes a token's distribution from the target's, against a proven bound",
+        help="instead: how far rounding takes a token's distribution from the target's, against a bound",
     )
     add_pair(real)
     real.add_argument(

@@ -1,9 +1,10 @@
-"""What rounding does to a sampled token: float32 against float64, with a proven bound.
+"""What rounding does to a sampled token: float32 against float64, with a bound.
 
 A rule that is lossless in exact arithmetic is off in float32 by a little. Here that little is computed, not sampled:
 the rules of `verifiers` run on float32 distributions, every coin is enumerated, and the distribution of the token that
-they emit is summed in float64. The reference is the softmax of the same logits in float64. docs/design.md
-proves the bound.
+they emit is summed in float64. The reference is the softmax of the same logits in float64. docs/design.md proves the
+bound for one node: with one drawn child, or with children that were chosen. For deeper trees and several drawn children
+`toy_bound` is an estimate that the cases must keep to, not a theorem.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Rounded:
         tree: how the tree came about.
         rule: of verification.
         bias: total variation from the float64 distribution.
-        bound: what the bias cannot exceed.
+        bound: what the bias is held to.
     """
 
     where: str
@@ -251,10 +252,10 @@ def extreme_pair(kind: str, vocabulary: int, seed: int) -> tuple[ToyModel, ToyMo
 
 
 def toy_bound(vocabulary: int, nodes: int, sampling: Sampling, largest: float) -> float:
-    """Return a bound for any tree of so many nodes over a small vocabulary.
+    """Return what a tree of so many nodes over a small vocabulary is held to: not proved, but for a single node.
 
-    Every node's distribution enters once: its softmax, its sum (of V terms), and as many for the draft; every drafted
-    node may be rejected once. Traversal multiplies along paths, which doubles it.
+    Every node's distribution is counted once: its softmax, its sum (of V terms), and as many for the draft; every
+    drafted node may be rejected once. For the products along paths, whose errors add, all of it is doubled.
 
     Args:
         vocabulary: V.
