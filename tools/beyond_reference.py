@@ -223,6 +223,7 @@ def main(arguments: Sequence[str]) -> None:
     known = [*RECORDS, *LINES]
     names = [argument for argument in arguments if argument in known] or known
     folder = next((Path(argument) for argument in arguments if argument not in known), Path("outputs/reference"))
+    folder.mkdir(parents=True, exist_ok=True)  # before hours of work, not after
     for name in names:
         if name in LINES:
             (folder / f"{name}.jsonl.gz").write_bytes(LINES[name]())
