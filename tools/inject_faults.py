@@ -316,7 +316,9 @@ def full_disk_in_run(trial: Trial) -> None:
     process = started(suite(trial), lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     process.join(60)
     trial.check(not process.is_alive(), "it did not end")
-    resumed(trial, finished(trial))
+    kept = finished(trial)
+    trial.check(process.exitcode != 0 or set(kept) == set(NAMES), "it ended as if all were well")
+    resumed(trial, kept)
 
 
 def read_only_outputs(trial: Trial) -> None:

@@ -51,8 +51,11 @@ def figure_scripts(inline: bool = False) -> str:
 
 
 def figure_html(figure_json: str) -> str:
-    """Return a figure as an element that the script fills; `</` is escaped, because it would end the script."""
-    safe = figure_json.replace("</", "<\\/")
+    """Return a figure as an element that the script fills.
+
+    Every `<` is escaped, as JSON can: `</script>` would end the script, and `<!--<script>` keep it from ending.
+    """
+    safe = figure_json.replace("<", "\\u003c")
     return f'<div class="dynatree-figure"><script type="application/json">{safe}</script></div>'
 
 
