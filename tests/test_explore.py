@@ -2,6 +2,8 @@
 
 import json
 import re
+from contextlib import nullcontext
+from itertools import product
 from typing import ClassVar
 
 import pytest
@@ -14,7 +16,7 @@ import dynatree_lib as dt
 from dynatree_lib import plots
 from dynatree_lib.drafters.base import Proposal
 from dynatree_lib.explore import Coins, Live, Race, Timeline, Walk
-from dynatree_lib.explore.live import CONTROLS, DRAFTERS
+from dynatree_lib.explore.live import CONTROLS, DRAFTERS, MOST_NODES
 from dynatree_lib.measure import exact
 from dynatree_lib.measure.methods import METHODS
 from dynatree_lib.measure.trace import iteration_means, traced_runs
@@ -118,9 +120,28 @@ class TestLive:
         live = Live(pair, PROMPT, method=method, budget=16)
         assert live.generation.tokens == dt.autoregressive(pair.target, pair.ids(PROMPT), max_new_tokens=16).tokens
         assert "The text is plain decoding's." in live.figures.value
-        assert set(live.sliders) == set(CONTROLS) & {
-            name for name, value in METHODS[method].defaults.items() if isinstance(value, int | float)
+        assert {name.partition(",")[0] for name in live.sliders} == set(CONTROLS) & {
+            name for name, value in METHODS[method].defaults.items() if isinstance(value, int | float | tuple)
         }
+        assert set(live.chosen()) == set(METHODS[method].defaults)
+        assert all(slider.min <= slider.value <= slider.max for slider in live.sliders.values())
+
+    @pytest.mark.parametrize("method", DRAFTERS)
+    def test_the_ends_of_all_sliders_together_are_decoded_by_small_trees(self, pair, method):
+        live = Live(pair, PROMPT, method=method, budget=8)
+        decode, reached = live.decode, {}
+        live.decode = lambda: reached.setdefault(repr(live.chosen()), [one.value for one in live.sliders.values()])
+        for ends in product(*((slider.min, slider.max) for slider in live.sliders.values())):
+            for name, value in zip(live.sliders, ends, strict=True):
+                live.sliders[name].value = value
+                METHODS[method].check(live.chosen())
+                assert live.sliders[name].value == value  # the one that is moved stands where it was put
+        for place in list(reached.values())[:: len(reached) // 12 + 1]:
+            for slider, value in zip(live.sliders.values(), place, strict=True):
+                slider.value = value
+            decode()
+            assert live.below.children, live.figures.value
+            assert max(len(one.tree) for one in live.generation.iterations) <= MOST_NODES
 
     def test_a_slider_decodes_again(self, pair):
         live = Live(pair, PROMPT, method="chain", budget=16)
@@ -137,10 +158,51 @@ class TestLive:
         assert {"depth", "tau"} <= set(live.sliders)
         assert "length" not in live.sliders
 
-    def test_what_cannot_be_decoded_is_said(self, pair):
+    def test_the_default_tree_has_its_breadth_level_by_level(self, pair):
+        live = Live(pair, PROMPT, budget=16)
+        assert live.chosen()["branching"] == METHODS["fixed-tree"].defaults["branching"] == (2, 1)
+        live.sliders["branching, level 1"].value = 3
+        live.sliders["branching, level 2 on"].value = 2
+        assert live.chosen()["branching"] == (3, 2)
+        tree = max((one.tree for one in live.generation.iterations), key=len)
+        assert [tree.parents.tolist().count(node) for node in (0, 1)] == [3, 2]
+
+    def test_other_sliders_follow_the_one_that_bounds_them(self, pair):
+        live = Live(pair, PROMPT, method="adaptive-tree", budget=8)
+        live.sliders["tau_low"].value = 0.9
+        assert live.sliders["tau_high"].value == 0.91
+        assert "tau_high went along to 0.91; it has to be over tau_low." in live.figures.value
+        live.sliders["max_branching"].value = 1
+        assert [live.sliders[f"{name}_branching"].value for name in ("min", "mid")] == [1, 1]
+        assert "mid_branching went along to 1; it has to be at most max_branching." in live.figures.value
+        live.temperature.value = 0.5
+        assert "went along" not in live.figures.value
+
+    def test_a_tree_of_levels_and_children_alone_stays_small(self, pair):
+        live = Live(pair, PROMPT, method="sampled-tree", budget=8)
+        live.sliders["branching"].value = 5
+        assert (live.sliders["depth"].value, live.sliders["branching"].value) == (2, 5)
+        assert "depth went down to 2: the tree would have 3,906 nodes, and at most 64 are drafted" in live.figures.value
+        live.sliders["depth"].value = 12
+        assert (live.sliders["depth"].value, live.sliders["branching"].value) == (12, 1)
+
+    @pytest.mark.parametrize("error", [ValueError, RuntimeError])
+    def test_what_cannot_be_decoded_is_said_in_place_of_the_picture(self, pair, monkeypatch, error):
         live = Live(pair, PROMPT, budget=16)
         live.prompt.value = ""
         assert "empty" in live.figures.value
+        assert (live.below.children, live.progress.value) == ((), 0)
+        live.prompt.value = PROMPT
+        assert live.below.children == (live.walk,)
+
+        def refused(*arguments, **options):
+            raise error("no <room>")
+
+        monkeypatch.setattr("dynatree_lib.explore.live.generate", refused)
+        with pytest.raises(error) if error is RuntimeError else nullcontext():
+            live.decode()
+        assert "no &lt;room&gt;" in live.figures.value
+        assert not live.below.children
 
     def test_sampled_texts_are_not_compared_with_the_greedy_one(self, pair):
         live = Live(pair, PROMPT, method="sampled-tree", budget=16)
