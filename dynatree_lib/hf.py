@@ -26,7 +26,7 @@ from .drafters import LookupTree, ModelDrafter, PromptLookup, SampledTree
 from .drafters.base import Drafter
 from .models.base import LanguageModel
 from .models.check import check_loaded
-from .models.engines import CACHE_NAMES
+from .models.engines import CACHE_NAMES, foreign
 from .models.huggingface import HFModel
 from .models.texts import Prompt
 from .processing import answer
@@ -418,20 +418,11 @@ def wrapped(model: PreTrainedModel, engine: str = "auto") -> HFModel:
     kept: _Kept | None = getattr(model, "_dynatree", None)
     if kept is None or kept.weights != now:
         kept = model._dynatree = _Kept(now)
-    if engine == "auto" and not _as_built(model):
+    if engine == "auto" and foreign(model):
         engine = "eager"
     if engine not in kept.made:
         kept.made[engine] = HFModel(model, engine=engine).altered(configured=True)
     return kept.made[engine]
-
-
-def _as_built(model: PreTrainedModel) -> bool:
-    """Return whether all layers are torch's and transformers' own, without hooks."""
-    return all(
-        type(part).__module__.partition(".")[0] in ("torch", "transformers")
-        and not (part._forward_hooks or part._forward_pre_hooks)
-        for part in model.modules()
-    )
 
 
 def _drafter(drafter: DrafterOrClass | None, draft_model: Draft | None, engine: str, sampling: Sampling) -> Drafter:

@@ -482,7 +482,7 @@ def test_the_tool_finds_what_is_in_the_record(name):
 
 
 def test_the_tool_notices_a_model_that_is_served_and_wrong(monkeypatch):
-    monkeypatch.setattr(huggingface, "check_tree_attention", lambda model: None)
+    monkeypatch.setattr(huggingface, "check_tree_attention", lambda model, **_: None)
     FAULTS["positions"]["by order"][1](monkeypatch)
     (found,) = try_architectures.rows(["qwen2"])
     assert found["result"] == "wrong"

@@ -7,12 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from models import CONTEXT, noisy_copy, prompt, random_model, raw_model
+from models import CONTEXT, hf_greedy, noisy_copy, prompt, random_model, raw_model
+from transformers import LlamaForCausalLM
 
-from dynatree_lib import Chain, FixedTree, Sampling, autoregressive, generate, load_pair
-from dynatree_lib.fast import compiled, kernels, native
+from dynatree_lib import Chain, FixedTree, Sampling, autoregressive, generate, generate_batch, load_pair
+from dynatree_lib.fast import compiled, kernels, linears, native
 from dynatree_lib.fast.gpt_neox import PackedGPTNeoX
+from dynatree_lib.fast.plain import autoregressive_fast
 from dynatree_lib.fast.products import packed
+from dynatree_lib.fast.static import StaticModel
 from dynatree_lib.masks import additive, ancestor_matrix, laid_out
 from dynatree_lib.models import engines
 from dynatree_lib.models.cache import TreeCache
@@ -249,6 +252,161 @@ def test_two_texts_at_once_do_not_disturb_each_other():
 def test_an_engine_that_cannot_serve_is_refused(engine, kind):
     with pytest.raises(ValueError, match=f"Engine '{engine}' cannot run this {kind[:4]}.*engine='auto'"):
         HFModel(raw_model(kind), engine=engine)  # float64
+
+
+# ------------------------------------------------------------------------------- what only a model's own forward runs
+class Doubled(torch.nn.Linear):
+    """A linear layer of another package, which gives another text once it is switched on."""
+
+    on = False
+
+    def forward(self, inputs):
+        return super().forward(inputs) * (2 if Doubled.on else 1)
+
+
+class Derived(LlamaForCausalLM):
+    """A model of its own author's code, under the type of a family."""
+
+    def forward(self, *args, **options):
+        out = super().forward(*args, **options)
+        out.logits = out.logits.roll(1, -1) if Doubled.on else out.logits
+        return out
+
+
+def twice(output):
+    return 2 * output if Doubled.on else output
+
+
+def hook(model):
+    return model.model.layers[1].mlp.register_forward_hook(lambda _, inputs, output: twice(output)).remove
+
+
+def hook_before(model):
+    return model.model.layers[1].mlp.register_forward_pre_hook(lambda _, inputs: (twice(inputs[0]),)).remove
+
+
+def hook_on_all(model):
+    part = model.model.layers[1].mlp
+    register = torch.nn.modules.module.register_module_forward_hook
+    return register(lambda module, _, output: twice(output) if module is part else output).remove
+
+
+def own_forward(model):
+    part = model.model.layers[1].mlp
+    part.forward = lambda inputs: twice(type(part).forward(part, inputs))
+    return lambda: vars(part).pop("forward")
+
+
+def other_module(model):
+    """As libraries of adapters put one in."""
+    mlp = model.model.layers[1].mlp
+    layer = mlp.down_proj
+    mlp.down_proj = Doubled(layer.in_features, layer.out_features, bias=False)
+    mlp.down_proj.weight = layer.weight
+    return lambda: setattr(mlp, "down_proj", layer)
+
+
+ADDITIONS = [hook, hook_before, hook_on_all, own_forward, other_module]
+
+
+@pytest.fixture
+def switch(monkeypatch):
+    return lambda on: monkeypatch.setattr(Doubled, "on", on)
+
+
+@pytest.mark.parametrize("added", ADDITIONS)
+def test_a_model_with_hooks_or_other_modules_runs_its_own_forward(added, switch):
+    raw, ids = raw_model("llama", dtype=torch.float32), prompt(9)
+    remove = added(raw)
+    try:
+        model = HFModel(raw)
+        assert model.engine.name == "eager"
+        assert generate(model, ids, Chain(model), max_new_tokens=20).tokens == hf_greedy(model, ids, 20)
+        switch(True)
+        assert generate(model, ids, Chain(model), max_new_tokens=20).tokens == hf_greedy(model, ids, 20)
+        with pytest.raises(ValueError, match=r"'packed' cannot run this llama model: .*would leave out"):
+            HFModel(raw, engine="packed")
+    finally:
+        remove()
+    assert HFModel(raw).engine.name == "compiled"
+
+
+LOOPS = {
+    "plain": lambda model, ids: autoregressive(model, ids, max_new_tokens=20).tokens,
+    "fast": lambda model, ids: autoregressive_fast(model, ids, max_new_tokens=20).tokens,
+    "tree": lambda model, ids: generate(model, ids, FixedTree(model), max_new_tokens=20).tokens,
+    "batch": lambda model, ids: generate_batch(model, [ids[0].tolist()], Chain(model), max_new_tokens=20)[0].tokens,
+}
+
+
+@pytest.mark.parametrize("added", ADDITIONS)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_hooks_and_modules_that_are_added_later_are_run_too(loop, added, switch, caplog):
+    """With one warning, and without the engine's weights; the engine is back when they are gone."""
+    raw, ids = raw_model("llama", dtype=torch.float32), prompt(9)
+    model, decode = HFModel(raw), LOOPS[loop]
+    text = decode(model, ids)
+    switch(True)
+    assert model.engine.name == "compiled"
+    assert text == decode(model, ids) == hf_greedy(model, ids, 20)
+    remove = added(raw)
+    try:
+        assert text != decode(model, ids) == decode(model, ids) == hf_greedy(model, ids, 20)
+        assert model.engine.name == "eager"
+    finally:
+        remove()
+    assert decode(model, ids) == text
+    assert model.engine.name == "compiled"
+    assert caplog.text.count("has changed since it was loaded") == 1
+
+
+def test_transformers_own_hooks_change_nothing(caplog):
+    raw = raw_model("llama", dtype=torch.float32)
+    model = HFModel(raw)
+    raw.model(prompt(3), output_hidden_states=True)  # leaves hooks behind that hand out hidden states
+    assert any(part._forward_hooks for part in raw.modules())
+    autoregressive(model, prompt(3), max_new_tokens=2)
+    assert model.engine.name == HFModel(raw).engine.name == "compiled"
+    assert not caplog.text
+
+
+def test_a_class_of_its_own_is_no_model_of_the_family(switch):
+    raw = raw_model("llama", dtype=torch.float32)
+    raw.__class__ = Derived
+    model = HFModel(raw)
+    assert model.engine.name == "linears"  # which runs the forward that it has
+    switch(True)
+    assert autoregressive(model, prompt(9), max_new_tokens=20).tokens == hf_greedy(model, prompt(9), 20)
+    with pytest.raises(ValueError, match="Engine 'compiled' cannot run this llama model"):
+        HFModel(raw, engine="compiled")
+
+
+@pytest.mark.parametrize("broken", ["wrong", "raises"])
+def test_a_model_whose_engine_fails_is_left_to_its_own_forward(broken, monkeypatch, caplog):
+    def forward(self, inputs):
+        if broken == "raises":
+            raise RuntimeError("no such kernel")
+        return self.product(inputs) * 1.1
+
+    monkeypatch.setattr(linears._Packed, "forward", forward)
+    model = HFModel(raw_model("gpt2", dtype=torch.float32))
+    assert model.engine.name == "eager"
+    assert caplog.text.count("engine 'linears'") == caplog.text.count("own forward runs it (engine 'eager')") == 1
+    assert autoregressive(model, prompt(9), max_new_tokens=20).tokens == hf_greedy(model, prompt(9), 20)
+    with pytest.raises(ValueError, match="engine 'linears' (differs|raised)"):
+        HFModel(raw_model("gpt2", dtype=torch.float32), engine="linears")
+
+
+def test_static_buffers_are_refused_where_hooks_would_not_run():
+    raw = raw_model("llama", dtype=torch.float32)
+    static = StaticModel(HFModel(raw), 64)
+    remove = hook(raw)
+    with pytest.raises(ValueError, match=r"has changed since its static buffers were made: .* a hook"):
+        autoregressive(static, prompt(3), max_new_tokens=2)
+    with pytest.raises(ValueError, match=r"^Its module 'model.layers.1.mlp' has a hook"):
+        StaticModel(HFModel(raw), 64)
+    remove()
+    assert len(autoregressive(static, prompt(3), max_new_tokens=2).tokens) == 2
 
 
 def test_an_unknown_engine_is_refused_before_any_work():

@@ -130,6 +130,8 @@ def test_a_pair_of_a_target_and_two_drafts(tmp_path):
     assert generate(static.target, prompt(30), Chain(static.draft, 4), max_new_tokens=20).tokens == expected
     with pytest.raises(ValueError, match=r"from its target's features, .* give a draft that reads tokens alone"):
         StaticModel(pair.draft)
+    pair.independent.model.model.register_forward_hook(lambda *_: None)  # its own forward has logits of all tokens
+    assert pair.independent.session().level(np.array([1]), np.array([-1])).shape == (1, len(TOKENS))
 
 
 def test_the_pair_says_how_to_get_its_target(monkeypatch, tmp_path):

@@ -95,6 +95,7 @@ class BatchedModel(LanguageModel):
                 f"'{base.name}' has {what}, which batches do not support; give a plain HFModel without either, or "
                 "decode its texts one by one with generate()."
             )
+        base.check_modules()
         self.base, self.role = base, role
         self.name, self.vocab_size, self.context = base.name, base.vocab_size, base.context
         self.eos_token_ids, self.vocabulary, self.tokenizer = base.eos_token_ids, base.vocabulary, base.tokenizer

@@ -72,7 +72,7 @@ class LeanGPTNeoX:
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
         """Make the lean forward of a model, or None where the model has none."""
-        fits = isinstance(model, GPTNeoXForCausalLM) and model.config._attn_implementation == "sdpa"
+        fits = type(model) is GPTNeoXForCausalLM and model.config._attn_implementation == "sdpa"
         one_device = len({weight.device for weight in model.parameters()}) == 1
         return cls(model) if fits and one_device else None
 

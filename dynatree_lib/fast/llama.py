@@ -20,11 +20,13 @@ FAMILY = ("llama", "qwen2", "qwen3", "mistral")
 
 
 def serves_family(model: PreTrainedModel) -> bool:
-    """Return whether a model is of the Llama family, with sdpa attention and no sliding windows."""
+    """Return whether a model is of the Llama family as transformers has it, with sdpa attention and no windows."""
     config = model.config
+    kind = config.model_type
+    stock = kind in FAMILY and type(model).__module__ == f"transformers.models.{kind}.modeling_{kind}"
     windows = "sliding_attention" in (getattr(config, "layer_types", None) or ())
-    windows = windows or (config.model_type == "mistral" and config.sliding_window is not None)
-    return config.model_type in FAMILY and config._attn_implementation == "sdpa" and not windows
+    windows = windows or (kind == "mistral" and config.sliding_window is not None)
+    return stock and config._attn_implementation == "sdpa" and not windows
 
 
 class PackedLlama:

@@ -71,6 +71,7 @@ def autoregressive_fast(
         raise TypeError(
             f"The target is {described(target)}; give an HFModel, or use autoregressive(), which serves any."
         )
+    target.check_modules()
     every, seed = whole("every", every, 1), whole("seed", seed)
     chosen("interrupt", interrupt, ("raise", "return"))
     ids = checked_prompt(target, prompt, None, max_new_tokens, target.tokenizer)

@@ -24,6 +24,7 @@ from ..checks import of_kind
 from ..masks import depth_positions, laid_out
 from ..models.cache import TreeCache
 from ..models.check import check_tree_attention
+from ..models.engines import Modules, hooked
 from ..models.huggingface import HFModel, HFSession, in_inference_mode
 from ..models.pairs import Pair
 from ..models.translated import TranslatedHFModel
@@ -77,7 +78,9 @@ class StaticModel(HFModel):
         reason = why_not_static(model)
         if reason:
             raise ValueError(reason)
+        model.check_modules()
         self.__dict__.update(model.__dict__)
+        self.modules = Modules(model.modules.model)
         self.context = min(model.context, CAPACITY if capacity is None else capacity)
         if self.context < 2 or not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
             raise ValueError(
@@ -87,6 +90,16 @@ class StaticModel(HFModel):
         self.buffers = Buffers(model, self.context, tuple(sizes), graphs)
         if check:
             check_tree_attention(self, engine_only=True)
+
+    @override
+    def check_modules(self) -> None:
+        """Raise ValueError where hooks or other modules were added: the buffers' steps are captured without them."""
+        added = self.modules.added()
+        if added:
+            raise ValueError(
+                f"'{self.name}' has changed since its static buffers were made: {added}, which they would leave out; "
+                "use the HFModel itself."
+            )
 
     @override
     def run_forward(self, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: Any, keep: int) -> torch.Tensor:
@@ -472,6 +485,12 @@ def why_not_static(model: HFModel) -> str | None:
             f"'{model.name}' is translated for a target with another tokenizer, which static buffers do not do; put "
             "the draft on static buffers and translate that: TranslatedHFModel(StaticModel(draft.untranslated), "
             "draft.translation)."
+        )
+    hooks = hooked(model.model)
+    if hooks:
+        return (
+            f"{hooks[0].upper()}{hooks[1:]} ('{model.name}'), which captured forwards would leave out; use the HFModel "
+            "itself."
         )
     devices = {weight.device for weight in model.model.parameters()}
     if len(devices) > 1:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -215,7 +216,7 @@ def _settings(kind: type) -> set[str]:
 
 # ----------------------------------------------------------------------------------------------------------- the proof
 @torch.inference_mode()
-def check_tree_attention(model: HFModel, *, engine_only: bool = False) -> None:
+def check_tree_attention(model: HFModel, *, engine_only: bool = False, may_fall_back: bool = False) -> None:
     """Score small trees over the cache and compare every node with a plain forward over its path.
 
     A text is read in two parts and a tree in two levels, a path is committed, and another tree follows. Windows
@@ -226,6 +227,8 @@ def check_tree_attention(model: HFModel, *, engine_only: bool = False) -> None:
     Args:
         model: on this engine and these sessions.
         engine_only: transformers' own forward is proved already.
+        may_fall_back: leave the model to `Eager`, with a warning, where its engine fails and transformers' own forward
+            passes.
 
     Raises:
         ValueError: if any logit differs by more than rounding; the sentence says what differed.
@@ -247,10 +250,17 @@ def check_tree_attention(model: HFModel, *, engine_only: bool = False) -> None:
             own.engine, allowed = model.engine, _by_dtype(TOLERANCE, model)
             if model.drafted is not None:  # its engine computes the logits of these tokens alone
                 plain = plain[:, torch.from_numpy(model.drafted).to(plain.device)]
-            part, off = _worst(trial.scored(own), plain, allowed)
-            if part:
-                what = f"engine '{model.engine.name}' differs from its own forward ({part} "
-                raise _refusal(model, f"{what}{_told(off, allowed, model)})", "use engine='eager' or float32")
+            try:
+                found = _attempt(model, f"engine '{own.engine.name}'", lambda: trial.scored(own))
+                part, off = _worst(found, plain, allowed)
+                if part:
+                    what = f"engine '{model.engine.name}' differs from its own forward ({part} "
+                    raise _refusal(model, f"{what}{_told(off, allowed, model)})", "use engine='eager' or float32")
+            except ValueError as error:
+                if not may_fall_back:
+                    raise
+                logging.getLogger(__name__).warning("%s So transformers' own forward runs it (engine 'eager').", error)
+                model.engine = Eager(model.model)
 
 
 def _proved_in_float32(model: HFModel) -> bool:

@@ -9,18 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from inspect import signature
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from itertools import chain
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
-from torch.nn import Parameter
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from torch.nn import Module, Parameter
+from torch.nn.modules import module as every_module
+from transformers import PreTrainedModel
 
 LARGEST_COPY = 2**30
 """Bytes of weights up to which `auto` takes an engine that holds a second copy of them."""
 
+
+LIBRARY = __name__.partition(".")[0]
+STOCK = (
+    "torch.nn.modules.", "transformers.models.", "transformers.activations.", "transformers.pytorch_utils.",
+    f"{LIBRARY}.",
+)  # fmt: skip
+"""Where the classes of a model's modules are from, unless it comes with code or somebody has put in others."""
+HARMLESS = ("transformers.utils.output_capturing", "accelerate.hooks")
+"""Where hooks are from that change nothing: they hand out hidden states, or move tensors between devices."""
 
 CACHE_NAMES = ("cache", "past_key_values")
 """What transformers calls the argument and the output that is a KV cache: the first from 5.24 on."""
@@ -173,6 +182,77 @@ class Eager:
         return logits[:, -keep:]
 
 
+def hooked(model: Module) -> str | None:
+    """Say which module runs more than the forward of its class: a hook, or a forward of its own; None if none does."""
+    if every_module._global_forward_hooks or every_module._global_forward_pre_hooks:
+        return "torch has a hook around the forward of every module"
+    for name, part in model.named_modules():
+        named = f"its module '{name}'" if name else "the model"
+        hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
+        if any(getattr(hook, "__module__", None) not in HARMLESS for hook in hooks):
+            return f"{named} has a hook around its forward"
+        if "forward" in vars(part) and type(getattr(part, "_hf_hook", None)).__module__ not in HARMLESS:
+            return f"{named} has a forward of its own"
+    return None
+
+
+def foreign(model: Module) -> str | None:
+    """Say what makes this model another than its class says: hooks, or a module of another package (a LoRA layer).
+
+    An engine that computes by itself would leave that out. None where there is nothing.
+    """
+    own, homes = type(model).__module__.partition(".")[0], [*STOCK]
+    if own != "transformers" and isinstance(model, PreTrainedModel):
+        homes.append(f"{own}.")
+    for kind in {type(part): None for part in model.modules()}:
+        forward = getattr(kind.forward, "__module__", None) or kind.__module__
+        for place, allowed in ((kind.__module__, homes), (forward, [*homes, "transformers."])):
+            if not f"{place}.".startswith(tuple(allowed)):
+                return f"it has modules of class {kind.__name__}, whose forward is that of {place}"
+    return hooked(model)
+
+
+class Modules:
+    """The modules of a model, to notice at the beginning of a text that they are not what they were.
+
+    To notice none takes a tenth of a walk through them: 30 microseconds for 30 layers.
+
+    Attributes:
+        model: the model that they are of.
+        told: whether a change was warned of.
+
+    Args:
+        model: as it is now.
+    """
+
+    def __init__(self, model: Module) -> None:
+        self.model, self.told = model, False
+        self.look()
+
+    def look(self) -> None:
+        """Take the modules as they are now for those that they should be."""
+        parts = [*self.model.modules()]
+        self.counted: list[dict[Any, Any]] = [*map(vars, parts)]
+        self.counted += [every_module._global_forward_hooks, every_module._global_forward_pre_hooks]
+        self.counted += [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+        self.children = [part._modules for part in parts if part._modules]
+        self.before = self._now()
+
+    def _now(self) -> tuple[int, list[Module | None]]:
+        return sum(map(len, self.counted)), [*chain.from_iterable(map(dict.values, self.children))]
+
+    def added(self) -> str | None:
+        """Say what an engine that was made of the modules as they were would leave out; None for nothing."""
+        now = self._now()
+        if now == self.before:
+            return None
+        replaced = "some of its modules were replaced" if now[1] != self.before[1] else None
+        added = foreign(self.model) or replaced
+        if not added:  # hooks of transformers' own, or attributes
+            self.look()
+        return added
+
+
 ENGINES: dict[str, str] = {"eager": f"{__name__}:Eager"}
 """Name of an engine -> "module:class"; imported when first asked for. `auto` tries the latest registered first."""
 
@@ -191,6 +271,8 @@ def check_engine(choice: str) -> None:
 def engine_of(model: PreTrainedModel, choice: str = "auto") -> Engine:
     """The engine of this name for a model; "auto" is the fastest that serves it, without a copy of large weights.
 
+    Only `eager` runs hooks, and modules that are not those of the model's class.
+
     Raises:
         ValueError: for an unknown name, or one that cannot serve this model; the sentence says what can.
     """
@@ -198,13 +280,19 @@ def engine_of(model: PreTrainedModel, choice: str = "auto") -> Engine:
     small = sum(weight.nbytes for weight in model.parameters()) <= LARGEST_COPY
     # a quantised weight is a class of tensors, or integers: only the module that holds it knows how to multiply by it
     plain = all(type(weight) is Parameter and weight.is_floating_point() for weight in model.parameters())
+    added = foreign(model)
     for name in reversed(ENGINES):
         module, _, attribute = ENGINES[name].partition(":")
         kind: type[Engine] = getattr(import_module(module), attribute)
         if choice == name or (choice == "auto" and (small or not kind.copies_weights)):
-            engine = kind.of(model) if plain or kind is Eager else None
+            engine = kind.of(model) if (plain and not added) or kind is Eager else None
             if engine is not None:
                 return engine
+            if choice == name and added:
+                raise ValueError(
+                    f"Engine '{choice}' cannot run this {model.config.model_type} model: {added}, which the engine "
+                    "would leave out; use engine='auto' or 'eager'."
+                )
             if choice == name:
                 raise ValueError(
                     f"Engine '{choice}' cannot run this {model.config.model_type} model in {model.dtype} on "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 from collections.abc import Callable
 from functools import cached_property, wraps
 from typing import Any, TypeVar, cast
@@ -18,7 +19,7 @@ from ..sampling import Sampling
 from .base import LanguageModel, Session
 from .cache import TreeCache
 from .check import WINDOWED, check_loaded, check_tree_attention, reach
-from .engines import ArrayEngine, Eager, Engine, engine_of
+from .engines import ArrayEngine, Eager, Engine, Modules, engine_of
 from .generation_config import warn_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -71,9 +72,11 @@ class HFModel(LanguageModel):
         self.session_class: type[HFSession] = HFSession
         self.around: Callable[..., torch.Tensor] | None = None
         self.drafted: np.ndarray | None = None
+        self.set_aside: Engine | None = None
         self.engine: Engine = engine_of(model, engine)
+        self.modules = Modules(model)
         if check:
-            check_tree_attention(self)
+            check_tree_attention(self, may_fall_back=engine == "auto")
 
     @property
     def config(self) -> Any:
@@ -126,6 +129,26 @@ class HFModel(LanguageModel):
         sharing = getattr(self.config, "kv_sharing_modes", None) or ()
         own = [layer for layer, mode in enumerate(sharing) if mode != "reuse"]
         return TreeCache(self.layers, capacity, self.layer_devices, own[-1] if own else None)
+
+    def check_modules(self) -> None:
+        """Let transformers' own forward run a model that got hooks or other modules since it was loaded.
+
+        A warning says so: another engine would leave them out. It is back when they are gone. Whatever begins a text
+        calls this.
+        """
+        if self.set_aside is None and type(self.engine) is Eager:
+            return
+        added = self.modules.added()
+        if added and self.set_aside is None:
+            self.set_aside, self.engine = self.engine, Eager(self.modules.model)
+            if not self.modules.told:
+                logging.getLogger(__name__).warning(
+                    "Model '%s' has changed since it was loaded: %s. So transformers' own forward runs it, because its "
+                    "engine '%s' would leave that out.", self.name, added, self.set_aside.name,
+                )  # fmt: skip
+            self.modules.told = True
+        elif self.set_aside is not None and not added:
+            self.engine, self.set_aside = self.set_aside, None
 
     def session(self) -> HFSession:
         """Return a new, empty session with its own cache."""
@@ -227,6 +250,7 @@ class HFSession(Session):
     in_one_call = True
 
     def __init__(self, model: HFModel) -> None:
+        model.check_modules()
         self.model, self.drafted = model, model.drafted
         if model.arrays is not None:
             self.most_probable = model.arrays.most_probable

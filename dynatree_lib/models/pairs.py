@@ -200,7 +200,7 @@ def load_pruned_pair(
     whole, tokens = load_pruned(folder / "draft", big.model)
     small = HFModel(whole, big.tokenizer, engine="eager", check=False)
     reduced = HFModel(short_head(whole, tokens), big.tokenizer, engine=engine)
-    small = small.altered(engine=reduced.engine, drafted=tokens)
+    small = small.altered(engine=reduced.engine, modules=reduced.modules, drafted=tokens)
     if not (folder / "features").is_dir():
         return Pair(name, big, small, big.tokenizer)
     whole, tokens = load_pruned(folder / "features", big.model)
