@@ -15,7 +15,7 @@ pytest.importorskip("ipywidgets")
 import dynatree_lib as dt
 from dynatree_lib import plots
 from dynatree_lib.drafters.base import Proposal
-from dynatree_lib.explore import Coins, Live, Race, Timeline, Walk
+from dynatree_lib.explore import Choice, Coins, Live, Race, Timeline, Walk
 from dynatree_lib.explore.live import CONTROLS, DRAFTERS, MOST_NODES
 from dynatree_lib.measure import exact
 from dynatree_lib.measure.methods import METHODS
@@ -359,3 +359,51 @@ class TestTimeline:
             traced_runs(pair, PROMPT, ["ar", "hf-generate"])
         with pytest.raises(ValueError, match="ptd:carry=true would know the text"):
             traced_runs(pair, PROMPT, ["ar", "ptd:carry=true"])
+
+
+WRONG = {
+    "walk of nothing": (lambda pair, text: Walk(None), TypeError, "The text is None; give what generate returns"),
+    "walk of tokens": (lambda pair, text: Walk([1, 2]), TypeError, "The text is a list; give what generate"),
+    "walk with a name": (lambda pair, text: Walk(text, "gpt2"), TypeError, "The tokenizer is 'gpt2'; give an object"),
+    "walk with ids": (lambda pair, text: Walk(text, prompt=[1]), TypeError, "The prompt is a list; give it as text"),
+    "walk behind -1": (lambda pair, text: Walk(text, prefix=-1), ValueError, "prefix is -1; give a whole number of at"),
+    "race of a list": (lambda pair, text: Race([text]), TypeError, "What races is a list; give {name of a method: "),
+    "race of tokens": (lambda pair, text: Race({"a": [1]}), TypeError, "The text of 'a' is a list; give what gener"),
+    "live target": (lambda pair, text: Live(pair.target, "a"), TypeError, "The pair is an HFModel; .*load_pair return"),
+    "live ids": (lambda pair, text: Live(pair, [1, 2]), TypeError, "The prompt is a list; give it as text"),
+    "live budget": (lambda pair, text: Live(pair, "a", budget="8"), ValueError, "budget is '8'; give a whole number"),
+    "live method": (lambda pair, text: Live(pair, "a", method=None), ValueError, "method is 'None'; choose one of cha"),
+    "clock of a list": (lambda pair, text: Timeline([1]), TypeError, "What is shown is a list; give {label: events"),
+    "coins of a tree": (lambda pair, text: Coins(text.iterations[0].tree, 0, "", {}), TypeError, "The proposal is a T"),
+    "coins of a name": (
+        lambda pair, text: Coins(Proposal(text.iterations[0].tree), 0, "", {}), TypeError, "scores the tree is 0; give",
+    ),
+    "choice of words": (lambda pair, text: Choice("ab"), TypeError, "A row is 'a'; give rows of measure.chooser"),
+    "text of tokens": (lambda pair, text: plots.text_iterations([1]), TypeError, "The text is a list; give what gener"),
+    "text with a name": (lambda pair, text: plots.text_iterations(text, "gpt2"), TypeError, "The tokenizer is 'gpt2'"),
+    "step of tokens": (lambda pair, text: plots.step_text("ab", 0), TypeError, "The text is 'ab'; give what generate"),
+    "step 1.5": (lambda pair, text: plots.step_text(text, 1.5), ValueError, "number is 1.5; the text has iterations 0"),
+    "bars of a text": (
+        lambda pair, text: plots.timeline(text), TypeError, "iterations is a Generation; give the attribute `iter",
+    ),
+    "bars of words": (lambda pair, text: plots.timeline("ab"), TypeError, "iterations is 'ab'; give the attribute"),
+    "bars of numbers": (lambda pair, text: plots.timeline([3]), TypeError, "An iteration is 3; give the attribute"),
+    "nodes of a text": (lambda pair, text: plots.node_rows(text), TypeError, "iterations is a Generation; give the a"),
+    "stack of a list": (lambda pair, text: plots.stacked_trees([1]), TypeError, "iterations is a list; give {heading:"),
+    "stack of trees": (
+        lambda pair, text: plots.stacked_trees({"a": text}), TypeError, "The iteration of 'a' is a Generation; give",
+    ),
+    "mask of a step": (
+        lambda pair, text: plots.tree_mask(text.iterations[0], 3), TypeError, "The tree is an Iteration; give a Token",
+    ),
+    "places of a step": (
+        lambda pair, text: plots.positions(text.iterations[0], 3), TypeError, "The tree is an Iteration; give a Token",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_shown_is_named_with_the_way_out(pair, generation, name):
+    call, kind, sentence = WRONG[name]
+    with pytest.raises(kind, match=sentence):
+        call(pair, generation)

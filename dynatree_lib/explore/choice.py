@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import ipywidgets as widgets
 
 from .. import plots
+from ..checks import of_kind
 from ..measure.chooser import Row, advice, choose, speed_of
 from ..papers import html_table
 from .walk import put
@@ -23,12 +24,15 @@ class Choice(widgets.VBox):
         answer: the sentence.
 
     Raises:
+        TypeError: for rows that are none.
         ValueError: without a row.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
         if not rows:
             raise ValueError("There is no row to choose from; give those of measure.chooser.map_rows.")
+        for row in rows:
+            of_kind("A row", row, Mapping, "give rows of measure.chooser.map_rows")
         self.rows = list(rows)
         runs, kinds = (tuple(dict.fromkeys(row[name] for row in rows)) for name in ("run", "kind"))
         wide = {"style": {"description_width": "initial"}}

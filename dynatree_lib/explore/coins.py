@@ -10,6 +10,7 @@ import ipywidgets as widgets
 import torch
 
 from .. import plots
+from ..checks import of_kind
 from ..drafters.base import Proposal
 from ..measure import exact
 from ..measure.statistics import share
@@ -39,12 +40,18 @@ class Coins(widgets.VBox):
         verdict: what the rule has decided, or None while decisions are left.
 
     Raises:
+        TypeError: for a proposal, scores or rules that are none.
         ValueError: without a rule.
     """
 
     def __init__(
         self, proposal: Proposal, scores: Scores, letters: Sequence[str], rules: Mapping[str, Verifier]
     ) -> None:
+        of_kind("The proposal", proposal, Proposal, "give what a drafter proposes, or Proposal(tree, distributions)")
+        of_kind("What scores the tree", scores, Scores, "give the target's, such as measure.exact.target_scores(...)")
+        of_kind("What decides", rules, Mapping, "give {name: rule, ...}, such as {'traversal': Traversal()}")
+        for name, rule in rules.items():
+            of_kind(f"The rule {name!r}", rule, Verifier, "give an object, such as Traversal()")
         if not rules:
             raise ValueError("There is no rule to decide with; give one at least, such as {'traversal': Traversal()}.")
         self.proposal, self.scores, self.letters, self.rules = proposal, scores, letters, rules

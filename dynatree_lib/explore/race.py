@@ -8,7 +8,9 @@ from typing import Any
 import ipywidgets as widgets
 
 from .. import plots
+from ..checks import of_kind
 from ..decoding import Generation
+from ..plots.iterations import check_text
 from .walk import player, put
 
 
@@ -24,10 +26,14 @@ class Race(widgets.VBox):
         forwards: the slider; setting `forwards.value` moves on.
 
     Raises:
+        TypeError: for texts that are no mapping to generations, and for a tokenizer or prompt that is none.
         ValueError: without methods, and for a text without iterations.
     """
 
     def __init__(self, generations: Mapping[str, Generation], tokenizer: Any = None, *, prompt: str = "") -> None:
+        of_kind("What races", generations, Mapping, "give {name of a method: what generate returned, ...}")
+        for name, one in generations.items():
+            check_text(one, tokenizer, prompt, name=f"The text of {name!r}")
         empty = [name for name, one in generations.items() if not one.iterations]
         if empty or not generations:
             raise ValueError(

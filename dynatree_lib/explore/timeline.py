@@ -8,6 +8,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from .. import plots
+from ..checks import of_kind
 from ..measure.trace import iteration_means
 from .walk import put, shown_table, slider
 
@@ -26,10 +27,12 @@ class Timeline(widgets.VBox):
         without: part of an iteration -> checkbox; the table's speed leaves the part out.
 
     Raises:
+        TypeError: for what is no mapping.
         ValueError: without methods, or for a run of fewer than two iterations.
     """
 
     def __init__(self, events: Mapping[str, Sequence[Sequence[Any]]]) -> None:
+        of_kind("What is shown", events, Mapping, "give {label: events, ...}, as measure.trace.traced_runs returns it")
         if not events:
             raise ValueError("There are no traced runs to show; make some with dynatree_lib.measure.trace.traced_runs.")
         self.events = events

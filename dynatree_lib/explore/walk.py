@@ -9,8 +9,10 @@ from typing import Any
 import ipywidgets as widgets
 
 from .. import plots
+from ..checks import whole
 from ..decoding import Generation, Iteration
 from ..papers import html_table
+from ..plots.iterations import check_text
 
 PACE = 1200
 """Milliseconds of an iteration while it plays."""
@@ -26,15 +28,19 @@ class Walk(widgets.VBox):
         tokenizer: shows text instead of token numbers.
         prompt: shown before the text.
         prefix: KV entries before the first iteration's node 0, for the mask: the tokens of the prompt but the last.
+            At least 0.
 
     Attributes:
         place: the slider; setting `place.value` moves on.
 
     Raises:
-        ValueError: for a text without iterations, such as `autoregressive_fast` gives.
+        TypeError: for a generation, tokenizer or prompt that is none.
+        ValueError: for a text without iterations, such as `autoregressive_fast` gives, or another prefix.
     """
 
     def __init__(self, generation: Generation, tokenizer: Any = None, *, prompt: str = "", prefix: int = 0) -> None:
+        check_text(generation, tokenizer, prompt)
+        whole("prefix", prefix, 0)
         if not generation.iterations:
             raise ValueError("This text has no iterations to walk through; decode it with generate().")
         self.generation, self.tokenizer, self.prompt, self.prefix = generation, tokenizer, prompt, prefix

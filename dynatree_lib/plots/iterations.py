@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pandas as pd
 from jinja2 import Environment
 from plotly import graph_objects as go
 
+from ..checks import decodes, described, is_whole, of_kind
 from ..decoding import Generation, Iteration
 from ..measure.statistics import Table, share
 from ..models.texts import pieces
@@ -26,12 +27,32 @@ SHADES = ("#cfe8f7", "#d8f0df")
 """Background of accepted tokens, alternating from iteration to iteration."""
 
 
+# -------------------------------------------------------------------------------------------------------------- checks
+def listed(iterations: Iterable[Iteration]) -> list[Iteration]:
+    """Return iterations as a list; TypeError, with the way out, for anything else."""
+    way_out = "give the attribute `iterations` of what generate returns"
+    if isinstance(iterations, str) or not isinstance(iterations, Iterable):
+        raise TypeError(f"iterations is {described(iterations)}; {way_out}.")
+    several = list(iterations)
+    for one in several:
+        of_kind("An iteration", one, Iteration, way_out)
+    return several
+
+
+def check_text(generation: Any, tokenizer: Any = None, prompt: Any = "", *, name: str = "The text") -> None:
+    """Raise TypeError, with the way out, for what is no text of `generate`, no tokenizer, or no prompt to show."""
+    of_kind(name, generation, Generation, "give what generate returns")
+    if tokenizer is not None:
+        decodes(tokenizer)
+    of_kind("The prompt", prompt, str, "give it as text, which is shown before what was generated")
+
+
 # ---------------------------------------------------------------------------------------------------------------- rows
 def iteration_rows(iterations: Iterable[Iteration]) -> list[Row]:
     """Return a row per iteration: `iteration`, `committed` tokens, drafted `nodes`, drafted `levels`, and the values
     that the drafter reported of its state before the iteration."""
     rows = []
-    for number, iteration in enumerate(iterations):
+    for number, iteration in enumerate(listed(iterations)):
         row = {"iteration": number, "committed": iteration.committed, "nodes": len(iteration.tree) - 1}
         rows.append({**row, "levels": iteration.tree.depth, **iteration.adaptation})
     return rows
@@ -45,7 +66,7 @@ def node_rows(iterations: Iterable[Iteration]) -> list[Row]:
     so the target decided on this node), `accepted`.
     """
     rows = []
-    for number, iteration in enumerate(iterations):
+    for number, iteration in enumerate(listed(iterations)):
         tree, path, children = iteration.tree, {0, *iteration.verdict.path}, Counter[int]()
         for node, parent in enumerate(tree.parents.tolist()[1:], start=1):
             row = {"iteration": number, "node": node, "parent": parent, "token": int(tree.tokens[node])}
@@ -115,7 +136,11 @@ def text_iterations(generation: Generation, tokenizer: Any = None, *, prompt: st
         generation: result of `generate`.
         tokenizer: decodes the tokens, the generation's own by default; without one their numbers are shown.
         prompt: shown in grey before the text.
+
+    Raises:
+        TypeError: for a generation, tokenizer or prompt that is none.
     """
+    check_text(generation, tokenizer, prompt)
     texts, tokens = pieces(generation.tokens, tokenizer or generation.tokenizer), list[Row]()
     for number, iteration in enumerate(generation.iterations):
         notes = [f"accepted, node {node} of {len(iteration.tree) - 1}" for node in iteration.verdict.path]
@@ -149,11 +174,13 @@ def step_text(
         branches: rejected branches that are shown, the most probable first.
 
     Raises:
+        TypeError: for a generation, tokenizer or prompt that is none.
         ValueError: where there is no such iteration.
     """
+    check_text(generation, tokenizer, prompt)
     count = len(generation.iterations)
-    if not 0 <= number < count:
-        raise ValueError(f"number is {number}; the text has iterations 0 to {count - 1}.")
+    if not is_whole(number, 0) or number >= count:
+        raise ValueError(f"number is {number!r}; the text has iterations 0 to {count - 1}.")
     iteration, tokenizer = generation.iterations[number], tokenizer or generation.tokenizer
     first = sum(one.committed for one in generation.iterations[:number])
     accepted = min(len(iteration.verdict.path), iteration.committed)
@@ -183,8 +210,17 @@ def _rendered(name: str, **values: Any) -> Html:
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
-def timeline(iterations: Sequence[Iteration], *, title: str = "") -> go.Figure:
-    """Draw the tokens committed by each iteration: accepted drafted tokens, the bonus token, and the tree's depth."""
+def timeline(iterations: Iterable[Iteration], *, title: str = "") -> go.Figure:
+    """Draw the tokens committed by each iteration: accepted drafted tokens, the bonus token, and the tree's depth.
+
+    Args:
+        iterations: the attribute of a generation.
+        title: above the figure; by default the counts.
+
+    Raises:
+        TypeError: for what are no iterations.
+    """
+    iterations = listed(iterations)
     accepted = [len(iteration.verdict.path) for iteration in iterations]
     title = title or f"{sum(i.committed for i in iterations)} tokens in {len(iterations)} iterations"
     drawn = theme.figure(title, x="iteration (one target forward each)", y="tokens", barmode="stack", height=360)

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from plotly import graph_objects as go
 
-from ..checks import of_kind
+from ..checks import of_kind, whole
 from ..decoding import Iteration
 from ..masks import ancestor_matrix
 from ..models.texts import label
@@ -75,9 +75,14 @@ def stacked_trees(iterations: Mapping[str, Iteration], tokenizer: Any = None, *,
         iterations: heading -> iteration; drawn from top to bottom.
         tokenizer: shows token text instead of numbers.
         title: above the figure.
+
+    Raises:
+        TypeError: for what is no mapping to iterations.
     """
+    of_kind("iterations", iterations, Mapping, "give {heading: iteration, ...}")
     parts = []
     for heading, iteration in iterations.items():
+        of_kind(f"The iteration of {heading!r}", iteration, Iteration, "give one, such as generation.iterations[0]")
         count = iteration.committed
         text = f"<b>{theme.escaped(heading)}</b>: {len(iteration.tree) - 1} drafted, "
         text += f"{count} {'token' if count == 1 else 'tokens'} committed by one target forward"
@@ -260,7 +265,12 @@ def tree_mask(
         tokenizer: labels with token text.
         prefix_tokens: (t,) the prefix, for column labels.
         title: above the figure.
+
+    Raises:
+        TypeError: for what is no tree.
+        ValueError: for a prefix that is no whole number of at least 0.
     """
+    _check_placed(tree, prefix)
     nodes = _names(tree, tokenizer)
     shown = min(prefix, SHOWN_PREFIX)
     columns = [f"x{prefix - shown + place + 1}" for place in range(shown)]
@@ -307,7 +317,13 @@ def draw_mask(
 
 
 def positions(tree: TokenTree, prefix: int, tokenizer: Any = None, *, title: str = "") -> go.Figure:
-    """Draw the nodes' positions after `prefix` tokens: by depth, and in the nodes' order, as a model numbers them."""
+    """Draw the nodes' positions after `prefix` tokens: by depth, and in the nodes' order, as a model numbers them.
+
+    Raises:
+        TypeError: for what is no tree.
+        ValueError: for a prefix that is no whole number of at least 0.
+    """
+    _check_placed(tree, prefix)
     nodes = list(range(len(tree)))
     drawn = theme.figure(title or "Position of each node", x="node, in scored order", y="position", height=430)
     for name, places, symbol in (
@@ -316,6 +332,11 @@ def positions(tree: TokenTree, prefix: int, tokenizer: Any = None, *, title: str
     ):
         drawn.add_scatter(x=nodes, y=places, mode="markers", name=name, marker={"size": 11, "symbol": symbol})
     return drawn.update_xaxes(tickvals=nodes, ticktext=_names(tree, tokenizer), tickangle=-60)
+
+
+def _check_placed(tree: Any, prefix: Any) -> None:
+    of_kind("The tree", tree, TokenTree, "give a TokenTree, such as generation.iterations[0].tree")
+    whole("prefix", prefix, 0)
 
 
 def _names(tree: TokenTree, tokenizer: Any) -> list[str]:
