@@ -28,10 +28,10 @@ SHADES = ("#cfe8f7", "#d8f0df")
 
 
 # -------------------------------------------------------------------------------------------------------------- checks
-def listed(iterations: Iterable[Iteration]) -> list[Iteration]:
+def listed(iterations: Any) -> list[Iteration]:
     """Return iterations as a list; TypeError, with the way out, for anything else."""
     way_out = "give the attribute `iterations` of what generate returns"
-    if isinstance(iterations, str) or not isinstance(iterations, Iterable):
+    if isinstance(iterations, str | bytes) or not isinstance(iterations, Iterable):
         raise TypeError(f"iterations is {described(iterations)}; {way_out}.")
     several = list(iterations)
     for one in several:
