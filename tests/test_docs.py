@@ -652,6 +652,17 @@ def test_the_tables_of_drawn_trees_and_of_the_switch_are_those_of_their_records(
     for nodes in (4, 8, 16):
         words = {"over": f"Sequoia's shape, {nodes}", "of": "tokens", "per": "iterations"}
         assert str(ratio(drawn.frame(), f"DySpec, {nodes}", **words)) in told
+    counted = json.loads((folder / "grown.json").read_text(encoding="utf-8"))
+    counts, (least, *_, most) = counted["counts"], counted["rates"]
+    assert f"{least['accepted'] / least['drawn']:.2f} of the tokens that had a probability below 0.05" in told
+    assert (
+        f"DySpec expects {least['probability']:.2f}, and {most['accepted'] / most['drawn']:.2f} of those above" in told
+    )
+    words = {"over": "Sequoia's shape", "of": "tokens", "per": "iterations", "by": "prompt", "column": "tree"}
+    names = ("DySpec", *(f"DySpec, {share} accepted" for share in (0.5, 0.6, 0.7)))
+    own, *constants = (ratio(counted["counts"], name, **words) for name in names)
+    assert f"{constants[0]} of Sequoia's shape, where DySpec's own value gives {own}" in told
+    assert all(found.high >= 1 for found in constants)
     placed = {(row["method"], row["kind"]): speed_of(row) for row in map_rows({"": switch})}
     table = table_rows(text.partition("(record\n[switch.jsonl.gz]")[2].partition("\n\nPrompt by prompt")[0])
     assert len(table) == 4

@@ -16,6 +16,7 @@ SHIPPED = (
     "outputs/reference/cpu/throughput.json",
     "outputs/reference/cpu/tuned.json",
     "outputs/reference/drawn.jsonl.gz",
+    "outputs/reference/grown.json",
     "outputs/reference/h200/gpu_speed.json",
     "outputs/reference/roofline.json",
     "outputs/reference/smollm2",
