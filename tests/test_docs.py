@@ -653,11 +653,10 @@ def test_the_tables_of_drawn_trees_and_of_the_switch_are_those_of_their_records(
         words = {"over": f"Sequoia's shape, {nodes}", "of": "tokens", "per": "iterations"}
         assert str(ratio(drawn.frame(), f"DySpec, {nodes}", **words)) in told
     counted = json.loads((folder / "grown.json").read_text(encoding="utf-8"))
-    counts, (least, *_, most) = counted["counts"], counted["rates"]
-    assert f"{least['accepted'] / least['drawn']:.2f} of the tokens that had a probability below 0.05" in told
-    assert (
-        f"DySpec expects {least['probability']:.2f}, and {most['accepted'] / most['drawn']:.2f} of those above" in told
-    )
+    least, *_, most = counted["rates"]
+    seldom, often = (one["accepted"] / one["drawn"] for one in (least, most))
+    assert f"{seldom:.2f} of the tokens that had a probability below 0.05" in told
+    assert f"DySpec expects {least['probability']:.2f}, and {often:.2f} of those above" in told
     words = {"over": "Sequoia's shape", "of": "tokens", "per": "iterations", "by": "prompt", "column": "tree"}
     names = ("DySpec", *(f"DySpec, {share} accepted" for share in (0.5, 0.6, 0.7)))
     own, *constants = (ratio(counted["counts"], name, **words) for name in names)
