@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
 from nbconvert import SlidesExporter
 
@@ -96,3 +97,11 @@ def test_slides_become_pages_with_their_pictures(path):
     assert asked
     assert "dynatree" not in json.loads(path.read_text("utf-8"))["metadata"]
     assert {number for some in asked for number in re.findall(r"\d\d\.\d", some)} <= set(EXERCISES)
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_every_notebook_says_what_comes_before_and_asks_for_a_prediction(path):
+    texts = [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown"]
+    told = " ".join(texts[0].replace("\n> ", " ").split())
+    assert re.search(r"\*\*Before\*\*: .+\. \*\*Reading\*\*: \d+ minutes.*\. \*\*Afterwards\*\* you can .+\.", told)
+    assert any(re.search(r"\b[Pp]redict", text) for text in texts)
