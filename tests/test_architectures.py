@@ -141,16 +141,20 @@ def unread(patch):
             patch.setattr(type(config(kind)), "max_position_embeddings", 600, raising=False)
 
 
-def mixes_neighbours(patch):
-    """A layer that adds the token before, of the same forward: a convolution without a state."""
-    kind = module("llama.LlamaMLP")
-    forward = kind.forward
+def remembers(lag):
+    """A layer that adds what it made of a token before, if the same forward reads it: a convolution without a state."""
 
-    def mixed(self, x):
-        out = forward(self, x)
-        return out + nn.functional.pad(out, (0, 0, 1, 0))[:, :-1]
+    def fault(patch):
+        kind = module("llama.LlamaMLP")
+        forward = kind.forward
 
-    patch.setattr(kind, "forward", mixed)
+        def mixed(self, x):
+            out = forward(self, x)
+            return out + nn.functional.pad(out, (0, 0, lag, 0))[:, : out.shape[1]]
+
+        patch.setattr(kind, "forward", mixed)
+
+    return fault
 
 
 def every_layer_slides(patch):
@@ -165,6 +169,47 @@ def no_layer_slides(family):
         patch.setattr(home, "create_sliding_window_causal_mask", home.create_causal_mask)
 
     return fault
+
+
+def attended(change):
+    """A fault of attention over a whole text in one forward; over a given mask there is none.
+
+    Called with (n, n) distances from key to query, and what may be seen; returns the additive mask.
+    """
+
+    def fault(patch):
+        kernel = nn.functional.scaled_dot_product_attention
+
+        def changed(query, key, value, attn_mask=None, **options):
+            count = query.shape[2]
+            if options.get("is_causal") and count > 1:
+                distance = torch.arange(count)[:, None] - torch.arange(count)
+                bias = change(distance).to(query.dtype).masked_fill(distance < 0, -torch.inf)
+                return kernel(query, key, value, bias, **{**options, "is_causal": False})
+            return kernel(query, key, value, attn_mask, **options)
+
+        patch.setattr(nn.functional, "scaled_dot_product_attention", changed)
+
+    return fault
+
+
+def sees_alone(window, stride=None):
+    def change(distance):
+        seen = distance < window
+        seen = seen | (distance % stride == 0) if stride else seen
+        return torch.where(seen, 0.0, -torch.inf)
+
+    return attended(change)
+
+
+def scales(patch):
+    """Attention is sharper by the logarithm of the number of keys, from 129 of them on."""
+    kernel = nn.functional.scaled_dot_product_attention
+
+    def changed(query, key, *inputs, **options):
+        return kernel(query * max(1.0, np.log(key.shape[2]) / np.log(128)), key, *inputs, **options)
+
+    patch.setattr(nn.functional, "scaled_dot_product_attention", changed)
 
 
 def steps_by_entries(patch):
@@ -216,7 +261,7 @@ FAULTS = {
     },
     "states": {
         **{f"of {kind}": (kind, unread) for kind in ("lfm2", "mamba", "qwen3_next", "recurrent_gemma")},
-        "a layer that mixes neighbours": ("llama", mixes_neighbours),
+        "a layer that mixes neighbours": ("llama", remembers(1)),
     },
     "values of another width": {
         "half of the keys is moved": ("deepseek_v3", kept(heads_of_keys)),
@@ -233,6 +278,16 @@ FAULTS = {
         "by the longest position": ("llama", rotary("llama.LlamaRotaryEmbedding", lambda at, _: by_longest(at))),
         "by entries of the cache": ("llama4-window", steps_by_entries),
         "by the width of the mask": ("mpt", unread),
+    },
+    "what begins late": {
+        **{f"a memory of {lag} tokens ago": ("llama", remembers(lag)) for lag in (24, 40, 64, 512)},
+        **{f"a window of {size} tokens": ("llama", sees_alone(size)) for size in (20, 64, 512)},
+        "a stride in what is seen": ("llama", sees_alone(64, stride=64)),
+        "a bias by distance beyond 100 tokens": ("gpt_neox", attended(lambda far: -0.1 * (far - 100).clamp_min(0))),
+        "a scale by the number of keys beyond 128": ("llama", scales),
+        "positions by the width of the forward": (
+            "llama", rotary("llama.LlamaRotaryEmbedding", lambda at, _: at * (1 + at.shape[1] // 48))
+        ),
     },
     "the cache": {
         "keeps the first entries": ("llama", kept(lambda self, base, entries: None)),
@@ -257,8 +312,11 @@ def test_a_fault_is_noticed_at_loading(kind, fault, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "fault",
-    ["windows-one too long", "types of layers-swapped", "rotary by layer-full layers by order", "positions-by order"],
-)
+    [
+        "windows-one too long", "types of layers-swapped", "rotary by layer-full layers by order", "positions-by order",
+        "what begins late-a window of 64 tokens", "what begins late-a memory of 512 tokens ago",
+    ],
+)  # fmt: skip
 def test_a_fault_is_noticed_in_short_numbers_too(fault, dtype, monkeypatch):
     kind, _, name = fault.partition("-")
     model, plant = FAULTS[kind][name]
@@ -275,12 +333,64 @@ def test_a_fault_is_noticed_in_short_numbers_too(fault, dtype, monkeypatch):
         ("llama4-window", steps_by_entries, "positions from the number of entries in the cache"),
         ("gpt_neox", FAULTS["positions"]["by order"][1], r"order of the tokens \(siblings off by .* allowed .*64"),
         ("llama", FAULTS["the cache"]["keeps the first entries"][1], r"it keeps .*\(a token after a commit off"),
+        ("llama", remembers(512), r"in a long text, .* which tokens one forward reads \(a tree after 592 tokens off"),
     ],
 )  # fmt: skip
 def test_the_refusal_says_what_differs(kind, fault, sentence, monkeypatch):
     fault(monkeypatch)
     with pytest.raises(ValueError, match=sentence):
         HFModel(raw_model(kind))
+
+
+def token_masked(value):
+    """A model that never says one token (Chameleon's image tokens)."""
+
+    def fault(patch):
+        forward = transformers.LlamaForCausalLM.forward
+
+        def masked(self, *args, **options):
+            out = forward(self, *args, **options)
+            out.logits[..., 5] = value
+            return out
+
+        patch.setattr(transformers.LlamaForCausalLM, "forward", masked)
+
+    return fault
+
+
+LEAST = float(np.finfo(np.float32).min)
+
+
+@pytest.mark.parametrize("value", [-100.0, -1e4, -1e9, LEAST, -np.inf])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_masked_token_hides_no_fault(value, dtype, monkeypatch):
+    token_masked(value)(monkeypatch)
+    HFModel(raw_model("llama", dtype=dtype))
+    FAULTS["positions"]["by order"][1](monkeypatch)
+    with pytest.raises(
+        ValueError, match=r"does not score a token tree .*siblings off by [0-9.]+ of the logits' spread"
+    ):
+        HFModel(raw_model("llama", dtype=dtype))
+
+
+@pytest.mark.parametrize("value", [-1e9, -np.inf])
+def test_a_model_that_masks_a_token_is_served(value, monkeypatch):
+    token_masked(value)(monkeypatch)
+    target = HFModel(raw_model("llama"))
+    for drafter in (Chain(target), FixedTree(noisy_copy(target), tau=None)):
+        assert generate(target, prompt(9), drafter, max_new_tokens=20).tokens == hf_greedy(target, prompt(9), 20)
+
+
+def test_what_differences_are_shares_of():
+    expected = torch.tensor([[0.0, 1.0, 2.0, -torch.inf], [0.0, 1.0, 2.0, -1e9]])
+    assert check.difference(expected, expected).tolist() == [0, 0]
+    for place, value, share in ((0, 0.5, 0.5), (3, 0.0, torch.inf)):
+        found = expected.clone()
+        found[:, place] = value
+        assert check.difference(found, expected)[0] == share
+    assert check.difference(found, expected)[1] > 1e8
+    for broken in (torch.nan, torch.inf):
+        assert not check.difference(expected, torch.full_like(expected, broken)).isfinite().any()
 
 
 # ----------------------------------------------------------------------------------- what the configuration alone tells
@@ -315,13 +425,30 @@ def test_what_a_configuration_rules_out_is_refused_before_any_work(kind, changes
         check.check_architecture(made)
 
 
-def test_a_setting_that_may_act_in_longer_texts_is_refused():
-    class Wider(transformers.LlamaConfig):
-        keep_window_size: int = 2048
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("keep_window_size", 2048, "keep_window_size = 2048"),
+        ("keep_window_sizes", [0, 2048], "keep_window_sizes = 2048"),
+        ("attn_config", {"window_size": 2048}, "attn_config.window_size = 2048"),
+        ("use_alibi", True, "use_alibi = True"),
+        ("max_lookback", 2048, "max_lookback = 2048"),
+        ("dilation", 2, "dilation = 2"),
+        ("sparse_stride", 64, "sparse_stride = 64"),
+        ("mem_len", 4000, "mem_len = 4000"),
+    ],
+)
+def test_a_setting_that_may_act_in_longer_texts_is_refused(name, value, told):
+    Wider = type("Wider", (transformers.LlamaConfig,), {"__annotations__": {name: object}, name: None})
+    made = Wider()
+    check.check_architecture(made)
+    setattr(made, name, value)
+    with pytest.raises(ValueError, match=f"its setting {told} may act in texts that are longer"):
+        check.check_architecture(made)
 
-    with pytest.raises(ValueError, match="its setting keep_window_size = 2048 may act in texts that are longer"):
-        check.check_architecture(Wider())
-    check.check_architecture(transformers.LlamaConfig(keep_window_size=2048))  # which Llama's code does not read
+
+def test_a_setting_that_no_code_reads_is_no_reason():
+    check.check_architecture(transformers.LlamaConfig(keep_window_size=2048))
 
 
 def test_a_type_that_no_list_knows_is_served():

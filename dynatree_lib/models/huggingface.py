@@ -262,6 +262,11 @@ class HFSession(Session):
         if self.feature_layers and not getattr(self.model.engine, "gives_features", False):
             self.model = self.model.altered(engine=Eager(self.model.model))
 
+    def go_on(self, cache: TreeCache) -> None:
+        """Begin after a text that was read already: a cache has its entries."""
+        self.start([])
+        self._cache, self.length, self.position = cache, cache.size, cache.size
+
     @in_inference_mode
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
         if self.feature_layers:
