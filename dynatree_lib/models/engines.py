@@ -10,13 +10,15 @@ from collections.abc import Callable
 from importlib import import_module
 from inspect import signature
 from itertools import chain
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
 from torch.nn import Module, Parameter
 from torch.nn.modules import module as every_module
-from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LARGEST_COPY = 2**30
 """Bytes of weights up to which `auto` takes an engine that holds a second copy of them."""
@@ -201,6 +203,8 @@ def foreign(model: Module) -> str | None:
 
     An engine that computes by itself would leave that out. None where there is nothing.
     """
+    from transformers import PreTrainedModel
+
     own, homes = type(model).__module__.partition(".")[0], [*STOCK]
     if own != "transformers" and isinstance(model, PreTrainedModel):
         homes.append(f"{own}.")
