@@ -226,7 +226,7 @@ def test_a_dyspec_tree_grows_where_the_draft_gives_most(sampling):
 
 
 def test_a_tree_that_grows_by_a_constant_has_one_shape():
-    """With half of all tokens accepted, a place below an accepted token is worth as much as one beside it."""
+    """With half of all tokens accepted, a child of a drawn token is worth as much as its next sibling."""
     shapes = {share: set() for share in (0.0, 0.5, 0.9)}
     for share, seed in product(shapes, range(5)):
         drafter = dt.DySpecTree(DRAFT, max_nodes=8, depth=9, branching=3, accepted=share)

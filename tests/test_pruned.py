@@ -49,6 +49,11 @@ def test_layers_that_do_not_exist_are_refused(layers):
         pruned(raw_model("llama"), layers)
 
 
+def test_a_draft_on_features_lies_where_its_target_does():
+    draft = on_features(raw_model("llama").to("meta"), LAYERS, (1, -1))
+    assert {weight.device.type for weight in draft.parameters()} == {"meta"}
+
+
 @pytest.mark.parametrize("make", [pruned, on_features])
 def test_a_stored_draft_comes_back(tmp_path, make):
     target = raw_model("llama", dtype=torch.float32)

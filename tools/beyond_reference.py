@@ -36,6 +36,7 @@ from dynatree_lib.cli.options import JUDGED
 from dynatree_lib.decoding import Iteration, generate
 from dynatree_lib.drafters import Drafter, DySpecTree, SampledTree
 from dynatree_lib.experiments.traversal.which import measured_rates
+from dynatree_lib.measure.audit import serves
 from dynatree_lib.measure.cost_model import measure_costs
 from dynatree_lib.measure.environment import describe_environment
 from dynatree_lib.measure.grids import text
@@ -46,7 +47,7 @@ from dynatree_lib.measure.protocol import run_benchmark
 from dynatree_lib.models.pairs import Pair, load_pair
 from dynatree_lib.paths import write_atomically
 from dynatree_lib.sampling import Sampling
-from dynatree_lib.verifiers import BEYOND, VERIFIERS, Greedy, Verifier
+from dynatree_lib.verifiers import BEYOND, VERIFIERS, Greedy
 from dynatree_lib.workloads import Workload, load_workload
 
 NEW_TOKENS = 64  # of a text
@@ -176,18 +177,10 @@ def rules(temperature: float) -> bytes:
         made = variant(spec)
         drafter = made.method.drafter(made.options, pair.draft)
         for rule in (*VERIFIERS, *BEYOND):
-            if rule is not Greedy and _serves(rule(), drafter, sampling):
+            if rule is not Greedy and serves(rule(), drafter, sampling):
                 methods.append(variant(f"{spec}{',' if ':' in spec else ':'}verifier={rule.name}"))
     prompts = load_workload("spec-bench/categories", limit=13, tokenizer=pair.tokenizer)
     return _lines(pair, methods, prompts, NEW_TOKENS, sampling)
-
-
-def _serves(rule: Verifier, drafter: Drafter, sampling: Sampling) -> bool:
-    try:
-        rule.check(sampling, drafter.drawing, drafter.chain)
-    except ValueError:
-        return False
-    return True
 
 
 def _lines(

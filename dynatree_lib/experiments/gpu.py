@@ -41,7 +41,7 @@ from ..models.huggingface import HFModel
 from ..models.pairs import Pair, check_pair_name, load_pair
 from ..paths import write_atomically
 from ..sampling import Sampling
-from ..workloads import load_workload
+from ..workloads import Workload, load_workload
 from .speed.cost_growth import any_text, forward_times, iteration_costs, level_costs
 
 Row = dict[str, Any]
@@ -374,31 +374,32 @@ def costs(pair: Pair, prompts: Sequence[Any], plan: Plan) -> MeasuredCosts:
 def methods(plan: Plan, folder: str, device: torch.device, dtype: torch.dtype, out: Path) -> Row:
     """Measure every method on a trained pair over static buffers; records go to OUT/pair.jsonl."""
     pair = static_pair(load_pair(folder, device_map=str(device), dtype=dtype, draft_dtype=dtype), warm=True)
-    longest = pair.target.context - max(plan.tokens, 200)
-    workload = load_workload("bundled", limit=plan.prompts, max_tokens=longest, tokenizer=pair.tokenizer)
+    workload = _workload(pair, plan)
     measured = costs(pair, workload.prompts[: plan.texts], plan)
     cost_aware: list[Variant] = []
     for name in ("cost-aware-tree", "lookup-tree"):
         cost_aware += labelled(name, {f"{name}, measured costs": measured.options()})
-    results = run_benchmark(
-        pair, [*variants(METHODS_MEASURED), *cost_aware], workload.prompts, max_new_tokens=plan.tokens,
-        trace=min(3, plan.prompts), records=out / "pair.jsonl", existing="replace", progress=progress,
-        source=workload.source,
-    )  # fmt: skip
-    return {"costs": measured.to_json(), "results": results.to_json()}
+    results = _benchmark(pair, [*variants(METHODS_MEASURED), *cost_aware], workload, plan, out / "pair.jsonl")
+    return {"costs": measured.to_json(), "results": results}
 
 
 def as_loaded(plan: Plan, folder: str, device: torch.device, dtype: torch.dtype, out: Path) -> Row:
     """Measure a few methods on the pair as it is loaded; records go to OUT/as_loaded.jsonl."""
     pair = load_pair(folder, device_map=str(device), dtype=dtype, draft_dtype=dtype)
+    compared, workload = variants(METHODS_AS_LOADED), _workload(pair, plan)
+    return {"results": _benchmark(pair, compared, workload, plan, out / "as_loaded.jsonl")}
+
+
+def _workload(pair: Pair, plan: Plan) -> Workload:
     longest = pair.target.context - max(plan.tokens, 200)
-    workload = load_workload("bundled", limit=plan.prompts, max_tokens=longest, tokenizer=pair.tokenizer)
-    results = run_benchmark(
-        pair, variants(METHODS_AS_LOADED), workload.prompts, max_new_tokens=plan.tokens,
-        trace=min(3, plan.prompts), records=out / "as_loaded.jsonl", existing="replace", progress=progress,
-        source=workload.source,
-    )  # fmt: skip
-    return {"results": results.to_json()}
+    return load_workload("bundled", limit=plan.prompts, max_tokens=longest, tokenizer=pair.tokenizer)
+
+
+def _benchmark(pair: Pair, compared: Sequence[Variant], workload: Workload, plan: Plan, records: Path) -> Row:
+    return run_benchmark(
+        pair, compared, workload.prompts, max_new_tokens=plan.tokens, trace=min(3, plan.prompts), records=records,
+        existing="replace", progress=progress, source=workload.source,
+    ).to_json()  # fmt: skip
 
 
 def joined(record: Record, out: Path) -> list[Row]:

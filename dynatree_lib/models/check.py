@@ -116,6 +116,8 @@ CAUSES = {
     "a tree after a commit": "keys and values are not all that it keeps of the text",
 }
 
+UNREAD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+"""What transformers' own forward over a cache may raise; whether the library's cache serves is another question."""
 OVER_CACHE = "forward over the library's cache, mask and positions"
 IN_LONG = "in a long text, what it makes of a token depends on which tokens one forward reads"
 
@@ -544,12 +546,11 @@ class _Trial:
             with self.routed([self.named(text)[length:]]) as begin:
                 begin()
                 logits = model.model(torch.tensor([text[length:]], device=model.device), **inputs).logits[0]
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
-            return 0.0  # whether the library's cache serves is another question
+        except UNREAD:
+            return 0.0
         finally:
             entries.keep(length, np.empty(0, np.int64))
-        off = float(difference(logits[:, : model.vocab_size], expected).max())
-        return off if np.isfinite(off) else 0.0
+        return _noise(logits[:, : model.vocab_size], expected)
 
     def named(self, text: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The text that each token of a text ends, for `routed`; one of the prefix has its place alone, for speed."""
@@ -570,11 +571,10 @@ class _Trial:
                 name = cache_name(model.model)
                 cache = {name: getattr(read, name)}
                 logits = model.model(ids[:, length:], **cache, use_cache=True).logits[0]
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
-            return 0.0  # whether the library's cache serves is another question
+        except UNREAD:
+            return 0.0
         found = torch.stack([logits[len(self.texts[row]) - 1 - length] for row in rows])[:, : model.vocab_size]
-        off = float(difference(found, plain[rows]).max())
-        return off if np.isfinite(off) else 0.0
+        return _noise(found, plain[rows])
 
     def scored(self, model: HFModel, claimed: int | None = None, entries: TreeCache | None = None) -> torch.Tensor:
         """(11, V) logits of the nodes, by a session.
@@ -627,6 +627,12 @@ class _Trial:
 
         with self.routing or nullcontext():
             yield begin
+
+
+def _noise(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference of logits; 0 where it is no number, which is not for noise to judge."""
+    off = float(difference(found, expected).max())
+    return off if np.isfinite(off) else 0.0
 
 
 def _plain_tokens(model: HFModel) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from ...drafters import SampledTree
-from ...measure.audit import PAIRS, PROMPT, toy_pair
+from ...measure.audit import PAIRS, PROMPT, serves, toy_pair
 from ...measure.ceiling import best_tokens
 from ...measure.exact import ExactIteration, Text, bias, distance, proposals, target_scores, text_distribution, verdicts
 from ...models.toy import ToyModel
@@ -46,15 +46,6 @@ UNEVEN = ("uneven, i.i.d.", "uneven")
 """Trees of three siblings, the first of which alone has a child."""
 SMALL = ("chain of 2", "2 siblings, i.i.d.", "2 siblings", "3 siblings", "uneven")
 """Trees that are quick to enumerate over three tokens too."""
-
-
-def serves(rule: Verifier, drafter: SampledTree) -> bool:
-    """Return whether the rule serves the drafter's trees without bias, by its own account."""
-    try:
-        rule.check(ONE, drafter.drawing, drafter.chain)
-    except ValueError:
-        return False
-    return True
 
 
 def fits(rule: Verifier, tree: str) -> bool:
@@ -88,7 +79,7 @@ def compare(
     for kind, seed in product(kinds, seeds):
         target, draft = toy_pair(kind, vocabulary, seed)
         drafter = SampledTree(draft, **TREES[tree])
-        served = {name: rule for name, rule in rules.items() if serves(rule, drafter) and fits(rule, tree)}
+        served = {name: rule for name, rule in rules.items() if serves(rule, drafter, ONE) and fits(rule, tree)}
         if not served:
             continue
         best = {"optimum": best_tokens(target, drafter, PROMPT, ONE) - 1} if optimum else {}
