@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 from nbconvert import SlidesExporter
 
@@ -44,6 +45,32 @@ def test_no_answer_and_strange_answers(number, capsys):
         assert check(number, lambda *arguments: 1 / 0) is False
         assert "ZeroDivisionError" in capsys.readouterr().out
         assert check(number, lambda: 0) is False  # other arguments
+
+
+@pytest.mark.parametrize(
+    ("number", "answer", "hint"),
+    [
+        ("00.1", (4, 12), "The second number, 12, is not right: it counts all nodes that the target reads at once"),
+        ("00.1", (5, 9), "The first number, 5, is not right: it counts what is added to the text: .* The second num"),
+        ("00.1", 4, r"The answer is 2 numbers, such as \(1, 2\); 4 is none"),
+        ("00.1", "four and ten", r"The answer is 2 numbers, such as \(1, 2\); 'four and ten' is none"),
+        ("00.2", 5, "The number, 5, is not right: it counts the drafted nodes of that tree"),
+        ("00.2", (8, 8), r"The answer is one number, such as 3; \(8, 8\) is none"),
+        ("00.3", (5, 5), "Both are one short: think of the bonus token, and of the forward that verifies"),
+        ("00.3", (6, 10), "The second number, 10, is not right: it counts one forward for each level"),
+        ("10.1", [0.25, 0.3125], "the other way round"),
+        ("10.1", (31.25, 25), "in per cent"),
+        ("10.1", (5 / 17, 0.25), "The first number, 0.294118, is not right: it counts committed tokens"),
+    ],
+)
+def test_an_answer_that_nobody_thought_of_is_led_on(number, answer, hint, capsys):
+    assert check(number, answer) is False
+    assert re.search(hint, capsys.readouterr().out)
+
+
+def test_every_answer_in_numbers_says_what_each_counts():
+    for number, exercise in EXERCISES.items():
+        assert exercise.cases or len(exercise.parts) == np.size(exercise.right), number
 
 
 def test_an_answer_that_writes_into_its_arguments_spoils_no_case(capsys):

@@ -15,12 +15,14 @@ pytest.importorskip("ipywidgets")
 import dynatree_lib as dt
 from dynatree_lib import plots
 from dynatree_lib.drafters.base import Proposal
-from dynatree_lib.explore import Choice, Coins, Live, Race, Timeline, Walk
+from dynatree_lib.explore import Choice, Coins, Gain, Live, Mask, Race, Timeline, Walk
+from dynatree_lib.explore.gain import BOUND, SHAPES
 from dynatree_lib.explore.live import CONTROLS, DRAFTERS, MOST_NODES
 from dynatree_lib.measure import exact
 from dynatree_lib.measure.methods import METHODS
 from dynatree_lib.measure.trace import iteration_means, traced_runs
 from dynatree_lib.models.pairs import load_pair
+from dynatree_lib.plots import theme
 from dynatree_lib.sampling import DraftDistributions
 from dynatree_lib.tree import DISTINCT, POINT
 
@@ -108,6 +110,15 @@ class TestWalk:
 
     def test_the_drafters_state_is_shown(self, generation):
         assert "tau_high" in Walk(generation).state.value
+
+    def test_a_side_tree_is_drawn_with_its_forward_and_its_mask(self):
+        drafter = dt.ProgressiveTree(depth=3, children=2, start_tree=(2,), max_draft=9)
+        text = dt.generate(random_model("llama"), [1, 2, 3], drafter, max_new_tokens=12)
+        walk = Walk(text)
+        walk.place.value, walk.mask.value = 3, True
+        assert len(text.iterations[3].side_tree) > 1
+        assert drawn(walk.tree) == as_data(plots.forward_trees(text.iterations[3]))
+        assert drawn(walk.seen) == as_data(plots.forward_mask(text.iterations[3]))
 
     def test_a_text_without_iterations_is_refused(self):
         with pytest.raises(ValueError, match="no iterations to walk through"):
@@ -212,6 +223,83 @@ class TestLive:
     def test_a_method_without_a_drafter_is_refused(self, pair):
         with pytest.raises(ValueError, match="method is 'hf-generate'; choose one of chain, "):
             Live(pair, PROMPT, method="hf-generate")
+
+
+def test_an_explorer_brings_the_style_of_dark_pages(generation):
+    assert theme.dark_css(theme.DARK_PAGES) in Walk(generation).children[0].value
+
+
+class TestMask:
+    TREE = dt.TokenTree.build([9, 1, 2, 3, 4], [-1, 0, 0, 1, 2])
+
+    def test_a_node_sees_itself_and_its_ancestors(self):
+        mask = Mask(self.TREE, [7, 8])
+        mask.node.value = 3
+        assert drawn(mask.tree) == as_data(plots.seen_tree(self.TREE, 3))
+        assert drawn(mask.mask) == as_data(plots.tree_mask(self.TREE, 2, prefix_tokens=[7, 8], row=3))
+        assert "position 4: 2 tokens of the prefix, and level 2 of the tree. Its place in the forward is 5." in (
+            mask.place.value
+        )
+        roles = {trace.name: len(trace.x) for trace in plots.seen_tree(self.TREE, 3).data if trace.mode == "markers"}
+        assert roles == {
+            "the node that looks": 1, "seen: an ancestor": 2, "not seen": 1,
+            "not seen: on another branch at the same level": 1,
+        }  # fmt: skip
+
+    @pytest.mark.parametrize("node", range(5))
+    def test_a_causal_mask_shows_other_branches_too(self, node):
+        mask = Mask(self.TREE, [7, 8])
+        mask.node.value, mask.causal.value = node, True
+        row = drawn(mask.mask)["data"][0]["text"][node][2:]
+        seen = [place for place, text in enumerate(row) if not text.endswith(("not seen", "at the same level"))]
+        assert seen == [*range(node + 1)]
+        wrong = [place for place, text in enumerate(row) if text.endswith("though on another branch")]
+        assert wrong == sorted({*range(node)} - {0, *self.TREE.path(node)})
+        assert drawn(mask.tree) == as_data(plots.seen_tree(self.TREE, node, causal=True))
+
+    @pytest.mark.parametrize("node", [-1, 5, True, 1.0])
+    def test_other_nodes_are_refused(self, node):
+        with pytest.raises(ValueError, match="the tree has nodes 0 to 4"):
+            plots.seen_tree(self.TREE, node)
+
+
+class TestGain:
+    RULES: ClassVar = {"token-level": dt.TokenLevel(), "traversal": dt.Traversal()}
+
+    @pytest.mark.parametrize("tree", SHAPES)
+    def test_equal_models_accept_whole_paths_and_no_rule_is_above_the_bound(self, tree):
+        gain = Gain(self.RULES, (2, 4, 4), (2, 4, 4), tree=tree)
+        levels = 2 if "child" in tree or "binary" in tree else int(tree[-1]) if "chain" in tree else 1
+        if "chain" in tree:
+            assert gain.tokens == pytest.approx(dict.fromkeys([*self.RULES, BOUND], levels + 1))
+        gain.draft[0].value = 9
+        assert 1 <= gain.tokens["token-level"] <= gain.tokens["traversal"] + 1e-9
+        assert gain.tokens["traversal"] - 1e-9 <= gain.tokens[BOUND] <= levels + 1 + 1e-9
+
+    def test_two_tokens_by_hand(self):
+        """On a chain of 2: 1 + E min(1, r1) + E min(1, r1) min(1, r2), and 1 + E min(1, r1) + E min(1, w1 r2)."""
+        gain = Gain(self.RULES, (2, 4, 4), (5, 3, 2), tree="chain of 2")
+        q, r = [0.5, 0.3, 0.2], [0.4, 4 / 3, 2]
+        once = [min(1, one) for one in r]
+        first = sum(x * y for x, y in zip(q, once, strict=True))
+        both = sum(q[a] * q[b] * min(1, once[a] * r[b]) for a, b in product(range(3), repeat=2))
+        assert gain.tokens["token-level"] == pytest.approx(1 + first + first**2)
+        assert gain.tokens["traversal"] == pytest.approx(1 + first + both)
+        more = 100 * ((1 + first + both) / (1 + first + first**2) - 1)
+        assert f"{more:+.1f} % against token-level" in plain(gain.said.value)
+        assert "too often" in gain.ratios.value
+        assert "too seldom" in gain.ratios.value
+
+    @pytest.mark.parametrize("weights", [(1, 2), (0, 1, 1), (1, 1, 21), (1, 1, 1.5)])
+    def test_other_weights_are_refused(self, weights):
+        with pytest.raises(ValueError, match="The weights of the draft are .*; give 3 whole numbers from 1 to 20"):
+            Gain(self.RULES, draft=weights)
+
+    def test_other_trees_and_no_rules_are_refused(self):
+        with pytest.raises(ValueError, match="tree is 'bush'; choose one of chain of 1, "):
+            Gain(self.RULES, tree="bush")
+        with pytest.raises(ValueError, match="There is no rule to ask"):
+            Gain({})
 
 
 class TestRace:
@@ -367,6 +455,12 @@ WRONG = {
     "walk with a name": (lambda pair, text: Walk(text, "gpt2"), TypeError, "The tokenizer is 'gpt2'; give an object"),
     "walk with ids": (lambda pair, text: Walk(text, prompt=[1]), TypeError, "The prompt is a list; give it as text"),
     "walk behind -1": (lambda pair, text: Walk(text, prefix=-1), ValueError, "prefix is -1; give a whole number of at"),
+    "mask of a text": (lambda pair, text: Mask(text, []), TypeError, "The tree is a Generation; give a TokenTree"),
+    "mask behind 3": (
+        lambda pair, text: Mask(text.iterations[0].tree, 3), TypeError, "The prefix is 3; give the list of its token",
+    ),
+    "gain of a list": (lambda pair, text: Gain([dt.Traversal()]), TypeError, "What decides is a list; give {name: rul"),
+    "gain of a class": (lambda pair, text: Gain({"a": dt.Traversal}), TypeError, "The rule 'a' is .*; give an object"),
     "race of a list": (lambda pair, text: Race([text]), TypeError, "What races is a list; give {name of a method: "),
     "race of tokens": (lambda pair, text: Race({"a": [1]}), TypeError, "The text of 'a' is a list; give what gener"),
     "live target": (lambda pair, text: Live(pair.target, "a"), TypeError, "The pair is an HFModel; .*load_pair return"),

@@ -130,6 +130,7 @@ def set_up(folder: Path, theme: str) -> None:
         ("00_start_here", "iteration", "Light"),
         ("00_start_here", "iteration", "Dark"),
         ("01_speculative_decoding", "iterations before", "Light"),
+        ("02_tree_attention_masks", "node", "Dark"),
         ("03_draft_trees", "target forwards", "Dark"),
     ],
 )

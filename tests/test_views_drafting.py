@@ -12,16 +12,9 @@ import dynatree_lib as dt
 from dynatree_lib.decoding import Iteration
 from dynatree_lib.drafters.base import Proposal
 from dynatree_lib.drafters.pool import CandidatePool
-from dynatree_lib.experiments.ptd.figures import (
-    CELLS,
-    draft_births,
-    draft_steps,
-    forward_mask,
-    forward_trees,
-    joining,
-    pool_trees,
-    survivors,
-)
+from dynatree_lib.experiments.ptd.figures import draft_births, draft_steps, pool_trees, survivors
+from dynatree_lib.plots import forward_mask, forward_trees
+from dynatree_lib.plots.forward import CELLS, joining
 from dynatree_lib.verifiers import Greedy
 from dynatree_lib.verifiers.base import Verdict
 
@@ -84,6 +77,14 @@ def test_without_a_draft_tree_the_candidates_are_drawn_alone(one):
     figure = forward_trees(Iteration(one.tree, one.verdict))
     assert texts(figure) == ["9", "1", "2", "3", "4"]
     assert not any("draft tree" in name for name in legend(figure))
+
+
+def test_where_a_text_ends_inside_an_accepted_path_there_is_no_bonus_token(one):
+    figure = forward_trees(Iteration(one.tree, Verdict((1,), 3), {}, one.side_tree))
+    assert texts(figure) == ["9", "1", "2", "3", "5", "6", "7", "8"]
+    assert "drafted, and the last token of the text" in legend(figure)
+    assert "draft tree: for later iterations, never committed" in legend(figure)
+    assert not any("bonus" in name for name in legend(figure))
 
 
 def test_predictions_join_where_they_are_new_and_there_is_room(one):

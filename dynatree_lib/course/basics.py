@@ -127,6 +127,10 @@ BASICS: dict[str, Exercise] = {
             "Rejected nodes are scored and not emitted.": (11, 11),
         },
         praise="Three accepted and the bonus token; ten drafted nodes and node 0.",
+        parts=(
+            "what is added to the text: accepted tokens, and what the target adds itself",
+            "all nodes that the target reads at once: what was drafted, and the last token of the text",
+        ),
     ),
     "00.2": Exercise(
         right=8,
@@ -136,6 +140,7 @@ BASICS: dict[str, Exercise] = {
             "With one child per node there is one node on each level. How many levels are there?": 1,
         },
         praise="One node on each of eight levels: a chain of eight.",
+        parts=("the drafted nodes of that tree, one below another",),
     ),
     "00.3": Exercise(
         right=(6, 6),
@@ -143,9 +148,14 @@ BASICS: dict[str, Exercise] = {
             "All five levels are accepted. What is emitted after the last accepted token?": (5, 6),
             "Drafting runs the draft once for each level, and here the draft is the target.": (6, 1),
             "Drafting costs five forwards; the tree must be verified as well.": (6, 5),
+            "Both are one short: think of the bonus token, and of the forward that verifies.": (5, 5),
             "Of the nodes of a level one can be accepted, whatever their number.": (63, 6),
         },
         praise="Six tokens for six forwards of the target: right guesses alone make nothing faster, cheap ones do.",
+        parts=(
+            "one accepted token for each level of which the draft is right, and the bonus token",
+            "one forward for each level that is drafted, and the one that verifies",
+        ),
     ),
     "01.1": Exercise(
         right=_tokens,

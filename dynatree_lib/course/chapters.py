@@ -83,8 +83,14 @@ CHAPTERS: dict[str, Exercise] = {
             ),
             "Node 0 is scored, but not drafted: it is in neither divisor.": (5 / 17, 4 / 17),
             "The bonus token was not drafted, so it is no accepted one.": (5 / 16, 5 / 16),
+            "Right, in per cent. Give shares: 0.25 stands for 25 %.": (100 * 5 / 16, 100 * 4 / 16),
+            "Right, the other way round: the paper's number comes first.": (4 / 16, 5 / 16),
         },
         praise="The same iteration is 31 % or 25 %: compare a published acceptance only within its definition.",
+        parts=(
+            "committed tokens, the bonus token included, for each drafted node",
+            "accepted drafted nodes for each drafted node",
+        ),
     ),
     "10.2": Exercise(
         right=_expanded,

@@ -19,18 +19,20 @@ class Exercise:
         mistakes: hint -> what that mistake answers; a function where `right` is one.
         praise: one sentence for a right answer.
         cases: arguments on which functions are compared; none where the answer is no function.
+        parts: of an answer in numbers, what each number counts; it leads on from an answer that no mistake gives.
     """
 
     right: Any
     mistakes: Mapping[str, Any]
     praise: str
     cases: Sequence[tuple[Any, ...]] = ()
+    parts: Sequence[str] = ()
 
     def hint(self, answer: Any) -> str | None:
         """Return what an answer overlooks, or None where it is right."""
         if not self.cases:
             found = [hint for hint, wrong in self.mistakes.items() if same(answer, wrong)]
-            return None if same(answer, self.right) else found[0] if found else f"{answer!r} is not it."
+            return None if same(answer, self.right) else found[0] if found else self._lead(answer)
         if not callable(answer):
             return f"The answer is a function; {answer!r} is none."
         results = []
@@ -47,6 +49,25 @@ class Exercise:
                 return hint
         case = self.cases[off[0]]
         return f"With {shown(case)} it gives {text(results[off[0]])}, and {text(self.right(*case))} is right."
+
+    def _lead(self, answer: Any) -> str:
+        """Say of an answer that no listed mistake gives which of its numbers are wrong, and what they count."""
+        wanted = np.asarray(self.right, dtype=float)
+        try:
+            given = np.asarray(answer, dtype=float)
+        except (TypeError, ValueError):
+            given = np.empty((0, 0))
+        if given.shape != wanted.shape:
+            form = f"{wanted.size} numbers, such as (1, 2)" if wanted.ndim else "one number, such as 3"
+            return f"The answer is {form}; {answer!r} is none."
+        off = [place for place in range(wanted.size) if not same(given.flat[place], wanted.flat[place])]
+        names = [f"The {ORDINALS[place]} number" if wanted.ndim else "The number" for place in range(wanted.size)]
+        return " ".join(
+            f"{names[place]}, {given.flat[place]:g}, is not right: it counts {self.parts[place]}." for place in off
+        )
+
+
+ORDINALS = ("first", "second", "third")
 
 
 def same(answer: Any, expected: Any) -> bool:

@@ -1,5 +1,5 @@
 """Explorers: widgets for JupyterLab, Colab and VS Code, to walk through a text, to decode it again with a
-slider, and to see where its time went.
+slider, to decide on a tree by hand, and to see where time went.
 
 What they show is computed and drawn elsewhere (`decoding`, `plots`); here are controls and what follows from moving
 one. In a notebook every explorer comes with a static figure, for pages that run no code.
@@ -14,9 +14,11 @@ except ImportError as error:
 
 from .choice import Choice
 from .coins import Coins
+from .gain import Gain
 from .live import Live
+from .mask import Mask
 from .race import Race
 from .timeline import Timeline
 from .walk import Walk
 
-__all__ = ["Choice", "Coins", "Live", "Race", "Timeline", "Walk"]
+__all__ = ["Choice", "Coins", "Gain", "Live", "Mask", "Race", "Timeline", "Walk"]

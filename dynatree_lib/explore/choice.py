@@ -10,10 +10,10 @@ from .. import plots
 from ..checks import of_kind
 from ..measure.chooser import Row, advice, choose, speed_of
 from ..papers import html_table
-from .walk import put
+from .walk import Explorer, put
 
 
-class Choice(widgets.VBox):
+class Choice(Explorer):
     """Three questions, and the methods that come into question.
 
     Args:

@@ -16,13 +16,13 @@ from ..measure import exact
 from ..measure.statistics import share
 from ..sampling import RandomSource, Scores
 from ..verifiers.base import Verdict, Verifier
-from .walk import put
+from .walk import Explorer, put
 
 TRIALS = 1000
 """Decisions on the tree that one press of a button leaves to chance."""
 
 
-class Coins(widgets.VBox):
+class Coins(Explorer):
     """A rule's decisions on one tree, one after another, taken by the reader or left to chance.
 
     At each decision all ways in which the rule may still go are enumerated. So the probabilities in the tree are exact:

@@ -16,7 +16,7 @@ from ..measure.methods import METHODS
 from ..models.pairs import Pair
 from ..sampling import Sampling
 from ..summary import summarize
-from .walk import Walk
+from .walk import Explorer, Walk
 
 DRAFTERS = (
     "chain", "fixed-tree", "adaptive-tree", "best-first-tree", "sampled-tree", "lookup-tree", "prompt-lookup", "ptd",
@@ -51,7 +51,7 @@ NOTED_EVERY = 0.2
 """Seconds between two moves of the bar that shows how far a text has come."""
 
 
-class Live(widgets.VBox):
+class Live(Explorer):
     """A prompt, a drafter, its options, a budget and a temperature; what they give is decoded anew at each change.
 
     Where sliders bound each other, the others follow the one that is moved, and a sentence says so: every position that

@@ -11,10 +11,10 @@ from .. import plots
 from ..checks import of_kind
 from ..decoding import Generation
 from ..plots.iterations import check_text
-from .walk import player, put
+from .walk import Explorer, player, put
 
 
-class Race(widgets.VBox):
+class Race(Explorer):
     """The texts of several methods after the same number of target forwards, and the trees of the latest ones.
 
     Args:

@@ -10,12 +10,12 @@ import ipywidgets as widgets
 from .. import plots
 from ..checks import of_kind
 from ..measure.trace import iteration_means
-from .walk import put, shown_table, slider
+from .walk import Explorer, put, shown_table, slider
 
 MILLISECOND = 1e-3
 
 
-class Timeline(widgets.VBox):
+class Timeline(Explorer):
     """Traced runs of several methods on one clock, and the mean iteration of each as a table.
 
     Args:

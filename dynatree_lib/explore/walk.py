@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import ipywidgets as widgets
@@ -13,15 +14,29 @@ from ..checks import whole
 from ..decoding import Generation, Iteration
 from ..papers import html_table
 from ..plots.iterations import check_text
+from ..plots.theme import DARK_PAGES, dark_css
 
 PACE = 1200
 """Milliseconds of an iteration while it plays."""
 
 
-class Walk(widgets.VBox):
+class Explorer(widgets.VBox):
+    """Controls and what they change, with the style that figures need on a dark page.
+
+    Args:
+        parts: from top to bottom.
+    """
+
+    def __init__(self, parts: Sequence[widgets.Widget]) -> None:
+        style = widgets.HTML(f"<style>{dark_css(DARK_PAGES)}</style>", layout={"display": "none"})
+        super().__init__([style, *parts])
+
+
+class Walk(Explorer):
     """The iterations of a text: the text with its rejected branches, the tree, on request the mask, and the state.
 
-    The slider takes arrow keys, Page up and Page down.
+    Where a drafter has a side tree in the target's forward, both trees are drawn, and the mask is that of both. The
+    slider takes arrow keys, Page up and Page down.
 
     Args:
         generation: result of `generate`, with at least one iteration.
@@ -64,14 +79,20 @@ class Walk(widgets.VBox):
         """Draw the iteration that the slider stands at."""
         number, iteration = self.place.value, self.iteration
         self.text.value = str(plots.step_text(self.generation, number, self.tokenizer, prompt=self.prompt))
-        put(self.tree, plots.draft_tree(iteration, self.tokenizer))
+        draw = plots.draft_tree if iteration.side_tree is None else plots.forward_trees
+        put(self.tree, draw(iteration, self.tokenizer))
         state = iteration.adaptation
         self.state.value = shown_table([state], "State of the drafter before this iteration") if state else ""
         if self.mask.value:
-            before = sum(one.committed for one in self.generation.iterations[:number])
-            put(self.seen, plots.tree_mask(iteration.tree, self.prefix + before, self.tokenizer))
+            put(self.seen, self._mask(number, iteration))
         else:
             self.seen.outputs = ()
+
+    def _mask(self, number: int, iteration: Iteration) -> Any:
+        if iteration.side_tree is not None:
+            return plots.forward_mask(iteration, self.tokenizer)
+        before = sum(one.committed for one in self.generation.iterations[:number])
+        return plots.tree_mask(iteration.tree, self.prefix + before, self.tokenizer)
 
 
 def player(name: str, first: int, last: int) -> tuple[widgets.Play, widgets.IntSlider]:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from plotly import graph_objects as go
 
-from ..checks import of_kind, whole
+from ..checks import is_whole, of_kind, whole
 from ..decoding import Iteration
 from ..masks import ancestor_matrix
 from ..models.texts import label
@@ -252,10 +252,55 @@ KINDS = {
     "the node itself": "#0b4f7d",
 }
 """Kinds of a mask's entries, with their colours."""
+LEAK = ("seen, though on another branch", "#c44e4e")
+"""The kind that a causal mask has and a tree mask has not."""
+SIGHT: Mapping[str, Style] = {
+    "itself": ("the node that looks", ("#0b4f7d", "#0b4f7d", "#ffffff")),
+    "ancestor": ("seen: an ancestor", ("#cfe7f7", "#2b8cc4", "#0b3d5c")),
+    LEAK[0]: (LEAK[0], ("#f6d5d5", LEAK[1], "#6b1d1d")),
+    "level": ("not seen: on another branch at the same level", ("#f3cdb8", "#b4764f", "#5c3317")),
+    "hidden": ("not seen", ("#f4f4f4", "#9a9a9a", "#555555")),
+}
+"""Role of a node for the one that looks -> its text in the legend, and its (fill, line, text) colours."""
+
+
+def seen_tree(tree: TokenTree, node: int, tokenizer: Any = None, *, causal: bool = False, title: str = "") -> go.Figure:
+    """Draw a tree as one of its nodes sees it: itself, its ancestors, and the nodes to which it is blind.
+
+    Args:
+        tree: n nodes.
+        node: the one that looks, from 0.
+        tokenizer: shows token text instead of numbers.
+        causal: with a causal mask in place of the tree mask, under which a node sees every earlier one.
+        title: above the figure.
+
+    Raises:
+        TypeError: for what is no tree.
+        ValueError: for a node that the tree does not have.
+    """
+    _check_placed(tree, 0)
+    if not is_whole(node, 0) or node >= len(tree):
+        raise ValueError(f"node is {node!r}; the tree has nodes 0 to {len(tree) - 1}.")
+    roles = np.where(tree.depths == tree.depths[node], "level", "hidden").astype(object)
+    if causal:
+        roles[:node] = LEAK[0]
+    roles[ancestor_matrix(tree.parents)[node]] = "ancestor"
+    roles[node] = "itself"
+    seen = np.isin(roles, ["ancestor", LEAK[0]]).sum()
+    title = title or f"What node {node} sees: the prefix, {seen} {'node' if seen == 1 else 'nodes'} and itself"
+    boxes = tree_boxes(tree, roles.tolist(), tokenizer, details=[f"<br>node {place}" for place in range(len(tree))])
+    return draw_trees([("", boxes)], SIGHT, title=title)
 
 
 def tree_mask(
-    tree: TokenTree, prefix: int, tokenizer: Any = None, *, prefix_tokens: Sequence[int] = (), title: str = ""
+    tree: TokenTree,
+    prefix: int,
+    tokenizer: Any = None,
+    *,
+    prefix_tokens: Sequence[int] = (),
+    row: int | None = None,
+    causal: bool = False,
+    title: str = "",
 ) -> go.Figure:
     """Draw the paper's A (section 3.4): a row per scored node, a column per key that the node might look at.
 
@@ -264,6 +309,8 @@ def tree_mask(
         prefix: t, KV entries before node 0; of a long prefix the last columns are drawn.
         tokenizer: labels with token text.
         prefix_tokens: (t,) the prefix, for column labels.
+        row: a node whose row is framed.
+        causal: draw a causal mask in place of the tree mask: every node sees every earlier one.
         title: above the figure.
 
     Raises:
@@ -279,10 +326,16 @@ def tree_mask(
         columns = [f"{x}: {theme.escaped(label(token, tokenizer))}" for x, token in zip(columns, ends, strict=True)]
     columns += nodes
     same_level = tree.depths[:, None] == tree.depths[None, :]
-    kinds = np.where(np.eye(len(tree), dtype=bool), 4, np.where(ancestor_matrix(tree.parents), 3, same_level))
+    unseen = np.where(np.tri(len(tree), dtype=bool), 5, same_level) if causal else same_level
+    kinds = np.where(np.eye(len(tree), dtype=bool), 4, np.where(ancestor_matrix(tree.parents), 3, unseen))
     kinds = np.hstack([np.full((len(tree), shown), 2), kinds])
-    title = title or f"Tree attention mask: {len(tree)} rows, {prefix} + {len(tree)} columns"
-    drawn = draw_mask(kinds, KINDS, nodes, columns, title).update_xaxes(tickangle=-60)
+    name = "Causal" if causal else "Tree attention"
+    title = title or f"{name} mask: {len(tree)} rows, {prefix} + {len(tree)} columns"
+    colors = dict([*KINDS.items(), LEAK]) if causal else KINDS
+    drawn = draw_mask(kinds, colors, nodes, columns, title).update_xaxes(tickangle=-60)
+    if row is not None:
+        frame = {"line": {"color": theme.INK, "width": 3}, "fillcolor": "rgba(0,0,0,0)"}
+        drawn.add_shape(type="rect", x0=-0.5, x1=len(columns) - 0.5, y0=row - 0.5, y1=row + 0.5, **frame)
     drawn.update_xaxes(title_text="seen (columns: end of the prefix | nodes)")
     drawn.update_yaxes(title_text="who looks (rows)")
     return drawn.add_vline(x=shown - 0.5, line={"color": theme.INK, "width": 2})
