@@ -33,7 +33,7 @@ def told(monkeypatch):
     return lines
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_it_runs_from_end_to_end_and_a_failure_loses_nothing(tmp_path, monkeypatch, told):
     monkeypatch.setattr(gpu_speed, "METHODS_MEASURED", "hf-generate,ar,ar-fast,chain:length=4")
     monkeypatch.setattr(gpu_speed, "attention", _broken)

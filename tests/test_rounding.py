@@ -82,6 +82,7 @@ def test_toy_models_with_extreme_distributions_stay_below_their_bound():
     assert max(row.bias for row in rows) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["not normalised", "normaliser that underflows", "ratio in half precision"])
 def test_a_planted_fault_of_rounding_is_beyond_the_bound(monkeypatch, fault):
     """Each would pass every test with moderate numbers in float64."""

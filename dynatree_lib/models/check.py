@@ -332,13 +332,19 @@ def _read_long(model: HFModel) -> _Long | None:
     if model.device.type == "cpu":
         longest = max(SHORTEST, min(LONGEST, PRODUCTS // max(1, model.parameters)))
     longest = min(longest, model.context - 8)
+    failed: Exception | None = None
     for length in (longest, longest // 2, longest // 4):
         trial = _Trial.of(model, length, routed=True) if length > 2 * PREFIX else None
         try:
             if trial:
                 return trial, *trial.read(model)
-        except Exception:
-            logging.getLogger(__name__).debug("No text of %d tokens can be read.", length, exc_info=True)
+        except Exception as error:
+            failed = error
+    if failed is not None:
+        logging.getLogger(__name__).warning(
+            "'%s' reads no text of %d tokens or more (%s: %s), so what shows in long texts alone was not tried.",
+            model.name, longest // 4, type(failed).__name__, failed,
+        )  # fmt: skip
     return None
 
 
