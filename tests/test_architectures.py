@@ -613,3 +613,17 @@ def test_the_tool_notices_a_model_that_is_served_and_wrong(monkeypatch):
     FAULTS["positions"]["by order"][1](monkeypatch)
     (found,) = try_architectures.rows(["qwen2"])
     assert found["result"] == "wrong"
+
+
+def test_a_proof_that_can_read_no_long_text_says_so(monkeypatch, caplog):
+    model = random_model("llama")
+    read = check._Trial.read
+
+    def short_alone(trial, of):
+        if max(map(len, trial.texts)) > 2 * check.PREFIX:
+            raise RuntimeError("no room")
+        return read(trial, of)
+
+    monkeypatch.setattr(check._Trial, "read", short_alone)
+    HFModel(model.model)
+    assert "(RuntimeError: no room), so what shows in long texts alone was not tried." in caplog.text

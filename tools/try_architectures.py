@@ -199,7 +199,7 @@ def tried(label: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
             if dtype is torch.float64:
                 continue
             return {**row, "reason": f"transformers' generate: {_told(error)}"}
-        return {**row, **compared(target, expected), "float32": in_float32(kind, given)}
+        return {**row, **compared(target, noisy(model), expected), "float32": in_float32(kind, given)}
     return row
 
 
@@ -211,9 +211,9 @@ def in_float32(kind: str, given: dict[str, Any]) -> str:
         return _told(error)
 
 
-def compared(target: dt.HFModel, expected: list[list[int]]) -> dict[str, Any]:
-    """Decode by several drafters and count the texts that are transformers' own."""
-    draft = dt.HFModel(noisy(target.model), check=False)
+def compared(target: dt.HFModel, other: Any, expected: list[list[int]]) -> dict[str, Any]:
+    """Decode by several drafters, some with another raw model, and count the texts that are transformers' own."""
+    draft = dt.HFModel(other, check=False)
     drafters = [
         dt.FixedTree(draft, tau=None),
         dt.AdaptiveTree(draft),

@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 import dynatree_lib as dt
 
-from .try_architectures import _told, compared, greedy, prompts, random_model, write
+from .try_architectures import _told, compared, greedy, noisy, prompts, random_model, write
 
 FILE = Path(__file__).resolve().parents[1] / "outputs" / "reference" / "quantised.json"
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_key_value_heads": 4, "vocab_size": 128}
@@ -79,7 +79,8 @@ def tried(name: str, folder: Path) -> dict[str, Any]:
         target = dt.HFModel(model)
     except (TypeError, ValueError) as error:
         return {**row, "result": "refused", "reason": str(error)}
-    return {**row, **compared(target, expected), "engine": target.engine.name}
+    draft = noisy(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval())
+    return {**row, **compared(target, draft, expected), "engine": target.engine.name}
 
 
 def main() -> int:

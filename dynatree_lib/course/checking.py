@@ -60,14 +60,13 @@ class Exercise:
         if given.shape != wanted.shape:
             form = f"{wanted.size} numbers, such as (1, 2)" if wanted.ndim else "one number, such as 3"
             return f"The answer is {form}; {answer!r} is none."
-        off = [place for place in range(wanted.size) if not same(given.flat[place], wanted.flat[place])]
-        names = [f"The {ORDINALS[place]} number" if wanted.ndim else "The number" for place in range(wanted.size)]
+        names = ("The first number", "The second number", "The third number") if wanted.ndim else ("The number",)
+        told = zip(names, given.flat, wanted.flat, self.parts, strict=False)
         return " ".join(
-            f"{names[place]}, {given.flat[place]:g}, is not right: it counts {self.parts[place]}." for place in off
+            f"{name}, {number:g}, is not right: it counts {part}."
+            for name, number, right, part in told
+            if not same(number, right)
         )
-
-
-ORDINALS = ("first", "second", "third")
 
 
 def same(answer: Any, expected: Any) -> bool:

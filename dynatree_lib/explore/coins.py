@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import ipywidgets as widgets
 import torch
@@ -49,11 +50,7 @@ class Coins(Explorer):
     ) -> None:
         of_kind("The proposal", proposal, Proposal, "give what a drafter proposes, or Proposal(tree, distributions)")
         of_kind("What scores the tree", scores, Scores, "give the target's, such as measure.exact.target_scores(...)")
-        of_kind("What decides", rules, Mapping, "give {name: rule, ...}, such as {'traversal': Traversal()}")
-        for name, rule in rules.items():
-            of_kind(f"The rule {name!r}", rule, Verifier, "give an object, such as Traversal()")
-        if not rules:
-            raise ValueError("There is no rule to decide with; give one at least, such as {'traversal': Traversal()}.")
+        check_rules(rules, "to decide with")
         self.proposal, self.scores, self.letters, self.rules = proposal, scores, letters, rules
         self.taken, self.random = list[int](), RandomSource(0, "coins")
         self.verdict: Verdict | None = None
@@ -138,6 +135,15 @@ class Coins(Explorer):
             if shares[branch] > 0
         ]
         return (*buttons, _button("let chance decide", "by these probabilities", partial(self.toss, shares)))
+
+
+def check_rules(rules: Any, use: str) -> None:
+    """Raise a TypeError for what are no named rules, and a ValueError, which names their use, where there is none."""
+    of_kind("What decides", rules, Mapping, "give {name: rule, ...}, such as {'traversal': Traversal()}")
+    for name, rule in rules.items():
+        of_kind(f"The rule {name!r}", rule, Verifier, "give an object, such as Traversal()")
+    if not rules:
+        raise ValueError(f"There is no rule {use}; give one at least, such as {{'traversal': Traversal()}}.")
 
 
 def _last(verdict: Verdict) -> int:

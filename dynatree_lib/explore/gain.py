@@ -8,12 +8,12 @@ from typing import Any
 import ipywidgets as widgets
 
 from .. import plots
-from ..checks import of_kind
 from ..drafters import SampledTree
 from ..measure import ceiling, exact
 from ..models.toy import ToyModel
 from ..sampling import Sampling
 from ..verifiers.base import Verifier
+from .coins import check_rules
 from .walk import Explorer, put, shown_table
 
 LETTERS = "abc"
@@ -59,11 +59,7 @@ class Gain(Explorer):
         *,
         tree: str = "chain of 3",
     ) -> None:
-        of_kind("What decides", rules, Mapping, "give {name: rule, ...}, such as {'traversal': Traversal()}")
-        for name, rule in rules.items():
-            of_kind(f"The rule {name!r}", rule, Verifier, "give an object, such as Traversal()")
-        if not rules:
-            raise ValueError("There is no rule to ask; give one at least, such as {'traversal': Traversal()}.")
+        check_rules(rules, "to ask")
         if tree not in SHAPES:
             raise ValueError(f"tree is {tree!r}; choose one of {', '.join(SHAPES)}.")
         self.rules, self.tokens = dict(rules), dict[str, float]()

@@ -9,6 +9,7 @@ import ipywidgets as widgets
 
 from .. import plots
 from ..checks import of_kind
+from ..plots.trees import check_tree
 from ..tree import TokenTree
 from .walk import Explorer, player, put
 
@@ -32,7 +33,7 @@ class Mask(Explorer):
     """
 
     def __init__(self, tree: TokenTree, prefix: Sequence[int], tokenizer: Any = None) -> None:
-        of_kind("The tree", tree, TokenTree, "give a TokenTree, such as generation.iterations[0].tree")
+        check_tree(tree)
         of_kind("The prefix", prefix, (list, tuple), "give the list of its token ids")
         self.drawn, self.prefix, self.tokenizer = tree, list(prefix), tokenizer
         self.play, self.node = player("node", 0, len(tree) - 1)

@@ -17,18 +17,16 @@ from ..masks import ancestor_matrix
 from ..models.texts import label
 from ..tree import TokenTree
 from . import theme
-from .trees import ROLES, Style, draw_mask, draw_trees, tree_boxes
+from .trees import ROLES, Style, draw_mask, draw_trees, tree_boxes, verified
 
 PURPLE = ("#efeaf7", "#ddd3ee", "#c8b9e4", "#b39fd9", "#9c84cd")
 DRAFT = (PURPLE[1], "#332288", "#1d1350")
 RANDOM = ("#d6d6d6", "#7f7f7f", "#333333")
 ADDED = ("#ffffff", "#332288", "#332288")
 FORWARD: Mapping[str, Style] = {
-    "last": ("last committed token", theme.NODE0),
-    "accepted": ROLES["accepted"],
-    "bonus": ROLES["bonus"],
-    "end": ROLES["last"],
-    "candidate": ("candidate, not accepted", theme.DRAFTED),
+    "node 0": ("last committed token", theme.NODE0),
+    **{role: ROLES[role] for role in ("accepted", "bonus", "last")},
+    "rejected": ("candidate, not accepted", theme.DRAFTED),
     "random": ("draft tree: random token", RANDOM),
     "drafted": ("draft tree: an earlier prediction", DRAFT),
     "guess": ("draft tree: for later iterations, never committed", DRAFT),
@@ -55,14 +53,7 @@ def forward_trees(
             are drawn.
         children: most children of a node of the draft tree, for the predictions that join; None for no limit.
     """
-    path, side_tree = [0, *iteration.verdict.path], iteration.side_tree
-    tree, end = iteration.tree, iteration.verdict.next_token
-    roles = ["last", *("accepted" if node in path else "candidate" for node in range(1, len(tree)))]
-    last = np.flatnonzero((tree.parents == path[-1]) & (tree.tokens == end))
-    if len(last):  # the text ends inside an accepted path
-        roles[last[0]] = "end"
-    else:
-        tree, roles = TokenTree.build([*tree.tokens, end], [*tree.parents, path[-1]]), [*roles, "bonus"]
+    side_tree, (tree, roles) = iteration.side_tree, verified(iteration)
     tokens, parents = (array.tolist() for array in Proposal(tree, side_tree=side_tree).nodes)
     drafted = len(tokens) - len(tree)
     old = "guess" if random is None else "drafted"

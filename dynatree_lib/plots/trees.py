@@ -90,34 +90,39 @@ def stacked_trees(iterations: Mapping[str, Iteration], tokenizer: Any = None, *,
     return draw_trees(parts, ROLES, title=title)
 
 
-def _verified_boxes(tree: Iteration | TokenTree, tokenizer: Any, tau: float | None = None) -> pd.DataFrame:
-    """Return `tree_boxes` of a tree, with the bonus token below the last accepted node.
+def verified(iteration: Iteration) -> tuple[TokenTree, list[str]]:
+    """Return an iteration's tree with the bonus token below the last accepted node, and each node's role in `ROLES`.
 
     Where a text ended inside an accepted path, its last token is a drafted node, and there is no bonus token.
     """
-    verdict = None
+    tree, path, token = iteration.tree, iteration.verdict.path, iteration.verdict.next_token
+    end = path[-1] if path else 0
+    roles = ["node 0", *("accepted" if node in path else "rejected" for node in range(1, len(tree)))]
+    last = np.flatnonzero((tree.parents == end) & (tree.tokens == token))
+    for node in last:
+        roles[node] = "last"
+    if not len(last):
+        tree, roles = TokenTree.build([*tree.tokens, token], [*tree.parents, end]), [*roles, "bonus"]
+    return tree, roles
+
+
+def _verified_boxes(tree: Iteration | TokenTree, tokenizer: Any, tau: float | None = None) -> pd.DataFrame:
+    """Return `tree_boxes` of a tree, of an iteration as it was `verified`."""
     if isinstance(tree, Iteration):
-        verdict, tree = tree.verdict, tree.tree
-    roles = np.full(len(tree), "drafted" if verdict is None else "rejected", dtype=object)
-    probability, cumulative = np.exp(tree.logprobs), np.exp(tree.cumulative)
-    if tau is not None:
-        roles[cumulative < tau] = "below tau"
-    notes, details = [""], [""]  # of node 0
-    for node in range(1, len(tree)):
+        nodes, (shown, roles) = tree.tree, verified(tree)
+    else:
+        nodes = shown = tree
+        roles = ["node 0", *["drafted"] * (len(tree) - 1)]
+    probability, cumulative = np.exp(nodes.logprobs), np.exp(nodes.cumulative)
+    notes, details = [""] * len(shown), [""] * len(shown)
+    for node in range(1, len(nodes)):
+        if tau is not None and cumulative[node] < tau and roles[node] in ("drafted", "rejected"):
+            roles[node] = "below tau"
         share = probability[node]
-        notes.append(" <.01" if share < 0.005 else f" {share:.2f}".replace("0.", ".", 1))
-        place = f"node {node}, parent {tree.parents[node]}, level {tree.depths[node]}"
-        details.append(f"<br>{place}<br>draft probability {share:.4f}, of the path {cumulative[node]:.4f}")
-    if verdict is not None:
-        end = verdict.path[-1] if verdict.path else 0
-        last = (tree.parents == end) & (tree.tokens == verdict.next_token)
-        roles[list(verdict.path)] = "accepted"
-        roles[last] = "last"
-        if not last.any():
-            tree = TokenTree.build([*tree.tokens, verdict.next_token], [*tree.parents, end])
-            roles, notes, details = np.append(roles, "bonus"), [*notes, ""], [*details, ""]
-    roles[0] = "node 0"
-    return tree_boxes(tree, roles.tolist(), tokenizer, notes=notes, details=details)
+        notes[node] = " <.01" if share < 0.005 else f" {share:.2f}".replace("0.", ".", 1)
+        place = f"node {node}, parent {nodes.parents[node]}, level {nodes.depths[node]}"
+        details[node] = f"<br>{place}<br>draft probability {share:.4f}, of the path {cumulative[node]:.4f}"
+    return tree_boxes(shown, roles, tokenizer, notes=notes, details=details)
 
 
 def tree_boxes(
@@ -252,16 +257,30 @@ KINDS = {
     "the node itself": "#0b4f7d",
 }
 """Kinds of a mask's entries, with their colours."""
-LEAK = ("seen, though on another branch", "#c44e4e")
-"""The kind that a causal mask has and a tree mask has not."""
+LEAK = "seen, though on another branch"
+"""The kind of entry that a causal mask has and a tree mask has not."""
+LEAKING = {**KINDS, LEAK: "#c44e4e"}
 SIGHT: Mapping[str, Style] = {
-    "itself": ("the node that looks", ("#0b4f7d", "#0b4f7d", "#ffffff")),
+    "the node itself": ("the node that looks", (KINDS["the node itself"], KINDS["the node itself"], "#ffffff")),
     "ancestor": ("seen: an ancestor", ("#cfe7f7", "#2b8cc4", "#0b3d5c")),
-    LEAK[0]: (LEAK[0], ("#f6d5d5", LEAK[1], "#6b1d1d")),
-    "level": ("not seen: on another branch at the same level", ("#f3cdb8", "#b4764f", "#5c3317")),
-    "hidden": ("not seen", ("#f4f4f4", "#9a9a9a", "#555555")),
+    LEAK: (LEAK, ("#f6d5d5", LEAKING[LEAK], "#6b1d1d")),
+    **{
+        kind: (kind, (KINDS[kind], line, text))
+        for kind, line, text in [
+            ("not seen: on another branch at the same level", "#b4764f", "#5c3317"),
+            ("not seen", "#9a9a9a", "#555555"),
+        ]
+    },
 }
-"""Role of a node for the one that looks -> its text in the legend, and its (fill, line, text) colours."""
+"""Kind of a node for the one that looks -> its text in the legend, and its (fill, line, text) colours."""
+
+
+def _sight(tree: TokenTree, causal: bool) -> np.ndarray:
+    """Return (n, n) which kind of `LEAKING` each node is for each that looks."""
+    unseen = (tree.depths[:, None] == tree.depths).astype(int)
+    if causal:
+        unseen = np.where(np.tri(len(tree), dtype=bool), 5, unseen)
+    return np.where(np.eye(len(tree), dtype=bool), 4, np.where(ancestor_matrix(tree.parents), 3, unseen))
 
 
 def seen_tree(tree: TokenTree, node: int, tokenizer: Any = None, *, causal: bool = False, title: str = "") -> go.Figure:
@@ -278,17 +297,14 @@ def seen_tree(tree: TokenTree, node: int, tokenizer: Any = None, *, causal: bool
         TypeError: for what is no tree.
         ValueError: for a node that the tree does not have.
     """
-    _check_placed(tree, 0)
+    check_tree(tree)
     if not is_whole(node, 0) or node >= len(tree):
         raise ValueError(f"node is {node!r}; the tree has nodes 0 to {len(tree) - 1}.")
-    roles = np.where(tree.depths == tree.depths[node], "level", "hidden").astype(object)
-    if causal:
-        roles[:node] = LEAK[0]
-    roles[ancestor_matrix(tree.parents)[node]] = "ancestor"
-    roles[node] = "itself"
-    seen = np.isin(roles, ["ancestor", LEAK[0]]).sum()
+    kinds = [*LEAKING]
+    roles = [kinds[kind] for kind in _sight(tree, causal)[node]]
+    seen = sum(role in ("ancestor", LEAK) for role in roles)
     title = title or f"What node {node} sees: the prefix, {seen} {'node' if seen == 1 else 'nodes'} and itself"
-    boxes = tree_boxes(tree, roles.tolist(), tokenizer, details=[f"<br>node {place}" for place in range(len(tree))])
+    boxes = tree_boxes(tree, roles, tokenizer, details=[f"<br>node {place}" for place in range(len(tree))])
     return draw_trees([("", boxes)], SIGHT, title=title)
 
 
@@ -325,14 +341,10 @@ def tree_mask(
         ends = prefix_tokens[len(prefix_tokens) - shown :]
         columns = [f"{x}: {theme.escaped(label(token, tokenizer))}" for x, token in zip(columns, ends, strict=True)]
     columns += nodes
-    same_level = tree.depths[:, None] == tree.depths[None, :]
-    unseen = np.where(np.tri(len(tree), dtype=bool), 5, same_level) if causal else same_level
-    kinds = np.where(np.eye(len(tree), dtype=bool), 4, np.where(ancestor_matrix(tree.parents), 3, unseen))
-    kinds = np.hstack([np.full((len(tree), shown), 2), kinds])
+    kinds = np.hstack([np.full((len(tree), shown), 2), _sight(tree, causal)])
     name = "Causal" if causal else "Tree attention"
     title = title or f"{name} mask: {len(tree)} rows, {prefix} + {len(tree)} columns"
-    colors = dict([*KINDS.items(), LEAK]) if causal else KINDS
-    drawn = draw_mask(kinds, colors, nodes, columns, title).update_xaxes(tickangle=-60)
+    drawn = draw_mask(kinds, LEAKING if causal else KINDS, nodes, columns, title).update_xaxes(tickangle=-60)
     if row is not None:
         frame = {"line": {"color": theme.INK, "width": 3}, "fillcolor": "rgba(0,0,0,0)"}
         drawn.add_shape(type="rect", x0=-0.5, x1=len(columns) - 0.5, y0=row - 0.5, y1=row + 0.5, **frame)
@@ -387,8 +399,13 @@ def positions(tree: TokenTree, prefix: int, tokenizer: Any = None, *, title: str
     return drawn.update_xaxes(tickvals=nodes, ticktext=_names(tree, tokenizer), tickangle=-60)
 
 
-def _check_placed(tree: Any, prefix: Any) -> None:
+def check_tree(tree: Any) -> None:
+    """Raise a TypeError for what is no tree."""
     of_kind("The tree", tree, TokenTree, "give a TokenTree, such as generation.iterations[0].tree")
+
+
+def _check_placed(tree: Any, prefix: Any) -> None:
+    check_tree(tree)
     whole("prefix", prefix, 0)
 
 

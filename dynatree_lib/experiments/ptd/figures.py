@@ -33,7 +33,7 @@ def draft_steps(trees: Sequence[TokenTree], depth: int, tokenizer: Any = None) -
         tokenizer: shows token text instead of numbers.
     """
     births = draft_births(trees, depth)
-    styles: dict[str, Style] = {"last": FORWARD["last"], "0": ("random token", RANDOM)}
+    styles: dict[str, Style] = {"last": FORWARD["node 0"], "0": ("random token", RANDOM)}
     newest = max(int(born.max()) for born in births)
     for step in range(1, newest + 1):
         fill = PURPLE[min(step, len(PURPLE)) - 1]
