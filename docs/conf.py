@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s:]+)\)")
 CHAPTERS = {
-    "Results": ["smollm2", "results", "papers", "architectures"],
+    "Results": ["smollm2", "gpu", "results", "papers", "architectures"],
     "Use": ["cli", "cluster", "huggingface", "extending", "beyond", "teaching"],
     "How it works": ["design", "glossary"],
 }

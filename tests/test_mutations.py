@@ -339,4 +339,5 @@ def test_a_wrong_lean_forward_is_refused_at_loading(monkeypatch):
 
     monkeypatch.setattr(gpt_neox.LeanGPTNeoX, "_attend", unturned)
     with pytest.raises(ValueError, match="does not score a token tree"):
-        huggingface.HFModel(raw_model("gpt_neox"))
+        huggingface.HFModel(raw_model("gpt_neox"), engine="lean")
+    assert huggingface.HFModel(raw_model("gpt_neox")).engine.name == "eager"  # of its own choice the library leaves it
