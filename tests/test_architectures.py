@@ -10,7 +10,7 @@ import transformers
 from models import CONFIGS, REFUSED, config, hf_greedy, noisy_copy, prompt, random_model, raw_model
 from torch import nn
 
-from dynatree_lib import Chain, FixedTree, generate, generate_batch
+from dynatree_lib import Chain, FixedTree, PromptLookup, generate, generate_batch
 from dynatree_lib.masks import sliding_window
 from dynatree_lib.measure.streaming import StreamingModel
 from dynatree_lib.models import cache, check, engines, huggingface, pairs
@@ -583,9 +583,22 @@ def test_streaming_moves_only_keys_that_turn_in_halves(kind):
     ("kind", "kernel"), [("GptOssConfig", "eager"), ("Gemma2Config", "eager"), ("LlamaConfig", "sdpa")]
 )
 def test_architectures_without_sdpa_are_loaded_eager(kind, kernel):
-    made = getattr(transformers, kind)()
+    loader, made = pairs._loader(getattr(transformers, kind)())
+    assert loader == "AutoModelForCausalLM"
     assert pairs._attention(made, "sdpa") == kernel
     assert pairs._attention(made, "eager") == "eager"
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2_vl"])
+def test_a_model_that_also_reads_pictures_is_loaded_by_name_and_reads_text(kind, tmp_path):
+    options = {**try_architectures.PICTURES[kind], "vocab_size": 384}
+    made = try_architectures.random_model(kind, options, torch.float32)
+    made.save_pretrained(tmp_path)
+    target = pairs.load_model(tmp_path, tokenizer=pairs.load_pair("tiny").tokenizer)
+    assert type(target.model) is type(made)
+    ids = torch.arange(40)[None]
+    out = generate(target, ids, PromptLookup(), max_new_tokens=20, eos_token_ids=())
+    assert out.tokens == hf_greedy(target, ids, 20)
 
 
 # ----------------------------------------------------------------------------------------------------------- the record
@@ -627,3 +640,17 @@ def test_a_proof_that_can_read_no_long_text_says_so(monkeypatch, caplog):
     monkeypatch.setattr(check._Trial, "read", short_alone)
     HFModel(model.model)
     assert "(RuntimeError: no room), so what shows in long texts alone was not tried." in caplog.text
+
+
+def test_a_model_whose_own_forwards_disagree_is_refused_for_that(monkeypatch):
+    """Activations rounded by the largest of all tokens in a forward, as some quantised weights have them."""
+    raw = raw_model("llama", dtype=torch.float32)
+
+    def rounded(module, inputs):
+        scale = inputs[0].abs().amax() / 127
+        return ((inputs[0] / scale).round() * scale,)
+
+    for layer in raw.model.layers:
+        layer.mlp.down_proj.register_forward_pre_hook(rounded)
+    with pytest.raises(ValueError, match="own forwards disagree about a text read at once and in two parts"):
+        HFModel(raw)

@@ -163,8 +163,12 @@ def quote_architectures(body: Mapping[str, Any], name: str) -> str:
         table = pd.DataFrame({"architecture": [f"`{label}`" for label in part["architecture"]]})
         if result == "served":
             table["attention"], table["numbers"] = part["attention"].to_numpy(), part["dtype"].to_numpy()
-            table["engine in float32"] = [f"`{engine}`" for engine in part["float32"]]
-            table["identical texts"] = [f"{texts:.0f} of {texts:.0f}" for texts in part["texts"]]
+            for column, title in (("float32", "engine in float32"), ("engine", "engine")):
+                if column in part:
+                    table[title] = [f"`{engine}`" for engine in part[column]]
+            table["identical texts"] = [
+                f"{texts - ties:.0f} of {texts:.0f}" for texts, ties in zip(part["texts"], part["ties"], strict=True)
+            ]
         else:
             table["why"] = [_reason(text) for text in part["reason"]]
         lines += [f"\n**{len(part)} {result}**", *_markdown(table, text=4 if result == "served" else 2)]

@@ -2,11 +2,12 @@
 
     python3 -m tools.try_architectures [FAMILY ...] [--record FILE] [--list]
 
-Each family that `AutoModelForCausalLM` knows is made small, with random weights, in float64 (float32 where one of its
-kernels has no float64), its windows shorter than the prompts. The library then either refuses it at loading, with the
-reason, or its greedy texts by several drafters are compared with those of transformers' `generate`. "Wrong" would be a
-model that is served and writes another text. Without families all are tried, which takes a quarter of an hour; FILE
-gets the result, and docs/architectures.md its table of it (tools/fill_tables.py). The exit status is 1 if one is wrong.
+Each family that `AutoModelForCausalLM` knows, and a few that also read pictures (`PICTURES`), is made small, with
+random weights, in float64 (float32 where one of its kernels has no float64), its windows shorter than the prompts. The
+library then either refuses it at loading, with the reason, or its greedy texts by several drafters are compared with
+those of transformers' `generate`. "Wrong" would be a model that is served and writes another text. Without families all
+are tried, which takes a quarter of an hour; FILE gets the result, and docs/architectures.md its table of it
+(tools/fill_tables.py). The exit status is 1 if one is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 from transformers.utils import logging
 
 import dynatree_lib as dt
@@ -67,6 +74,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 """Further configurations of a family."""
+_SECTIONS: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+PICTURES: dict[str, dict[str, Any]] = {
+    **{
+        kind: {}
+        for kind in (
+            "aya_vision", "fuyu", "got_ocr2", "idefics3", "internvl", "llava", "mistral3", "paligemma", "smolvlm",
+        )
+    },
+    "gemma3": {"tie_word_embeddings": False},
+    **dict.fromkeys(("glm4v", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"), _SECTIONS),
+}  # fmt: skip
+"""Models that also read pictures -> what their language models need beside `SMALL`. Here they read text alone."""
+PICTURE: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "embed_dim", "out_hidden_size"), 32),
+    **dict.fromkeys(("num_attention_heads", "num_heads"), 4),
+    **dict.fromkeys(("num_hidden_layers", "depth"), 1),
+    "intermediate_size": 64, "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+"""Sizes of what reads their pictures."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 8},
     "camembert": {"pad_token_id": 1, "is_decoder": True},
@@ -113,6 +139,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def configuration(kind: str, given: dict[str, Any]) -> Any:
     """A tiny configuration of a family, with layers of all its types."""
     maker = CONFIG_MAPPING[kind]
+    if kind in PICTURES:
+        return of_pictures(maker, given)
     declared = {*inspect.signature(maker).parameters, *getattr(maker, "attribute_map", {})}
     options = {name: value for name, value in SMALL.items() if name in declared}
     if "kv_lora_rank" in declared:  # multi-head latent attention has a key for each query head
@@ -125,10 +153,29 @@ def configuration(kind: str, given: dict[str, Any]) -> Any:
     return made
 
 
+def of_pictures(maker: Any, given: dict[str, Any]) -> Any:
+    """A tiny configuration of a model that also reads pictures, around the one of its language model."""
+    own, parts = maker(), {}
+    for name in maker.sub_configs:
+        part = type(getattr(own, name))
+        if name == "text_config":
+            declared = {*inspect.signature(part).parameters, *getattr(part, "attribute_map", {})}
+            small = {key: value for key, value in SMALL.items() if not key.endswith("token_id")}
+            options = {key: value for key, value in (small | given).items() if key in declared}
+        else:
+            options = {key: value for key, value in PICTURE.items() if key in inspect.signature(part).parameters}
+        parts[name] = part(**options).to_dict() | {"model_type": part.model_type}
+    tied = {name: value for name, value in given.items() if name == "tie_word_embeddings"}  # the whole has its own
+    return maker(**parts, **tied)
+
+
 def random_model(kind: str, given: dict[str, Any], dtype: torch.dtype) -> Any:
     """A tiny model with random weights whose greedy text does not collapse to one token."""
     config = configuration(kind, given)
-    made = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    auto, mapping = AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) not in mapping:
+        auto, mapping = AutoModelForImageTextToText, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    made = mapping[type(config)]
     torch.manual_seed(0)
     attention = "sdpa" if made._supports_sdpa else "eager"
     with torch.device("meta"):
@@ -138,7 +185,7 @@ def random_model(kind: str, given: dict[str, Any], dtype: torch.dtype) -> Any:
     kernels = {"attn_implementation": attention}
     if dtype == torch.float64:
         kernels["experts_implementation"] = "eager"  # grouped_mm has no float64
-    model = AutoModelForCausalLM.from_config(config, **kernels).to(dtype).eval()
+    model = auto.from_config(config, **kernels).to(dtype).eval()
     model.generation_config.eos_token_id = None  # all texts have the same length
     with torch.no_grad():
         for weight in model.parameters():
@@ -221,29 +268,35 @@ def compared(target: dt.HFModel, other: Any, expected: list[list[int]]) -> dict[
         dt.ProgressiveTree(),
         dt.PromptLookup(),
     ]
-    texts, wrong, accepted, nodes = 0, [], 0, 0
+    texts, ties, wrong, accepted, nodes = 0, 0, [], 0, 0
     for drafter in drafters:
         for ids, text in zip(prompts(target.vocab_size), expected, strict=True):
             out = dt.generate(target, ids, drafter, max_new_tokens=BUDGET, eos_token_ids=())
             texts += 1
             accepted += sum(len(one.verdict.path) for one in out.iterations)
             nodes += sum(len(one.tree) - 1 for one in out.iterations)
-            if out.tokens != text and not _near_tie(target, ids, out.tokens, text):
+            if out.tokens == text:
+                continue
+            if _near_tie(target, ids, out.tokens, text):
+                ties += 1
+            else:
                 wrong.append(f"{drafter.name} after {ids.shape[1]} tokens")
     row = {
-        "result": "wrong" if wrong else "served", "texts": texts, "accepted": accepted, "drafted": nodes,
+        "result": "wrong" if wrong else "served", "texts": texts, "ties": ties, "accepted": accepted, "drafted": nodes,
         "distinct": max(len(set(text)) for text in expected),
     }  # fmt: skip
     return row | ({"reason": "; ".join(wrong)} if wrong else {})
 
 
 def _near_tie(target: dt.HFModel, ids: torch.Tensor, found: list[int], text: list[int]) -> bool:
+    """Whether the first token that differs is, to the target itself, as good as the expected one up to rounding."""
     if target.dtype == torch.float64 or len(found) != len(text):
         return False
     first = next(place for place, pair in enumerate(zip(found, text, strict=True)) if pair[0] != pair[1])
     read = torch.cat([ids, torch.tensor([text[:first]], dtype=torch.int64)], 1)
-    best = target.model(read, use_cache=False).logits[0, -1].topk(2).values
-    return float(best[0] - best[1]) < NEAR
+    logits = target.model(read, use_cache=False).logits[0, -1].float()
+    gap = abs(float(logits[found[first]] - logits[text[first]]))
+    return gap < max(NEAR, 2 * torch.finfo(target.dtype).eps * float(logits.abs().max()))
 
 
 def _lacks_float64(error: Exception) -> bool:
@@ -259,7 +312,8 @@ def families() -> dict[str, tuple[str, dict[str, Any]]]:
     """Label -> type of configuration and options, of all families and variants."""
     parts = {config.model_type: getattr(config, "sub_configs", {}) for config in MODEL_FOR_CAUSAL_LM_MAPPING}
     texts = sorted(kind for kind, part in parts.items() if "text_config" not in part)  # that part has a type of its own
-    return {kind: (kind, {}) for kind in texts} | VARIANTS
+    pictures = {f"{kind}, text alone": (kind, options) for kind, options in PICTURES.items()}
+    return {kind: (kind, {}) for kind in texts} | VARIANTS | pictures
 
 
 def rows(wanted: list[str]) -> Iterator[dict[str, Any]]:

@@ -78,7 +78,7 @@ def tried(name: str, folder: Path) -> dict[str, Any]:
     try:
         target = dt.HFModel(model)
     except (TypeError, ValueError) as error:
-        return {**row, "result": "refused", "reason": str(error)}
+        return {**row, "result": "refused", "reason": str(error).replace(str(folder), "llama")}
     draft = noisy(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval())
     return {**row, **compared(target, draft, expected), "engine": target.engine.name}
 

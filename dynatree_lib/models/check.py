@@ -269,10 +269,11 @@ def check_tree_attention(model: HFModel, *, engine_only: bool = False, may_fall_
         own = model.altered(engine=Eager(model.model))
         own.__dict__.pop("windows", None)  # those of the configuration as it is now
         if not engine_only:
-            allowed = _allowed(model, short.noise(model, plain))
+            noise = short.noise(model, plain)
+            allowed = _allowed(model, noise)
             part, off = _worst(_attempt(model, OVER_CACHE, lambda: short.scored(own)), plain, allowed)
             if part and not (off <= _by_dtype(TOLERANCE, model) and _proved_in_float32(model)):
-                cause = _cause(own, short, plain, allowed, part)
+                cause = _cause(own, short, plain, allowed, part, noise)
                 raise _refusal(model, f"{cause} ({part} {_told(off, allowed, model)})", "use float32")
     if not engine_only:
         long = _check_long(model, allowed)
@@ -431,7 +432,7 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return off.amax(-1) / spread.clamp_min(1e-6)
 
 
-def _cause(model: HFModel, trial: _Trial, plain: torch.Tensor, allowed: float, part: str) -> str:
+def _cause(model: HFModel, trial: _Trial, plain: torch.Tensor, allowed: float, part: str, noise: float) -> str:
     """Say what differs, by leaving out in turn what makes the proof harder than a few tokens of plain text."""
     if _worst(trial.scored(model, claimed=0), plain, allowed)[0] is None:
         return "it takes positions from the number of entries in the cache, also where positions are given"
@@ -443,6 +444,8 @@ def _cause(model: HFModel, trial: _Trial, plain: torch.Tensor, allowed: float, p
             if _worst(trial.scored(whole), full, allowed)[0] is None:
                 names = ", ".join(WINDOWED[kind] for kind in model.windows)
                 return f"its layers do not see what the configuration says of windows ({names})"
+    if noise > _by_dtype(TOLERANCE, model):
+        return f"transformers' own forwards disagree about a text read at once and in two parts (by {noise:.2g})"
     return CAUSES[part]
 
 

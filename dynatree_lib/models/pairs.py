@@ -286,8 +286,9 @@ def load_model(
     config = _from_pretrained("AutoConfig", source)
     check_architecture(config)  # before gigabytes of weights are read
     tokenizer = tokenizer or _from_pretrained("AutoTokenizer", source)
-    kernels = {"dtype": dtype, "attn_implementation": _attention(config, attn_implementation)}
-    model = _from_pretrained("AutoModelForCausalLM", source, use_safetensors=True, **kernels, **placement)
+    loader, kind = _loader(config)
+    kernels = {"dtype": dtype, "attn_implementation": _attention(kind, attn_implementation)}
+    model = _from_pretrained(loader, source, use_safetensors=True, **kernels, **placement)
     return HFModel(model.to(device) if simple else model, tokenizer, engine=engine)
 
 
@@ -301,14 +302,20 @@ def _check_format(folder: Path) -> None:
         )
 
 
-def _attention(config: Any, wanted: str) -> str:
-    """The attention implementation to load: eager in place of sdpa where the architecture has none (GPT-OSS, Gemma 2).
+def _loader(config: Any) -> tuple[str, Any]:
+    """Name of the auto class that loads a model, and its own class if known; models of pictures read text alone."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    other = None if kind else MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    return ("AutoModelForImageTextToText", other) if other else ("AutoModelForCausalLM", kind)
+
+
+def _attention(kind: Any, wanted: str) -> str:
+    """The attention implementation to load: eager in place of sdpa where a class has none (GPT-OSS, Gemma 2).
 
     What these do in eager attention (sinks, soft caps) sdpa cannot.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return "eager" if wanted == "sdpa" and kind is not None and not kind._supports_sdpa else wanted
 
 

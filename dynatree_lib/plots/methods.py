@@ -61,7 +61,8 @@ def method_plane(rows: Sequence[Row], title: str = "What an iteration commits, a
             )  # fmt: skip
     ticks = {"type": "log", "tickvals": TICKS, "ticktext": [f"{tick:g}" for tick in TICKS]}
     drawn.update_xaxes(range=[math.log10(LOWEST), math.log10(widest)], **ticks)
-    return drawn.update_yaxes(range=[math.log10(LOWEST), math.log10(1.05 * highest)], **ticks)
+    drawn.update_yaxes(range=[math.log10(LOWEST), math.log10(1.05 * highest)], **ticks)
+    return drawn.update_layout(legend_y=1.05, margin_t=105)  # names of lines stand between plot and legend
 
 
 def label_places(

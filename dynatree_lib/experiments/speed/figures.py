@@ -154,7 +154,7 @@ def bound_plane(rows: Sequence[Row], bound: float) -> go.Figure:
     ticks, ends = [1, 2, 3, 4, 5, 6, 8, 10, 15, 20], [math.log10(0.88), math.log10(furthest)]
     drawn.update_xaxes(type="log", tickvals=ticks, range=ends)
     drawn.update_yaxes(**LOGARITHMIC)
-    legend = {"orientation": "v", "x": 1.2, "y": 1, "xanchor": "left", "yanchor": "top"}
+    legend = {"orientation": "v", "x": 1.32, "y": 1, "xanchor": "left", "yanchor": "top"}
     return drawn.update_layout(legend=legend, margin={"t": 60, "r": 60})
 
 
