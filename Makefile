@@ -30,6 +30,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
 	@$(BIN)/dynatree fetch smollm2 || echo 'Going on without SmolLM2: notebooks take the bundled pair instead.'
 	@touch $@
+	@echo 'Set up. To begin: make lab, then run 00_start_here.ipynb.'
 
 reproduce: setup
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(BIN)/dynatree run --profile laptop --headline --report $(ARGS)
@@ -64,7 +65,7 @@ lines:
 	@$(PYTHON) tools/lines.py
 
 lab: setup
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # The slides of docs/teaching.md as pages for a browser (with speaker's notes: press S).
 slides: setup

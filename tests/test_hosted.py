@@ -7,6 +7,7 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,16 +33,22 @@ def commands(monkeypatch, tmp_path):
     """Commands that the cell would run, in an empty folder, where the library cannot be found."""
     made, find = [], importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "dynatree_lib" else find(name))
-    monkeypatch.setattr(subprocess, "run", lambda command, check: made.append(command))
+    monkeypatch.setattr(subprocess, "run", lambda command: made.append(command) or SimpleNamespace(returncode=0))
     monkeypatch.delenv("DYNATREE_WHEEL", raising=False)
     monkeypatch.chdir(tmp_path)
     return made
 
 
 def test_an_installed_library_is_left_alone(commands, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin="__init__.py"))
     exec(CELL, {})
     assert not commands
+
+
+def test_a_folder_of_the_librarys_name_is_not_the_library(commands, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin=None))
+    with pytest.raises(ModuleNotFoundError, match="is not installed"):
+        exec(CELL, {})
 
 
 def test_without_a_wheel_it_says_what_to_do(commands):
@@ -56,10 +63,35 @@ def test_it_installs_what_is_there_or_named(commands, monkeypatch, tmp_path, nam
     wheel.touch()
     if named:
         monkeypatch.setenv("DYNATREE_WHEEL", named)
+        (tmp_path / "elsewhere" / "checkout").mkdir(parents=True)
     exec(CELL, {})
     address = named if named and "://" in named else (tmp_path / (named or wheel)).as_uri()
     pip = [sys.executable, "-m", "pip", "install", "--quiet", f"dynatree-lib[hosted] @ {address}"]
     assert commands == [pip, [sys.executable, "-m", "dynatree_lib", "fetch", "smollm2"]]
+
+
+def test_a_path_that_does_not_exist_is_named(commands, monkeypatch):
+    monkeypatch.setenv("DYNATREE_WHEEL", "elsewhere.whl")
+    with pytest.raises(ModuleNotFoundError, match=r"and there is no elsewhere\.whl\. Upload"):
+        exec(CELL, {})
+    assert not commands
+
+
+def test_a_wheel_that_was_uploaded_again_takes_the_place_of_the_first(commands, tmp_path):
+    wheel = tmp_path / "dynatree_lib-1.0-py3-none-any.whl"
+    for name, text in ((wheel.name, "first"), (f"{wheel.stem} (1).whl", "second"), (f"{wheel.stem} (2).whl", "third")):
+        (tmp_path / name).write_text(text)
+    exec(CELL, {})
+    assert commands[0][-1] == f"dynatree-lib[hosted] @ {wheel.as_uri()}"
+    assert wheel.read_text() == "third"
+    assert [*tmp_path.glob("*.whl")] == [wheel]
+
+
+def test_what_pip_could_not_install_is_told(commands, monkeypatch, tmp_path):
+    (tmp_path / "dynatree_lib-1.0-py3-none-any.whl").touch()
+    monkeypatch.setattr(subprocess, "run", lambda command: SimpleNamespace(returncode=1))
+    with pytest.raises(RuntimeError, match=r"pip could not install dynatree_lib-1\.0-py3-none-any\.whl"):
+        exec(CELL, {})
 
 
 @pytest.mark.slow

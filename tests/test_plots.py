@@ -114,7 +114,7 @@ def test_draft_tree_draws_every_node_in_its_role(iteration):
     assert bonus.x[0] > 3  # one level below the last accepted node, which is at level 2
     assert "17" in bonus.text[0]
     assert "0.3000" in " ".join(figure.data[-3].text)  # path probability 0.6 x 0.5 on an accepted node
-    assert "3 tokens committed" in figure.layout.title.text
+    assert "3 tokens emitted" in figure.layout.title.text
 
 
 def test_draft_tree_keeps_boxes_apart(iteration):
@@ -355,7 +355,7 @@ def test_grown_tree_writes_each_nodes_own_numbers(grown):
 
 def test_stacked_trees_keep_apart_and_share_a_legend(iteration):
     figure = plots.stacked_trees({"one": iteration, "two": iteration})
-    heads = [note for note in figure.layout.annotations if "committed by" in note.text]
+    heads = [note for note in figure.layout.annotations if "emitted by" in note.text]
     assert [note.text.partition(":")[0] for note in heads] == ["<b>one</b>", "<b>two</b>"]
     places = {(note.x, note.y) for note in figure.layout.annotations}
     assert len(places) == len(figure.layout.annotations) == 2 * (len(iteration.tree) + 2)

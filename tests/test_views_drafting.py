@@ -67,7 +67,7 @@ def test_both_trees_hang_below_one_last_token(one):
     assert fills[5] != fills[7]  # the random token and a prediction
     assert fills[1] != fills[2]  # accepted and not
     assert "4 candidates" not in figure.layout.title.text
-    assert "3 candidates, 4 draft nodes; 2 tokens committed" in figure.layout.title.text
+    assert "3 candidates, 4 draft nodes; 2 tokens emitted" in figure.layout.title.text
     assert {"accepted by the target", "draft tree: random token", "predicted now, joins the draft tree"} <= legend(
         figure
     )

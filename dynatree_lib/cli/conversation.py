@@ -23,7 +23,10 @@ def runner_of(spec: str, pair: Pair | None = None) -> DrafterRunner | None:
     Raises:
         ValueError: for an unknown method or option, and for a method with a loop of its own.
     """
-    one = variant(spec)
+    name = spec.partition(":")[0]
+    one = variant(spec) if name in METHODS else None
+    if one is None:
+        raise ValueError(f"There is no method '{name}'; choose from {', '.join(DECODERS)}.")
     if one.name not in DECODERS:
         raise ValueError(f"'{one.name}' does not decode in this library's loop; choose from {', '.join(DECODERS)}.")
     runner: Any = None if pair is None else one.runner(pair)

@@ -63,8 +63,8 @@ def forward_trees(
             parents.append(len(tree) + node - 1)
             tokens.append(token)
             roles.append("added")
-    committed = f"{iteration.committed} token{'s' * (iteration.committed > 1)} committed"
-    text = f"One forward: last token, {len(iteration.tree) - 1} candidates, {drafted} draft nodes; {committed}"
+    emitted = f"{iteration.committed} token{'s' * (iteration.committed > 1)} emitted"
+    text = f"One forward: last token, {len(iteration.tree) - 1} candidates, {drafted} draft nodes; {emitted}"
     return draw_trees([("", tree_boxes(TokenTree.build(tokens, parents), roles, tokenizer))], FORWARD, title=text)
 
 

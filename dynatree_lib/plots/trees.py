@@ -63,7 +63,7 @@ def draft_tree(
     counts = f"A tree of {len(nodes) - 1} drafted nodes, {nodes.depth} levels deep"
     if isinstance(tree, Iteration):
         accepted = len(tree.verdict.path)
-        counts = f"{len(nodes) - 1} nodes drafted, {accepted} accepted, {accepted + 1} tokens committed by one target "
+        counts = f"{len(nodes) - 1} nodes drafted, {accepted} accepted, {accepted + 1} tokens emitted by one target "
         counts += "forward"
     return draw_trees([("", _verified_boxes(tree, tokenizer, tau))], ROLES, title=title or counts)
 
@@ -85,7 +85,7 @@ def stacked_trees(iterations: Mapping[str, Iteration], tokenizer: Any = None, *,
         of_kind(f"The iteration of {heading!r}", iteration, Iteration, "give one, such as generation.iterations[0]")
         count = iteration.committed
         text = f"<b>{theme.escaped(heading)}</b>: {len(iteration.tree) - 1} drafted, "
-        text += f"{count} {'token' if count == 1 else 'tokens'} committed by one target forward"
+        text += f"{count} {'token' if count == 1 else 'tokens'} emitted by one target forward"
         parts.append((text, _verified_boxes(iteration, tokenizer)))
     return draw_trees(parts, ROLES, title=title)
 

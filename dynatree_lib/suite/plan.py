@@ -170,7 +170,10 @@ def source_hash(cells: Sequence[Mapping[str, Any]]) -> str:
 def find_sources(folder: Path) -> list[Source]:
     """Return every notebook of a folder in running order, which is the order of the names."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"There is no notebooks folder at {folder}; name one with --notebooks DIR.")
+        raise FileNotFoundError(
+            f"There is no notebooks folder at {folder}; name one with --notebooks DIR, or go into the folder that "
+            "`dynatree notebooks` has made."
+        )
     sources = [read_source(path) for path in sorted(folder.glob("*.ipynb"))]
     if not sources:
         raise FileNotFoundError(f"The folder {folder} holds no notebook (*.ipynb); name another with --notebooks DIR.")
