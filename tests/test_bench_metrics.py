@@ -203,7 +203,9 @@ def _records() -> Records:
     records = Records(Header({}, SETUP))
     for prompt in ("a", "b"):
         records.add(greedy(prompt, seconds=2.0, kv_entries=7))
-        records.add(run(prompt=prompt, seconds=1.0, nodes=[2, 2], accepted=[2, 0], depths=[2, 2], kv_entries=9))
+        text = (1, 2, 3, 4 if prompt == "a" else 5)
+        counts = {"nodes": [2, 2], "accepted": [2, 0], "depths": [2, 2], "kv_entries": 9}
+        records.add(run(prompt=prompt, seconds=1.0, tokens=text, **counts))
     records.add(Divergence("chain:length=2", "b", 0, 3, 4, 5, 2e-5, True))
     records.add(Split("chain:length=2", "a", 2.0, 0.5, 1.0, 0.5, 4))
     records.add(Failure("ar", "a", 0, "RuntimeError: no"))

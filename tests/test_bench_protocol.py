@@ -512,6 +512,22 @@ def test_a_divergence_has_its_place_and_margin(pair):
         assert one["near_tie"] == (one["margin"] < NEAR_TIE)
 
 
+def test_a_run_that_was_stopped_before_it_compared_its_texts_does_not_call_them_identical(pair, tmp_path):
+    def other(_, instrument):
+        def runner(prompt_ids, *, max_new_tokens, eos_token_ids, on_tokens, sampling, seed):
+            on_tokens([1] * max_new_tokens)
+            return Completed([1] * max_new_tokens, 1, None, "length", 9)
+
+        return runner
+
+    file = tmp_path / "runs.jsonl"
+    run_benchmark(pair, ["ar", custom("other", other)], PROMPTS[:2], max_new_tokens=12, records=file)
+    lines = [line for line in file.read_text().splitlines() if json.loads(line)["kind"] in ("header", "run")]
+    assert len(lines) == 5
+    file.write_text("\n".join(lines) + "\n")
+    assert {row["label"]: row["identical"] for row in read_results(file).summaries()} == {"ar": "2/2", "other": "0/2"}
+
+
 def test_eos_ends_texts_only_when_asked(pair, world):
     bench(pair, [Fake("x", *world)], world, warmup=0)
     assert {eos for _, _, _, eos, *_ in world[1]} == {()}

@@ -56,7 +56,7 @@ def quote(results: Mapping[str, Any], name: str, only: Sequence[str] = (), colum
     table["method"] = [f"`{label}`" for label in table["method"]]
     lines = [
         *_markdown(table),
-        f"One interleaved run, {sampling_text(setup['sampling'])}, {len(setup['prompts'])} prompts x "
+        f"One interleaved run, {sampling_text(setup['sampling'])}, {_prompts(methods, setup)} x "
         f"{setup['max_new_tokens']} tokens, {setup['dtype']}, {_device(setup, environment)}.",
         f"{setup['workload']} Brackets: 95 % bootstrap interval over prompts. {_record(name)}",
     ]
@@ -67,6 +67,12 @@ def quote(results: Mapping[str, Any], name: str, only: Sequence[str] = (), colum
     if "draft/verify/host %" in table and any(method["split"] for method in methods):
         lines.append("Draft and verify: time in the models' forwards; host: all the rest (traced runs).")
     return "\n".join([*lines, *_tuned(methods), "", ""])
+
+
+def _prompts(methods: Sequence[Method], setup: Mapping[str, Any]) -> str:
+    """How many prompts all methods had; fewer than planned where the run was stopped."""
+    had, planned = min(method["prompts"] for method in methods), len(setup["prompts"])
+    return f"{planned} prompts" if had == planned else f"{had} of {planned} prompts"
 
 
 def _device(setup: Mapping[str, Any], environment: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ..summary import repeated_ngrams
-from .records import Divergence, Header, Records, Run, Split
+from .records import Header, Records, Run, Split
 from .statistics import Estimate, bootstrap, estimate, quotient, ratio, sums
 
 
@@ -88,7 +88,7 @@ def _summary(entry: dict[str, Any], frame: pd.DataFrame, records: Records) -> di
         **trees, "depth_use": depth_use(entry["name"], entry["options"], trees["tokens_per_iteration"]),
         "repeated_4grams": mean_repetition(runs),
         "after_eos": share_after_eos(runs, header.setup.get("eos_token_ids", ())),
-        "identical": equality(runs, records, divergences),
+        "identical": equality(runs, records),
         "near_ties": sum(one.near_tie for one in divergences),
         "divergences": [asdict(one) for one in divergences],
         **memory(mine, entry, header),
@@ -264,13 +264,17 @@ def share_after_eos(runs: Sequence[Run], eos: Sequence[int]) -> float:
     return 1 - sum(ends) / sum(len(run.tokens) for run in runs)
 
 
-def equality(runs: Iterable[Run], records: Records, divergences: Iterable[Divergence]) -> str | None:
-    """Return "n/N": of the reference's N prompts, those whose text was the same in every repeat of these runs."""
-    setup = records.header.setup
-    wanted = {run.prompt for run in records.runs.values() if run.method == setup["reference"]}
+def equality(runs: Iterable[Run], records: Records) -> str | None:
+    """Return "n/N": of the reference's N prompts, those whose text was the same in every repeat of these runs.
+
+    Texts are compared, because a run that was stopped has not written its divergences.
+    """
+    setup, texts = records.header.setup, list(records.runs.values())
+    wanted = {run.prompt: run.tokens for run in texts if (run.method, run.repeat) == (setup["reference"], 0)}
     if not wanted or setup["sampling"]["temperature"] > 0:
         return None
-    same = wanted & {run.prompt for run in runs} - {one.prompt for one in divergences}
+    mine = [run for run in runs if run.prompt in wanted]
+    same = {run.prompt for run in mine} - {run.prompt for run in mine if run.tokens != wanted[run.prompt]}
     return f"{len(same)}/{len(wanted)}"
 
 
