@@ -583,7 +583,7 @@ def test_streaming_moves_only_keys_that_turn_in_halves(kind):
     ("kind", "kernel"), [("GptOssConfig", "eager"), ("Gemma2Config", "eager"), ("LlamaConfig", "sdpa")]
 )
 def test_architectures_without_sdpa_are_loaded_eager(kind, kernel):
-    loader, made = pairs._loader(getattr(transformers, kind)())
+    loader, made = pairs.loader_of(getattr(transformers, kind)())
     assert loader == "AutoModelForCausalLM"
     assert pairs._attention(made, "sdpa") == kernel
     assert pairs._attention(made, "eager") == "eager"

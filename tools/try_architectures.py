@@ -25,17 +25,12 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-)
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging
 
 import dynatree_lib as dt
 from dynatree_lib.models.check import check_architecture
+from dynatree_lib.models.pairs import loader_of
 
 FILE = Path(__file__).resolve().parents[1] / "outputs" / "reference" / "architectures.json"
 LENGTHS, BUDGET, WINDOW = (3, 40, 290), 24, 8
@@ -85,7 +80,7 @@ PICTURES: dict[str, dict[str, Any]] = {
     "gemma3": {"tie_word_embeddings": False},
     **dict.fromkeys(("glm4v", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"), _SECTIONS),
 }  # fmt: skip
-"""Models that also read pictures -> what their language models need beside `SMALL`. Here they read text alone."""
+"""Models that also read pictures -> what their language models need after `SMALL`; they read text alone here."""
 PICTURE: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "embed_dim", "out_hidden_size"), 32),
     **dict.fromkeys(("num_attention_heads", "num_heads"), 4),
@@ -141,7 +136,7 @@ def configuration(kind: str, given: dict[str, Any]) -> Any:
     maker = CONFIG_MAPPING[kind]
     if kind in PICTURES:
         return of_pictures(maker, given)
-    declared = {*inspect.signature(maker).parameters, *getattr(maker, "attribute_map", {})}
+    declared = settings_of(maker)
     options = {name: value for name, value in SMALL.items() if name in declared}
     if "kv_lora_rank" in declared:  # multi-head latent attention has a key for each query head
         options["num_key_value_heads"] = options["num_attention_heads"]
@@ -153,17 +148,22 @@ def configuration(kind: str, given: dict[str, Any]) -> Any:
     return made
 
 
+def settings_of(maker: Any) -> set[str]:
+    """Names that a class of configurations takes."""
+    return {*inspect.signature(maker).parameters, *getattr(maker, "attribute_map", {})}
+
+
 def of_pictures(maker: Any, given: dict[str, Any]) -> Any:
     """A tiny configuration of a model that also reads pictures, around the one of its language model."""
     own, parts = maker(), {}
     for name in maker.sub_configs:
         part = type(getattr(own, name))
         if name == "text_config":
-            declared = {*inspect.signature(part).parameters, *getattr(part, "attribute_map", {})}
-            small = {key: value for key, value in SMALL.items() if not key.endswith("token_id")}
-            options = {key: value for key, value in (small | given).items() if key in declared}
+            sizes = {key: value for key, value in SMALL.items() if not key.endswith("token_id")} | given
         else:
-            options = {key: value for key, value in PICTURE.items() if key in inspect.signature(part).parameters}
+            sizes = PICTURE
+        declared = settings_of(part)
+        options = {key: value for key, value in sizes.items() if key in declared}
         parts[name] = part(**options).to_dict() | {"model_type": part.model_type}
     tied = {name: value for name, value in given.items() if name == "tie_word_embeddings"}  # the whole has its own
     return maker(**parts, **tied)
@@ -172,10 +172,7 @@ def of_pictures(maker: Any, given: dict[str, Any]) -> Any:
 def random_model(kind: str, given: dict[str, Any], dtype: torch.dtype) -> Any:
     """A tiny model with random weights whose greedy text does not collapse to one token."""
     config = configuration(kind, given)
-    auto, mapping = AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING
-    if type(config) not in mapping:
-        auto, mapping = AutoModelForImageTextToText, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    made = mapping[type(config)]
+    loader, made = loader_of(config)
     torch.manual_seed(0)
     attention = "sdpa" if made._supports_sdpa else "eager"
     with torch.device("meta"):
@@ -185,7 +182,7 @@ def random_model(kind: str, given: dict[str, Any], dtype: torch.dtype) -> Any:
     kernels = {"attn_implementation": attention}
     if dtype == torch.float64:
         kernels["experts_implementation"] = "eager"  # grouped_mm has no float64
-    model = auto.from_config(config, **kernels).to(dtype).eval()
+    model = getattr(transformers, loader).from_config(config, **kernels).to(dtype).eval()
     model.generation_config.eos_token_id = None  # all texts have the same length
     with torch.no_grad():
         for weight in model.parameters():

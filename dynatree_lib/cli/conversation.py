@@ -24,9 +24,9 @@ def runner_of(spec: str, pair: Pair | None = None) -> DrafterRunner | None:
         ValueError: for an unknown method or option, and for a method with a loop of its own.
     """
     name = spec.partition(":")[0]
-    one = variant(spec) if name in METHODS else None
-    if one is None:
+    if name not in METHODS:
         raise ValueError(f"There is no method '{name}'; choose from {', '.join(DECODERS)}.")
+    one = variant(spec)
     if one.name not in DECODERS:
         raise ValueError(f"'{one.name}' does not decode in this library's loop; choose from {', '.join(DECODERS)}.")
     runner: Any = None if pair is None else one.runner(pair)

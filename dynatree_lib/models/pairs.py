@@ -286,7 +286,7 @@ def load_model(
     config = _from_pretrained("AutoConfig", source)
     check_architecture(config)  # before gigabytes of weights are read
     tokenizer = tokenizer or _from_pretrained("AutoTokenizer", source)
-    loader, kind = _loader(config)
+    loader, kind = loader_of(config)
     kernels = {"dtype": dtype, "attn_implementation": _attention(kind, attn_implementation)}
     model = _from_pretrained(loader, source, use_safetensors=True, **kernels, **placement)
     return HFModel(model.to(device) if simple else model, tokenizer, engine=engine)
@@ -302,7 +302,7 @@ def _check_format(folder: Path) -> None:
         )
 
 
-def _loader(config: Any) -> tuple[str, Any]:
+def loader_of(config: Any) -> tuple[str, Any]:
     """Name of the auto class that loads a model, and its own class if known; models of pictures read text alone."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
