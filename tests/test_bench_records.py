@@ -24,6 +24,7 @@ from dynatree_lib.measure.records import (
     read_records,
 )
 from dynatree_lib.paths import write_atomically
+from tools.pack_records import pack
 
 HEADER = Header({"threads": 2}, {"seed": 0, "methods": []}, "2026-01-01T00:00:00+00:00")
 LINES = [
@@ -36,6 +37,7 @@ LINES = [
     Bandwidth("before", 4096, 2e10, 1.5e10),
     Bandwidth("before", 4096, 2e10, 1.5e10),
 ]
+BY_KIND = sorted(LINES, key=lambda line: ["run", "error", "divergence", "split", "bandwidth"].index(line.kind))
 
 
 @pytest.fixture
@@ -51,9 +53,7 @@ def path(tmp_path):
 def test_round_trip(path):
     records = read_records(path)
     assert records.header == HEADER
-    assert list(records.lines()) == sorted(
-        LINES, key=lambda line: ["run", "error", "divergence", "split", "bandwidth"].index(line.kind)
-    )
+    assert list(records.lines()) == BY_KIND
     assert records.notes == []
 
 
@@ -169,6 +169,30 @@ def test_a_damaged_packed_file_is_refused(tmp_path, damage):
 def test_nothing_is_written_to_a_packed_file(tmp_path):
     with pytest.raises(ValueError, match=r"leave out \.gz"):
         check_writable(tmp_path / "x.jsonl.gz")
+
+
+def test_packing_keeps_everything_but_the_times_between_a_run_s_first_and_last_emission(path):
+    long = Run("ar", "b", 0, 0.5, [1, 2, 3, 4], [[0.1, 1], [0.2, 2], [0.5, 1]], 3, "length")
+    before = read_records(path)
+    before.add(long)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(dumps(long))
+    place = pack(path)
+    assert (place.name, path.exists()) == ("records.jsonl.gz", False)
+    after = read_records(place)
+    assert after.runs["ar", "b", 0] == replace(long, emissions=[[0.1, 1], [0.5, 3]])
+    assert [line for line in after.lines() if line != after.runs["ar", "b", 0]] == BY_KIND
+    assert after.frame().equals(before.frame())
+    body = place.read_bytes()
+    assert (pack(place), place.read_bytes()) == (place, body)
+
+
+def test_records_that_are_not_whole_are_not_packed(path):
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text + '{"kind": "run"', encoding="utf-8")
+    with pytest.raises(ValueError, match="not whole, so they are not packed: Line 10 of"):
+        pack(path)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_a_missing_file(tmp_path):

@@ -120,11 +120,21 @@ def test_sharpness_and_rate_follow_the_text_by_hand():
     state = drafter.start(TEXT, RandomSource())
     assert drafter.report(state) == {"sharpness": 2.0, "rate": 2.0}
     proposal = drafter.propose(state, 0)  # node 0 alone: costs 1
-    state.expected, state.drafting = 1.5, 0.4
+    state.estimate, state.drafting = np.array([1.0, 0.9, 0.6]), 0.4
     drafter.observe(state, proposal, None, Verdict((), 3))
     assert state.sharpness == pytest.approx(2 * math.exp(0.1 * (0 - 1.5)))
     assert state.committed / state.spent == pytest.approx((100 + 1) / (50 + 0.4 + 1.0))
     assert (state.expected, state.drafting) == (0.0, 0.0)
+
+
+def test_in_a_larger_tree_only_its_own_nodes_teach_the_sharpness():
+    drafter = CostAwareTree(ToyModel.random(6, 3), learning=0.1)
+    state = drafter.start(TEXT, RandomSource())
+    state.estimate, state.pending = np.array([1.0, 0.9, 0.6]), np.full(3, -1)
+    drafter.renumber(state, np.array([0, 2, -1]), 5)  # node 1 became node 2, node 2 was left out
+    assert state.estimate.tolist() == [1.0, 0.0, 0.9, 0.0, 0.0]
+    drafter.learn(state, None, (2, 3))  # node 3 is another drafter's
+    assert state.sharpness == pytest.approx(2 * math.exp(0.1 * (1 - 0.9)))
 
 
 def test_sharpness_finds_a_target_sharper_than_the_draft():

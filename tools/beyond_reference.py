@@ -14,15 +14,14 @@ trees of 8 nodes commit that grow by that probability, by a constant, or not at 
 Spec-Bench.
 `rules-0.5.jsonl.gz` and `rules-1.jsonl.gz` have every drafter under every rule that may serve it, at both temperatures,
 with the weights read as 4 bits, on one prompt of each category of Spec-Bench.
+Runs of the packed records that are done stay in OUT/NAME.jsonl until all are, and a stopped benchmark goes on there.
 DYNATREE_DATA names the folder with spec_bench/. Nothing else should run.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
@@ -49,6 +48,8 @@ from dynatree_lib.paths import write_atomically
 from dynatree_lib.sampling import Sampling
 from dynatree_lib.verifiers import BEYOND, VERIFIERS, Greedy
 from dynatree_lib.workloads import Workload, load_workload
+
+from .pack_records import pack
 
 NEW_TOKENS = 64  # of a text
 PROMPTS = 9  # one of each task
@@ -87,7 +88,7 @@ def skipping() -> dict[str, Any]:
     return {"search": found.to_json(), **measured}
 
 
-def drawn() -> bytes:
+def drawn(path: Path) -> None:
     """Measure drawn trees of three origins and of the same sizes against plain decoding at temperature 1."""
     pair, warm = load_pair("smollm2", dtype="float32", engine="compiled"), Sampling(1.0)
     workload = load_workload("bundled", limit=JUDGED + PROMPTS, tokenizer=pair.tokenizer)
@@ -102,8 +103,9 @@ def drawn() -> bytes:
             variant(f"sampled-tree:depth={nodes // 2},branching=2/1", f"two drawn chains, {nodes}"),
             variant(f"sampled-tree:shape={slots}", f"Sequoia's shape, {nodes}"),
             variant(f"dyspec-tree:max_nodes={nodes + 1},depth={DEEPEST}", f"DySpec, {nodes}"),
+            variant(f"dyspec-tree:max_nodes={nodes + 1},depth={DEEPEST},accepted=0.5", f"DySpec by 0.5, {nodes}"),
         ]
-    return _lines(pair, methods, load_workload("bundled", limit=JUDGED, tokenizer=pair.tokenizer), NEW_TOKENS, warm)
+    _lines(path, pair, methods, load_workload("bundled", limit=JUDGED, tokenizer=pair.tokenizer), NEW_TOKENS, warm)
 
 
 def grown() -> dict[str, Any]:
@@ -148,7 +150,7 @@ def _first_children(iterations: Sequence[Iteration]) -> list[tuple[float, bool]]
     return found
 
 
-def switch() -> bytes:
+def switch(path: Path) -> None:
     """Measure two drafters with and without a switch that knows this machine's costs."""
     pair = load_pair("smollm2")
     workload = load_workload("bundled", limit=JUDGED + SEARCHED, tokenizer=pair.tokenizer)
@@ -158,7 +160,7 @@ def switch() -> bytes:
     for name in ("prompt-lookup", "lookup-tree"):
         methods += [variant(name), variant(f"switch:drafter={name},{priced}", f"switch of {name}")]
     judged = load_workload("spec-bench/categories", limit=39, tokenizer=pair.tokenizer)
-    return _lines(pair, methods, judged, 2 * NEW_TOKENS)
+    _lines(path, pair, methods, judged, 2 * NEW_TOKENS)
 
 
 GRID = (
@@ -169,7 +171,7 @@ GRID = (
 """Drafters of the grid, at their defaults."""
 
 
-def rules(temperature: float) -> bytes:
+def rules(temperature: float, path: Path) -> None:
     """Measure every drafter under every rule that may serve it, against plain decoding."""
     pair, sampling = load_pair("smollm2"), Sampling(temperature)
     methods = [variant("ar-fast")]
@@ -180,19 +182,16 @@ def rules(temperature: float) -> bytes:
             if rule is not Greedy and serves(rule(), drafter, sampling):
                 methods.append(variant(f"{spec}{',' if ':' in spec else ':'}verifier={rule.name}"))
     prompts = load_workload("spec-bench/categories", limit=13, tokenizer=pair.tokenizer)
-    return _lines(pair, methods, prompts, NEW_TOKENS, sampling)
+    _lines(path, pair, methods, prompts, NEW_TOKENS, sampling)
 
 
 def _lines(
-    pair: Pair, methods: list[Variant], workload: Workload, tokens: int, sampling: Sampling | None = None
-) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "lines.jsonl"
-        run_benchmark(
-            pair, methods, workload.prompts, max_new_tokens=tokens, ignore_eos=True, sampling=sampling,
-            source=workload.source, records=path, progress=_say,
-        )  # fmt: skip
-        return gzip.compress(path.read_bytes(), mtime=0)
+    path: Path, pair: Pair, methods: list[Variant], workload: Workload, tokens: int, sampling: Sampling | None = None
+) -> None:
+    run_benchmark(
+        pair, methods, workload.prompts, max_new_tokens=tokens, ignore_eos=True, sampling=sampling,
+        source=workload.source, records=path, existing="resume", progress=_say,
+    )  # fmt: skip
 
 
 def _measured(pair: Pair, methods: str, workload: Workload | None = None) -> dict[str, Any]:
@@ -219,7 +218,8 @@ def main(arguments: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)  # before hours of work, not after
     for name in names:
         if name in LINES:
-            (folder / f"{name}.jsonl.gz").write_bytes(LINES[name]())
+            LINES[name](path := folder / f"{name}.jsonl")
+            pack(path)
         else:
             write_atomically(folder / f"{name}.json", json.dumps(RECORDS[name](), indent=1, ensure_ascii=False) + "\n")
 

@@ -19,6 +19,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -534,7 +535,7 @@ def truncated_row(trial: Trial) -> None:
     rest_of_sweep(trial)
 
 
-# ------------------------------------------------------------------------------------------------------ models and hubs
+# ---------------------------------------------------------------------------------------- models, machine code and hubs
 def truncated_model(trial: Trial) -> None:
     """A model's file that ends in the middle."""
     shutil.copytree(data_path("tiny"), trial.folder / "pair")
@@ -543,6 +544,28 @@ def truncated_model(trial: Trial) -> None:
     code, said = here(["bench", "--pair", str(trial.folder / "pair"), "--limit", "1"])
     told = str(file.parent) in said and "damaged" in said and "Traceback" not in said
     trial.check(code == 2 and told, f"{code}: {said[-200:]}")
+
+
+def truncated_machine_code(trial: Trial) -> None:
+    """A file of the machine code kept on disk that ends in the middle."""
+    kept, own = trial.folder.parent / "machine-code", trial.folder / "machine-code"
+    if not kept.exists():  # compiling takes a minute, once for all injections
+        decoded_with(kept, trial.folder / "first.jsonl")
+    shutil.copytree(kept, own)
+    wanted = decoded_with(own, trial.folder / "whole.jsonl")
+    _cut(trial)(trial.chance.choice(sorted(own.rglob("*.nb?"))))
+    found = decoded_with(own, trial.folder / "cut.jsonl")
+    trial.check(isinstance(wanted, list) and found == wanted, f"{found} instead of {wanted}")
+
+
+def decoded_with(code: Path, records: Path) -> list[list[int]] | str:
+    """Return the texts of a benchmark whose process keeps machine code in this folder, or what it failed with."""
+    arguments = ["--pair", "tiny", "--engine", "compiled", "--methods", "ar", "--limit", "1", "--max-new-tokens", "8"]
+    done = subprocess.run(
+        [sys.executable, "-m", "dynatree_lib", "bench", *arguments, "--records", str(records)],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(code)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return [run.tokens for run in read_records(records).runs.values()] if done.returncode == 0 else done.stderr[-200:]
 
 
 def hub_without_network(trial: Trial) -> None:
@@ -562,7 +585,7 @@ KINDS = (
     two_runs, second_run, clock_backwards, full_disk_in_run, read_only_outputs, truncated_receipt, truncated_notebook,
     truncated_record, missing_record, flipped_byte, receipt_of_another_version, damaged_run_file, kill_bench,
     truncated_bench, full_disk_in_bench, records_of_another_setup, no_memory_on_the_device, kill_sweep, truncated_row,
-    truncated_model, hub_without_network,
+    truncated_model, truncated_machine_code, hub_without_network,
 )  # fmt: skip
 
 

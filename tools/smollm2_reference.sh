@@ -93,7 +93,7 @@ texts() {
   dynatree bench --pair smollm2 --dtype "$dtype" --engine $engine --workload spec-bench/categories --limit 39 --max-new-tokens 128 --stop-at-eos \
     --temperature "$temperature" --methods "$methods" --tuned "$tuned" --trace --json "$out/$run.json" --records "$lines" \
     $([ -f "$lines" ] && echo --resume) | tee "$out/$run.txt"
-  gzip -9n "$lines"
+  python3 -m tools.pack_records "$lines"
 }
 
 for run in $runs; do

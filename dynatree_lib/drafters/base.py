@@ -105,14 +105,13 @@ class Drafter(ABC):
         """Return a new text's state with what was learnt in an earlier text, whose state is left as it is."""
         return state
 
-    def renumber(self, state: Any, nodes: np.ndarray, size: int, expected: float) -> None:  # noqa: B027 - few care
+    def renumber(self, state: Any, nodes: np.ndarray, size: int) -> None:  # noqa: B027 - few care
         """Take note that the tree just proposed becomes part of a larger one, which `observe` will be given.
 
         Args:
             state: of the text.
             nodes: (n,) node of the larger tree that each proposed node became, -1 where it was left out.
             size: nodes of the larger tree.
-            expected: tokens that are expected to be accepted of it.
         """
 
     def report(self, state: Any) -> dict[str, float]:
@@ -212,7 +211,7 @@ class ModelDrafter(Drafter):
         return Proposal(builder.tree(), builder.distributions)
 
     @override
-    def renumber(self, state: Any, nodes: np.ndarray, size: int, expected: float) -> None:
+    def renumber(self, state: Any, nodes: np.ndarray, size: int) -> None:
         pending, stay = np.full(size, -1), nodes >= 0
         pending[nodes[stay]] = state.pending[stay]
         state.pending = pending

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -32,15 +32,20 @@ class CostAwareState(DraftState):
     Attributes:
         sharpness: exponent on the draft's probabilities, after its updates.
         committed: tokens, and `spent`: predicted cost in greedy steps, so far.
-        expected: accepted tokens that the draft promised for the current tree.
+        estimate: (n,) a(u) of the nodes of the current tree, 0 for those that another drafter added to it.
         drafting: predicted cost of drafting the current tree.
     """
 
     sharpness: float = 1.0
     committed: float = 0.0
     spent: float = 0.0
-    expected: float = 0.0
+    estimate: np.ndarray = field(default_factory=lambda: np.ones(1))
     drafting: float = 0.0
+
+    @property
+    def expected(self) -> float:
+        """Accepted tokens that the draft promised for the current tree."""
+        return float(self.estimate.sum()) - 1
 
     @property
     def rate(self) -> float:
@@ -127,19 +132,21 @@ class CostAwareTree(ModelDrafter):
         state.committed += len(verdict.path) + 1
         state.spent += state.drafting + float(self.tree_costs[len(proposal.tree)])
         self.learn(state, proposal.tree, verdict.path)
-        state.expected = state.drafting = 0.0  # an iteration without a tree promises nothing
+        state.estimate, state.drafting = np.ones(1), 0.0  # an iteration without a tree promises nothing
         return super().observe(state, proposal, scores, verdict)
 
     def learn(self, state: Any, tree: TokenTree, path: Sequence[int]) -> None:
-        """Compare what the tree promised with the path that was accepted of it."""
-        surprise = len(path) - state.expected
+        """Compare what the tree promised with the path that was accepted of it, as far as it is of this drafter."""
+        surprise = np.count_nonzero(state.estimate[list(path)]) - state.expected
         low, high = SHARPNESS
         state.sharpness = max(low, min(high, state.sharpness * math.exp(self.learning * surprise)))
 
     @override
-    def renumber(self, state: Any, nodes: np.ndarray, size: int, expected: float) -> None:
-        super().renumber(state, nodes, size, expected)
-        state.expected = expected  # what others drafted of the tree must not count as a surprise
+    def renumber(self, state: Any, nodes: np.ndarray, size: int) -> None:
+        super().renumber(state, nodes, size)
+        estimate, stay = np.zeros(size), nodes >= 0
+        estimate[nodes[stay]] = state.estimate[stay]
+        state.estimate = estimate
 
     def report(self, state: Any) -> dict[str, float]:
         """Return sharpness and rate in use."""
@@ -198,7 +205,7 @@ class CostAwareTree(ModelDrafter):
                 best = highest(estimate, self.max_nodes)
                 builder.keep(best)
                 estimate, frontier = estimate[best], np.flatnonzero(best >= before)
-        state.expected = self.cut(builder, estimate, rate)
+        state.estimate = self.cut(builder, estimate, rate)
 
     def levels_pay(self, rate: float, share: float, once: float, child: float) -> bool:
         """Return whether some number of levels, gaining `share` of their tokens, pays for itself and a cost `once`."""
@@ -233,15 +240,15 @@ class CostAwareTree(ModelDrafter):
         best = int(np.argmax(net))
         return np.sort(frontier[order[: best + 1]]) if net[best] > 0 else frontier[:0]
 
-    def cut(self, builder: TreeBuilder, estimate: np.ndarray, rate: float) -> float:
-        """Keep the most probable nodes, as many as pay; return the tokens they promise.
+    def cut(self, builder: TreeBuilder, estimate: np.ndarray, rate: float) -> np.ndarray:
+        """Keep the most probable nodes, as many as pay; return their estimates.
 
         A parent is no less probable than its children, so what stays is a tree.
         """
-        if len(estimate) == 1:
-            return 0.0
         gain = np.cumsum(-np.sort(-estimate))
         size = int(np.argmax(gain - rate * self.tree_costs[1 : len(gain) + 1])) + 1
-        if size < len(estimate):
-            builder.keep(highest(estimate, size))
-        return float(gain[size - 1]) - 1
+        if size == len(estimate):
+            return estimate
+        best = highest(estimate, size)
+        builder.keep(best)
+        return estimate[best]

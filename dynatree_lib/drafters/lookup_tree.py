@@ -127,7 +127,7 @@ class LookupTree(CostAwareTree):
                 break
             state.drafting += float(self.level_costs[len(frontier)]) + (0.0 if level else self.overhead)
             frontier = self._read(builder, estimates, frontier, rate)
-        state.expected = self.cut(builder, estimates.probability, rate)
+        state.estimate = self.cut(builder, estimates.probability, rate)
 
     def _copy(self, builder: TreeBuilder, count: int, rate: float) -> _Estimates:
         """Add the copied tokens that pay for a node."""

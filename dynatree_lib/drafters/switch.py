@@ -122,8 +122,8 @@ class Switch(Drafter):
         return state
 
     @override
-    def renumber(self, state: SwitchState, nodes: np.ndarray, size: int, expected: float) -> None:
-        self.drafter.renumber(state.own, nodes, size, expected)
+    def renumber(self, state: SwitchState, nodes: np.ndarray, size: int) -> None:
+        self.drafter.renumber(state.own, nodes, size)
 
     def report(self, state: SwitchState) -> dict[str, float]:
         """Return the drafter's numbers, and whether drafting is on."""

@@ -162,7 +162,7 @@ class UnionTree(Drafter):
         number = np.full(len(tree) + 1, ROOT)  # the last place is what the parent of node 0 reads
         number[keep] = np.arange(len(keep))
         for part, own, place in zip(self._parts, state.parts, places, strict=True):
-            part.renumber(own, number[place], len(keep), float(estimate[keep].sum()) - 1)
+            part.renumber(own, number[place], len(keep))
         parts = (tree.tokens[keep], number[tree.parents[keep]], tree.logprobs[keep], tree.draws[keep])
         side_trees = [proposal.side_tree for proposal in proposals if proposal.side_tree is not None]
         if len(side_trees) > 1:

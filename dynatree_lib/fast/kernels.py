@@ -18,9 +18,11 @@ import platform
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
+
+from .machine_code import machine_code
 
 
 def allow_matrices():
@@ -830,10 +832,11 @@ yield_core = types.ExternalFunction("sched_yield", types.int32())
 wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
 try_wait = types.ExternalFunction("sem_trywait", types.int32(types.int64))
 post = types.ExternalFunction("sem_post", types.int32(types.int64))
-options = {"error_model": "numpy", "nogil": True, "cache": True}
+options = {"error_model": "numpy", "nogil": True}
 FREE = {"nsz", "arcp", "contract", "afn", "reassoc"}
 """What may be rounded otherwise. Infinities and NaN stay what they are, so that broken weights are noticed."""
-fast, softmax = njit(fastmath=FREE, **options), njit(fastmath={*FREE, "nnan"}, **options)  # for a maximum of vectors
+fast = machine_code(fastmath=FREE, **options)
+softmax = machine_code(fastmath={*FREE, "nnan"}, **options)  # for a maximum of vectors
 LINE = 64
 """Bytes between two counters, so that they lie in cache lines of their own."""
 AWAKE = 20_000
