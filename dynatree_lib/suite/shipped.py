@@ -23,6 +23,8 @@ SHIPPED = (
     "outputs/reference/smollm2-epyc/forwards.json",
     "outputs/reference/smollm2-epyc/untrained.jsonl.gz",
     "outputs/reference/smollm2-epyc/untrained-carried.jsonl.gz",
+    "outputs/reference/rules-0.5.jsonl.gz",
+    "outputs/reference/rules-1.jsonl.gz",
     "outputs/reference/skipping.json",
     "outputs/reference/switch.jsonl.gz",
 )
