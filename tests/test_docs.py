@@ -21,6 +21,7 @@ from dynatree_lib.measure.records import read_records
 from dynatree_lib.measure.statistics import Estimate, quotient, ratio
 from dynatree_lib.models import engines
 from dynatree_lib.models.fetch import fetched
+from dynatree_lib.verifiers import BEYOND, VERIFIERS
 from tools.fill_tables import filled
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -115,7 +116,7 @@ def test_what_is_said_of_the_rules_beyond_the_papers_is_in_the_audits_record():
     audit = read_audit(ROOT / "outputs" / "reference" / "audit.json.gz")
     tokens = audit.checks.merge(audit.optima, on=CASE)
     tokens = tokens.pivot(index=[*CASE, "optimum"], columns="rule", values="tokens").reset_index()
-    text = page("docs/beyond.md").partition("## Verification rules")[2].partition("\n## ")[0]
+    text = page("docs/beyond.md").partition("## Verification rules")[2].partition("**On SmolLM2**")[0]
     told = dict(re.findall(r"^\| `(\w+)` \|[^|]+\|(.*)\|$", text, flags=re.M))
     assert set(told) == {rule.__name__ for rule in RULES}
     drawn = ~tokens["tree"].isin([*CHAINS, "fixed tree", "2x2 top"])
@@ -671,6 +672,40 @@ def test_the_tables_of_drawn_trees_and_of_the_switch_are_those_of_their_records(
     for method, *cells in table:
         label = method.replace("`", "")
         assert cells == [placed[label, kind] for kind in (EVERYTHING, *KINDS)], label
+
+
+def test_the_table_of_rules_on_the_real_pair_is_that_of_its_records():
+    folder, text = ROOT / "outputs" / "reference", page("docs/beyond.md")
+    frames = [read_records(folder / f"rules-{temperature}.jsonl.gz").frame() for temperature in ("1", "0.5")]
+    names = {rule.__name__: rule.name for rule in (*VERIFIERS, *BEYOND)}
+    drawn = ("sampled-tree", "dyspec-tree", "cost-aware-sampled-tree")
+
+    def over(frame, rule, other, drawing=True):
+        served = {one: {} for one in (rule, other)}
+        for label in frame["method"].unique():
+            drafter, _, its = label.rpartition("verifier=")
+            if its in served and label.startswith(drawn) == drawing:
+                served[its][drafter] = label
+        both = [drafter for drafter in served[rule] if drafter in served[other]]
+        labels, others = ([served[one][drafter] for drafter in both] for one in (rule, other))
+        return len(both), ratio(frame, labels, over=others, of="tokens", per="iterations")
+
+    table = table_rows(text.partition("[rules-1.jsonl.gz]")[2].partition("\n\nThe drafter matters")[0])
+    assert {cells[0].strip("`") for cells in table} == {*names} - {"Greedy", "Traversal"}
+    for rule, drafters, *cells in table:
+        found = [over(frame, names[rule.strip("`")], "traversal") for frame in frames]
+        assert [int(drafters), int(drafters)] == [count for count, _ in found]
+        assert cells == [str(value) for _, value in found]
+    told = " ".join(text.split())
+    gains = [str(over(frame, "conditional-transport", "token-level")[1]) for frame in frames]
+    assert "commits {} times what `TokenLevel` does at temperature 1, and {} times at 0.5".format(*gains) in told
+    under = frames[0][frames[0]["method"].str.endswith("verifier=traversal")].groupby("method")
+    tokens = under["tokens"].sum() / under["iterations"].sum()
+    assert f"at temperature 1 they commit from {tokens.min():.2f} to {tokens.max():.2f} tokens" in told
+    fixed = [over(frame, rule, "traversal", False)[1] for frame in frames for rule in {*names.values()} - {"greedy"}]
+    largest = max(fixed, key=lambda found: abs(found.value - 1))
+    assert str(largest) == str(over(frames[0], "target-walk", "traversal", False)[1])
+    assert f"of `TargetWalk` at temperature 1, {largest}." in told
 
 
 @pytest.mark.parametrize("name", ["rounding.json.gz", "smollm2/rounding.json"])

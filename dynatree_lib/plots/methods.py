@@ -97,14 +97,16 @@ def label_places(
         order = ("middle left", "top center", "bottom center", "middle right")
         order = order if method in ahead else ("middle right", "top center", "bottom center", "middle left")
         inside = [place for place in order if boxes[place][0] >= 0 and boxes[place][2] <= size[0]]
-        free = [place for place in inside if not any(_overlap(boxes[place], one) for one in taken)]
-        places[method] = next(iter(free or inside), order[0])
+        covered = {place: sum(_overlap(boxes[place], one) for one in taken) for place in inside or order[:1]}
+        places[method] = min(covered, key=lambda place: covered[place])  # the first of those that cover nothing
         taken.append(boxes[places[method]])
     return places
 
 
-def _overlap(first: Sequence[float], second: Sequence[float]) -> bool:
-    return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
+def _overlap(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the area that two boxes share."""
+    wide, high = (min(first[side + 2], second[side + 2]) - max(first[side], second[side]) for side in (0, 1))
+    return max(wide, 0.0) * max(high, 0.0)
 
 
 def short_names(labels: Sequence[str]) -> dict[str, str]:
