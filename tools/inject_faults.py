@@ -548,24 +548,37 @@ def truncated_model(trial: Trial) -> None:
 
 def truncated_machine_code(trial: Trial) -> None:
     """A file of the machine code kept on disk that ends in the middle."""
-    kept, own = trial.folder.parent / "machine-code", trial.folder / "machine-code"
-    if not kept.exists():  # compiling takes a minute, once for all injections
-        decoded_with(kept, trial.folder / "first.jsonl")
-    shutil.copytree(kept, own)
-    wanted = decoded_with(own, trial.folder / "whole.jsonl")
-    _cut(trial)(trial.chance.choice(sorted(own.rglob("*.nb?"))))
-    found = decoded_with(own, trial.folder / "cut.jsonl")
-    trial.check(isinstance(wanted, list) and found == wanted, f"{found} instead of {wanted}")
+    (trial.folder / "sums.py").write_text(SUMS, encoding="utf-8")
+
+    def summed() -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, str(trial.folder / "sums.py")], capture_output=True, text=True, check=False,
+            env={**os.environ, "NUMBA_CACHE_DIR": str(trial.folder / "code")},
+        )  # fmt: skip
+        return done.returncode, done.stdout or done.stderr[-200:]
+
+    wanted, kept = summed(), sorted((trial.folder / "code").rglob("*.nb?"))
+    trial.check(wanted == (0, "55\n") and bool(kept), f"{wanted} and {len(kept)} files before the fault")
+    _cut(trial)(trial.chance.choice(kept))
+    found = [summed(), summed()]
+    trial.check(found == [wanted, wanted], f"{found} instead of {wanted}")
 
 
-def decoded_with(code: Path, records: Path) -> list[list[int]] | str:
-    """Return the texts of a benchmark whose process keeps machine code in this folder, or what it failed with."""
-    arguments = ["--pair", "tiny", "--engine", "compiled", "--methods", "ar", "--limit", "1", "--max-new-tokens", "8"]
-    done = subprocess.run(
-        [sys.executable, "-m", "dynatree_lib", "bench", *arguments, "--records", str(records)],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(code)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return [run.tokens for run in read_records(records).runs.values()] if done.returncode == 0 else done.stderr[-200:]
+SUMS = """from dynatree_lib.fast.machine_code import machine_code
+
+@machine_code(nogil=True)
+def add(first, second):
+    return first + second
+
+@machine_code(nogil=True)
+def total(count):
+    out = 0
+    for number in range(count + 1):
+        out = add(out, number)
+    return out
+
+print(total(10))
+"""
 
 
 def hub_without_network(trial: Trial) -> None:
