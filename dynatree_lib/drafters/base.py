@@ -119,6 +119,13 @@ class Drafter(ABC):
         return {}
 
 
+def renumbered(values: np.ndarray, nodes: np.ndarray, size: int, other: float) -> np.ndarray:
+    """Return what is known of a tree's nodes for a larger one (see `Drafter.renumber`); `other` for nodes of others."""
+    out, stay = np.full(size, other, values.dtype), nodes >= 0
+    out[nodes[stay]] = values[stay]
+    return out
+
+
 @dataclass(frozen=True)
 class NoDraft(Drafter):
     """A drafter of nothing: autoregressive decoding through the same loop. The state is the last committed token."""
@@ -212,9 +219,7 @@ class ModelDrafter(Drafter):
 
     @override
     def renumber(self, state: Any, nodes: np.ndarray, size: int) -> None:
-        pending, stay = np.full(size, -1), nodes >= 0
-        pending[nodes[stay]] = state.pending[stay]
-        state.pending = pending
+        state.pending = renumbered(state.pending, nodes, size, -1)
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         # A target with padded embeddings may emit an id that the draft does not know. Reading another token in its

@@ -16,7 +16,7 @@ from ..models.base import LanguageModel
 from ..sampling import RandomSource, Scores
 from ..tree import TokenTree
 from ..verifiers.base import Verdict
-from .base import ModelDrafter, Proposal
+from .base import ModelDrafter, Proposal, renumbered
 from .best_first_tree import highest
 from .builder import DraftState, TreeBuilder
 from .checks import check_counts, check_max_nodes, check_rules, make_tuples
@@ -144,9 +144,7 @@ class CostAwareTree(ModelDrafter):
     @override
     def renumber(self, state: Any, nodes: np.ndarray, size: int) -> None:
         super().renumber(state, nodes, size)
-        estimate, stay = np.zeros(size), nodes >= 0
-        estimate[nodes[stay]] = state.estimate[stay]
-        state.estimate = estimate
+        state.estimate = renumbered(state.estimate, nodes, size, 0.0)
 
     def report(self, state: Any) -> dict[str, float]:
         """Return sharpness and rate in use."""

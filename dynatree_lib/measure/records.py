@@ -84,7 +84,8 @@ class Run(_OfRun):
         method, prompt, repeat: as for every line about a run.
         seconds: from before the call until it returned and the device was idle.
         tokens: generated ids.
-        emissions: [seconds since the start, to a microsecond, number of tokens] for each chunk the host received.
+        emissions: [seconds since the start, to a microsecond, number of tokens] for each chunk the host received;
+            in files that tools.pack_records packed, of the first chunk and of all others at the time of the last.
         iterations: target forwards that decided tokens.
         finish_reason: why the text ended.
         nodes: drafted nodes of each iteration, node 0 not counted; None where the method does not show them.
