@@ -12,7 +12,7 @@
 #   float32-0.5, float32-1, quantised-1  texts at this temperature
 #   float32-peers, bfloat16-peers  llama.cpp and the fastest methods
 #   float32-all, bfloat16-all    the tuned methods, transformers' and llama.cpp's in one run
-#   untrained, untrained-carried drafters without training, and with others' trees, in float32; carried: with what earlier prompts taught
+#   untrained, untrained-carried drafters without training, alone and in unions, in float32; carried: with what earlier prompts taught
 #   llama-bench                  llama.cpp's plain decoding as its own tool measures it
 #   judged                       token-level verification and traversal on the same trees, temperature 1
 #   precision                    greedy texts that rounding changes
@@ -68,6 +68,7 @@ texts() {
       methods=$methods,prompt-lookup,suffix-tree$first,token-recycling$first,token-recycling:context=1$further
       methods="$methods,union-tree:first=suffix-tree,second=token-recycling;max_nodes=32,max_nodes=64$further"
       methods=$methods,union-tree:max_nodes=64$further
+      for tool in lookup-tree suffix-tree token-recycling; do methods=$methods,$tool:max_nodes=64$further; done # parts of a union alone
       ;;
     *-all)
       methods=$methods,hf-assisted,$programs kinds=chain,cost-aware-tree,lookup-tree
