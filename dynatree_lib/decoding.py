@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .checks import chosen, decodes, described, is_whole, of_kind, whole
-from .drafters.base import Drafter, ModelDrafter, NoDraft
+from .drafters.base import Drafter, NoDraft
 from .models.base import LanguageModel, Session, check_model
 from .models.texts import Prompt, prompt_ids
 from .processing import LogitsProcessor, Processing, StoppingCriterion
@@ -253,7 +253,7 @@ def generate(
     verifier.check(sampling, drafter.drawing, drafter.chain)
     check_vocabularies(target, drafter)
     drafter.check(target)
-    _check_states(warm, state, drafter)
+    _check_states(target, warm, state, drafter)
     if tokenizer is None:
         tokenizer = getattr(target, "tokenizer", None)
     else:
@@ -386,7 +386,9 @@ def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: 
     return state
 
 
-def _check_states(warm: DecodingState | None, state: DecodingState | None, drafter: Drafter) -> None:
+def _check_states(
+    target: LanguageModel, warm: DecodingState | None, state: DecodingState | None, drafter: Drafter
+) -> None:
     """Raise TypeError for what is no state; ValueError where there is nothing to begin, or nothing this drafter could
     have learnt."""
     for name, value in (("state", state), ("warm", warm)):
@@ -398,6 +400,11 @@ def _check_states(warm: DecodingState | None, state: DecodingState | None, draft
         raise ValueError("The warm state was continued, so it has learnt of another text; use the latest Generation's.")
     if warm is not None and warm.drafter != drafter:
         raise ValueError("The warm state belongs to another drafter; give a state of the same one, or none.")
+    if warm is not None and not _same_vocabulary(target, warm.model):
+        raise ValueError(
+            f"The warm state is of a text by '{warm.model.name}', whose token ids mean other words than those of "
+            f"'{target.name}'; give a state of a text by the same model, or none."
+        )
 
 
 def check_request(target: object, sampling: object, on_tokens: object) -> None:
@@ -413,8 +420,8 @@ def check_drafter(drafter: object) -> None:
     """Raise TypeError for what is no drafter, or one whose draft is no model."""
     way_out = "give a drafter, such as FixedTree(draft), or decode without one by autoregressive()"
     of_kind("The drafter", drafter, Drafter, way_out)
-    if isinstance(drafter, ModelDrafter) or drafter.model is not None:  # type: ignore[attr-defined]
-        check_model("draft", drafter.model)  # type: ignore[attr-defined]
+    for draft in drafter.models:  # type: ignore[attr-defined]
+        check_model("draft", draft)
 
 
 def checked_ends(target: LanguageModel, eos_token_ids: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -447,12 +454,13 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def check_vocabularies(target: LanguageModel, drafter: Drafter) -> None:
-    """Raise ValueError unless the drafter's model numbers its tokens as the target does."""
-    draft = drafter.model
-    if draft is None:
-        return
-    known = target.vocabulary is not None and draft.vocabulary is not None
-    same = target.vocabulary == draft.vocabulary if known else target.vocab_size == draft.vocab_size
+    """Raise ValueError unless the drafter's models number their tokens as the target does."""
+    for draft in drafter.models:
+        _check_vocabulary(target, draft)
+
+
+def _check_vocabulary(target: LanguageModel, draft: LanguageModel) -> None:
+    same = _same_vocabulary(target, draft)
     if same and draft.vocab_size > target.vocab_size:
         raise ValueError(
             f"Draft '{draft.name}' has {draft.vocab_size} logits and target '{target.name}' {target.vocab_size}; make "
@@ -465,6 +473,11 @@ def check_vocabularies(target: LanguageModel, drafter: Drafter) -> None:
             "make_pair(target, draft, vocabularies='intersection'), use a draft with the target's tokenizer, or distil "
             "one with `dynatree train`."
         )
+
+
+def _same_vocabulary(one: LanguageModel, other: LanguageModel) -> bool:
+    known = one.vocabulary is not None and other.vocabulary is not None
+    return one.vocabulary == other.vocabulary if known else one.vocab_size == other.vocab_size
 
 
 def checked_prompt(

@@ -106,9 +106,10 @@ OPTIONS: dict[type[Drafter], list[dict[str, Any]]] = {
 }
 
 _WRAPPED: dict[type[Drafter], Callable[[Any], list[Drafter]]] = {
-    # two models, a model and copies, no model, a side tree; budgets that bind and a price
+    # a model and copies, two models, no model, a side tree; budgets that bind, one above a part's, and a price
     dt.UnionTree: lambda draft: [
         dt.UnionTree(dt.LookupTree(draft), dt.TokenRecycling(), max_nodes=20),
+        dt.UnionTree(dt.LookupTree(draft, max_nodes=4), dt.FixedTree(draft, depth=3)),
         dt.UnionTree(dt.TokenRecycling(), dt.FixedTree(draft), verify_cost=(1.0, 1.1, 1.2, 1.5, 2.0)),
         dt.UnionTree(dt.SuffixTree(), dt.TokenRecycling(context=1), max_nodes=6),
         dt.UnionTree(dt.ProgressiveTree(**_PTD_TIGHT), dt.PromptLookup(ngram=1)),

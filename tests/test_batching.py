@@ -11,7 +11,7 @@ import torch
 from examples import EVERY, examples
 from models import noisy_copy, prompt, random_model, raw_model
 
-from dynatree_lib import FixedTree, Lookahead, NoDraft, SampledTree, Sampling, TokenTree, ToyModel, generate
+from dynatree_lib import FixedTree, Lookahead, NoDraft, SampledTree, Sampling, TokenTree, ToyModel, UnionTree, generate
 from dynatree_lib.decoding import Interrupted
 from dynatree_lib.drafters import Chain
 from dynatree_lib.experiments.speed import throughput as measuring
@@ -437,6 +437,12 @@ def test_what_a_batch_cannot_do_is_said_before_any_work(pair):
 
 
 # -------------------------------------------------------------------------------------------------------- throughput
+def test_two_drafts_of_a_union_are_both_shared(pair):
+    target, draft = pair
+    for second in (draft, noisy_copy(target, 0.02)):
+        check(target, UnionTree(Chain(draft, 3), FixedTree(second, depth=2)), max_new_tokens=12)
+
+
 def test_throughput_counts_what_batches_did(pair):
     """Three methods at two sizes: every text its own, forwards shared, times from the clock that is given."""
     ticks, told = itertools.count(), []

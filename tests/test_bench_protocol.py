@@ -562,6 +562,16 @@ def test_a_carried_method_is_measured_anew_when_one_of_its_texts_is_missing(pair
     assert [run.nodes for run in alone.records.runs.values()] != [carried.nodes]  # or there would be nothing to see
 
 
+def test_a_warm_up_teaches_a_carried_method_nothing(pair):
+    """Its first text would be met again, and a drafter that pools the text would copy it."""
+
+    def nodes(warmup):
+        found = run_benchmark(pair, "suffix-tree:carry=true", PROMPTS, max_new_tokens=24, warmup=warmup)
+        return [run.nodes for run in found.records.runs.values()]
+
+    assert nodes(warmup=1) == nodes(warmup=0)
+
+
 def test_a_carried_method_is_not_repeated_or_traced(pair):
     with pytest.raises(ValueError, match=r"carries what it learns .* repeats=2"):
         run_benchmark(pair, CARRIED, PROMPTS, max_new_tokens=8, repeats=2)

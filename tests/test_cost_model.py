@@ -15,6 +15,7 @@ from dynatree_lib.costs import CostCurve
 from dynatree_lib.decoding import Iteration
 from dynatree_lib.drafters import DRAFTERS
 from dynatree_lib.drafters.base import ModelDrafter
+from dynatree_lib.measure import cost_model
 from dynatree_lib.measure.cost_model import (
     Counts,
     MeasuredCosts,
@@ -120,7 +121,7 @@ def test_a_probe_proposes_nodes_of_one_tree():
         assert len(set(tree.tokens[1:].tolist())) == nodes - 1
 
 
-def test_costs_are_kept_and_taken_up_again(tmp_path):
+def test_costs_are_kept_and_taken_up_again(tmp_path, monkeypatch):
     file, said = tmp_path / "costs.json", []
     measured = partial(clocked_costs, records=file, iterations=2)
     first = measured(lambda nodes: nodes, lambda nodes: 0.1, max_rows=8)
@@ -130,13 +131,16 @@ def test_costs_are_kept_and_taken_up_again(tmp_path):
     assert MeasuredCosts.from_json(json.loads(file.read_text())) == first
     probe = first.measured["probes"][3]
     assert (probe["probe"], probe["rows"], probe["seconds"][1]) == ("rows-probe", 8, pytest.approx(8.0))
-    other = measured(lambda nodes: 2.0, lambda nodes: 0.1, max_rows=4, progress=said.append)
-    assert other.verify_points == pytest.approx([1, 1, 1])
+
+    others = [replace(BY_HAND, step_seconds=float(number)) for number in range(9)]
+    monkeypatch.setattr(cost_model, "_measure", lambda *_: (others.pop(), []))
+    assert measured(None, None, max_rows=4, progress=said.append).step_seconds == 8
     assert "of another pair, machine or setup" in said[1]
-    for broken in ("broken", "[]", json.dumps({**first.to_json(), "format": 0})):
+    for number, broken in enumerate(("broken", "[]", json.dumps({**first.to_json(), "format": 0}))):
         file.write_text(broken)
-        assert measured(lambda nodes: 2.0, lambda nodes: 0.1, max_rows=4) == other
-    assert measured(lambda nodes: 4.0, lambda nodes: 0.1, max_rows=4, existing="replace").step_seconds == 4
+        assert measured(None, None, max_rows=4).step_seconds == 7 - number
+        assert measured(None, None, max_rows=4).step_seconds == 7 - number  # it was written anew
+    assert measured(None, None, max_rows=4, existing="replace").step_seconds == 4
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import pytest
 import torch
 from models import VOCABULARY, noisy_copy, prompt, random_model
 
-from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, ToyModel, autoregressive, generate, summarize
+from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, ToyModel, UnionTree, autoregressive, generate, summarize
 
 TARGET = ToyModel.random(6, seed=1)
 DRAFT = TARGET.mixed(ToyModel.random(6, seed=2), 0.3)
@@ -249,6 +249,8 @@ def test_models_that_are_not_wrapped_are_named():
 def test_other_vocabulary_is_refused():
     with pytest.raises(ValueError, match="different vocabularies"):
         generate(random_model("gpt_neox"), [1], Chain(ToyModel.random(VOCABULARY - 1)))
+    with pytest.raises(ValueError, match="different vocabularies"):
+        generate(TARGET, [1], UnionTree(Chain(TARGET), Chain(ToyModel.random(TARGET.vocab_size - 1))))
 
 
 def test_summary_counts():

@@ -1,20 +1,26 @@
 """Drafters that know what followed before: suffix automaton, recycled tokens; and drafters made of others."""
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 import reference
+import torch
 from test_forward_drafters import driven, shifting
 
 import dynatree_lib as dt
 from dynatree_lib import RandomSource, Sampling, ToyModel
+from dynatree_lib.drafters import Proposal
 from dynatree_lib.drafters.suffixes import SuffixAutomaton, SuffixCopies
 from dynatree_lib.drafters.union_tree import joined
 from dynatree_lib.measure import exact
 from dynatree_lib.measure.methods import variant
+from dynatree_lib.models.pairs import Pair
+from dynatree_lib.sampling import Scores
+from dynatree_lib.verifiers.base import Verdict
 
 TARGET = ToyModel.random(5, 1)
 DRAFT = TARGET.mixed(ToyModel.random(5, 2), 0.4)
@@ -89,6 +95,44 @@ def test_with_warm_earlier_texts_are_looked_at_too_but_no_more_than_the_pool_hol
         assert old.suffixes.text == earlier
 
 
+def test_a_full_pool_keeps_its_latest_half_so_that_not_every_text_builds_the_automaton_anew():
+    drafter = dt.SuffixTree(pool=40)
+    state = drafter.start(texts(0), RandomSource())
+    sizes = []
+    for seed in range(1, 20):
+        state = drafter.inherit(drafter.start(texts(seed, length=8), RandomSource()), state)
+        sizes.append(len(state.suffixes.text))
+    assert max(sizes) <= 41  # and a mark between two texts
+    assert 20 <= min(sizes) <= 21
+    assert sum(size <= 21 for size in sizes) <= 10
+
+
+def test_a_text_that_repeats_itself_is_drafted_as_fast_as_any_other():
+    """Each period is a shorter match: looking at all of them for every node would take the square of the length."""
+    drafter, looked = dt.SuffixTree(), []
+    matches = type(drafter)._matches
+    state = drafter.start([1, 2, 3] * 300, RandomSource())
+
+    def counted(*arguments):
+        for one in matches(*arguments):
+            looked.append(one)
+            yield one
+
+    try:
+        type(drafter)._matches = counted
+        tree = drafter.propose(state, 99).tree
+    finally:
+        type(drafter)._matches = matches
+    assert tree.tokens[:8].tolist() == [3, 1, 2, 3, 1, 2, 3, 1]
+    assert len(looked) < 20 * len(tree)
+
+
+def test_what_was_learnt_of_another_vocabulary_is_refused():
+    earlier = dt.generate(TARGET, PROMPT, dt.SuffixTree(), max_new_tokens=5).state
+    with pytest.raises(ValueError, match="whose token ids mean other words than those of 'toy'"):
+        dt.generate(ToyModel.random(4), [1], dt.SuffixTree(), warm=earlier)
+
+
 # -------------------------------------------------------------------------------------------------- recycled tokens
 def test_the_lists_hold_what_the_target_predicted_after_each_node():
     drafter = dt.TokenRecycling(context=2, remembered=3, max_nodes=8)
@@ -109,6 +153,39 @@ def test_the_lists_hold_what_the_target_predicted_after_each_node():
         text += verdict.tokens(proposal.tree)
         assert state.tail == tuple(text[-2:])
     assert seen > 8
+
+
+def test_a_carried_list_of_predictions_wins_over_a_new_prompt_and_one_that_was_read_does_not():
+    drafter = dt.TokenRecycling(context=1)
+    earlier, new = (drafter.start(text, RandomSource()) for text in ([1, 2, 9, 4, 5], [1, 3, 4, 6]))
+    earlier.lists[0][4,] = [7], [9]  # the target gave 7 nearly all of its probability
+    state = drafter.inherit(new, earlier)
+    assert {key: tokens for key, (tokens, _) in state.lists[0].items()} == {
+        (1,): [3, 2], (2,): [9], (9,): [4], (3,): [4], (4,): [7]
+    }  # fmt: skip
+    assert earlier.lists[0][1,][0] == [2]
+
+
+def test_the_oldest_lists_go_where_there_are_more_than_the_pool_holds():
+    drafter = dt.TokenRecycling(pool=3, context=1)
+    state = drafter.start([1, 2, 3, 4, 1, 5], RandomSource())
+    assert [*state.lists[0]] == [(3,), (4,), (1,)]
+    later = drafter.inherit(drafter.start([6, 7, 8], RandomSource()), state)
+    assert [*later.lists[0]] == [(1,), (6,), (7,)]
+    out = dt.generate(TARGET, PROMPT, dt.TokenRecycling(pool=6), max_new_tokens=40)
+    assert [len(lists) for lists in out.state.drafting.lists] == [5, 6]
+
+
+def test_of_nodes_with_the_same_last_tokens_the_accepted_one_is_remembered():
+    drafter = dt.TokenRecycling(context=1, remembered=1)
+    state = drafter.start([0], RandomSource())
+    tree = dt.TokenTree.build([0, 1, 2, 1], [-1, 0, 0, 2])  # token 1 twice: first, and below token 2
+    logits = torch.zeros(4, 5)
+    logits[[0, 1, 2, 3], [2, 3, 1, 4]] = 9.0
+    for path, expected in (((2, 3), 4), ((1,), 3), ((2,), 3)):
+        verdict = Verdict(path, 0)
+        seen = drafter.observe(deepcopy(state), Proposal(tree), Scores(logits, Sampling()), verdict)
+        assert seen.lists[0][1,][0] == [expected]
 
 
 def test_a_text_that_was_seen_is_drafted_as_it_was_predicted():
@@ -169,6 +246,22 @@ def test_a_union_keeps_the_likeliest_nodes_and_learns_from_those_it_left_out():
     assert sum(outcomes.tried) > 5 * len(outcomes) + len(few.iterations)
 
 
+def test_a_benchmark_counts_what_all_drafts_of_a_union_or_a_switch_read():
+    """Three levels by the chain and two by the tree of two branches, until the text ends."""
+    pair = Pair("toys", TARGET, DRAFT, None)
+    for spec, forwards, nodes in (
+        ("union-tree:first=chain;length=3,second=fixed-tree;depth=2;branching=2", 5, 3 + 1 + 2),
+        ("switch:drafter=chain;length=3,draft_cost=0.01/0.01,overhead=0,verify_cost=0.1/0.1", 3, 3),
+        ("union-tree:first=chain;length=3,second=token-recycling", 3, 3),
+    ):
+        done = variant(spec).runner(pair)(
+            PROMPT, max_new_tokens=41, eos_token_ids=(), on_tokens=len, sampling=Sampling(), seed=0
+        )
+        full = len(done.iterations) - 2
+        assert forwards * full <= done.counters["draft_forwards"] <= forwards * len(done.iterations)
+        assert nodes * full <= done.counters["draft_nodes"] <= nodes * len(done.iterations)
+
+
 def test_unions_that_cannot_be_are_refused():
     sampled = dt.SampledTree(DRAFT)
     with pytest.raises(ValueError, match="first drafter, 'sampled-tree', draws its tokens"):
@@ -201,6 +294,29 @@ def test_a_switch_waits_twice_as_long_after_each_failed_trial():
     found = drafted(switch)
     expected = [on for wait in (3, 6, 12, 12, 12) for on in [True] * 2 + [False] * wait]
     assert found[: len(expected)] == expected
+
+
+def test_copied_levels_cost_a_switch_no_forward_of_the_draft():
+    """Where a copy is all that was drafted, an iteration costs what verifying it costs."""
+    target = ToyModel(lambda context: np.eye(7)[(context[-1] + 1) % 7].tolist(), 7)
+    inner = dt.LookupTree(target, overhead=5.0, draft_cost=(5.0, 5.0), verify_cost=(1.0, 1.1, 1.2))
+    switch = dt.Switch(inner, overhead=5.0, draft_cost=(5.0, 5.0), verify_cost=(1.0, 1.1, 1.2), trial=1)
+    ids = [*range(7)] * 3
+    alone, found = (dt.generate(target, ids, one, max_new_tokens=60) for one in (inner, switch))
+    assert min(len(it.tree) for it in alone.iterations[:-1]) > 4
+    assert [it.tree for it in found.iterations] == [it.tree for it in alone.iterations]
+
+
+def test_a_trial_in_which_nothing_was_drafted_has_not_failed():
+    """Prompt lookup finds nothing for a while; when the text begins to repeat itself it drafts at once."""
+    ids = [*range(30)]
+    target = ToyModel(lambda context: np.eye(30)[(context[-1] + 1) % 30].tolist(), 30)
+    switch = dt.Switch(dt.PromptLookup(ngram=3), trial=2, shortest=64)
+    out = dt.generate(target, ids[:4], switch, max_new_tokens=60)
+    sizes = [len(it.tree) for it in out.iterations]
+    first = next(number for number, size in enumerate(sizes) if size > 1)
+    assert first >= 20
+    assert all(size > 1 for size in sizes[first:-1])
 
 
 def test_a_switch_whose_drafting_pays_leaves_it_on():

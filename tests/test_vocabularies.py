@@ -414,6 +414,7 @@ NAMED = {"vocabularies": "intersection"}
         (lambda: TranslatedModel("gpt2", TRANSLATION), "The draft is 'gpt2'"),
         (lambda: TranslatedHFModel(ToyModel.random(3), TRANSLATION), "The draft is a ToyModel; wrap other"),
         (lambda: Retokenized(dt.PromptLookup(), TRANSLATION), "give one with a draft model"),
+        (lambda: Retokenized(Chain(ToyModel.random(3)), TRANSLATION), "and draft 'toy' has another; make it for this"),
         (
             lambda: generate(ToyModel.random(3), [0], Retokenized(Chain(ToyModel.random(97)), TRANSLATION)),
             "has another",

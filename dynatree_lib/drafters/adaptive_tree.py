@@ -150,6 +150,10 @@ class AdaptiveTree(ModelDrafter):
         return super().extend(state, tokens)
 
     @override
+    def append(self, state: AdaptiveState, tokens: Sequence[int]) -> AdaptiveState:
+        return super().extend(state, tokens)
+
+    @override
     def inherit(self, state: AdaptiveState, earlier: AdaptiveState) -> AdaptiveState:
         state.history = earlier.history.after_text(self)
         return state

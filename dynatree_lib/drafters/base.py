@@ -64,6 +64,11 @@ class Drafter(ABC):
         return None
 
     @property
+    def models(self) -> tuple[LanguageModel, ...]:
+        """All draft models that read the target's tokens, each once."""
+        return () if self.model is None else (self.model,)
+
+    @property
     def feature_layers(self) -> tuple[int, ...] | None:
         """Layers of the target whose hidden states `observe` needs with its scores; None where it needs none."""
         return getattr(self.model, "feature_layers", None)
@@ -89,6 +94,10 @@ class Drafter(ABC):
     def extend(self, state: Any, tokens: Sequence[int]) -> Any:
         """Return the state after more committed tokens that did not come from this drafter (a chat turn)."""
 
+    def append(self, state: Any, tokens: Sequence[int]) -> Any:
+        """Return the state after more tokens of the same iteration, where another drafter drafted them."""
+        return self.extend(state, tokens)
+
     @abstractmethod
     def propose(self, state: Any, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         """Propose a tree of at most `max_depth` levels; deeper nodes could never be accepted.
@@ -113,6 +122,10 @@ class Drafter(ABC):
             nodes: (n,) node of the larger tree that each proposed node became, -1 where it was left out.
             size: nodes of the larger tree.
         """
+
+    def drafting_work(self, state: Any) -> tuple[int, int]:
+        """Return the forwards of draft models in this text so far, and the nodes that they read."""
+        return 0, 0
 
     def report(self, state: Any) -> dict[str, float]:
         """Return the numbers of the state that each Iteration keeps (adaptation, pool sizes)."""
@@ -171,6 +184,11 @@ class ModelDrafter(Drafter):
         """The draft model."""
         return self.draft
 
+    @property
+    def models(self) -> tuple[LanguageModel, ...]:
+        """The draft model; None, where hyper-parameters are checked before it is loaded, is one too."""
+        return (self.model,)
+
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> Any:
         session = self.draft.session()
@@ -220,6 +238,10 @@ class ModelDrafter(Drafter):
     @override
     def renumber(self, state: Any, nodes: np.ndarray, size: int) -> None:
         state.pending = renumbered(state.pending, nodes, size, -1)
+
+    @override
+    def drafting_work(self, state: Any) -> tuple[int, int]:
+        return state.session.forwards, state.session.scored
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         # A target with padded embeddings may emit an id that the draft does not know. Reading another token in its

@@ -130,7 +130,7 @@ class CostAwareTree(ModelDrafter):
     @override
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
         state.committed += len(verdict.path) + 1
-        state.spent += state.drafting + float(self.tree_costs[len(proposal.tree)])
+        state.spent += state.drafting + float(self.verifying.at(len(proposal.tree)))  # other drafters may add nodes
         self.learn(state, proposal.tree, verdict.path)
         state.estimate, state.drafting = np.ones(1), 0.0  # an iteration without a tree promises nothing
         return super().observe(state, proposal, scores, verdict)
@@ -178,8 +178,8 @@ class CostAwareTree(ModelDrafter):
         return levels, levels * (self.marginal_costs[1] + self.level_costs[1])
 
     @cached_property
-    def level_rates(self) -> dict[tuple[float, float], float]:
-        """Cost once, and probability of a child -> most tokens per cost that a number of levels gains; as asked for."""
+    def level_rates(self) -> dict[float, float]:
+        """Cost once -> most tokens per cost that a number of levels gains, for the child assumed; as asked for."""
         return {}
 
     # ------------------------------------------------------------------------------------------------------- the tree
@@ -207,11 +207,15 @@ class CostAwareTree(ModelDrafter):
 
     def levels_pay(self, rate: float, share: float, once: float, child: float) -> bool:
         """Return whether some number of levels, gaining `share` of their tokens, pays for itself and a cost `once`."""
-        key = once, child
-        if key not in self.level_rates:
-            levels, cost = self.path_costs
-            self.level_rates[key] = float((np.cumsum(child**levels) / (cost + once)).max())
-        return share * self.level_rates[key] > rate
+        if child != self.child:  # it follows the text, and is seldom met again
+            return share * self._level_rate(once, child) > rate
+        if once not in self.level_rates:
+            self.level_rates[once] = self._level_rate(once, child)
+        return share * self.level_rates[once] > rate
+
+    def _level_rate(self, once: float, child: float) -> float:
+        levels, cost = self.path_costs
+        return float((np.cumsum(child**levels) / (cost + once)).max())
 
     def paying(
         self, frontier: np.ndarray, gains: np.ndarray, rate: float, nodes: int, child: float | None = None

@@ -14,6 +14,7 @@ from functools import cached_property
 from heapq import heappop, heappush
 from typing import Any
 
+import numpy as np
 from typing_extensions import override
 
 from ..costs import INITIAL_STEPS, CostCurve
@@ -46,8 +47,8 @@ class GuessingDrafter(Drafter):
     """A drafter whose tree holds the most probable paths of `guesses`, most probable first.
 
     The probability of a node is the product of its path's. Without `verify_cost` the tree has `max_nodes` nodes, as far
-    as there are guesses. With it a node is taken if its probability exceeds the tokens that its time would have brought
-    anyway (see `CostAwareTree`).
+    as there are guesses. With it as many nodes are taken as pay: their probabilities exceed by most the tokens that
+    their time would have brought anyway (see `CostAwareTree`).
 
     Args:
         max_nodes: most nodes, node 0 included.
@@ -93,7 +94,7 @@ class GuessingDrafter(Drafter):
     @override
     def propose(self, state: Any, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         rate, depth = state.committed / state.spent, min(self.depth, max_depth)
-        tokens, parents, logprobs = [state.root], [ROOT], [0.0]
+        tokens, parents, logprobs, chances = [state.root], [ROOT], [0.0], [1.0]
         waiting: list[tuple[float, int, int, int, float, int, Any]] = []
         number = 0  # of equally probable guesses the first goes first
 
@@ -113,9 +114,13 @@ class GuessingDrafter(Drafter):
             tokens.append(token)
             parents.append(parent)
             logprobs.append(math.log(share))
+            chances.append(-minus)
             if level < depth:
                 push(len(tokens) - 1, level, -minus, handle)
-        return Proposal(TokenTree.build(tokens, parents, logprobs))
+        size = len(tokens)
+        if self._curve is not None:  # the step from one node to more is no marginal cost
+            size = 1 + int(np.argmax(np.cumsum(chances) - rate * self._curve.at(np.arange(1, size + 1))))
+        return Proposal(TokenTree.build(tokens[:size], parents[:size], logprobs[:size]))
 
     @override
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:

@@ -54,7 +54,8 @@ class Retokenized(Drafter):
 
     Raises:
         TypeError: for a drafter without a draft model.
-        ValueError: for a drafter that draws its tokens or drafts on features.
+        ValueError: for a drafter that draws its tokens or drafts on features, or whose draft has another vocabulary
+            than the translation.
     """
 
     drafter: ModelDrafter
@@ -74,6 +75,11 @@ class Retokenized(Drafter):
                 f"The draft of '{self.drafter.name}' reads features of its own target, so it cannot draft for one with "
                 "another tokenizer; give a draft that reads tokens alone."
             )
+        if self.drafter.draft is not None and not self.translation.draft.is_of(self.drafter.draft):
+            raise ValueError(
+                f"The translation is to the vocabulary of '{self.translation.draft.owner}', and draft "
+                f"'{self.drafter.draft.name}' has another; make it for this draft."
+            )
 
     @property
     def chain(self) -> bool:
@@ -82,12 +88,10 @@ class Retokenized(Drafter):
 
     @override
     def check(self, target: LanguageModel) -> None:
-        ours = self.translation.target
-        known = target.vocabulary is not None and ours.fingerprint is not None
-        if target.vocabulary != ours.fingerprint if known else target.vocab_size != len(ours):
+        if not self.translation.target.is_of(target):
             raise ValueError(
-                f"The translation is from the vocabulary of '{ours.owner}', and target '{target.name}' has another; "
-                "make it for this target."
+                f"The translation is from the vocabulary of '{self.translation.target.owner}', and target "
+                f"'{target.name}' has another; make it for this target."
             )
 
     # ------------------------------------------------------------------------------------------------------ the state
@@ -111,6 +115,10 @@ class Retokenized(Drafter):
         return state
 
     @override
+    def drafting_work(self, state: RetokenizedState) -> tuple[int, int]:
+        return self.drafter.drafting_work(state.inner)
+
+    @override
     def report(self, state: RetokenizedState) -> dict[str, float]:
         return self.drafter.report(state.inner)
 
@@ -132,7 +140,7 @@ class Retokenized(Drafter):
         nothing = Scores(torch.empty(0, len(self.translation.draft)), GREEDY)
         state.inner = self.drafter.observe(state.inner, state.drafted, nothing, Verdict(tuple(path), ids[0]))
         if ids[1:]:
-            state.inner = self.drafter.extend(state.inner, ids[1:])
+            state.inner = self.drafter.append(state.inner, ids[1:])
         state.drafted, state.root = None, verdict.next_token
         return state
 

@@ -24,6 +24,8 @@ PRIOR = (0.5, 0.3, 0.45, 0.55, 0.65, 0.75, 0.8, 0.85)
 """Probability, by class of length, that the next token is one that followed before, before the text has shown any."""
 MEMORY = 0.98
 """Weight of the earlier outcomes at each new outcome of a class."""
+NEGLIGIBLE = 1e-6
+"""Probability that shorter matches are left with, below which they are not looked at."""
 FREQUENT = 32
 """Tokens that are guessed where nothing matches, at most: the text's most frequent ones."""
 
@@ -58,8 +60,8 @@ class SuffixTree(GuessingDrafter):
 
     Args:
         shortest: fewest tokens that must have occurred before; at 0 the most frequent tokens are the last resort.
-        pool: with `generate(..., warm=)`, most tokens of this and earlier texts that matches are looked for in; 0 looks
-            in the text itself.
+        pool: with `generate(..., warm=)`, most tokens of this and earlier texts that matches are looked for in; where
+            there are more, the latest half stays. 0 looks in the text itself.
 
     Raises:
         ValueError: for shortest or pool < 0, and as for `GuessingDrafter`, which has the other options.
@@ -90,10 +92,12 @@ class SuffixTree(GuessingDrafter):
     def inherit(self, state: SuffixState, earlier: SuffixState) -> SuffixState:
         super().inherit(state, earlier)
         state.known = deepcopy(earlier.known)
-        text, both = state.suffixes.text, earlier.suffixes.copied()
-        if len(both.text) + len(text) > self.pool:  # the latest tokens of the earlier texts
+        text, known = state.suffixes.text, earlier.suffixes.text
+        if len(known) + len(text) > self.pool:  # half of it, so that not every text builds the automaton anew
             both = SuffixAutomaton()
-            both.append(earlier.suffixes.text[max(len(text) + len(earlier.suffixes.text) - self.pool, 0) :])
+            both.append(known[len(known) - min(max(self.pool // 2 - len(text), 0), len(known)) :])
+        else:
+            both = earlier.suffixes.copied()
         both.end()
         both.append(text)
         state.suffixes, state.frequent = both, (0, [], 0)
@@ -124,6 +128,8 @@ class SuffixTree(GuessingDrafter):
                 found[token] = found.get(token, 0.0) + share * count / total
                 handles.setdefault(token, (states[token], length + 1))
             left, shorter = left - share, 1
+            if left < NEGLIGIBLE:  # a text that repeats itself has a match for each period
+                break
         return [(token, probability, handles[token]) for token, probability in found.items()]
 
     def _counts(self, state: SuffixState, match: int) -> tuple[list[tuple[int, int]], int]:

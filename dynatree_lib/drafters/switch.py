@@ -29,7 +29,7 @@ class SwitchState:
         trial: drafting iterations before the next decision.
         plain: plain iterations before the next trial.
         wait: plain iterations after the next trial that fails.
-        drafted: levels drafted for the current tree, or None for a plain iteration.
+        drafted: forwards of the draft for the current tree and nodes that they read, or None for a plain iteration.
     """
 
     own: Any
@@ -38,22 +38,23 @@ class SwitchState:
     trial: int
     wait: int
     plain: int = 0
-    drafted: int | None = None
+    drafted: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class Switch(Drafter):
     """Draft by another drafter while its tokens pay for its time, and decode plainly while they do not.
 
-    What an iteration cost is predicted from its nodes and levels by measured costs; no clock is read, so the same text
-    gives the same trees. Where drafting brought fewer tokens than plain decoding would have in its time, plain
-    iterations follow, then a trial of drafting. Each failed trial doubles the wait, up to `longest`.
+    What an iteration cost is predicted from its nodes and the draft's forwards by measured costs; no clock is read, so
+    the same text gives the same trees. Where drafting brought fewer tokens than plain decoding would have in its time,
+    plain iterations follow, then a trial of drafting. Each failed trial doubles the wait, up to `longest`. An iteration
+    for which the drafter drafted nothing cost nothing and says nothing.
 
     Args:
         drafter: the drafter.
         verify_cost: cost of the target's forward over 1, 2, 4, ... nodes in greedy steps; `dynatree tune` measures it.
-        draft_cost: cost of one level of drafting by reading 1, 2, 4, ... nodes; only a drafter with a model pays it.
-        overhead: what drafting adds to an iteration besides.
+        draft_cost: cost of one forward of the draft that reads 1, 2, 4, ... nodes.
+        overhead: what drafting by a model adds to an iteration besides.
         trial: iterations of a trial, and of the beginning.
         shortest, longest: fewest and most plain iterations between trials.
         memory: weight of the earlier drafting iterations at each new one.
@@ -86,6 +87,11 @@ class Switch(Drafter):
     def model(self) -> LanguageModel | None:
         """The drafter's draft model."""
         return self.drafter.model
+
+    @property
+    def models(self) -> tuple[LanguageModel, ...]:
+        """Those of the drafter."""
+        return self.drafter.models
 
     @property
     def feature_layers(self) -> tuple[int, ...] | None:
@@ -125,6 +131,10 @@ class Switch(Drafter):
     def renumber(self, state: SwitchState, nodes: np.ndarray, size: int) -> None:
         self.drafter.renumber(state.own, nodes, size)
 
+    @override
+    def drafting_work(self, state: SwitchState) -> tuple[int, int]:
+        return self.drafter.drafting_work(state.own)
+
     def report(self, state: SwitchState) -> dict[str, float]:
         """Return the drafter's numbers, and whether drafting is on."""
         return {**self.drafter.report(state.own), "drafting": float(state.plain == 0)}
@@ -135,8 +145,10 @@ class Switch(Drafter):
         if state.plain:
             state.drafted = None
             return replace(self.drafter.propose(state.own, 0, sampling), side_tree=None)
+        forwards, nodes = self.drafter.drafting_work(state.own)
         proposal = self.drafter.propose(state.own, max_depth, sampling)
-        state.drafted = proposal.tree.depth
+        after = self.drafter.drafting_work(state.own)
+        state.drafted = after[0] - forwards, after[1] - nodes
         return proposal
 
     @override
@@ -145,9 +157,9 @@ class Switch(Drafter):
             state.plain -= 1
             if not state.plain:
                 state.trial, state.tokens, state.cost = self.trial, 0.0, 0.0
-        else:
+        elif state.drafted[0] or len(scores) > 1:
             state.tokens = self.memory * state.tokens + len(verdict.path) + 1
-            state.cost = self.memory * state.cost + self._cost(proposal, len(scores), state.drafted)
+            state.cost = self.memory * state.cost + self._cost(len(scores), *state.drafted)
             state.trial = max(state.trial - 1, 0)
             pays = state.tokens > state.cost
             if not state.trial and not pays:
@@ -157,13 +169,12 @@ class Switch(Drafter):
         state.own = self.drafter.observe(state.own, proposal, scores, verdict)
         return state
 
-    def _cost(self, proposal: Proposal, scored: int, levels: int) -> float:
+    def _cost(self, scored: int, forwards: int, nodes: int) -> float:
         """Return what an iteration is predicted to take, in greedy steps."""
         cost = float(self._verifying.at(scored))
-        if self.drafter.model is None or not levels:
+        if not forwards:
             return cost
-        width = (len(proposal.tree) - 1) / levels
-        return cost + self.overhead + levels * float(self._drafting.at(max(width, 1)))
+        return cost + self.overhead + forwards * float(self._drafting.at(nodes / forwards))
 
     @cached_property
     def _verifying(self) -> CostCurve:

@@ -31,6 +31,17 @@ Entry = tuple[list[int], list[int]]
 """Remembered tokens, and the class of each."""
 
 
+def _from_text(entry: Entry) -> bool:
+    """Whether the tokens followed in a text; else the target predicted them."""
+    return entry[1][0] >= len(PRIOR)
+
+
+def _followed(tokens: list[int], entry: Entry | None) -> Entry:
+    """The entry of tokens that followed in the text, the latest first, those of an older entry last."""
+    known = list(dict.fromkeys([*tokens, *(entry[0] if entry else ())]))[: len(FROM_TEXT)]
+    return known, [len(PRIOR) + rank for rank in range(len(known))]
+
+
 def _rates(sizes: int) -> list[SuccessRates]:
     return [SuccessRates((*PRIOR, *FROM_TEXT), MEMORY) for _ in range(sizes)]
 
@@ -65,19 +76,21 @@ class TokenRecycling(GuessingDrafter):
         context: tokens of the longest key; 1 is the paper's.
         text: whether a key that nothing was scored after has what followed it in the text; nothing is scored in a
             prompt.
+        pool: most lists of keys of one length, those of earlier texts included (`generate(..., warm=)`); the oldest go.
 
     Raises:
-        ValueError: for remembered or context < 1, and as for `GuessingDrafter`, which has the other options.
+        ValueError: for remembered, context or pool < 1, and as for `GuessingDrafter`, which has the other options.
     """
 
     remembered: int = 8
     context: int = 2
     text: bool = True
+    pool: int = 50_000
     name = "token-recycling"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts(self, "remembered", "context")
+        check_counts(self, "remembered", "context", "pool")
         check_switches(self, "text")
 
     # ------------------------------------------------------------------------------------------------------ the state
@@ -101,8 +114,7 @@ class TokenRecycling(GuessingDrafter):
     @override
     def inherit(self, state: RecyclingState, earlier: RecyclingState) -> RecyclingState:
         super().inherit(state, earlier)
-        # What the target predicted earlier is worth more than what followed in the new prompt.
-        state.lists = [{**new, **old} for old, new in zip(earlier.lists, state.lists, strict=True)]
+        state.lists = [self._joined(old, new) for old, new in zip(earlier.lists, state.lists, strict=True)]
         state.rates = deepcopy(earlier.rates)
         return state
 
@@ -116,10 +128,25 @@ class TokenRecycling(GuessingDrafter):
             key = state.tail[-size - 1 :]
             if len(key) <= size:
                 return
-            tokens, kinds = lists.get(key, ([], [len(PRIOR)]))
-            if kinds[0] >= len(PRIOR):
-                tokens = [token, *(other for other in tokens if other != token)][: len(FROM_TEXT)]
-                lists[key] = tokens, [len(PRIOR) + rank for rank in range(len(tokens))]
+            entry = lists.get(key)
+            if entry is None or _from_text(entry):
+                self._keep(lists, key, _followed([token], entry))
+
+    def _keep(self, lists: dict[Key, Entry], key: Key, entry: Entry) -> None:
+        """Make an entry the latest, and drop the oldest of too many."""
+        lists.pop(key, None)
+        lists[key] = entry
+        if len(lists) > self.pool:
+            del lists[next(iter(lists))]
+
+    def _joined(self, earlier: dict[Key, Entry], lists: dict[Key, Entry]) -> dict[Key, Entry]:
+        """Earlier lists and those of a new prompt: what the target predicted is worth more than what followed."""
+        out = dict(earlier)
+        for key, entry in lists.items():
+            old = out.get(key)
+            if old is None or _from_text(old):
+                self._keep(out, key, _followed(entry[0], old))
+        return out
 
     @override
     def observe(self, state: RecyclingState, proposal: Proposal, scores: Scores, verdict: Verdict) -> RecyclingState:
@@ -127,12 +154,14 @@ class TokenRecycling(GuessingDrafter):
         state = super().observe(state, proposal, scores, verdict)
         tokens, logprobs, _ = most_probable(scores.logits[: len(tree)], self.remembered, 1.0)
         kinds = np.searchsorted(EDGES, np.exp(logprobs), side="right")
-        keys: list[Key] = []
-        for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
-            keys.append(tail if node == 0 else (*keys[parent], token)[-self.context :])
-            entry = tokens[node].tolist(), kinds[node].tolist()
-            for size, lists in enumerate(state.lists[: len(keys[-1])]):
-                lists[keys[-1][-size - 1 :]] = entry
+        keys: list[Key] = [tail]
+        for token, parent in zip(tree.tokens[1:].tolist(), tree.parents[1:].tolist(), strict=True):
+            keys.append((*keys[parent], token)[-self.context :])
+        # Of nodes with the same key the accepted one counts, else the most probable.
+        for node in (*range(len(tree) - 1, -1, -1), *verdict.path):
+            key, entry = keys[node], (tokens[node].tolist(), kinds[node].tolist())
+            for size, lists in enumerate(state.lists[: len(key)]):
+                self._keep(lists, key[-size - 1 :], entry)
         return state
 
     # ------------------------------------------------------------------------------------------------------- the tree

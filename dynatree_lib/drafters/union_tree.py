@@ -70,7 +70,7 @@ class UnionTree(Drafter):
             they read the same.
         max_nodes: most nodes, node 0 included.
         verify_cost: cost of the target's forward over 1, 2, 4, ... nodes in greedy steps; then as many nodes are
-            verified as pay (see `CostAwareTree`). None prices nothing. The drafters price their own drafting.
+            verified as pay (see `CostAwareTree`). None prices nothing. Cost-aware drafters price their own drafting.
         rate: tokens per greedy step to begin with, for `verify_cost`; the text's own takes over.
 
     Raises:
@@ -112,6 +112,11 @@ class UnionTree(Drafter):
         return next((part.model for part in self._parts if part.model is not None), None)
 
     @property
+    def models(self) -> tuple[LanguageModel, ...]:
+        """Those of both drafters."""
+        return tuple({id(model): model for part in self._parts for model in part.models}.values())
+
+    @property
     def feature_layers(self) -> tuple[int, ...] | None:
         """Those of the drafter that reads features."""
         return next((part.feature_layers for part in self._parts if part.feature_layers is not None), None)
@@ -139,6 +144,11 @@ class UnionTree(Drafter):
         state.rates = deepcopy(earlier.rates)
         state.committed = INITIAL_STEPS * earlier.committed / earlier.spent  # with the weight of a given rate
         return state
+
+    @override
+    def drafting_work(self, state: UnionState) -> tuple[int, int]:
+        works = [part.drafting_work(own) for part, own in zip(self._parts, state.parts, strict=True)]
+        return sum(forwards for forwards, _ in works), sum(nodes for _, nodes in works)
 
     def report(self, state: UnionState) -> dict[str, float]:
         """Return the numbers of both drafters."""
@@ -190,7 +200,8 @@ class UnionTree(Drafter):
         self._learn(state, tokens)
         state.committed += len(tokens)
         if self._costs is not None:
-            state.spent += float(self._costs[len(proposal.tree) - 1])
+            drafting = sum(getattr(own, "drafting", 0.0) for own in state.parts)  # of drafters that price it
+            state.spent += drafting + float(self._costs[len(proposal.tree) - 1])
         own = zip(self._parts, state.parts, strict=True)
         state.parts = [part.observe(state_, proposal, scores, verdict) for part, state_ in own]
         return state

@@ -88,8 +88,9 @@ def generate_batch(
     check_request(target, options.get("sampling"), on_tokens)
     check_drafter(drafter)
     shared = BatchedModel(target)
-    drafter = _on_shared(drafter, target, shared)
-    drafts = [drafter.model] if isinstance(drafter.model, BatchedModel) and drafter.model is not shared else []
+    batched = {id(target): shared}
+    drafter = _on_shared(drafter, batched)
+    drafts = [model for model in batched.values() if model is not shared]
     seed, prompts = options.pop("seed", 0), each_prompt(prompts)
     seeds = [whole("seed", seed) for seed in ([seed] * len(prompts) if seeds is None else as_tuple(seeds))]
     if len(seeds) != len(prompts):
@@ -294,8 +295,13 @@ def _interrupts_held(handler: Callable[..., None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _on_shared(drafter: Drafter, target: LanguageModel, shared: BatchedModel) -> Drafter:
-    """The drafter with a batched model in place of its draft model: that of the target where both are the same."""
+def _on_shared(drafter: Drafter, batched: dict[int, BatchedModel]) -> Drafter:
+    """The drafter with a batched model in place of each draft model.
+
+    Args:
+        drafter: as it was given.
+        batched: the id of each model that has a batched model already -> that; the others are added.
+    """
     draft = drafter.model
     if draft is None:
         return drafter
@@ -303,7 +309,7 @@ def _on_shared(drafter: Drafter, target: LanguageModel, shared: BatchedModel) ->
     names = [one.name for one in fields(made)] if is_dataclass(made) else []
     parts = {name: getattr(made, name) for name in names if isinstance(getattr(made, name), Drafter)}
     if parts:  # a drafter made of others
-        one: Drafter = replace(made, **{name: _on_shared(part, target, shared) for name, part in parts.items()})
+        one: Drafter = replace(made, **{name: _on_shared(part, batched) for name, part in parts.items()})
         return one
     replaceable = getattr(drafter, "draft", None) is draft and is_dataclass(drafter)
     if not replaceable:
@@ -311,5 +317,6 @@ def _on_shared(drafter: Drafter, target: LanguageModel, shared: BatchedModel) ->
             f"'{drafter.name}' does not hold its draft model in a dataclass field, so that no batched model can take "
             "its place; make the drafter a dataclass with a field `draft`."
         )
-    batched = shared if draft is target else BatchedModel(draft, "draft")
-    return replace(drafter, draft=batched)  # type: ignore[type-var]
+    if id(draft) not in batched:
+        batched[id(draft)] = BatchedModel(draft, "draft")
+    return replace(drafter, draft=batched[id(draft)])  # type: ignore[type-var]

@@ -75,9 +75,9 @@ def drafted(drafter: type[Drafter], /, **parts: str) -> Method:
     """A method of this library's loop: a drafter class whose fields are the options, and some of the loop's.
 
     `commit` is that of `generate`, `verifier` the name of a rule ("default" is the one `generate` chooses). Where the
-    drafter learns anything, with `carry` a text begins with what it learnt in the text before; the warm-up is one, as
-    in the published code. With `independent` a drafter takes the pair's draft that reads tokens alone; with `skip` the
-    target without these layers; with `retokenized` it drafts in the tokens of a draft with another tokenizer.
+    drafter learns anything, with `carry` a text begins with what it learnt in the text before; a warm-up is none. With
+    `independent` a drafter takes the pair's draft that reads tokens alone; with `skip` the target without these layers;
+    with `retokenized` it drafts in the tokens of a draft with another tokenizer.
 
     `parts` are the fields of a drafter made of others, with the method that each is by default. As an option it is the
     method's name, and its options after semicolons.

@@ -301,10 +301,12 @@ class _Benchmark:
     def _warm_up(self, labels: set[str]) -> None:
         for number in range(self.setup["warmup"]):
             prompt = self.prompts[number % len(self.prompts)].id
-            for label in (one.label for one in self.methods if one.label in labels):
-                self.progress(f"warm-up: {label} on {prompt}")
+            for one in (one for one in self.methods if one.label in labels):
+                # What a carrying method learns here is dropped: it would meet this text again.
+                runner = one.runner(self.pair) if one.carries else self.runners[one.label]
+                self.progress(f"warm-up: {one.label} on {prompt}")
                 with contextlib.suppress(Exception):  # the timed run will meet the error again and record it
-                    self._call(self.runners[label], prompt, 0, quiet, self.setup["warmup_tokens"])
+                    self._call(runner, prompt, 0, quiet, self.setup["warmup_tokens"])
 
     def _memory(self, when: str) -> None:
         """Measure the bandwidth of memory, which bounds plain decoding."""

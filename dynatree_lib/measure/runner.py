@@ -118,9 +118,9 @@ class DrafterRunner:
         out = generate(self.target, prompt_ids, self.drafter, warm=self.before, **request, **self.options)
         assert out.state is not None
         counters = self.count(out.state.target) if self.count else {}
-        if isinstance(out.state.drafting, DraftState):
-            session = out.state.drafting.session
-            counters = {**counters, "draft_forwards": session.forwards, "draft_nodes": session.scored}
+        forwards, nodes = self.drafter.drafting_work(out.state.drafting)
+        if self.drafter.models or forwards:
+            counters = {**counters, "draft_forwards": forwards, "draft_nodes": nodes}
         if self.carry:
             self.before = _without_caches(out.state)
         entries = fullest(len(prompt_ids), out.iterations, self.cache_limit)

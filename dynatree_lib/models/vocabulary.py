@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from .base import LanguageModel
+
 Encode = Callable[[str], Sequence[int]]
 """Returns the ids of a text, without special tokens."""
 SAMPLE = " the quick brown fox"
@@ -50,6 +52,11 @@ class Vocabulary:
     bytes_by_name: frozenset[int] = frozenset()
     fingerprint: str | None = None
     owner: str = "model"
+
+    def is_of(self, model: LanguageModel) -> bool:
+        """Whether a model numbers its tokens so: by its fingerprint, or by its size where one is unknown."""
+        known = model.vocabulary is not None and self.fingerprint is not None
+        return model.vocabulary == self.fingerprint if known else model.vocab_size == len(self)
 
     @classmethod
     def of(cls, tokenizer: Any, size: int, owner: str = "model", fingerprint: str | None = None) -> Vocabulary:
