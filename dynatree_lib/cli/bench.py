@@ -13,7 +13,7 @@ from ..measure.methods import METHODS, variant, variants
 from ..measure.metrics import drafting_metrics
 from ..measure.protocol import Results, run_benchmark
 from ..measure.records import check_writable
-from ..measure.tables import bound_sentence, method_table
+from ..measure.tables import bound_sentence, disturbed_sentence, method_table
 from ..measure.tune import load_tuned
 from . import arguments
 
@@ -26,8 +26,6 @@ def main(args: argparse.Namespace) -> int:
     results = _measured(args)
     arguments.write_record(args.json, results.to_json())
     print(report(results), end="")
-    setup = results.records.header.setup
-    print(f"Forwards by the engine {setup['target']['engine']} (target) and {setup['draft']['engine']} (draft).")
     return 1 if results.records.failures else 0
 
 
@@ -112,6 +110,7 @@ def _remarks(results: Results, summaries: Sequence[dict[str, Any]]) -> list[str]
         lines.append("Draft, verify: time in the models' forwards; host: all the rest (traced runs, apart from these).")
     if setup["reference"] and any(one["identical"] for one in summaries):
         lines.append(f"Identical: texts that equal those of {setup['reference']}, token for token.")
+    lines += [disturbed_sentence(summaries)] * any(one["disturbed"] for one in summaries)
     for one in summaries:
         label, left = one["label"], one["divergences"]
         if left and one["lossless"]:
@@ -121,7 +120,8 @@ def _remarks(results: Results, summaries: Sequence[dict[str, Any]]) -> list[str]
         if counts:
             lines.append(f"{label}: {', '.join(f'{name} {n}' for name, n in counts.items()).replace('_', ' ')}.")
     lines += [f"{one.method} failed on {one.prompt}: {one.error}" for one in results.records.failures.values()]
-    return [*lines, *results.records.notes]
+    engines = f"Forwards by the engine {setup['target']['engine']} (target) and {setup['draft']['engine']} (draft)."
+    return [*lines, *results.records.notes, engines]
 
 
 def _speeds(measured: Sequence[dict[str, Any]]) -> str:

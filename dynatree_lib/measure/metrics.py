@@ -55,6 +55,8 @@ def summarize_records(records: Records) -> list[dict[str, Any]]:
         identical: prompts whose text equals the reference's, "n/N"; None when sampling or without a reference.
         near_ties: divergent runs where the target's top-2 margin is below the limit.
         divergences: every run that left the reference's text.
+        disturbed: runs that something else on the machine disturbed (`statistics.disturbed`); ratios of speeds leave
+            out their prompts.
         weight_bytes: of the models the method uses. cache_bytes: keys and values of the target at the fullest moment
             (and of the draft, taken as equally long), computed from entries and shapes; buffers may be larger.
         peak_device_bytes: most that was allocated on the GPU in any run, both models included.
@@ -91,6 +93,7 @@ def _summary(entry: dict[str, Any], frame: pd.DataFrame, records: Records) -> di
         "identical": equality(runs, records),
         "near_ties": sum(one.near_tie for one in divergences),
         "divergences": [asdict(one) for one in divergences],
+        "disturbed": int(mine["disturbed"].sum()),
         **memory(mine, entry, header),
         "split": mean_split([one for one in records.splits.values() if one.method == label]),
         "counters": {name: sum(run.counters[name] for run in runs) for name in runs[0].counters},

@@ -4,13 +4,11 @@ Every function takes a frame with one row per observation (a run, a tree) and na
 percentile bootstrap intervals over groups of rows, by default over conversations, because prompts are what another
 benchmark would draw anew, and the turns of one conversation belong together. Shares have exact binomial intervals.
 
-Times are robust, because the machines of most readers are busy: a ratio of times leaves out pairs with a disturbed run
-and trims the rest (`ratio`). Ratios of counts, and quotients such as tokens per second, are of plain sums.
+All are of plain sums. The machines of most readers are busy, so a ratio of times leaves out pairs with a disturbed run.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,11 +18,9 @@ import pandas as pd
 
 RESAMPLES = 2000
 TIMES = ("seconds", "span")
-"""Columns of times, whose ratios are robust."""
-TRIM = 10
-"""One in so many pairs, rounded up, is trimmed at each end of a ratio of times."""
-LEAST = 5
-"""Pairs from which a ratio of times is trimmed."""
+"""Columns of times, whose ratios leave disturbed runs out."""
+DISTURBED = 1.75
+"""A run that took so many times its usual seconds is disturbed."""
 Interval = tuple[float, float]
 Statistic = Callable[[np.ndarray], np.ndarray]
 Table = Any
@@ -116,12 +112,8 @@ def sum_ratio(drawn: np.ndarray) -> np.ndarray:
     return np.asarray(sum_quotient(drawn[..., :2]) / sum_quotient(drawn[..., 2:]))
 
 
-def robust_estimate(table: np.ndarray, disturbed: np.ndarray, statistic: Statistic, seed: int = 0) -> Estimate:
-    """Return a statistic of times, robust against other work on the machine, with its bootstrap interval.
-
-    Rows with a disturbed run are left out if at least half of the rows remain. Of the others, and of each resample,
-    those for which the statistic is lowest and highest by themselves are left out: at each end one in `TRIM`, rounded
-    up; none of fewer than `LEAST` rows.
+def undisturbed_estimate(table: np.ndarray, disturbed: np.ndarray, statistic: Statistic, seed: int = 0) -> Estimate:
+    """Return a statistic of times with its bootstrap interval, without the disturbed rows if half of all rows remain.
 
     Args:
         table: (n, k), one row per group.
@@ -132,15 +124,8 @@ def robust_estimate(table: np.ndarray, disturbed: np.ndarray, statistic: Statist
     Raises:
         ValueError: for no rows.
     """
-
-    def trimmed(drawn: np.ndarray) -> np.ndarray:
-        count = drawn.shape[-2]
-        cut = -(-count // TRIM) if count >= LEAST else 0
-        order = np.argsort(statistic(drawn[..., None, :]), -1, kind="stable")[..., cut : count - cut]
-        return statistic(np.take_along_axis(drawn, order[..., None], -2))
-
     remaining = table[~disturbed] if 2 * disturbed.sum() <= len(table) else table
-    return replace(estimate(remaining, trimmed, seed), disturbed=int(disturbed.sum()), groups=len(table))
+    return replace(estimate(remaining, statistic, seed), disturbed=int(disturbed.sum()), groups=len(table))
 
 
 def share(hits: int, count: int, method: str = "exact") -> Estimate:
@@ -199,7 +184,7 @@ def ratio(
 
     Only rows of prompts that both sides have are compared. Groups are drawn anew together for both sides.
 
-    A ratio of `TIMES` is a `robust_estimate`; runs are disturbed where the column `disturbed` says so.
+    A ratio of `TIMES` is an `undisturbed_estimate`; runs are disturbed where the column `disturbed` says so.
 
     Args:
         table: rows of both methods, for example `Records.frame()`.
@@ -231,25 +216,35 @@ def ratio(
         return estimate(paired.to_numpy(float), sum_ratio, seed)
     flags = [side.loc[side["disturbed"], by] for side in sides if "disturbed" in side]
     marked = paired.index.isin(pd.concat(flags)) if flags else np.zeros(len(paired), bool)
-    return robust_estimate(paired.to_numpy(float), marked, sum_ratio, seed)
+    return undisturbed_estimate(paired.to_numpy(float), marked, sum_ratio, seed)
 
 
-def disturbed(table: Table, factor: float = 2.0) -> pd.Series:
+def disturbed(table: Table, factor: float = DISTURBED) -> pd.Series:
     """Say of each run whether something else had the machine: (n,) bool, the index of the frame.
 
-    A run counts as disturbed if its seconds per iteration exceed `factor` times what its method takes in the median and
-    what its prompt costs all methods in the median (a long prompt takes longer to read). No text makes an iteration
-    that much dearer for one method alone.
+    A run is disturbed if it took more than `factor` times its usual seconds. These are what reading the prompt usually
+    takes, and an iteration after the first times their number: what the method takes in the median, times what the
+    prompt takes of all methods in the median. With two methods or fewer, prompts cannot be told from disturbances: then
+    reading is not judged, and an iteration by the method's median alone.
 
     Args:
-        table: with `method`, `prompt`, `seconds` and `iterations`.
+        table: with `method`, `prompt`, `seconds`, `iterations` and `span`, the seconds after the first emission.
         factor: above 1.
     """
     frame = pd.DataFrame(table)
     if frame.empty:
         return pd.Series([], dtype=bool)
-    cost = np.log(frame["seconds"] / frame["iterations"])
-    excess = cost - cost.groupby(frame["method"]).transform("median")
-    if frame["method"].nunique() > 2:
-        excess -= excess.groupby(frame["prompt"]).transform("median")
-    return excess > math.log(factor)
+    reading, further = frame["seconds"] - frame["span"], frame["iterations"] - 1
+    several = frame["method"].nunique() > 2
+    usual = further * _usual(frame["span"] / further.where(further > 0), frame, several)
+    usual = usual.fillna(frame["span"]) + (_usual(reading, frame, several) if several else reading)
+    return frame["seconds"] > factor * usual
+
+
+def _usual(values: pd.Series, frame: pd.DataFrame, prompts: bool) -> pd.Series:
+    """What a method takes in the median, times what a prompt takes of all methods in the median."""
+    logs = np.log(values.where(values > 0))
+    usual = logs.groupby(frame["method"]).transform("median")
+    if prompts:
+        usual += (logs - usual).groupby(frame["prompt"]).transform("median")
+    return np.exp(usual).where(values > 0, values)

@@ -85,6 +85,12 @@ def bound_sentence(bandwidth: Mapping[str, Any]) -> str:
     )
 
 
+def disturbed_sentence(summaries: Iterable[Mapping[str, Any]]) -> str:
+    """Return a sentence on the runs that something else on the machine disturbed."""
+    told = ", ".join(f"{one['label']} {one['disturbed']}" for one in summaries if one["disturbed"])
+    return f"Disturbed runs, whose prompts ratios of speeds leave out: {told}."
+
+
 def sampling_text(sampling: Mapping[str, Any]) -> str:
     """Return "greedy", or "temperature 1, top-k 50"."""
     if not sampling["temperature"]:
