@@ -18,7 +18,7 @@ from dynatree_lib.measure.chooser import EVERYTHING, KINDS, map_rows, speed_of
 from dynatree_lib.measure.judge import read_judged
 from dynatree_lib.measure.protocol import read_results
 from dynatree_lib.measure.records import read_records
-from dynatree_lib.measure.statistics import Estimate, quotient, ratio
+from dynatree_lib.measure.statistics import quotient, ratio
 from dynatree_lib.models import engines
 from dynatree_lib.models.fetch import fetched
 from dynatree_lib.verifiers import BEYOND, VERIFIERS
