@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from dynatree_lib.measure.metrics import (
     depth_divisor,
     depth_use,
     drafting_metrics,
+    iteration_split,
     mean_split,
     seconds_per,
     share_after_eos,
@@ -104,9 +106,11 @@ def test_a_method_is_exactly_as_fast_as_itself():
 
 def test_seconds_per_token_and_per_iteration():
     runs = [run(seconds=1.0), run(seconds=1.8)]  # emissions 0.2..1.0 and 0.2..1.8
-    assert seconds_per(frame(*runs), "tokens") == pytest.approx((0.8 + 1.6) / 6)
+    assert seconds_per(frame(*runs), "tokens") == pytest.approx((0.8 + 1.6) / 2)  # three of four come first
     assert seconds_per(frame(*runs), "iterations") == pytest.approx((0.8 + 1.6) / 2)
     assert seconds_per(frame(run(tokens=(1,), chunks=(1,))), "iterations") is None
+    chunked = frame(replace(greedy(seconds=2.0), emissions=[[0.2, 3], [2.0, 1]]))  # four steps, read in two chunks
+    assert seconds_per(chunked, "tokens") == seconds_per(chunked, "iterations") == pytest.approx(1.8)
 
 
 def test_acceptance_under_both_definitions():
@@ -227,6 +231,19 @@ def test_a_summary_has_it_all():
     assert chain["split"] == pytest.approx({"draft": 0.25, "verify": 0.5, "host": 0.25, "seconds_per_iteration": 0.5})
     assert chain["ttft"] == pytest.approx(0.2)
     assert mean_split([]) is None
+
+
+def test_the_split_of_iterations_leaves_the_first_out():
+    events = [["target", 0.0, 5.0, 0], ["draft", 5.0, 5.5, 1], ["target", 5.5, 6.0, 3], ["commit", 7.0, 7.0, 2],
+              ["draft", 7.0, 8.0, 1], ["target", 8.5, 10.5, 3], ["commit", 11.0, 11.0, 2]]  # fmt: skip
+    kept = Split("m", "a", 11.0, 1.5, 7.5, 2.0, 2, events)
+    without = Split("m", "b", 30.0, 1.0, 28.0, 1.0, 2)
+    assert iteration_split([kept, without]) == pytest.approx({"draft": 0.25, "verify": 0.5, "host": 0.25})
+    assert iteration_split([without]) is iteration_split([]) is None
+    records = _records()
+    assert summarize_records(records)[1]["iteration_split"] is None
+    records.add(replace(kept, method="chain:length=2"))
+    assert summarize_records(records)[1]["iteration_split"] == iteration_split([kept])
 
 
 def test_sampled_texts_are_not_compared():

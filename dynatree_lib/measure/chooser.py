@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .methods import METHODS
+from .metrics import after_first
 from .records import Records
 from .statistics import Estimate, quotient, ratio
 
@@ -37,8 +38,8 @@ def map_rows(records: Mapping[str, Records], plain: str = PLAIN) -> list[Row]:
     Returns:
         rows with `run`, `engine`, `temperature`, `kind`, `method` (label), `group` (one of `GROUPS`), `prompts`,
         `tokens` (per iteration), `cost` (of an iteration after the first, in steps of plain decoding), `speed` (over
-        plain decoding; tokens over cost, but for the first iteration and for disturbed prompts, which count for `tokens`
-        alone) and `interval` (95 %, of the speed, over prompts).
+        plain decoding; tokens over cost, but for first iterations and disturbed prompts, which only `tokens` counts)
+        and `interval` (95 %, of the speed, over prompts).
 
     Raises:
         ValueError: for a run without plain decoding.
@@ -60,8 +61,8 @@ def map_rows(records: Mapping[str, Records], plain: str = PLAIN) -> list[Row]:
                 speed, cost, tokens = ratio(part, label, over=plain, of="further", per="span"), 1.0, 1.0
                 if drafts:
                     tokens = quotient(own, "tokens", "iterations").value
-                    steps = part["further"].where(part["method"] != label, part["iterations"] - 1)
-                    cost = ratio(part.assign(steps=steps), label, over=plain, of="span", per="steps").value
+                    steps = part.assign(steps=after_first(part, "iterations"))
+                    cost = ratio(steps, label, over=plain, of="span", per="steps").value
                 rows.append(
                     {**about, "kind": kind, "method": label, "group": _group(entry), "prompts": own["prompt"].nunique(),
                      "tokens": tokens, "cost": cost, "speed": speed.value,

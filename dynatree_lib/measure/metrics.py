@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -34,7 +34,7 @@ def summarize_records(records: Records) -> list[dict[str, Any]]:
             speedup_ar, speedup_ar_fast: the same over `ar`, and over `ar-fast`, the strongest plain loop.
         bound_ratio: tokens_per_second over that of `Bound` for the same prompts and lengths; below 1 for plain
             decoding, and above it only where an iteration commits several tokens. None without a bandwidth.
-        ttft: time to the first token, mean over runs. tpot: time per token after the first, pooled.
+        ttft: time to the first token, mean over runs. tpot: time per token after the first emission, pooled.
         seconds_per_iteration: between the first emission and the last, pooled.
         iteration_cost: seconds_per_iteration in units of `hf-generate`'s tpot, one greedy step.
         tokens_per_iteration: committed tokens per iteration, the bonus token included; DE of PTD's section 4.1.
@@ -61,6 +61,8 @@ def summarize_records(records: Records) -> list[dict[str, Any]]:
             (and of the draft, taken as equally long), computed from entries and shapes; buffers may be larger.
         peak_device_bytes: most that was allocated on the GPU in any run, both models included.
         split: shares of draft, verify and host (`records.Split`) in traced runs, and seconds per iteration there.
+        iteration_split: the same shares without the first iteration, which reads the prompt, as `iteration_cost` is;
+            None where no traced run kept its events.
         counters: further counts, summed.
     """
     frame, entries = records.frame(), records.header.setup["methods"]
@@ -75,6 +77,7 @@ def _summary(entry: dict[str, Any], frame: pd.DataFrame, records: Records) -> di
     greedy_step = seconds_per(frame[frame["method"] == step], "tokens") if step else None
     iteration, bound = seconds_per(mine, "iterations"), Bound.of(records)
     divergences = [one for one in records.divergences.values() if one.method == label]
+    splits = [one for one in records.splits.values() if one.method == label]
     trees = acceptance(mine)
     return {
         "method": entry["name"], "label": label, "options": entry["options"], "lossless": entry["lossless"],
@@ -95,7 +98,7 @@ def _summary(entry: dict[str, Any], frame: pd.DataFrame, records: Records) -> di
         "divergences": [asdict(one) for one in divergences],
         "disturbed": int(mine["disturbed"].sum()),
         **memory(mine, entry, header),
-        "split": mean_split([one for one in records.splits.values() if one.method == label]),
+        "split": mean_split(splits), "iteration_split": iteration_split(splits),
         "counters": {name: sum(run.counters[name] for run in runs) for name in runs[0].counters},
     }  # fmt: skip
 
@@ -175,9 +178,16 @@ class Bound:
         return float(least / frame["seconds"].sum())
 
 
-def seconds_per(frame: pd.DataFrame, count: str) -> float | None:
+def after_first(frame: pd.DataFrame, count: Literal["tokens", "iterations"]) -> pd.Series:
+    """Return how many of a run's tokens, or iterations, came after its first emission, for each row."""
+    if count == "tokens":
+        return frame["further"]
+    return np.minimum(frame["iterations"] - 1, frame["further"])  # a first emission may hold several plain steps
+
+
+def seconds_per(frame: pd.DataFrame, count: Literal["tokens", "iterations"]) -> float | None:
     """Return the seconds between first and last emission, per `count` after the first; None if there is but one."""
-    counted = int((frame[count] - 1).sum())
+    counted = int(after_first(frame, count).sum())
     return float(frame["span"].sum()) / counted if counted else None
 
 
@@ -300,3 +310,22 @@ def mean_split(splits: Sequence[Split]) -> dict[str, float] | None:
         return None
     shares = {part: sum(getattr(one, part) for one in splits) / seconds for part in ("draft", "verify", "host")}
     return {**shares, "seconds_per_iteration": seconds / sum(one.iterations for one in splits)}
+
+
+def iteration_split(splits: Iterable[Split]) -> dict[str, float] | None:
+    """Return pooled shares of draft, verify and host after the first iteration, of traced runs that kept their events.
+
+    What tracing takes in the first iteration counts as host time there.
+    """
+    later = dict.fromkeys(("draft", "verify", "host"), 0.0)
+    for one in splits:
+        end = next((at for role, _, at, _ in one.events if role == "commit"), None)
+        if end is None or one.iterations < 2:
+            continue
+        forwards = [(role, at - start) for role, start, at, _ in one.events if role != "commit" and at <= end]
+        draft, verify = (sum(took for of, took in forwards if of == role) for role in ("draft", "target"))
+        later["draft"] += one.draft - draft
+        later["verify"] += one.verify - verify
+        later["host"] += max(one.host - (end - draft - verify), 0.0)
+    seconds = sum(later.values())
+    return {part: took / seconds for part, took in later.items()} if seconds else None
