@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dynatree_lib.measure.methods import variant
 from dynatree_lib.measure.metrics import (
     Bound,
     acceptance,
@@ -231,6 +232,31 @@ def test_a_summary_has_it_all():
     assert chain["split"] == pytest.approx({"draft": 0.25, "verify": 0.5, "host": 0.25, "seconds_per_iteration": 0.5})
     assert chain["ttft"] == pytest.approx(0.2)
     assert mean_split([]) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "weights", "entry"),
+    [
+        ("ar-fast", 1000, 10), ("chain", 1100, 11), ("chain:independent=true", 1300, 13), ("hf-assisted", 1300, 13),
+        ("llama-cpp", 1000, 10), ("llama-cpp:tool=tree", 1300, 13), ("union-tree", 1100, 11),
+        ("union-tree:first=suffix-tree", 1000, 10), ("switch:drafter=token-recycling", 1000, 10),
+        ("chain:skip=1/2", 1000, 18),  # its cache is that of the other eight layers
+    ],
+)  # fmt: skip
+def test_memory_is_that_of_the_models_a_method_uses(spec, weights, entry):
+    one = variant(spec)
+    setup = {
+        **SETUP, "target": {**MODEL, "layers": 10},
+        "common_draft": {"weight_bytes": 300, "cache_bytes_per_row": 3},
+        "methods": [{"label": spec, "name": one.name, "options": one.options, "lossless": True,
+                     "draft": one.method.draft}],
+    }  # fmt: skip
+    records = Records(Header({}, setup))
+    records.add(run(spec, kv_entries=9))
+    found = summarize_records(records)[0]
+    assert (found["weight_bytes"], found["cache_bytes"]) == (weights, 9 * entry)
+    del setup["common_draft"]  # an older file
+    assert summarize_records(records)[0]["weight_bytes"] == min(weights, 1100)
 
 
 def test_the_split_of_iterations_leaves_the_first_out():

@@ -156,6 +156,15 @@ def test_resuming_does_only_what_is_missing(pair, world, tmp_path):
     assert world[1] == []
 
 
+def test_the_common_draft_is_described_where_a_method_uses_it(pair):
+    both = replace(pair, independent=random_model("gpt_neox", seed=5))
+    for methods, described in (("ar,chain", False), ("ar,chain:independent=true", True)):
+        records = run_benchmark(both, methods, PROMPTS[:1], max_new_tokens=2, warmup=0).records
+        assert ("common_draft" in records.header.setup) == described
+    hashes = {records.header.setup[name]["files"]["parameters"] for name in ("draft", "common_draft")}
+    assert len(hashes) == 2
+
+
 def test_an_interrupted_benchmark_keeps_what_is_finished(pair, world, tmp_path):
     path = tmp_path / "records.jsonl"
     counter = itertools.count()

@@ -33,6 +33,8 @@ PROGRAMS = {
     "speculative": "llama-speculative-simple",
     "tree": "llama-speculative",
 }
+DRAFTING = ("speculative", "tree")
+"""Tools that draft with a model."""
 PROMPT_AND_REST = re.compile(r"(encoded|decoded) +(\d+) tokens in +([\d.]+) seconds")
 EVALUATIONS = re.compile(r"(prompt eval|eval) time = +([\d.]+) ms / +(\d+) (?:tokens|runs)")
 ACCEPTED = re.compile(r"n_accept *= *(\d+)")
@@ -83,7 +85,7 @@ class LlamaCpp:
             "target": folder / f"target-{kind}.gguf",
             "draft": folder / f"draft-{kind}.gguf",
         }
-        needed = ["program", "target", *(["draft"] if self.tool in ("speculative", "tree") else [])]
+        needed = ["program", "target", *(["draft"] if self.tool in DRAFTING else [])]
         missing = [files[name].name for name in needed if not os.environ.get(FOLDER) or not files[name].is_file()]
         if missing:
             raise ValueError(

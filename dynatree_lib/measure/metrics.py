@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ..summary import repeated_ngrams
+from .methods import METHODS
 from .records import Header, Records, Run, Split
 from .statistics import Estimate, bootstrap, estimate, quotient, ratio, sums
 
@@ -57,8 +58,9 @@ def summarize_records(records: Records) -> list[dict[str, Any]]:
         divergences: every run that left the reference's text.
         disturbed: runs that something else on the machine disturbed (`statistics.disturbed`); ratios of speeds leave
             out their prompts.
-        weight_bytes: of the models the method uses. cache_bytes: keys and values of the target at the fullest moment
-            (and of the draft, taken as equally long), computed from entries and shapes; buffers may be larger.
+        weight_bytes: of the models the method uses; a draft that is layers of the target has none of its own.
+            cache_bytes: keys and values of the target at the fullest moment (and of the draft, taken as equally long),
+            computed from entries and shapes; buffers may be larger.
         peak_device_bytes: most that was allocated on the GPU in any run, both models included.
         split: shares of draft, verify and host (`records.Split`) in traced runs, and seconds per iteration there.
         iteration_split: the same shares without the first iteration, which reads the prompt, as `iteration_cost` is;
@@ -294,13 +296,30 @@ def equality(runs: Iterable[Run], records: Records) -> str | None:
 # ----------------------------------------------------------------------------------------------------- memory, split
 def memory(frame: pd.DataFrame, entry: dict[str, Any], header: Header) -> dict[str, Any]:
     """Return computed bytes of weights and cache of the models the method uses, and the measured peak on a GPU."""
-    models = [header.setup["target"], *([header.setup["draft"]] if entry["draft"] else [])]
+    models = [header.setup["target"], *_drafting(entry, header.setup)]
     peaks = frame["peak_device_bytes"].dropna()
     return {
         "weight_bytes": sum(model["weight_bytes"] for model in models),
         "cache_bytes": int(frame["kv_entries"].max()) * sum(model["cache_bytes_per_row"] for model in models),
         "peak_device_bytes": int(peaks.max()) if len(peaks) else None,
     }
+
+
+def _drafting(entry: Mapping[str, Any], setup: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what a method drafts with, if it is a model: the draft, or layers of the target with a cache of their own.
+
+    Older files describe one draft alone, so there the common draft is taken to be as large.
+    """
+    if not entry["draft"]:
+        return []
+    if (skip := entry["options"].get("skip")) is not None:
+        layers, size = setup["target"]["layers"], setup["target"]["cache_bytes_per_row"]
+        kept = layers - (len(skip) if isinstance(skip, Sequence) else 1)
+        return [{"weight_bytes": 0, "cache_bytes_per_row": size * kept // layers}]
+    if (method := METHODS.get(entry["name"])) is None:
+        return [setup["draft"]]
+    role = method.draft_of({**method.defaults, **entry["options"]})
+    return [setup.get(role, setup["draft"])] if role else []
 
 
 def mean_split(splits: Sequence[Split]) -> dict[str, float] | None:

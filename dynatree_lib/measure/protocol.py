@@ -25,7 +25,14 @@ from ..models.pairs import Pair
 from ..sampling import Sampling
 from .bandwidth import forward_bytes, measure_bandwidth
 from .clock import known_objects_frozen, quiet_machine, rotated, synchronize
-from .environment import describe_environment, describe_model, peak_rss_bytes, public_pair_name, public_text
+from .environment import (
+    describe_draft,
+    describe_environment,
+    describe_model,
+    peak_rss_bytes,
+    public_pair_name,
+    public_text,
+)
 from .grids import rows
 from .memory import out_of_memory, ran_out
 from .methods import Variant, variants
@@ -188,7 +195,7 @@ def run_benchmark(
     setup = {
         "pair": public_pair_name(pair),
         "target": {**describe_model(pair.target), "forward_bytes": forward_bytes(pair.target)},
-        "draft": {**describe_model(pair.draft), "forward_bytes": forward_bytes(pair.draft)},
+        "draft": {**describe_draft(pair.draft), "forward_bytes": forward_bytes(pair.draft)},
         "dtype": str(pair.target.dtype).removeprefix("torch."),
         "methods": entries,
         "reference": reference_label(entries, "hf-generate") or reference_label(entries, "ar"),
@@ -212,6 +219,8 @@ def run_benchmark(
         "near_tie_margin": NEAR_TIE,
         "profile": profile,
     }
+    if pair.independent is not None and any(one.method.draft_of(one.options) == "common_draft" for one in compared):
+        setup["common_draft"] = describe_draft(pair.independent)
     header = Header(describe_environment(), setup, datetime.now(UTC).isoformat(timespec="seconds"))
     found = _begun(path, header, existing, progress)
     with found.kept_in(path), known_objects_frozen():

@@ -52,11 +52,18 @@ class Header:
     started: str = ""
 
     def differences(self, other: Header) -> list[str]:
-        """Names of the entries that differ, such as "environment.threads (2, now 1)"."""
+        """Names of the entries that differ, such as "environment.threads (2, now 1)".
+
+        Of drafts, an older file may have no hash, or no description; what it does not tell is not compared.
+        """
         out = []
         for part in ("environment", "setup"):
             mine, its = getattr(self, part), getattr(other, part)
             for name in dict.fromkeys([*mine, *its]):
+                if name == "common_draft" and name not in mine:
+                    continue
+                if name == "draft" and not mine.get(name, {}).get("files", True):
+                    its = {**its, name: {**its.get(name, {}), "files": {}}}
                 if mine.get(name) != its.get(name):
                     out.append(f"{part}.{name} ({_short(mine.get(name))}, now {_short(its.get(name))})")
         return out
