@@ -54,7 +54,7 @@ def summarize_records(records: Records) -> list[dict[str, Any]]:
         repeated_4grams: share of a text's 4-grams that occurred in it before, mean over prompts.
         after_eos: share of the tokens that stand after a text's first EOS (0 unless EOS is ignored).
         identical: prompts whose text equals the reference's, "n/N"; None when sampling or without a reference.
-        near_ties: divergent runs where the target's top-2 margin is below the limit.
+        near_ties: divergent runs whose tokens are near-ties (`protocol.divergence`), so that rounding alone decides.
         divergences: every run that left the reference's text.
         disturbed: runs that something else on the machine disturbed (`statistics.disturbed`); ratios of speeds leave
             out their prompts.
