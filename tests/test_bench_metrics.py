@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from dynatree_lib.measure.methods import variant
 from dynatree_lib.measure.metrics import (
     Bound,
     acceptance,
     depth_divisor,
     depth_use,
     drafting_metrics,
+    iteration_split,
     mean_split,
     seconds_per,
     share_after_eos,
@@ -104,9 +107,11 @@ def test_a_method_is_exactly_as_fast_as_itself():
 
 def test_seconds_per_token_and_per_iteration():
     runs = [run(seconds=1.0), run(seconds=1.8)]  # emissions 0.2..1.0 and 0.2..1.8
-    assert seconds_per(frame(*runs), "tokens") == pytest.approx((0.8 + 1.6) / 6)
+    assert seconds_per(frame(*runs), "tokens") == pytest.approx((0.8 + 1.6) / 2)  # three of four come first
     assert seconds_per(frame(*runs), "iterations") == pytest.approx((0.8 + 1.6) / 2)
     assert seconds_per(frame(run(tokens=(1,), chunks=(1,))), "iterations") is None
+    chunked = frame(replace(greedy(seconds=2.0), emissions=[[0.2, 3], [2.0, 1]]))  # four steps, read in two chunks
+    assert seconds_per(chunked, "tokens") == seconds_per(chunked, "iterations") == pytest.approx(1.8)
 
 
 def test_acceptance_under_both_definitions():
@@ -227,6 +232,44 @@ def test_a_summary_has_it_all():
     assert chain["split"] == pytest.approx({"draft": 0.25, "verify": 0.5, "host": 0.25, "seconds_per_iteration": 0.5})
     assert chain["ttft"] == pytest.approx(0.2)
     assert mean_split([]) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "weights", "entry"),
+    [
+        ("ar-fast", 1000, 10), ("chain", 1100, 11), ("chain:independent=true", 1300, 13), ("hf-assisted", 1300, 13),
+        ("llama-cpp", 1000, 10), ("llama-cpp:tool=tree", 1300, 13), ("union-tree", 1100, 11),
+        ("union-tree:first=suffix-tree", 1000, 10), ("switch:drafter=token-recycling", 1000, 10),
+        ("chain:skip=1/2", 1000, 18),  # its cache is that of the other eight layers
+    ],
+)  # fmt: skip
+def test_memory_is_that_of_the_models_a_method_uses(spec, weights, entry):
+    one = variant(spec)
+    setup = {
+        **SETUP, "target": {**MODEL, "layers": 10},
+        "common_draft": {"weight_bytes": 300, "cache_bytes_per_row": 3},
+        "methods": [{"label": spec, "name": one.name, "options": one.options, "lossless": True,
+                     "draft": one.method.draft}],
+    }  # fmt: skip
+    records = Records(Header({}, setup))
+    records.add(run(spec, kv_entries=9))
+    found = summarize_records(records)[0]
+    assert (found["weight_bytes"], found["cache_bytes"]) == (weights, 9 * entry)
+    del setup["common_draft"]  # an older file
+    assert summarize_records(records)[0]["weight_bytes"] == min(weights, 1100)
+
+
+def test_the_split_of_iterations_leaves_the_first_out():
+    events = [["target", 0.0, 5.0, 0], ["draft", 5.0, 5.5, 1], ["target", 5.5, 6.0, 3], ["commit", 7.0, 7.0, 2],
+              ["draft", 7.0, 8.0, 1], ["target", 8.5, 10.5, 3], ["commit", 11.0, 11.0, 2]]  # fmt: skip
+    kept = Split("m", "a", 11.0, 1.5, 7.5, 2.0, 2, events)
+    without = Split("m", "b", 30.0, 1.0, 28.0, 1.0, 2)
+    assert iteration_split([kept, without]) == pytest.approx({"draft": 0.25, "verify": 0.5, "host": 0.25})
+    assert iteration_split([without]) is iteration_split([]) is None
+    records = _records()
+    assert summarize_records(records)[1]["iteration_split"] is None
+    records.add(replace(kept, method="chain:length=2"))
+    assert summarize_records(records)[1]["iteration_split"] == iteration_split([kept])
 
 
 def test_sampled_texts_are_not_compared():

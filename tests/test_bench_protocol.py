@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ from dynatree_lib.measure.cost_model import count, counts_of
 from dynatree_lib.measure.memory import LESS, size
 from dynatree_lib.measure.methods import custom
 from dynatree_lib.measure.prompts import BenchPrompt, prepare_prompts
-from dynatree_lib.measure.protocol import NEAR_TIE, read_results, run_benchmark
+from dynatree_lib.measure.protocol import NEAR_TIE, divergence, read_results, run_benchmark
+from dynatree_lib.measure.records import Run
 from dynatree_lib.measure.runner import Completed
 from dynatree_lib.measure.streaming import StreamingModel
 from dynatree_lib.measure.trace import Trace
@@ -154,6 +156,15 @@ def test_resuming_does_only_what_is_missing(pair, world, tmp_path):
     world[1].clear()
     bench(pair, again, world, warmup=0, records=path, existing="resume")
     assert world[1] == []
+
+
+def test_the_common_draft_is_described_where_a_method_uses_it(pair):
+    both = replace(pair, independent=random_model("gpt_neox", seed=5))
+    for methods, described in (("ar,chain", False), ("ar,chain:independent=true", True)):
+        records = run_benchmark(both, methods, PROMPTS[:1], max_new_tokens=2, warmup=0).records
+        assert ("common_draft" in records.header.setup) == described
+    hashes = {records.header.setup[name]["files"]["parameters"] for name in ("draft", "common_draft")}
+    assert len(hashes) == 2
 
 
 def test_an_interrupted_benchmark_keeps_what_is_finished(pair, world, tmp_path):
@@ -510,6 +521,24 @@ def test_a_divergence_has_its_place_and_margin(pair):
         logits = pair.target.model(torch.tensor([[*start.ids, *text[:5]]])).logits[0, -1].detach().topk(2).values
         assert one["margin"] == pytest.approx(float(logits[0] - logits[1]))
         assert one["near_tie"] == (one["margin"] < NEAR_TIE)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "behind", "near"),
+    [
+        (torch.bfloat16, 0.25, True), (torch.bfloat16, 0.375, False),  # a step at 20 is 0.125
+        (torch.float32, 0.9e-4, True), (torch.float32, 1.1e-4, False),
+    ],
+)  # fmt: skip
+def test_a_near_tie_is_two_steps_of_the_dtype_at_the_best_logit(dtype, behind, near):
+    logits = torch.zeros(1, 1, 97, dtype=torch.float64)
+    logits[..., 3], logits[..., 4] = 20, 20 - behind
+    target = SimpleNamespace(
+        model=lambda ids, **_: SimpleNamespace(logits=logits), device=torch.device("cpu"), dtype=dtype, vocab_size=97
+    )
+    expected, run = (Run(name, "a", 0, 1.0, [token], [[1.0, 1]], 1, "length") for name, token in (("ar", 3), ("x", 4)))
+    assert divergence(target, [1], expected, run).near_tie == near
+    assert divergence(target, [1], expected, run, 0).near_tie == (behind < NEAR_TIE)  # as an older file says
 
 
 def test_a_run_that_was_stopped_before_it_compared_its_texts_does_not_call_them_identical(pair, tmp_path):

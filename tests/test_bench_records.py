@@ -5,9 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
+import subprocess
 from dataclasses import replace
 
 import pytest
+from models import random_model
 
 from dynatree_lib.measure import environment
 from dynatree_lib.measure.environment import describe_environment, public_name, public_text
@@ -236,6 +239,53 @@ def test_the_environment_names_no_person_and_no_place(tmp_path, monkeypatch):
     assert public_name("EleutherAI/pythia-70m") == "EleutherAI/pythia-70m"
     monkeypatch.chdir(tmp_path)
     assert public_text(f"OSError: {tmp_path}/weights") == "OSError: .../weights"
+
+
+def test_the_commit_of_a_changed_checkout_tells_its_code_from_other_code(monkeypatch, tmp_path):
+    def git(*command):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *command], cwd=tmp_path, check=True)
+
+    package = tmp_path / "dynatree_lib"
+    package.mkdir()
+    (package / "x.py").write_text("1\n")
+    (tmp_path / "page.md").write_text("a\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    monkeypatch.setattr(environment, "_PACKAGE", package)
+    commit = environment.git_commit.__wrapped__
+    clean, seen = commit(), []
+    assert len(clean) == 40
+    for place, text in ((package / "x.py", "2\n"), (package / "x.py", "3\n"), (package / "new.py", "1\n"),
+                        (tmp_path / "new.txt", "")):  # fmt: skip
+        place.write_text(text)
+        seen.append(commit())
+    assert len({*seen}) == 3
+    assert seen[2] == seen[3]  # outside the package
+    assert all(re.fullmatch(f"{clean}\\+dirty\\.[0-9a-f]{{12}}", one) for one in seen)
+    git("checkout", "-q", "dynatree_lib/x.py")
+    (package / "new.py").unlink()
+    assert commit() == clean
+    (tmp_path / "page.md").write_text("b\n")
+    assert commit().startswith(f"{clean}+dirty.")
+
+
+def test_a_draft_without_files_is_told_from_another_by_its_parameters():
+    model, same, other = (random_model("llama", seed=seed) for seed in (0, 0, 1))
+    described = [environment.describe_draft(one) for one in (model, same, other)]
+    assert described[0] == described[1]
+    assert [*described[0]["files"]] == ["parameters"]
+    assert described[0]["files"] != described[2]["files"]
+
+
+def test_what_an_older_file_does_not_tell_of_drafts_is_not_compared():
+    old = Header({}, {"draft": {"name": "d", "files": {}}})
+    new = Header({}, {"draft": {"name": "d", "files": {"parameters": "1"}}, "common_draft": {"name": "c"}})
+    assert old.differences(new) == old.differences(Header({}, {**new.setup, "near_tie_steps": 2})) == []
+    assert old.differences(Header({}, {"draft": {"name": "e", "files": {"parameters": "1"}}}))
+    other = Header({}, {"draft": {"name": "d", "files": {"parameters": "2"}}, "common_draft": {"name": "c"}})
+    assert [one.split(" (")[0] for one in new.differences(other)] == ["setup.draft"]
+    assert [one.split(" (")[0] for one in new.differences(old)] == ["setup.draft", "setup.common_draft"]
 
 
 def test_a_copy_without_history_is_told_its_commit(monkeypatch, tmp_path):

@@ -1,5 +1,7 @@
 """The map of methods: where each stands, the front, and which one to take."""
 
+from dataclasses import replace
+
 import pytest
 
 from dynatree_lib import plots
@@ -44,10 +46,21 @@ def test_a_method_stands_at_tokens_and_cost_of_its_iterations():
         if row["method"] == "chain":  # 101 tokens in 26 iterations at twice the speed
             assert row["speed"] == pytest.approx(2)
             assert row["tokens"] == pytest.approx(101 / 26)
-            assert row["cost"] == pytest.approx(101 / 26 / 2)
+            assert row["cost"] == pytest.approx(2)  # 25 iterations in 5 s, where plain decoding takes 0.1 s a token
             assert row["prompts"] == (18 if row["kind"] == EVERYTHING else 6)
         else:
             assert (row["tokens"], row["cost"], row["speed"]) == pytest.approx((1, 1, 1))
+
+
+def test_the_cost_is_that_of_iterations_after_the_first_on_undisturbed_prompts():
+    records = planted({"ar-fast": (10, 100), "chain": (20, 25), "prompt-lookup": (20, 25)})
+    key = "chain", "coding-0", 0
+    run = records.runs[key]
+    times = [[9, 5], [9 + 5000 / 20, 96]]  # a thousand times as slow, and five tokens come first
+    records.runs[key] = replace(run, seconds=times[1][0], emissions=times)
+    rows = {row["method"]: row for row in map_rows({"now": records}) if row["kind"] == EVERYTHING}
+    assert records.frame()["disturbed"].sum() == 1
+    assert rows["chain"]["cost"] == rows["prompt-lookup"]["cost"] == pytest.approx(2)
 
 
 def test_what_a_method_needs():

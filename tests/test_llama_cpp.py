@@ -5,7 +5,7 @@ import torch
 from models import random_model
 
 from dynatree_lib import Sampling
-from dynatree_lib.measure.llama_cpp import FOLDER, PROGRAMS, LlamaCpp, continuation, reported
+from dynatree_lib.measure.llama_cpp import END_OF_TEXT, FOLDER, PROGRAMS, LlamaCpp, continuation, reported
 from dynatree_lib.measure.methods import variant
 from dynatree_lib.measure.protocol import run_benchmark
 from dynatree_lib.measure.runner import untouched
@@ -51,7 +51,8 @@ def built(tmp_path, monkeypatch):
     for name in ("target-f32", "draft-f32", "target-q4_1"):
         (tmp_path / f"{name}.gguf").touch()
     for tool, program in PROGRAMS.items():
-        text, report = (" one two three", PLAIN) if tool == "plain" else ("w1 w2 w3 one two three", SPECULATIVE)
+        plain = f" one two three{END_OF_TEXT}\n", PLAIN
+        text, report = plain if tool == "plain" else ("w1 w2 w3 one two three", SPECULATIVE)
         path = tmp_path / "bin" / program
         lines = f'echo "$@" > {tmp_path}/arguments', f"echo '{text}'", f"cat >&2 <<'END'\n{report}END"
         path.write_text("\n".join(("#!/bin/sh", *lines, "")))
@@ -63,10 +64,14 @@ def test_both_reports_say_the_same():
     assert reported(SPECULATIVE) == reported(PLAIN) == (3, 5, 0.25, 0.5)
     with pytest.raises(RuntimeError, match="reported no times"):
         reported("a text")
-    assert continuation("\n\na prompt and more\n\n", "a prompt") == continuation(" and more", "a prompt") == " and more"
-    assert (
-        continuation("a prompt and\x1b[0;96m mo\x1b[0mre", "a prompt") == " and more"
-    )  # lookahead colours its guesses
+
+
+def test_a_text_is_what_stands_between_the_prompt_and_the_end_that_a_program_prints():
+    assert continuation("\n\na prompt and more\n\n\n\n", "a prompt", "lookup") == (" and more", False)
+    coloured = "a prompt and\x1b[0;96m mo\x1b[0mre"  # lookahead colours its guesses
+    assert continuation(coloured, "a prompt", "lookahead") == (" and more", False)
+    assert continuation(" and more [end of text]\n\n\n", "a prompt", "plain") == (" and more", True)
+    assert continuation(" and more\n\n\n\n", "a prompt", "plain") == (" and more\n\n", False)
 
 
 @pytest.mark.parametrize("tool", PROGRAMS)
@@ -87,6 +92,35 @@ def test_a_text_of_its_own_clock(pair, built, tool):
     assert ("-md" in arguments) == (tool in ("speculative", "tree"))
     context = 4 * (3 + 8 + 64) if tool == "tree" else 3 + 8 + (256 if tool == "lookahead" else 64)
     assert arguments[arguments.index("-c") + 1] == str(context)
+
+
+def test_eos_stands_once_where_a_program_prints_it_and_goes_on(pair, built):
+    """The text of SPECULATIVE has five tokens; a word of two letters stands for EOS."""
+    path = built / "bin" / PROGRAMS["tree"]
+    path.write_text(path.read_text().replace("one two three", "one 42 three"))
+    run = LlamaCpp("tree").runner(pair, untouched)
+    request = {"on_tokens": lambda tokens: None, "sampling": Sampling(), "seed": 0}
+    done = run([1, 2, 3], max_new_tokens=8, eos_token_ids=(42,), **request)
+    assert (done.tokens, done.finish_reason) == ([43, 42], "eos")
+
+
+@pytest.mark.parametrize("tool", PROGRAMS)
+def test_a_text_that_fills_the_budget_has_no_eos_though_its_characters_make_fewer_tokens(pair, built, tool):
+    path = built / "bin" / PROGRAMS[tool]
+    path.write_text(path.read_text().replace(END_OF_TEXT, "\n"))
+    run = LlamaCpp(tool).runner(pair, untouched)
+    request = {"on_tokens": lambda tokens: None, "sampling": Sampling(), "seed": 0}
+    budget = 5 if tool == "plain" else 4
+    done = run([1, 2, 3], max_new_tokens=budget, eos_token_ids=(7,), **request)
+    assert (done.tokens, done.finish_reason) == ([43, 43, 45], "length")
+
+
+@pytest.mark.parametrize("tool", PROGRAMS)
+def test_a_program_is_told_where_eos_is_no_end(pair, built, tool):
+    run = LlamaCpp(tool).runner(pair, untouched)
+    for eos in ((), (7,)):
+        run([1, 2, 3], max_new_tokens=8, eos_token_ids=eos, on_tokens=lambda tokens: None, sampling=Sampling(), seed=0)
+        assert ("--ignore-eos" in (built / "arguments").read_text().split()) == (not eos)
 
 
 def test_four_bits_are_read_token_by_token(pair, built):

@@ -126,3 +126,5 @@ def test_the_parts_of_an_iteration_add_up_to_its_cost():
         assert sum(one.x[place] for one in figure.data) == pytest.approx(cost)
     assert list(figure.data[1].text) == ["0.72", "1.12"]
     assert json.loads(figure.to_json())["layout"]["barmode"] == "stack"
+    later = {**METHODS[1], "iteration_split": {"draft": 0.5, "verify": 0.25, "host": 0.25}}  # without the first
+    assert [one.x[0] for one in speed.iteration_parts([later]).data] == pytest.approx([0.8, 0.4, 0.4])

@@ -111,11 +111,12 @@ def _remarks(results: Results, summaries: Sequence[dict[str, Any]]) -> list[str]
     if setup["reference"] and any(one["identical"] for one in summaries):
         lines.append(f"Identical: texts that equal those of {setup['reference']}, token for token.")
     lines += [disturbed_sentence(summaries)] * any(one["disturbed"] for one in summaries)
+    steps = f", or {count} steps of {setup['dtype']}" if (count := setup.get("near_tie_steps")) else ""
     for one in summaries:
         label, left = one["label"], one["divergences"]
         if left and one["lossless"]:
             lines.append(f"{label}: {len(left)} divergent runs, {one['near_ties']} of them near-ties "
-                         f"(top-2 margin below {setup['near_tie_margin']:g}).")  # fmt: skip
+                         f"(margin of at most {setup['near_tie_margin']:g}{steps}).")  # fmt: skip
         counts = {name: n for name, n in one["counters"].items() if not name.startswith("draft_")}
         if counts:
             lines.append(f"{label}: {', '.join(f'{name} {n}' for name, n in counts.items()).replace('_', ' ')}.")

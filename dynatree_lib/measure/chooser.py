@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .methods import METHODS
+from .metrics import after_first
 from .records import Records
 from .statistics import Estimate, quotient, ratio
 
@@ -36,8 +37,9 @@ def map_rows(records: Mapping[str, Records], plain: str = PLAIN) -> list[Row]:
 
     Returns:
         rows with `run`, `engine`, `temperature`, `kind`, `method` (label), `group` (one of `GROUPS`), `prompts`,
-        `tokens` (per iteration), `cost` (of an iteration, in steps of plain decoding), `speed` (tokens over cost: the
-        speed-up over plain decoding) and `interval` (95 %, of the speed, over prompts).
+        `tokens` (per iteration), `cost` (of an iteration after the first, in steps of plain decoding), `speed` (over
+        plain decoding; tokens over cost, but for first iterations and disturbed prompts, which only `tokens` counts)
+        and `interval` (95 %, of the speed, over prompts).
 
     Raises:
         ValueError: for a run without plain decoding.
@@ -56,11 +58,14 @@ def map_rows(records: Mapping[str, Records], plain: str = PLAIN) -> list[Row]:
                 drafts = METHODS[entry["name"]].drafter is not None and entry["name"] != "ar"
                 if own.empty or not (drafts or label == plain):
                     continue
-                speed = ratio(part, label, over=plain, of="further", per="span")
-                tokens = quotient(own, "tokens", "iterations").value if drafts else 1.0
+                speed, cost, tokens = ratio(part, label, over=plain, of="further", per="span"), 1.0, 1.0
+                if drafts:
+                    tokens = quotient(own, "tokens", "iterations").value
+                    steps = part.assign(steps=after_first(part, "iterations"))
+                    cost = ratio(steps, label, over=plain, of="span", per="steps").value
                 rows.append(
                     {**about, "kind": kind, "method": label, "group": _group(entry), "prompts": own["prompt"].nunique(),
-                     "tokens": tokens, "cost": tokens / speed.value, "speed": speed.value,
+                     "tokens": tokens, "cost": cost, "speed": speed.value,
                      "interval": [speed.low, speed.high]}
                 )  # fmt: skip
     return rows

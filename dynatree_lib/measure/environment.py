@@ -69,16 +69,33 @@ COMMIT = "DYNATREE_COMMIT"
 
 @cache
 def git_commit() -> str | None:
-    """Commit of the checkout this package runs from, `+dirty` if tracked files differ.
+    """Commit of the checkout this package runs from; "COMMIT+dirty.DIGEST" if tracked files or the package differ.
 
-    Outside a checkout it is $DYNATREE_COMMIT, or None.
+    The digest is of the package's files that differ, so that equal names stand for equal code. Outside a checkout it is
+    $DYNATREE_COMMIT, or None.
     """
     root = _output(["git", "-C", str(_PACKAGE), "rev-parse", "--show-toplevel"])
     if root is None or Path(root).resolve() != _PACKAGE.parent:  # an installed package may lie inside another project
         return os.environ.get(COMMIT) or None
     commit = _output(["git", "-C", root, "rev-parse", "HEAD"])
     changed = _output(["git", "-C", root, "status", "--porcelain", "--untracked-files=no"])
-    return f"{commit}+dirty" if commit and changed else commit
+    files = _changed_files(root)
+    return f"{commit}+dirty.{_digest(root, files)}" if commit and (changed or files) else commit
+
+
+def _changed_files(root: str) -> list[str]:
+    """Files of the package that are not those of the commit, relative to the checkout: changed, deleted, or new."""
+    kinds = ["diff", "HEAD", "--name-only", "-z", "--no-renames"], ["ls-files", "--others", "--exclude-standard", "-z"]
+    listed = [_output(["git", "-C", root, *kind, "--", _PACKAGE.name]) or "" for kind in kinds]
+    return sorted({name for text in listed for name in text.split("\0") if name})
+
+
+def _digest(root: str, files: list[str]) -> str:
+    digest = hashlib.sha256()
+    for name in files:
+        file = Path(root, name)
+        digest.update(f"{name}\0{sha256_of(file) if file.is_file() else None}\n".encode())
+    return digest.hexdigest()[:12]
 
 
 def _output(command: list[str]) -> str | None:
@@ -141,6 +158,25 @@ def file_hashes(folder: str) -> dict[str, str]:
     place = Path(folder)
     files = sorted([*place.glob("config.json"), *place.glob("*.safetensors")]) if place.is_dir() else []
     return {file.name: sha256_of(file) for file in files}
+
+
+def describe_draft(model: HFModel) -> dict[str, Any]:
+    """`describe_model` of a draft; where it has no files of its own, `files` holds a hash of its parameters.
+
+    Drafts are trained anew more often than they are renamed.
+    """
+    described = describe_model(model)
+    return {**described, "files": described["files"] or {"parameters": parameters_sha256(model)}}
+
+
+def parameters_sha256(model: HFModel) -> str:
+    """SHA-256 of a model's parameters with their names, hexadecimal."""
+    digest = hashlib.sha256()
+    for name, tensor in model.model.named_parameters():
+        digest.update(name.encode())
+        if not tensor.is_meta:  # kept elsewhere, and read when it is needed
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def sha256_of(file: Path) -> str:

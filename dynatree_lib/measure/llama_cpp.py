@@ -2,7 +2,8 @@
 
 `tools/llama_cpp_peer.sh` builds the programs and writes the models. Each text is a process of its own, whose start and
 loading do not count: its own clock is read, from its report. A text comes back as characters, so that its tokens are
-those of the tokenizer; a text that differs shows where.
+those of the tokenizer; a text that differs shows where. Where EOS is ignored, llama.cpp never writes EOS
+(`--ignore-eos`), while for the other methods it is an ordinary token.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from ..models.pairs import Pair
+from ..stopping import Stopping
 from .runner import Completed, Instrument, OnTokens, Runner
 
 FOLDER = "DYNATREE_LLAMA_CPP"
@@ -31,9 +33,13 @@ PROGRAMS = {
     "speculative": "llama-speculative-simple",
     "tree": "llama-speculative",
 }
+DRAFTING = ("speculative", "tree")
+"""Tools that draft with a model."""
 PROMPT_AND_REST = re.compile(r"(encoded|decoded) +(\d+) tokens in +([\d.]+) seconds")
 EVALUATIONS = re.compile(r"(prompt eval|eval) time = +([\d.]+) ms / +(\d+) (?:tokens|runs)")
 ACCEPTED = re.compile(r"n_accept *= *(\d+)")
+END_OF_TEXT = " [end of text]\n"
+"""What plain decoding prints after a text that ends at EOS, in place of EOS."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 TIMEOUT = 600.0
 
@@ -79,7 +85,7 @@ class LlamaCpp:
             "target": folder / f"target-{kind}.gguf",
             "draft": folder / f"draft-{kind}.gguf",
         }
-        needed = ["program", "target", *(["draft"] if self.tool in ("speculative", "tree") else [])]
+        needed = ["program", "target", *(["draft"] if self.tool in DRAFTING else [])]
         missing = [files[name].name for name in needed if not os.environ.get(FOLDER) or not files[name].is_file()]
         if missing:
             raise ValueError(
@@ -88,7 +94,9 @@ class LlamaCpp:
             )
         return _Process(self, pair, files)
 
-    def command(self, files: dict[str, Path], prompt: Path, tokens: int, budget: int) -> list[str]:
+    def command(
+        self, files: dict[str, Path], prompt: Path, tokens: int, budget: int, ignore_eos: bool = False
+    ) -> list[str]:
         """The command line for a prompt of so many tokens in a file."""
         guesses = 256 if self.tool == "lookahead" else 64  # its guesses take KV entries, too
         sequences = self.branches if self.tool == "tree" else 1  # each has a part of the context
@@ -97,6 +105,8 @@ class LlamaCpp:
             str(files["program"]), "-m", str(files["target"]), "-f", str(prompt), "-n", str(budget), "--temp", "0",
             "-t", str(torch.get_num_threads()), "-c", str(context), "--no-escape",
         ]  # fmt: skip
+        if ignore_eos:
+            shared.append("--ignore-eos")
         if files["target"].stem.endswith("f32"):  # its cache is float16 by default, which rounds more than weights do
             shared += ["-ctk", "f32", "-ctv", "f32"]
         if self.weights == "q4_1":  # with AMX, its kernel for these blocks crashes on more than one token at a time
@@ -140,7 +150,9 @@ class _Process:
         with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
             file.write(f"{text}\n")  # it takes one line end away
             file.flush()
-            command = self.method.command(self.files, Path(file.name), len(prompt_ids), max_new_tokens)
+            command = self.method.command(
+                self.files, Path(file.name), len(prompt_ids), max_new_tokens, ignore_eos=not eos_token_ids
+            )
             done = subprocess.run(  # its coloured guesses may end inside a letter
                 command, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT,
                 stdin=subprocess.DEVNULL,
@@ -151,17 +163,20 @@ class _Process:
         read, wrote, first, rest = reported(done.stdout + done.stderr)
         if read != len(prompt_ids):
             raise RuntimeError(f"llama.cpp read the prompt as {read} tokens, not {len(prompt_ids)}.")
-        tokens = self.pair.tokenizer(continuation(done.stdout, text), add_special_tokens=False).input_ids
-        tokens = tokens[:max_new_tokens]
-        if len(tokens) < min(wrote, max_new_tokens) and eos_token_ids:
-            tokens = [*tokens, eos_token_ids[0]]
+        written, ended = continuation(done.stdout, text, self.method.tool)
+        if self.method.tool != "plain":
+            ended = wrote <= max_new_tokens  # without EOS they go on past the budget
+        tokens = list(self.pair.tokenizer(written, add_special_tokens=False).input_ids)
+        tokens += eos_token_ids[:1] if ended else ()  # most print EOS, too, and some print more after it
+        count, reason = Stopping(max_new_tokens, eos_token_ids).cut((), tokens)
+        tokens = tokens[:count]
         on_tokens(tokens)
         emissions = [[first, 1.0], [first + rest, float(len(tokens) - 1)]]
-        reason = "eos" if tokens and tokens[-1] in eos_token_ids else "length"
         accepted = ACCEPTED.search(done.stdout + done.stderr)
         forwards = max(1, wrote - int(accepted[1])) if accepted else wrote
         return Completed(
-            tokens, forwards, None, reason, len(prompt_ids) + wrote, seconds=first + rest, emissions=emissions
+            tokens, forwards, None, reason or "length", len(prompt_ids) + wrote, seconds=first + rest,
+            emissions=emissions,
         )  # fmt: skip
 
 
@@ -185,8 +200,15 @@ def reported(output: str) -> tuple[int, int, float, float]:
     return read, wrote, first, rest
 
 
-def continuation(output: str, prompt: str) -> str:
-    """Return what a program wrote to its standard output, without colours, after the prompt, which most repeat."""
+def continuation(output: str, prompt: str, tool: Tool) -> tuple[str, bool]:
+    """Return what a program wrote after the prompt, which most repeat, and whether it says that the text ended at EOS.
+
+    Colours are left out, and so is what a program prints after a text: empty lines, by plain decoding `END_OF_TEXT`.
+    """
     output = COLOUR.sub("", output)
     start = output.find(prompt)
-    return (output[start + len(prompt) :] if start >= 0 else output).rstrip("\n")
+    text = output[start + len(prompt) :] if start >= 0 else output
+    if tool != "plain":
+        return text.rstrip("\n"), False
+    text = text.removesuffix("\n\n")  # further line ends are the model's
+    return text.removesuffix(END_OF_TEXT), text.endswith(END_OF_TEXT)

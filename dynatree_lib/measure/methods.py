@@ -17,7 +17,7 @@ from ..models.pairs import Pair
 from ..models.translated import TranslatedHFModel
 from ..verifiers import BEYOND, VERIFIERS
 from .baselines import ARFast, HFAssisted, HFGenerate, HFPromptLookup, StreamingLLM
-from .llama_cpp import LlamaCpp
+from .llama_cpp import DRAFTING, LlamaCpp
 from .options import convert, option_defaults, option_types, parse_spec, split_specs
 from .runner import DrafterRunner, Instrument, Runner, untouched
 
@@ -42,6 +42,8 @@ class Method:
         drafter: (options, draft model or None) -> its drafter; None for methods with a loop of their own.
         outside: whether it is a program that must be built first; `--methods all` leaves it out.
         parts: options that name the methods whose drafters it is made of.
+        drafting: option -> the values with which it uses a draft model, where others leave it aside.
+        common: whether its draft is the one that any library can use (`Pair.common_draft`), whatever its options.
     """
 
     types: dict[str, Any]
@@ -54,12 +56,22 @@ class Method:
     drafter: Callable[[dict[str, Any], Any], Drafter] | None = None
     outside: bool = False
     parts: tuple[str, ...] = ()
+    drafting: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    common: bool = False
 
     def needs_draft(self, options: Mapping[str, Any]) -> bool:
         """Return whether it drafts with a draft model: not with layers of the target, nor where no part has one."""
+        if not self.draft or options.get("skip") is not None:
+            return False
         if self.parts:
             return any(METHODS[options[part].partition(";")[0]].draft for part in self.parts)
-        return self.draft and options.get("skip") is None
+        return all(options[name] in values for name, values in self.drafting.items())
+
+    def draft_of(self, options: Mapping[str, Any]) -> Literal["draft", "common_draft"] | None:
+        """Return the attribute of `Pair` that is the draft model it drafts with, or None."""
+        if not self.needs_draft(options):
+            return None
+        return "common_draft" if self.common or options.get("independent") else "draft"
 
 
 def _part(spec: str, model: Any) -> Drafter:
@@ -141,11 +153,11 @@ def baseline(settings: Any, **facts: Any) -> Method:
 
 METHODS: dict[str, Method] = {
     "hf-generate": baseline(HFGenerate, draft=False, traced=False),
-    "hf-assisted": baseline(HFAssisted, traced=False),
+    "hf-assisted": baseline(HFAssisted, traced=False, common=True),
     "hf-prompt-lookup": baseline(HFPromptLookup, draft=False, traced=False),
     "ar-fast": baseline(ARFast, draft=False, traced=False),
     "streaming-llm": baseline(StreamingLLM, lossless=False),
-    "llama-cpp": baseline(LlamaCpp, traced=False, outside=True),
+    "llama-cpp": baseline(LlamaCpp, traced=False, outside=True, drafting={"tool": DRAFTING}, common=True),
     **{kind.name: drafted(kind) for kind in DRAFTERS},
     UnionTree.name: drafted(UnionTree, first="lookup-tree", second="token-recycling"),
     Switch.name: drafted(Switch, drafter="lookup-tree"),

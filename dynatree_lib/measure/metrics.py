@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from ..summary import repeated_ngrams
+from .methods import METHODS
 from .records import Header, Records, Run, Split
 from .statistics import Estimate, bootstrap, estimate, quotient, ratio, sums
 
@@ -34,7 +35,7 @@ def summarize_records(records: Records) -> list[dict[str, Any]]:
             speedup_ar, speedup_ar_fast: the same over `ar`, and over `ar-fast`, the strongest plain loop.
         bound_ratio: tokens_per_second over that of `Bound` for the same prompts and lengths; below 1 for plain
             decoding, and above it only where an iteration commits several tokens. None without a bandwidth.
-        ttft: time to the first token, mean over runs. tpot: time per token after the first, pooled.
+        ttft: time to the first token, mean over runs. tpot: time per token after the first emission, pooled.
         seconds_per_iteration: between the first emission and the last, pooled.
         iteration_cost: seconds_per_iteration in units of `hf-generate`'s tpot, one greedy step.
         tokens_per_iteration: committed tokens per iteration, the bonus token included; DE of PTD's section 4.1.
@@ -53,14 +54,17 @@ def summarize_records(records: Records) -> list[dict[str, Any]]:
         repeated_4grams: share of a text's 4-grams that occurred in it before, mean over prompts.
         after_eos: share of the tokens that stand after a text's first EOS (0 unless EOS is ignored).
         identical: prompts whose text equals the reference's, "n/N"; None when sampling or without a reference.
-        near_ties: divergent runs where the target's top-2 margin is below the limit.
+        near_ties: divergent runs whose tokens are near-ties (`protocol.divergence`), so that rounding alone decides.
         divergences: every run that left the reference's text.
         disturbed: runs that something else on the machine disturbed (`statistics.disturbed`); ratios of speeds leave
             out their prompts.
-        weight_bytes: of the models the method uses. cache_bytes: keys and values of the target at the fullest moment
-            (and of the draft, taken as equally long), computed from entries and shapes; buffers may be larger.
+        weight_bytes: of the models the method uses; a draft that is layers of the target has none of its own.
+            cache_bytes: keys and values of the target at the fullest moment (and of the draft, taken as equally long),
+            computed from entries and shapes; buffers may be larger.
         peak_device_bytes: most that was allocated on the GPU in any run, both models included.
         split: shares of draft, verify and host (`records.Split`) in traced runs, and seconds per iteration there.
+        iteration_split: the same shares without the first iteration, which reads the prompt, as `iteration_cost` is;
+            None where no traced run kept its events.
         counters: further counts, summed.
     """
     frame, entries = records.frame(), records.header.setup["methods"]
@@ -75,6 +79,7 @@ def _summary(entry: dict[str, Any], frame: pd.DataFrame, records: Records) -> di
     greedy_step = seconds_per(frame[frame["method"] == step], "tokens") if step else None
     iteration, bound = seconds_per(mine, "iterations"), Bound.of(records)
     divergences = [one for one in records.divergences.values() if one.method == label]
+    splits = [one for one in records.splits.values() if one.method == label]
     trees = acceptance(mine)
     return {
         "method": entry["name"], "label": label, "options": entry["options"], "lossless": entry["lossless"],
@@ -95,7 +100,7 @@ def _summary(entry: dict[str, Any], frame: pd.DataFrame, records: Records) -> di
         "divergences": [asdict(one) for one in divergences],
         "disturbed": int(mine["disturbed"].sum()),
         **memory(mine, entry, header),
-        "split": mean_split([one for one in records.splits.values() if one.method == label]),
+        "split": mean_split(splits), "iteration_split": iteration_split(splits),
         "counters": {name: sum(run.counters[name] for run in runs) for name in runs[0].counters},
     }  # fmt: skip
 
@@ -175,9 +180,16 @@ class Bound:
         return float(least / frame["seconds"].sum())
 
 
-def seconds_per(frame: pd.DataFrame, count: str) -> float | None:
+def after_first(frame: pd.DataFrame, count: Literal["tokens", "iterations"]) -> pd.Series:
+    """Return how many of a run's tokens, or iterations, came after its first emission, for each row."""
+    if count == "tokens":
+        return frame["further"]
+    return np.minimum(frame["iterations"] - 1, frame["further"])  # a first emission may hold several plain steps
+
+
+def seconds_per(frame: pd.DataFrame, count: Literal["tokens", "iterations"]) -> float | None:
     """Return the seconds between first and last emission, per `count` after the first; None if there is but one."""
-    counted = int((frame[count] - 1).sum())
+    counted = int(after_first(frame, count).sum())
     return float(frame["span"].sum()) / counted if counted else None
 
 
@@ -284,13 +296,30 @@ def equality(runs: Iterable[Run], records: Records) -> str | None:
 # ----------------------------------------------------------------------------------------------------- memory, split
 def memory(frame: pd.DataFrame, entry: dict[str, Any], header: Header) -> dict[str, Any]:
     """Return computed bytes of weights and cache of the models the method uses, and the measured peak on a GPU."""
-    models = [header.setup["target"], *([header.setup["draft"]] if entry["draft"] else [])]
+    models = [header.setup["target"], *_drafting(entry, header.setup)]
     peaks = frame["peak_device_bytes"].dropna()
     return {
         "weight_bytes": sum(model["weight_bytes"] for model in models),
         "cache_bytes": int(frame["kv_entries"].max()) * sum(model["cache_bytes_per_row"] for model in models),
         "peak_device_bytes": int(peaks.max()) if len(peaks) else None,
     }
+
+
+def _drafting(entry: Mapping[str, Any], setup: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what a method drafts with, if it is a model: the draft, or layers of the target with a cache of their own.
+
+    Older files describe one draft alone, so there the common draft is taken to be as large.
+    """
+    if not entry["draft"]:
+        return []
+    if (skip := entry["options"].get("skip")) is not None:
+        layers, size = setup["target"]["layers"], setup["target"]["cache_bytes_per_row"]
+        kept = layers - (len(skip) if isinstance(skip, Sequence) else 1)
+        return [{"weight_bytes": 0, "cache_bytes_per_row": size * kept // layers}]
+    if (method := METHODS.get(entry["name"])) is None:
+        return [setup["draft"]]
+    role = method.draft_of({**method.defaults, **entry["options"]})
+    return [setup.get(role, setup["draft"])] if role else []
 
 
 def mean_split(splits: Sequence[Split]) -> dict[str, float] | None:
@@ -300,3 +329,22 @@ def mean_split(splits: Sequence[Split]) -> dict[str, float] | None:
         return None
     shares = {part: sum(getattr(one, part) for one in splits) / seconds for part in ("draft", "verify", "host")}
     return {**shares, "seconds_per_iteration": seconds / sum(one.iterations for one in splits)}
+
+
+def iteration_split(splits: Iterable[Split]) -> dict[str, float] | None:
+    """Return pooled shares of draft, verify and host after the first iteration, of traced runs that kept their events.
+
+    What tracing takes in the first iteration counts as host time there.
+    """
+    later = dict.fromkeys(("draft", "verify", "host"), 0.0)
+    for one in splits:
+        end = next((at for role, _, at, _ in one.events if role == "commit"), None)
+        if end is None or one.iterations < 2:
+            continue
+        forwards = [(role, at - start) for role, start, at, _ in one.events if role != "commit" and at <= end]
+        draft, verify = (sum(took for of, took in forwards if of == role) for role in ("draft", "target"))
+        later["draft"] += one.draft - draft
+        later["verify"] += one.verify - verify
+        later["host"] += max(one.host - (end - draft - verify), 0.0)
+    seconds = sum(later.values())
+    return {part: took / seconds for part, took in later.items()} if seconds else None

@@ -8,6 +8,7 @@ in separate traced runs. What the times amount to is left to `metrics`, how line
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +26,14 @@ from ..models.pairs import Pair
 from ..sampling import Sampling
 from .bandwidth import forward_bytes, measure_bandwidth
 from .clock import known_objects_frozen, quiet_machine, rotated, synchronize
-from .environment import describe_environment, describe_model, peak_rss_bytes, public_pair_name, public_text
+from .environment import (
+    describe_draft,
+    describe_environment,
+    describe_model,
+    peak_rss_bytes,
+    public_pair_name,
+    public_text,
+)
 from .grids import rows
 from .memory import out_of_memory, ran_out
 from .methods import Variant, variants
@@ -36,7 +44,10 @@ from .runner import Completed, OnTokens, Runner, quiet
 from .trace import Trace
 
 NEAR_TIE = 1e-4
-"""Top-2 margin of the target's logits below which a divergence is rounding (float32)."""
+"""Margin of the target's logits up to which a divergence is rounding (float32)."""
+NEAR_STEPS = 2
+"""Steps of the target's dtype at its best logit up to which it is, too: each of two logits is off by half a step or
+more in each of two runs."""
 AGAIN = 2
 """Passes in which disturbed runs (`statistics.disturbed`) are measured again."""
 WARMUP_TOKENS = 32
@@ -188,7 +199,7 @@ def run_benchmark(
     setup = {
         "pair": public_pair_name(pair),
         "target": {**describe_model(pair.target), "forward_bytes": forward_bytes(pair.target)},
-        "draft": {**describe_model(pair.draft), "forward_bytes": forward_bytes(pair.draft)},
+        "draft": {**describe_draft(pair.draft), "forward_bytes": forward_bytes(pair.draft)},
         "dtype": str(pair.target.dtype).removeprefix("torch."),
         "methods": entries,
         "reference": reference_label(entries, "hf-generate") or reference_label(entries, "ar"),
@@ -210,8 +221,11 @@ def run_benchmark(
         "trace": "draft and verify are the models' forwards, host is everything else",
         "order": "interleaved prompt by prompt, first method rotated",
         "near_tie_margin": NEAR_TIE,
+        "near_tie_steps": NEAR_STEPS,
         "profile": profile,
     }
+    if pair.independent is not None and any(one.method.draft_of(one.options) == "common_draft" for one in compared):
+        setup["common_draft"] = describe_draft(pair.independent)
     header = Header(describe_environment(), setup, datetime.now(UTC).isoformat(timespec="seconds"))
     found = _begun(path, header, existing, progress)
     with found.kept_in(path), known_objects_frozen():
@@ -383,7 +397,8 @@ class _Benchmark:
         for key, run in self.records.runs.items():
             expected = self.records.runs.get((reference, run.prompt, 0))
             if expected is not None and run.tokens != expected.tokens and key not in self.records.divergences:
-                self.records.add(divergence(self.pair.target, self.prompt_ids[run.prompt], expected, run))
+                steps = self.setup.get("near_tie_steps", 0)  # older files go on with their own rule
+                self.records.add(divergence(self.pair.target, self.prompt_ids[run.prompt], expected, run, steps))
 
     def _trace(self) -> None:
         for number, prompt in enumerate(self.prompts[: self.setup["traced_prompts"]]):
@@ -413,8 +428,14 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def divergence(target: HFModel, prompt_ids: Sequence[int], expected: Run, run: Run) -> Divergence:
-    """Where a run leaves the reference's text, and the target's top-2 margin there, from one forward."""
+def divergence(
+    target: HFModel, prompt_ids: Sequence[int], expected: Run, run: Run, steps: int = NEAR_STEPS
+) -> Divergence:
+    """Where a run leaves the reference's text, and the target's top-2 margin there, from one forward.
+
+    It is a near-tie where both texts go on with a token whose logit is at most `NEAR_TIE`, or so many steps of the
+    target's dtype, below the best.
+    """
     pairs = zip(expected.tokens, run.tokens, strict=False)
     shorter = min(len(expected.tokens), len(run.tokens))
     index = next((place for place, (one, other) in enumerate(pairs) if one != other), shorter)
@@ -423,5 +444,6 @@ def divergence(target: HFModel, prompt_ids: Sequence[int], expected: Run, run: R
     best, second = logits.double().topk(2).values.tolist()
     at = [run.tokens[index] if index < len(run.tokens) else None for run in (expected, run)]
     behind = [torch.inf if token is None else best - float(logits[token]) for token in at]
-    near = max(behind) < NEAR_TIE  # both texts chose a token that is practically the best
+    step = torch.finfo(target.dtype).eps * 2.0 ** (math.frexp(best)[1] - 1)
+    near = max(behind) <= max(NEAR_TIE, steps * step)
     return Divergence(run.method, run.prompt, run.repeat, index, at[0], at[1], best - second, near)

@@ -36,6 +36,10 @@ TURN = "/turn-"
 """Stands in the id of a prompt that is a further turn of another, "ID/turn-2"."""
 
 
+LATER = ("common_draft", "near_tie_steps")
+"""Entries of a setup that older files do not have; such a file is resumed by its own rules."""
+
+
 @dataclass(frozen=True)
 class Header:
     """What all runs of a file share.
@@ -52,11 +56,18 @@ class Header:
     started: str = ""
 
     def differences(self, other: Header) -> list[str]:
-        """Names of the entries that differ, such as "environment.threads (2, now 1)"."""
+        """Names of the entries that differ, such as "environment.threads (2, now 1)".
+
+        What an older file does not tell is not compared: `LATER`, and the hash of a draft without files.
+        """
         out = []
         for part in ("environment", "setup"):
             mine, its = getattr(self, part), getattr(other, part)
             for name in dict.fromkeys([*mine, *its]):
+                if name in LATER and name not in mine:
+                    continue
+                if name == "draft" and not mine.get(name, {}).get("files", True):
+                    its = {**its, name: {**its.get(name, {}), "files": {}}}
                 if mine.get(name) != its.get(name):
                     out.append(f"{part}.{name} ({_short(mine.get(name))}, now {_short(its.get(name))})")
         return out
@@ -169,7 +180,7 @@ class Divergence(_OfRun):
         expected: the reference's token there, None past its end.
         found: the method's.
         margin: target's logit of its most probable token minus that of the second, after the common prefix.
-        near_tie: whether the margin is below the run's limit, so that rounding alone decides.
+        near_tie: whether both tokens are within the run's limit of the best, so that rounding alone decides.
     """
 
     kind: ClassVar[str] = "divergence"

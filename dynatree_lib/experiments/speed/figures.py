@@ -162,14 +162,16 @@ def iteration_parts(rows: Sequence[Row], title: str = "Where an iteration's time
     """Draw what an iteration of each method costs in greedy steps, split into drafting, verification and the host.
 
     Args:
-        rows: summaries as in the JSON of `dynatree bench`, with `label`, `iteration_cost` and `split`; methods without
-            a traced run are left out. The height is the timed runs', the split the traced ones'.
+        rows: summaries as in the JSON of `dynatree bench`, with `label`, `iteration_cost` and `iteration_split` (or
+            `split`, which has the first iteration, too, in older files); methods without a traced run are left out. The
+            height is the timed runs', the split the traced ones'.
         title: above the figure.
     """
+    splits = [row.get("iteration_split") or row.get("split") for row in rows]
     parts = [
-        {"method": row["label"], **{part: row["split"][part] * row["iteration_cost"] for part in PARTS}}
-        for row in rows
-        if row.get("split") and row.get("iteration_cost")
+        {"method": row["label"], **{part: split[part] * row["iteration_cost"] for part in PARTS}}
+        for row, split in zip(rows, splits, strict=True)
+        if split and row.get("iteration_cost")
     ]
     drawn = stacked_bars(parts, list(PARTS), title=title, unit="greedy steps of hf-generate per iteration")
     least = 0.06 * max((sum(row[part] for part in PARTS) for row in parts), default=0.0)  # a label's width
