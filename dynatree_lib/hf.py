@@ -221,7 +221,8 @@ def options(target: HFModel, prompt: Prompt, max_new_tokens: int = 128, **asked:
     of_kind("The target", target, HFModel, "wrap a transformers model as HFModel(model, tokenizer)")
     ids = decoding.checked_prompt(target, prompt, None, max_new_tokens, target.tokenizer)
     config, criteria = asked.get("generation_config"), asked.pop("stopping_criteria", None)
-    criteria = _with_stop_strings(criteria, target.model, config, target.tokenizer, asked)
+    tokenizer = asked.pop("tokenizer", None) or target.tokenizer
+    criteria = _with_stop_strings(criteria, target.model, config, tokenizer, asked)
 
     def arguments(
         model: Any, ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **given: Any
@@ -245,13 +246,19 @@ def options(target: HFModel, prompt: Prompt, max_new_tokens: int = 128, **asked:
 
 
 # ------------------------------------------------------------------------------------- what transformers was asked for
+def _setting(name: str, model: Any, config: Any, asked: dict[str, Any]) -> Any:
+    """Return what transformers takes a setting to be: the argument, also None, else the config's, else the model's."""
+    if name in asked:
+        return asked[name]
+    given = getattr(config, name, None)
+    return getattr(model.generation_config, name, None) if given is None else given
+
+
 def _with_stop_strings(
     criteria: Sequence[Any] | None, model: Any, config: Any, tokenizer: Any, asked: dict[str, Any]
 ) -> list[Any]:
     """Return the criteria with one for the stop strings, of the arguments `asked` or a config, which are taken out."""
-    configs = [one for one in (config, model.generation_config) if one is not None]
-    given = [asked.get("stop_strings"), *(one.stop_strings for one in configs)]
-    strings = next((strings for strings in given if strings is not None), None)
+    strings = _setting("stop_strings", model, config, asked)
     if strings is None:
         return list(criteria or [])
     if tokenizer is None:

@@ -354,6 +354,20 @@ def test_stop_strings_need_the_folder_or_a_criterion(tiny):
         model.generate(**inputs, stop_strings="\n", **folder)
 
 
+def test_stop_strings_none_switches_off_those_of_a_config(tiny):
+    pair, inputs = tiny
+    model, tokenizer = copy.deepcopy(pair.target.model), pair.tokenizer
+    plain = model.generate(**inputs)
+    model.generation_config.stop_strings = ["\n"]
+    folder = {"custom_generate": str(data_path("huggingface")), "trust_remote_code": True}
+    ended = model.generate(**inputs, tokenizer=tokenizer, **folder)
+    assert ended.shape[1] < plain.shape[1]
+    assert torch.equal(model.generate(**inputs, tokenizer=tokenizer, stop_strings=None, **folder), plain)
+    assert not hf.options(dt.HFModel(model, tokenizer), TEXT, stop_strings=None)["stopping_criteria"]
+    (criterion,) = hf.options(dt.HFModel(model), inputs["input_ids"], tokenizer=tokenizer)["stopping_criteria"]
+    assert criterion.stop_strings == ("\n",)
+
+
 # ------------------------------------------------------------------- the checkpoint's generation config, in dt.generate
 @pytest.fixture
 def checkpoint(tmp_path, tiny):
