@@ -103,7 +103,8 @@ def generate(
         TypeError, ValueError: before any work, for an argument that cannot be honoured, and whatever `HFModel` and
             `dt.generate` refuse.
     """
-    call = _transformers_call()
+    check_loaded(model)
+    call = _transformers_call(model)
     streamer = call.get("streamer") if streamer is None else streamer
     _check_call(call)
     _check_config(generation_config)
@@ -267,13 +268,17 @@ def _with_stop_strings(
     return [*(criteria or []), StopStringCriteria(tokenizer, strings)]
 
 
-def _transformers_call() -> dict[str, Any]:
-    """Return the variables of transformers' `generate`, which has called ours: it hands some of its arguments to none.
+def _transformers_call(model: Any) -> dict[str, Any]:
+    """Return the variables of the model's `generate`, which has called ours: it hands some of its arguments to none.
 
-    Empty where something else has called.
+    A function of the user's may stand between. Empty where the model's `generate` has not called.
     """
-    caller = sys._getframe(2)
-    return caller.f_locals if caller.f_code is inspect.unwrap(GenerationMixin.generate).__code__ else {}
+    code, frame = inspect.unwrap(GenerationMixin.generate).__code__, sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is code and frame.f_locals.get("self") is model:
+            return frame.f_locals
+    return {}
 
 
 def _check_call(call: dict[str, Any]) -> None:

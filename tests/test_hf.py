@@ -12,7 +12,7 @@ from threading import Thread
 import pytest
 import torch
 import transformers
-from models import VOCABULARY, noisy_copy, prompt, random_model, raw_model
+from models import VOCABULARY, config, noisy_copy, prompt, random_model, raw_model
 from transformers import (
     GenerationMixin,
     LogitsProcessorList,
@@ -507,6 +507,35 @@ def test_transformers_streamers_work(tiny, capsys):
     assert len(pieces) > 3
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_streamer_reaches_a_function_that_the_users_own_calls(depth):
+    model, ids, theirs, mine = model_of("llama"), prompt(20), Recorder(), Recorder()
+
+    def own(model, *args, **options):
+        return hf.generate(model, *args, **options)
+
+    def other(model, *args, **options):
+        return own(model, *args, **options)
+
+    added(model, ids, streamer=theirs)
+    added(model, ids, streamer=mine, custom_generate=(own, other)[depth - 1])
+    assert mine.events == theirs.events
+    with pytest.raises(ValueError, match="synced_gpus is on"):
+        added(model, ids, synced_gpus=True, custom_generate=own)
+
+
+def test_a_streamer_of_another_models_call_is_left_to_it():
+    """A function that has a helper model write something first."""
+    model, helper, ids, mine = model_of("llama"), model_of("qwen3"), prompt(20), Recorder()
+
+    def own(model, input_ids, **options):
+        added(helper, ids, custom_generate=hf.generate)
+        return input_ids
+
+    added(model, ids, streamer=mine, custom_generate=own)
+    assert [event for event in mine.events if event != "end"] == [((1, 20), ids[0].tolist())]
+
+
 # ----------------------------------------------------------------------------------------------------------- outputs
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 @pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.4}], ids=["plain", "processed"])
@@ -820,6 +849,21 @@ def test_what_is_no_draft_model_is_described(draft):
 def test_a_model_without_a_head_is_no_draft_model():
     with pytest.raises(TypeError, match="has no head that scores tokens"):
         added(model_of("llama"), prompt(5), custom_generate=hf.generate, draft_model=model_of("llama").model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "reason"),
+    [
+        ("T5ForConditionalGeneration", transformers.T5Config(
+            vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, decoder_start_token_id=0,
+        ), "use a decoder-only model"),
+        ("MambaForCausalLM", config("mamba"), "'mamba' cannot score token trees"),
+    ],
+)  # fmt: skip
+def test_a_model_that_cannot_score_trees_is_refused_for_that_and_for_no_argument(kind, config, reason):
+    model, ids = getattr(transformers, kind)(config).eval(), prompt(9)
+    with pytest.raises(ValueError, match=reason):
+        model.generate(ids, custom_generate=hf.generate, max_new_tokens=4)
 
 
 def test_a_model_in_training_is_refused():
