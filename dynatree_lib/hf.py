@@ -117,7 +117,7 @@ def generate(
         verifier = default_verifier(sampling.greedy, made.drawing)
         foreign = any(not _is_transformers(processor) for processor in processors)
         verifier = TokenLevel() if foreign and isinstance(verifier, Traversal) else verifier
-    budget, eos, criteria = _endings(stopping_criteria, input_ids.shape[1])
+    budget, eos, criteria = _endings(stopping_criteria, input_ids.shape[1], target.vocab_size)
     _check_context(target, prompts, budget)
     outputs = generation_config.return_dict_in_generate and ("scores", "logits")
     record = [name for name in outputs or () if getattr(generation_config, f"output_{name}")]
@@ -232,7 +232,7 @@ def options(target: HFModel, prompt: Prompt, max_new_tokens: int = 128, **asked:
         prompts = _prompts(ids, given)
         _check_rows(prompts, logits_processor, stopping_criteria, generation_config, None)
         processors, _, sampling = _split(logits_processor, bool(generation_config.do_sample))
-        budget, eos, others = _endings(stopping_criteria, ids.shape[1])
+        budget, eos, others = _endings(stopping_criteria, ids.shape[1], target.vocab_size)
         return {
             "sampling": sampling, "max_new_tokens": budget, "eos_token_ids": eos,
             "logits_processors": processors, "stopping_criteria": others,
@@ -319,7 +319,14 @@ def _check_config(config: Any) -> None:
 
 def _prompts(ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]:
     """Return the prompt of each row without its padding; ValueError for inputs that are not (B, L) ids padded left."""
-    unknown = [name for name, value in given.items() if value is not None and name not in HONOURED]
+    nothing = {name for name, value in given.items() if value is None or (isinstance(value, dict) and not value)}
+    named = {*given} - nothing  # a model that could read pictures is handed an empty dict of them
+    if "mm_encoder_outputs" in named:
+        raise ValueError(
+            "A picture or a video was given, and trees are scored from token ids alone; give text, or leave out "
+            "custom_generate."
+        )
+    unknown = sorted(named - HONOURED)
     if unknown:
         raise ValueError(f"{unknown[0]} was given, and trees are scored from token ids alone; leave it out.")
     for name in CACHE_NAMES:
@@ -385,12 +392,16 @@ def _split(processors: Sequence[Any], do_sample: bool) -> tuple[list[Any], list[
     return left, done, Sampling(**options)
 
 
-def _endings(criteria: Sequence[Any], length: int) -> tuple[int, tuple[int, ...], list[Any]]:
-    """Return the token budget after a padded prompt of this length, the EOS tokens, and the other criteria."""
+def _endings(criteria: Sequence[Any], length: int, vocab_size: int) -> tuple[int, tuple[int, ...], list[Any]]:
+    """Return the token budget after a padded prompt of this length, the EOS tokens, and the other criteria.
+
+    EOS ids that are no tokens (-1 is used for "none") end no text, as in transformers.
+    """
     longest = [one.max_length for one in criteria if type(one) is MaxLengthCriteria]
     ends = [one.eos_token_id.flatten().tolist() for one in criteria if type(one) is EosTokenCriteria]
     others = [one for one in criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)]
-    return max(1, min(longest) - length), tuple(token for ids in ends for token in ids), others
+    eos = tuple(token for ids in ends for token in ids if 0 <= token < vocab_size)
+    return max(1, min(longest) - length), eos, others
 
 
 def _check_context(target: LanguageModel, prompts: Sequence[Sequence[int]], budget: int) -> None:
@@ -564,7 +575,7 @@ def _sequences(ids: torch.Tensor, texts: Sequence[Sequence[int]], pad: torch.Ten
     longest = max(len(text) for text in texts)
     filler = [] if pad is None else [int(pad)] * longest
     filled = [[*text, *filler[len(text) :]] for text in texts]
-    return torch.cat([ids, torch.tensor(filled, dtype=ids.dtype, device=ids.device)], 1)
+    return torch.cat([ids, torch.tensor(filled, dtype=torch.int64, device=ids.device)], 1)
 
 
 def _side_by_side(rows: Sequence[Sequence[torch.Tensor]]) -> tuple[torch.Tensor, ...]:

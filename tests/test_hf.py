@@ -31,6 +31,7 @@ from dynatree_lib import decoding, hf
 from dynatree_lib.measure import exact
 from dynatree_lib.models.engines import cache_name
 from dynatree_lib.paths import data_path
+from tools import try_architectures
 
 ARCHITECTURES = ["llama", "gpt_neox", "qwen3", "opt"]
 NEW = 24
@@ -188,6 +189,40 @@ def test_max_length_counts_the_prompt():
     for options in ({"max_length": 27, "max_new_tokens": None}, {"max_new_tokens": 1}):
         expected = model.generate(ids, **asked(ids, **options))
         assert torch.equal(model.generate(ids, custom_generate=hf.generate, **asked(ids, **options)), expected)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2_vl", "smolvlm"])
+def test_a_model_that_also_reads_pictures_reads_text(kind):
+    options = {**try_architectures.PICTURES[kind], "vocab_size": VOCABULARY}
+    model, (ids, mask) = try_architectures.random_model(kind, options, torch.float32), padded([5, 20])
+    given = asked(ids, attention_mask=mask, pad_token_id=96)
+    assert torch.equal(model.generate(ids, custom_generate=hf.generate, **given), model.generate(ids, **given))
+    target, row = dt.HFModel(model), ids[1:]
+    arguments = hf.options(target, row, max_new_tokens=NEW, repetition_penalty=1.4)
+    expected = added(model, row, repetition_penalty=1.4)
+    assert dt.generate(target, row, dt.PromptLookup(), **arguments).tokens == expected
+    with pytest.raises(ValueError, match="A picture or a video was given"):
+        model.generate(ids, custom_generate=hf.generate, mm_encoder_outputs={"image": torch.zeros(1)}, **given)
+
+
+def test_ids_of_32_bits_give_sequences_of_64_as_in_transformers():
+    model, ids = model_of("llama"), prompt(20).int()
+    found = model.generate(ids, custom_generate=hf.generate, **asked(ids))
+    assert found.dtype == torch.int64
+    assert torch.equal(found, model.generate(ids, **asked(ids)))
+
+
+@pytest.mark.parametrize("outside", [-1, VOCABULARY + 3])
+def test_an_eos_token_outside_the_vocabulary_ends_no_text(outside):
+    model, ids = copy.deepcopy(model_of("llama")), prompt(20)
+    plain = added(model, ids)
+    inside = plain[4]
+    for eos, ends, text in ((outside, (), plain), ([outside, inside], (inside,), plain[: plain.index(inside) + 1])):
+        assert added(model, ids, eos_token_id=eos) == text
+        assert added(model, ids, eos_token_id=eos, custom_generate=hf.generate) == text
+        assert hf.options(dt.HFModel(model), ids, eos_token_id=eos)["eos_token_ids"] == ends
+    model.generation_config.eos_token_id = outside
+    assert added(model, ids, custom_generate=hf.generate) == plain
 
 
 # ----------------------------------------------------------------------------------------------- exact distributions
