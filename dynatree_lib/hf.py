@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -51,6 +51,14 @@ BY_ROW: dict[type, str] = {
 }
 """Processors with an entry for each row of the batch, and the attribute that has them."""
 
+ASSISTING = (
+    "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_lookbehind",
+    "target_lookbehind", "assistant_ensemble_weight", "assistant_tokenizer",
+)  # fmt: skip
+"""Arguments that say how transformers drafts with an assistant model."""
+OUTPUTS = ("streamer", "output_scores", "output_logits", "return_dict_in_generate")
+"""Arguments that say what `model.generate` gives besides the text."""
+
 WARPERS = (
     (logits_process.TopPLogitsWarper, "top_p"),
     (logits_process.TopKLogitsWarper, "top_k"),
@@ -89,7 +97,8 @@ def generate(
             `PromptLookup`, which costs no forward and no node where the text does not repeat itself. With a draft model
             it is `LookupTree` at temperature 0 and a drawn chain (`SampledTree` with branching 1) above.
         verifier: the verification rule; by default that of `dt.generate`, and `TokenLevel` in place of `Traversal`
-            where a processor is not transformers' own, because it may count its calls.
+            where a processor, a criterion or `prefix_allowed_tokens_fn` is not transformers' own: it may count its
+            calls, or expect no text that is given up again.
         engine: what runs the forwards, as for `HFModel`.
         streamer: transformers hands a function none, so this is read from transformers' call; or given by `partial`.
         model_kwargs: what transformers hands to models.
@@ -103,7 +112,8 @@ def generate(
         TypeError, ValueError: before any work, for an argument that cannot be honoured, and whatever `HFModel` and
             `dt.generate` refuse.
     """
-    call = _transformers_call()
+    check_loaded(model)
+    call = _transformers_call(model)
     streamer = call.get("streamer") if streamer is None else streamer
     _check_call(call)
     _check_config(generation_config)
@@ -114,9 +124,9 @@ def generate(
     made = _drafter(drafter, draft_model, engine, sampling)
     if verifier is None:
         verifier = default_verifier(sampling.greedy, made.drawing)
-        foreign = any(not _is_transformers(processor) for processor in processors)
-        verifier = TokenLevel() if foreign and isinstance(verifier, Traversal) else verifier
-    budget, eos, criteria = _endings(stopping_criteria, input_ids.shape[1])
+        own = any(map(_asks_user, [*processors, *stopping_criteria]))
+        verifier = TokenLevel() if own and isinstance(verifier, Traversal) else verifier
+    budget, eos, criteria = _endings(stopping_criteria, input_ids.shape[1], target.vocab_size)
     _check_context(target, prompts, budget)
     outputs = generation_config.return_dict_in_generate and ("scores", "logits")
     record = [name for name in outputs or () if getattr(generation_config, f"output_{name}")]
@@ -188,6 +198,8 @@ def recipe(
         raise ValueError(
             "Both draft_model and assistant_model were given; they are two names of the same, so give one."
         )
+    _check_asked(options)
+    _check_healing(model, generation_config, options)
     criteria = _with_stop_strings(stopping_criteria, model, generation_config, tokenizer, options)
     draft = assistant_model if draft_model is None else draft_model
     decode = partial(generate, draft_model=draft, drafter=drafter, verifier=verifier, engine=engine, streamer=streamer)
@@ -207,30 +219,41 @@ def options(target: HFModel, prompt: Prompt, max_new_tokens: int = 128, **asked:
     """Return arguments of `dt.generate` that do what `model.generate` is asked to, also by its generation config.
 
     The text of `dt.generate(target, prompt, drafter, **options(target, prompt))` is that of `generate`: its own at
-    temperature 0, of its distribution above.
+    temperature 0, of its distribution above. With functions of your own among them and a drafter that draws its tokens,
+    give `verifier=TokenLevel()` too: `Traversal` asks them about texts that it may give up again.
 
     Args:
         target: an `HFModel`.
         prompt: as for `dt.generate`, where a text begins.
         max_new_tokens: token budget.
-        asked: further arguments of `model.generate`, which go before the generation config.
+        asked: further arguments of `model.generate`, which go before the generation config; those that give more than a
+            text (a streamer, scores) are refused.
 
     Raises:
         TypeError, ValueError: as `generate` for arguments that cannot be honoured, and as `dt.generate` for a prompt.
     """
     of_kind("The target", target, HFModel, "wrap a transformers model as HFModel(model, tokenizer)")
     ids = decoding.checked_prompt(target, prompt, None, max_new_tokens, target.tokenizer)
+    outputs = [name for name in OUTPUTS if asked.get(name)]
+    if outputs:
+        raise ValueError(
+            f"{outputs[0]} was given, and dt.generate has no such argument; leave it out (new tokens go to its "
+            "argument on_tokens), or give it to model.generate with custom_generate=hf.generate."
+        )
     config, criteria = asked.get("generation_config"), asked.pop("stopping_criteria", None)
-    criteria = _with_stop_strings(criteria, target.model, config, target.tokenizer, asked)
+    _check_healing(target.model, config, asked)
+    tokenizer = asked.pop("tokenizer", None) or target.tokenizer
+    criteria = _with_stop_strings(criteria, target.model, config, tokenizer, asked)
 
     def arguments(
         model: Any, ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **given: Any
     ) -> dict[str, Any]:
+        _check_call(_transformers_call(model))
         _check_config(generation_config)
         prompts = _prompts(ids, given)
         _check_rows(prompts, logits_processor, stopping_criteria, generation_config, None)
         processors, _, sampling = _split(logits_processor, bool(generation_config.do_sample))
-        budget, eos, others = _endings(stopping_criteria, ids.shape[1])
+        budget, eos, others = _endings(stopping_criteria, ids.shape[1], target.vocab_size)
         return {
             "sampling": sampling, "max_new_tokens": budget, "eos_token_ids": eos,
             "logits_processors": processors, "stopping_criteria": others,
@@ -245,13 +268,19 @@ def options(target: HFModel, prompt: Prompt, max_new_tokens: int = 128, **asked:
 
 
 # ------------------------------------------------------------------------------------- what transformers was asked for
+def _setting(name: str, model: Any, config: Any, asked: dict[str, Any]) -> Any:
+    """Return what transformers takes a setting to be: the argument, also None, else the config's, else the model's."""
+    if name in asked:
+        return asked[name]
+    given = getattr(config, name, None)
+    return getattr(model.generation_config, name, None) if given is None else given
+
+
 def _with_stop_strings(
     criteria: Sequence[Any] | None, model: Any, config: Any, tokenizer: Any, asked: dict[str, Any]
 ) -> list[Any]:
     """Return the criteria with one for the stop strings, of the arguments `asked` or a config, which are taken out."""
-    configs = [one for one in (config, model.generation_config) if one is not None]
-    given = [asked.get("stop_strings"), *(one.stop_strings for one in configs)]
-    strings = next((strings for strings in given if strings is not None), None)
+    strings = _setting("stop_strings", model, config, asked)
     if strings is None:
         return list(criteria or [])
     if tokenizer is None:
@@ -260,16 +289,38 @@ def _with_stop_strings(
     return [*(criteria or []), StopStringCriteria(tokenizer, strings)]
 
 
-def _transformers_call() -> dict[str, Any]:
-    """Return the variables of transformers' `generate`, which has called ours: it hands some of its arguments to none.
+def _transformers_call(model: Any) -> dict[str, Any]:
+    """Return the variables of the model's `generate`, which has called ours: it hands some of its arguments to none.
 
-    Empty where something else has called.
+    A function of the user's may stand between. Empty where the model's `generate` has not called.
     """
-    caller = sys._getframe(2)
-    return caller.f_locals if caller.f_code is inspect.unwrap(GenerationMixin.generate).__code__ else {}
+    code, frame = inspect.unwrap(GenerationMixin.generate).__code__, sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is code and frame.f_locals.get("self") is model:
+            return frame.f_locals
+    return {}
 
 
-def _check_call(call: dict[str, Any]) -> None:
+def _check_asked(asked: Mapping[str, Any]) -> None:
+    given = [name for name in ASSISTING if asked.get(name) is not None]
+    if given:
+        raise ValueError(
+            f"{given[0]} was given, which says how transformers drafts with an assistant model; leave it out, and give "
+            "a drafter with its options, such as drafter=partial(dt.FixedTree, depth=4)."
+        )
+
+
+def _check_healing(model: Any, config: Any, asked: dict[str, Any]) -> None:
+    if _setting("token_healing", model, config, asked):
+        raise ValueError(
+            "token_healing is on, which changes the prompt before a text is decoded; set it to False, and give the "
+            "prompt that model.heal_tokens(ids, tokenizer) returns."
+        )
+
+
+def _check_call(call: Mapping[str, Any]) -> None:
+    _check_asked(call.get("kwargs", {}))
     if call.get("assistant_model") is not None:
         raise ValueError(
             "assistant_model was given, which transformers hands to no custom_generate function; give the same model "
@@ -307,7 +358,14 @@ def _check_config(config: Any) -> None:
 
 def _prompts(ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]:
     """Return the prompt of each row without its padding; ValueError for inputs that are not (B, L) ids padded left."""
-    unknown = [name for name, value in given.items() if value is not None and name not in HONOURED]
+    nothing = {name for name, value in given.items() if value is None or (isinstance(value, dict) and not value)}
+    named = {*given} - nothing  # a model that could read pictures is handed an empty dict of them
+    if "mm_encoder_outputs" in named:
+        raise ValueError(
+            "A picture or a video was given, and trees are scored from token ids alone; give text, or leave out "
+            "custom_generate."
+        )
+    unknown = sorted(named - HONOURED)
     if unknown:
         raise ValueError(f"{unknown[0]} was given, and trees are scored from token ids alone; leave it out.")
     for name in CACHE_NAMES:
@@ -331,8 +389,13 @@ def _prompts(ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]:
     return [row[seen.bool()].tolist() for row, seen in zip(ids, mask, strict=True)]
 
 
-def _is_transformers(processor: Any) -> bool:
-    return type(processor).__module__ == logits_process.__name__
+def _is_transformers(one: Any) -> bool:
+    return type(one).__module__ in (logits_process.__name__, StopStringCriteria.__module__)
+
+
+def _asks_user(one: Any) -> bool:
+    """Return whether a processor or criterion is a function of the user's, or calls one."""
+    return not _is_transformers(one) or isinstance(one, logits_process.PrefixConstrainedLogitsProcessor)
 
 
 def _check_rows(
@@ -373,12 +436,16 @@ def _split(processors: Sequence[Any], do_sample: bool) -> tuple[list[Any], list[
     return left, done, Sampling(**options)
 
 
-def _endings(criteria: Sequence[Any], length: int) -> tuple[int, tuple[int, ...], list[Any]]:
-    """Return the token budget after a padded prompt of this length, the EOS tokens, and the other criteria."""
+def _endings(criteria: Sequence[Any], length: int, vocab_size: int) -> tuple[int, tuple[int, ...], list[Any]]:
+    """Return the token budget after a padded prompt of this length, the EOS tokens, and the other criteria.
+
+    EOS ids that are no tokens (-1 is used for "none") end no text, as in transformers.
+    """
     longest = [one.max_length for one in criteria if type(one) is MaxLengthCriteria]
     ends = [one.eos_token_id.flatten().tolist() for one in criteria if type(one) is EosTokenCriteria]
     others = [one for one in criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)]
-    return max(1, min(longest) - length), tuple(token for ids in ends for token in ids), others
+    eos = tuple(token for ids in ends for token in ids if 0 <= token < vocab_size)
+    return max(1, min(longest) - length), eos, others
 
 
 def _check_context(target: LanguageModel, prompts: Sequence[Sequence[int]], budget: int) -> None:
@@ -552,7 +619,7 @@ def _sequences(ids: torch.Tensor, texts: Sequence[Sequence[int]], pad: torch.Ten
     longest = max(len(text) for text in texts)
     filler = [] if pad is None else [int(pad)] * longest
     filled = [[*text, *filler[len(text) :]] for text in texts]
-    return torch.cat([ids, torch.tensor(filled, dtype=ids.dtype, device=ids.device)], 1)
+    return torch.cat([ids, torch.tensor(filled, dtype=torch.int64, device=ids.device)], 1)
 
 
 def _side_by_side(rows: Sequence[Sequence[torch.Tensor]]) -> tuple[torch.Tensor, ...]:

@@ -84,8 +84,8 @@ class ProcessedScores(Scores):
 
     @cached_property
     def argmax(self) -> np.ndarray:
-        """(n,) int64 tokens, as the class says; ValueError for NaN."""
-        choice: np.ndarray = super().argmax
+        """(n,) int64 tokens, as the class says; ValueError where a processor leaves NaN."""
+        choice, _ = self._best()  # not checked: a processor may remove NaN where the text gets to
         if self.sampling.greedy:
             reached = [0]
             for node in reached:

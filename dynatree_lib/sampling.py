@@ -298,6 +298,13 @@ class Scores:
         Raises:
             ValueError: for NaN; the message names the node and the model.
         """
+        tokens, values = self._best()
+        if not np.isfinite(values).all():
+            raise ValueError(bad_logits(self.owner, int(np.flatnonzero(~np.isfinite(values))[0])))
+        return tokens
+
+    def _best(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the token with the largest logit after each node, any token where one is NaN, and that logit: (n,)."""
         if self.logits.device.type == "cpu" and self.logits.dtype in (torch.float32, torch.float64):
             logits = self.logits.numpy()  # several times as fast as torch for a few nodes
             ids = logits.argmax(-1)
@@ -305,9 +312,8 @@ class Scores:
         else:
             top = self.logits.max(-1)
             values, ids = torch.stack((top.values.float(), top.indices.float())).cpu().numpy()  # exact below 2^24
-        if not np.isfinite(values).all():
-            raise ValueError(bad_logits(self.owner, int(np.flatnonzero(~np.isfinite(values))[0])))
-        return ids.astype(np.int64) if self.tokens is None else self.tokens[ids.astype(np.int64)]
+        ids = ids.astype(np.int64)
+        return (ids if self.tokens is None else self.tokens[ids]), values
 
     def distribution(self, node: int) -> torch.Tensor:
         """Return the (V,) distribution of the next token after `node`, on the CPU; of some tokens alone up to the last.

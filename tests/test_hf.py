@@ -12,7 +12,7 @@ from threading import Thread
 import pytest
 import torch
 import transformers
-from models import VOCABULARY, noisy_copy, prompt, random_model, raw_model
+from models import VOCABULARY, config, noisy_copy, prompt, random_model, raw_model
 from transformers import (
     GenerationMixin,
     LogitsProcessorList,
@@ -31,6 +31,7 @@ from dynatree_lib import decoding, hf
 from dynatree_lib.measure import exact
 from dynatree_lib.models.engines import cache_name
 from dynatree_lib.paths import data_path
+from tools import try_architectures
 
 ARCHITECTURES = ["llama", "gpt_neox", "qwen3", "opt"]
 NEW = 24
@@ -188,6 +189,40 @@ def test_max_length_counts_the_prompt():
     for options in ({"max_length": 27, "max_new_tokens": None}, {"max_new_tokens": 1}):
         expected = model.generate(ids, **asked(ids, **options))
         assert torch.equal(model.generate(ids, custom_generate=hf.generate, **asked(ids, **options)), expected)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2_vl", "smolvlm"])
+def test_a_model_that_also_reads_pictures_reads_text(kind):
+    options = {**try_architectures.PICTURES[kind], "vocab_size": VOCABULARY}
+    model, (ids, mask) = try_architectures.random_model(kind, options, torch.float32), padded([5, 20])
+    given = asked(ids, attention_mask=mask, pad_token_id=96)
+    assert torch.equal(model.generate(ids, custom_generate=hf.generate, **given), model.generate(ids, **given))
+    target, row = dt.HFModel(model), ids[1:]
+    arguments = hf.options(target, row, max_new_tokens=NEW, repetition_penalty=1.4)
+    expected = added(model, row, repetition_penalty=1.4)
+    assert dt.generate(target, row, dt.PromptLookup(), **arguments).tokens == expected
+    with pytest.raises(ValueError, match="A picture or a video was given"):
+        model.generate(ids, custom_generate=hf.generate, mm_encoder_outputs={"image": torch.zeros(1)}, **given)
+
+
+def test_ids_of_32_bits_give_sequences_of_64_as_in_transformers():
+    model, ids = model_of("llama"), prompt(20).int()
+    found = model.generate(ids, custom_generate=hf.generate, **asked(ids))
+    assert found.dtype == torch.int64
+    assert torch.equal(found, model.generate(ids, **asked(ids)))
+
+
+@pytest.mark.parametrize("outside", [-1, VOCABULARY + 3])
+def test_an_eos_token_outside_the_vocabulary_ends_no_text(outside):
+    model, ids = copy.deepcopy(model_of("llama")), prompt(20)
+    plain = added(model, ids)
+    inside = plain[4]
+    for eos, ends, text in ((outside, (), plain), ([outside, inside], (inside,), plain[: plain.index(inside) + 1])):
+        assert added(model, ids, eos_token_id=eos) == text
+        assert added(model, ids, eos_token_id=eos, custom_generate=hf.generate) == text
+        assert hf.options(dt.HFModel(model), ids, eos_token_id=eos)["eos_token_ids"] == ends
+    model.generation_config.eos_token_id = outside
+    assert added(model, ids, custom_generate=hf.generate) == plain
 
 
 # ----------------------------------------------------------------------------------------------- exact distributions
@@ -354,6 +389,20 @@ def test_stop_strings_need_the_folder_or_a_criterion(tiny):
         model.generate(**inputs, stop_strings="\n", **folder)
 
 
+def test_stop_strings_none_switches_off_those_of_a_config(tiny):
+    pair, inputs = tiny
+    model, tokenizer = copy.deepcopy(pair.target.model), pair.tokenizer
+    plain = model.generate(**inputs)
+    model.generation_config.stop_strings = ["\n"]
+    folder = {"custom_generate": str(data_path("huggingface")), "trust_remote_code": True}
+    ended = model.generate(**inputs, tokenizer=tokenizer, **folder)
+    assert ended.shape[1] < plain.shape[1]
+    assert torch.equal(model.generate(**inputs, tokenizer=tokenizer, stop_strings=None, **folder), plain)
+    assert not hf.options(dt.HFModel(model, tokenizer), TEXT, stop_strings=None)["stopping_criteria"]
+    (criterion,) = hf.options(dt.HFModel(model), inputs["input_ids"], tokenizer=tokenizer)["stopping_criteria"]
+    assert criterion.stop_strings == ("\n",)
+
+
 # ------------------------------------------------------------------- the checkpoint's generation config, in dt.generate
 @pytest.fixture
 def checkpoint(tmp_path, tiny):
@@ -449,6 +498,24 @@ def test_options_refuse_what_trees_cannot_honour(checkpoint):
         hf.options(pair.target.model, TEXT)
 
 
+NOT_TAKEN = {
+    "streamer": ({"streamer": TextStreamer(None)}, "streamer was given, and dt.generate has no"),
+    "scores": ({"output_scores": True}, "output_scores was given, and dt.generate has no"),
+    "dict": ({"return_dict_in_generate": True}, "return_dict_in_generate was given, and dt.generate has no"),
+    "assistant": ({"assistant_model": "draft"}, "give the same model as draft_model"),
+    "assistant's tokens": ({"num_assistant_tokens": 4}, "num_assistant_tokens was given, which says how transformers"),
+    "synced": ({"synced_gpus": True}, "synced_gpus is on"),
+    "healing": ({"token_healing": True}, "token_healing is on"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_TAKEN)
+def test_options_take_no_argument_that_they_would_drop(tiny, name):
+    given, sentence = NOT_TAKEN[name]
+    with pytest.raises(ValueError, match=sentence):
+        hf.options(tiny[0].target, TEXT, **given)
+
+
 # --------------------------------------------------------------------------------------------------------- streaming
 class Recorder:
     def __init__(self):
@@ -491,6 +558,35 @@ def test_transformers_streamers_work(tiny, capsys):
     thread.join()
     assert "".join(pieces) + "\n" == expected
     assert len(pieces) > 3
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_streamer_reaches_a_function_that_the_users_own_calls(depth):
+    model, ids, theirs, mine = model_of("llama"), prompt(20), Recorder(), Recorder()
+
+    def own(model, *args, **options):
+        return hf.generate(model, *args, **options)
+
+    def other(model, *args, **options):
+        return own(model, *args, **options)
+
+    added(model, ids, streamer=theirs)
+    added(model, ids, streamer=mine, custom_generate=(own, other)[depth - 1])
+    assert mine.events == theirs.events
+    with pytest.raises(ValueError, match="synced_gpus is on"):
+        added(model, ids, synced_gpus=True, custom_generate=own)
+
+
+def test_a_streamer_of_another_models_call_is_left_to_it():
+    """A function that has a helper model write something first."""
+    model, helper, ids, mine = model_of("llama"), model_of("qwen3"), prompt(20), Recorder()
+
+    def own(model, input_ids, **options):
+        added(helper, ids, custom_generate=hf.generate)
+        return input_ids
+
+    added(model, ids, streamer=mine, custom_generate=own)
+    assert [event for event in mine.events if event != "end"] == [((1, 20), ids[0].tolist())]
 
 
 # ----------------------------------------------------------------------------------------------------------- outputs
@@ -601,6 +697,26 @@ def test_the_folder_takes_the_names_of_transformers():
         added(model, ids, custom_generate=folder["custom_generate"], trust_remote_code=False)
     with pytest.raises(ValueError, match="two names"):
         added(model, ids, assistant_model=model, draft_model=model, **folder)
+
+
+ENSEMBLE = {"assistant_confidence_threshold": 0.3, "assistant_ensemble_weight": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"num_assistant_tokens": 4}, "num_assistant_tokens was given, .* such as drafter="),
+        (ENSEMBLE, "assistant_confidence_threshold was given, which says how transformers"),
+        ({"assistant_tokenizer": "a tokenizer"}, "assistant_tokenizer was given, which says how transformers"),
+        ({"token_healing": True}, "token_healing is on, .* model.heal_tokens"),
+        ({"generation_config": transformers.GenerationConfig(token_healing=True)}, "token_healing is on"),
+    ],
+)
+def test_the_folder_refuses_what_would_have_no_effect(given, sentence):
+    model, ids = model_of("llama"), prompt(20)
+    folder = {"custom_generate": str(data_path("huggingface")), "trust_remote_code": True}
+    with pytest.raises(ValueError, match=sentence):
+        model.generate(ids, assistant_model=draft_of("llama"), **given, **folder)
 
 
 def test_a_model_loaded_from_a_folder_with_the_recipe_takes_positional_ids(tmp_path):
@@ -715,6 +831,32 @@ def test_processors_that_count_their_calls_work_with_the_rules_of_the_default(dr
         assert text == added(model, ids, logits_processor=LogitsProcessorList([Counting()]))
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.4}, {"output_scores": True}], ids=str)
+def test_functions_of_the_users_own_are_asked_about_the_text_alone_where_drafts_are_drawn(options, seed):
+    model, ids, texts, criterion = model_of("llama"), prompt(20), [], Watching(20)
+
+    def allowed(_, text):
+        texts.append(text.tolist())
+        return range(VOCABULARY)
+
+    def sample(**given):
+        transformers.set_seed(seed)
+        more = {
+            "return_dict_in_generate": True,
+            "do_sample": True,
+            "temperature": 0.5,
+            "draft_model": draft_of("llama"),
+        }
+        out = model.generate(ids, custom_generate=hf.generate, **asked(ids, **more, **options, **given))
+        return out.sequences[0].tolist()
+
+    text = sample(prefix_allowed_tokens_fn=allowed)
+    assert texts == [text[:length] for length in range(20, len(text))]
+    text = sample(stopping_criteria=StoppingCriteriaList([criterion]))
+    assert criterion.texts == [text[:length] for length in range(21, len(text) + 1)]
+
+
 # ---------------------------------------------------------------------------------------------------------- refusals
 CACHE = cache_name(transformers.LlamaForCausalLM)
 REFUSED = {
@@ -725,6 +867,7 @@ REFUSED = {
     "several texts": ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences is 2; give the prompt"),
     "assistant": ({"assistant_model": "draft"}, "give the same model as draft_model"),
     "synced": ({"synced_gpus": True}, "synced_gpus is on"),
+    "assistant's tokens": ({"num_assistant_tokens": 4}, "num_assistant_tokens was given, which says how transformers"),
     "guidance": ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidanceLogitsProcessor depends on how often"),
     "no cache": ({"use_cache": False}, "use_cache is False"),
     "static cache": ({"cache_implementation": "static"}, "cache_implementation 'static'"),
@@ -806,6 +949,21 @@ def test_what_is_no_draft_model_is_described(draft):
 def test_a_model_without_a_head_is_no_draft_model():
     with pytest.raises(TypeError, match="has no head that scores tokens"):
         added(model_of("llama"), prompt(5), custom_generate=hf.generate, draft_model=model_of("llama").model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "reason"),
+    [
+        ("T5ForConditionalGeneration", transformers.T5Config(
+            vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, decoder_start_token_id=0,
+        ), "use a decoder-only model"),
+        ("MambaForCausalLM", config("mamba"), "'mamba' cannot score token trees"),
+    ],
+)  # fmt: skip
+def test_a_model_that_cannot_score_trees_is_refused_for_that_and_for_no_argument(kind, config, reason):
+    model, ids = getattr(transformers, kind)(config).eval(), prompt(9)
+    with pytest.raises(ValueError, match=reason):
+        model.generate(ids, custom_generate=hf.generate, max_new_tokens=4)
 
 
 def test_a_model_in_training_is_refused():

@@ -8,7 +8,12 @@ import pytest
 import torch
 from examples import EVERY, examples
 from models import noisy_copy, prompt, random_model
-from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
+from transformers import (
+    InfNanRemoveLogitsProcessor,
+    LogitsProcessorList,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
 
 import dynatree_lib as dt
 from dynatree_lib.measure import exact
@@ -237,6 +242,30 @@ def test_scores_off_the_text_are_the_targets_own():
     assert lazy.argmax[reached].tolist() == [1, 3]
     others = [node for node in range(len(tree)) if node not in reached]
     assert lazy.argmax[others].tolist() == plain[others].tolist()
+
+
+@pytest.mark.parametrize("sampling", [dt.Sampling(), WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize(
+    "drafter", [dt.FixedTree(DRAFT), dt.Lookahead(window=2, ngram=3), dt.ProgressiveTree(depth=2, start_tree=(2,))],
+    ids=lambda drafter: drafter.name,
+)  # fmt: skip
+def test_a_processor_may_remove_values_that_are_not_finite(drafter, sampling):
+    """Of nodes that the text reaches and of the others, whose logits no processor sees."""
+
+    def distribution(context):
+        found = TARGET.distribution(context)
+        return [*found[:2], float("nan"), found[3]] if context[-1] == 1 else found
+
+    broken, repair = dt.ToyModel(distribution, 4), InfNanRemoveLogitsProcessor()
+    options = {"sampling": sampling, "max_new_tokens": 30}
+    text = dt.generate(broken, [0, 1], drafter, logits_processors=[repair], **options).tokens
+    assert len(text) == 30
+    if sampling.greedy:
+        assert text == dt.autoregressive(processed(broken, repair), [0, 1], max_new_tokens=30).tokens
+    with pytest.raises(ValueError, match="hold NaN"):
+        dt.generate(broken, [0, 1], drafter, **options)
+    with pytest.raises(ValueError, match="a logit that is NaN"):
+        dt.generate(broken, [0, 1], drafter, logits_processors=[penalty], **options)
 
 
 def test_siblings_with_one_token_are_processed_once():
