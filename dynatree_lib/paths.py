@@ -60,6 +60,21 @@ def check_regular(path: Path) -> None:
         raise ValueError(f"{path} is no regular file and would be replaced by one; give another name.")
 
 
+def check_own(folder: Path, marker: str, option: str) -> None:
+    """Raise FileExistsError for a folder that holds something and lacks the file that we mark our folders with.
+
+    Args:
+        folder: what is going to be replaced.
+        marker: name of that file.
+        option: the option that named the folder.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():
+        raise FileExistsError(
+            f"{folder} holds other things than a training writes ({marker} is missing) and would be replaced; give "
+            f"another {option}, or a new folder inside it."
+        )
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file in one step: a reader sees the old content or the new, never half of it.
 

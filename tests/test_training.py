@@ -197,6 +197,26 @@ def test_refuses_what_would_overwrite_or_mix(pair, texts, tmp_path):
     assert training_at(texts, tmp_path, recipe=other, force=True).recipe.seed == 4
 
 
+@pytest.mark.parametrize("role", ["work", "toy"])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_of_other_things_is_never_removed(texts, tmp_path, role, force):
+    mine = tmp_path / role / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(FileExistsError, match=r"holds other things than a training writes \(\w+.json is missing\)"):
+        training_at(texts, tmp_path, force=force)
+    assert mine.read_text() == "mine"
+    mine.unlink()
+    assert training_at(texts, tmp_path).work.is_dir()  # an empty folder may be taken
+
+
+def test_a_working_folder_and_a_pair_do_not_lie_in_each_other(texts, tmp_path):
+    for work, out in (("a", "a"), ("a", "a/b"), ("a/b", "a")):
+        with pytest.raises(ValueError, match="lie in each other, .*; give two apart"):
+            pipeline.open_training(from_json(RECIPE), texts[0], tmp_path / work, tmp_path / out, RUNTIME, quiet)
+    assert not list(tmp_path.iterdir())
+
+
 def test_missing_part_is_named_before_any_work(texts, tmp_path):
     data, library = texts
     with pytest.raises(FileNotFoundError, match=r"'gsm8k' was not found.*gsm8k/.*openai/gsm8k"):

@@ -22,10 +22,10 @@ from ..models.fetch import ORIGIN, fetch
 from ..models.huggingface import HFModel
 from ..models.pairs import load_model
 from ..models.pruned import LAYERS, TOKENS, WEIGHTS, store_pruned, untrained
-from ..paths import write_atomically
+from ..paths import check_own, write_atomically
 from ..workloads import load_workload
 from .answers import SOURCES, ask, continued, requests, sequences, store_answers, write_answers
-from .card import hardware, versions, write_card
+from .card import CARD, hardware, versions, write_card
 from .losses import chain_agreement, windows_loss
 from .optimize import Log, Run, Runtime
 from .recipe import DraftRecipe
@@ -67,13 +67,14 @@ def open_draft_training(
     """Check what can be wrong before any work. Answers are kept between runs; `force` forgets the draft's checkpoint.
 
     Raises:
-        FileExistsError: when `out` holds a finished draft.
+        FileExistsError: when `out` holds a finished draft, or where it would be, something else.
         ValueError: without a folder of data sets, or when `work` belongs to another recipe's answers.
     """
     if (out / recipe.kind / LAYERS).is_file() and not force:
         raise FileExistsError(
             f"{out / recipe.kind} already holds a draft; pass --force to replace it, or another --out."
         )
+    check_own(out / recipe.kind, CARD, "--out")
     if data is None:
         raise ValueError(
             "Prompts come from local data sets: give --data DIR with wikitext-2-raw/, gsm8k/, mbpp/ and spec_bench/."
