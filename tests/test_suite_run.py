@@ -114,6 +114,40 @@ def test_resume_notices_library_data_and_parameters(run, monkeypatch):
     assert "the library and the data changed" in run("--resume", "--dry-run")[1]
 
 
+def test_resume_with_other_parameters_keeps_what_has_finished(run):
+    records_notebook(run.notebooks, "10_x")
+    assert run("-p", "seed=1", "--profile", "smoke")[0] == 0
+    for options, words in (
+        (["-p", "seed=2", "--profile", "smoke"], "(seed=1, now 2)"),
+        (["--profile", "smoke"], "(seed=1, now the notebook's own)"),
+        (["-p", "seed=1", "--profile", "laptop"], "(profile=smoke, now laptop)"),
+    ):
+        code, text = run("--resume", *options)
+        assert code == 2
+        assert f"with other parameters {words} and would be run again; give the same, another --out" in text
+        assert receipt(run, "10_x")["parameters"] == {"profile": "smoke", "seed": 1}
+    (run.out / "records/10_x/speed.jsonl").unlink()  # nothing sound is left to keep
+    assert run("--resume", "-p", "seed=2", "--profile", "smoke")[0] == 0
+    assert receipt(run, "10_x")["parameters"]["seed"] == 2
+
+
+@pytest.mark.parametrize("options", [[], ["--overwrite"], ["--resume"]])
+def test_a_notebook_that_no_run_wrote_is_not_replaced(run, options):
+    source = records_notebook(run.notebooks, "10_x")
+    whole = source.read_text()
+    run.out.symlink_to(run.notebooks)
+    code, text = run(*options)
+    assert code == 2
+    assert "is a notebook that no run wrote and this one would replace it; give another --out" in text
+    (run.out / "run.json").write_text("{}")  # as an earlier version left it there
+    assert run(*options)[0] == 2
+    run.out.unlink()
+    run.out.mkdir()
+    (run.out / "10_x.ipynb").write_text("another notebook")
+    assert run(*options)[0] == 2
+    assert (source.read_text(), (run.out / "10_x.ipynb").read_text()) == (whole, "another notebook")
+
+
 def test_a_failing_notebook_does_not_stop_the_others(run):
     write_notebook(run.notebooks, "10_x", "x = 1", "ratio = 0.9\nassert ratio > 1, f'{ratio} is too slow'")
     write_notebook(run.notebooks, "20_y", "import os\nos._exit(3)")

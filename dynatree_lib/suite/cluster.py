@@ -245,7 +245,7 @@ def run_on_workers(
     out.mkdir(parents=True, exist_ok=True)
     sources = sorted({job.source.path.parent for job in jobs})
     check_workers(client, (out, root, *sources), any(map(on_gpu, jobs)))
-    with begun_run(jobs, out, resume or overwrite):
+    with begun_run(jobs, out, resume, overwrite):
         return _Fanout(client, jobs, out, root, resume, say, timeout).run()
 
 

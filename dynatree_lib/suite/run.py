@@ -21,7 +21,19 @@ from typing import IO, Any
 
 from ..measure.environment import describe_environment, git_commit, package_version
 from .plan import Cost, Job, cell_source
-from .receipts import NOTE, RUN, RUN_FILE, Files, fingerprint, now, read_or_empty, why_rerun, write_json, write_receipt
+from .receipts import (
+    NOTE,
+    RUN,
+    RUN_FILE,
+    Files,
+    asked_otherwise,
+    fingerprint,
+    now,
+    read_or_empty,
+    why_rerun,
+    write_json,
+    write_receipt,
+)
 
 INTERRUPTED = 130  # a shell's exit code for Ctrl-C
 PACKAGES = ("datasets", "papermill", "plotly")  # of the notebooks, besides those that decoding needs
@@ -59,15 +71,33 @@ def default_out(root: Path, profile: str, resume: bool) -> Path:
     return new if not earlier or earlier[-1] < new else earlier[-1].with_name(f"{earlier[-1].name}-2")
 
 
-def check_unfinished(jobs: Sequence[Job], out: Path, allowed: bool) -> None:
-    """Raise ValueError where a notebook has finished in this folder, unless its results may be replaced."""
+def check_place(jobs: Sequence[Job], out: Path, resume: bool, overwrite: bool) -> None:
+    """Check that a run into this folder replaces nothing that it should not.
+
+    Raises:
+        ValueError: where a notebook lies that no run wrote, such as the one to be run; where a notebook has finished,
+            without `resume` and `overwrite`; with `resume`, where it has finished with other parameters.
+    """
+    for job in jobs:
+        files = Files(out, job.name)
+        ours = any(path.is_file() for path in (out / RUN_FILE, files.receipt, files.failure))
+        if files.executed.exists() and (not ours or files.executed.samefile(job.source.path)):
+            raise ValueError(
+                f"{files.executed} is a notebook that no run wrote and this one would replace it; give another --out."
+            )
     finished = [job.name for job in jobs if Files(out, job.name).receipt.is_file()]
-    if finished and not allowed:
+    if finished and not (resume or overwrite):
         others = f" and {len(finished) - 1} more" if len(finished) > 1 else ""
         raise ValueError(
             f"{finished[0]}{others} finished in {out} before; keep what is valid with --resume, run all again with "
             "--overwrite, or give another --out."
         )
+    for job in jobs if resume else ():
+        if asked := asked_otherwise(Files(out, job.name), fingerprint(job)):
+            raise ValueError(
+                f"{job.name} finished in {out} with other parameters ({asked}) and would be run again; give the same, "
+                "another --out, or --overwrite."
+            )
 
 
 # ----------------------------------------------------------------------------------------------------------- execution
@@ -88,10 +118,10 @@ def run_jobs(
     fails.
 
     Raises:
-        ValueError: where a notebook has finished in `out`, without `resume` and `overwrite`.
+        ValueError: as for `check_place`.
         RuntimeError: where another run works in `out`.
     """
-    with begun_run(jobs, out, resume or overwrite):
+    with begun_run(jobs, out, resume, overwrite):
         return _run_jobs(jobs, out, root, resume, say, progress, timeout)
 
 
@@ -325,13 +355,13 @@ def _locked(path: Path) -> IO[str] | None:
 
 
 @contextmanager
-def begun_run(jobs: Sequence[Job], out: Path, allowed: bool) -> Iterator[None]:
-    """Hold a folder for a run of these jobs, and write its subject; `allowed` is as for `check_unfinished`.
+def begun_run(jobs: Sequence[Job], out: Path, resume: bool, overwrite: bool) -> Iterator[None]:
+    """Hold a folder for a run of these jobs, and write its subject; errors as for `sole_run` and `check_place`.
 
     What has finished is looked for once the folder is held: another run may have finished it a moment before.
     """
     with sole_run(out):
-        check_unfinished(jobs, out, allowed)
+        check_place(jobs, out, resume, overwrite)
         write_run_file(out, jobs)
         yield
 
