@@ -14,6 +14,7 @@ from dynatree_lib.experiments import gpu as gpu_speed
 from dynatree_lib.experiments.gpu import CAPTIONS, Record, goals
 from dynatree_lib.measure.protocol import read_results
 from dynatree_lib.measure.statistics import ratio
+from dynatree_lib.paths import sole_run
 from tools.fill_tables import filled
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -81,6 +82,12 @@ def test_goals_come_from_the_measurements(tmp_path):
     }
     measured = [row["measured"] for row in goals(Record(tmp_path / "x.json", body))]
     assert measured == [1.5, None, None, None, pytest.approx(7 / 9), 7.0]
+
+
+def test_two_runs_into_one_folder_are_refused(tmp_path):
+    with sole_run(tmp_path), pytest.raises(RuntimeError, match="Another run works in"):
+        main([str(tmp_path), "--device", "cpu", "--tiny"])
+    assert not (tmp_path / "gpu_speed.json").exists()
 
 
 def test_mistakes_are_told_before_anything_is_made(tmp_path):

@@ -133,7 +133,7 @@ def test_a_worker_that_died_after_its_row_does_not_measure_it_again(tmp_path, me
 
 
 def test_two_sweeps_into_one_folder_are_refused(tmp_path, measured, capsys):
-    from dynatree_lib.suite.run import sole_run
+    from dynatree_lib.paths import sole_run
 
     path, out = str(grid(tmp_path)), tmp_path / "out"
     with sole_run(out):

@@ -10,6 +10,7 @@ import torch
 
 from dynatree_lib.cli import options
 from dynatree_lib.cli import train as command
+from dynatree_lib.paths import sole_run
 from dynatree_lib.training import card as cards
 from dynatree_lib.training import corpus, distil, optimize, pipeline
 from dynatree_lib.training.checkpoints import read_checkpoint, write_checkpoint
@@ -215,6 +216,15 @@ def test_a_working_folder_and_a_pair_do_not_lie_in_each_other(texts, tmp_path):
         with pytest.raises(ValueError, match="lie in each other, .*; give two apart"):
             pipeline.open_training(from_json(RECIPE), texts[0], tmp_path / work, tmp_path / out, RUNTIME, quiet)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_training_that_runs_is_not_removed_by_another(texts, tmp_path):
+    training = training_at(texts, tmp_path)
+    (training.work / "target.checkpoint").write_text("an hour's work")
+    with sole_run(training.work), pytest.raises(RuntimeError, match="Another run works in .*; wait until it has ended"):
+        training_at(texts, tmp_path, force=True)
+    assert (training.work / "target.checkpoint").is_file()
+    assert not list(training_at(texts, tmp_path, force=True).work.glob("*.checkpoint"))
 
 
 def test_missing_part_is_named_before_any_work(texts, tmp_path):

@@ -39,7 +39,7 @@ from ..measure.prompts import BenchPrompt
 from ..measure.protocol import read_results, run_benchmark
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair, check_pair_name, load_pair
-from ..paths import write_atomically
+from ..paths import sole_run, write_atomically
 from ..sampling import Sampling
 from ..workloads import Workload, load_workload
 from .speed.cost_growth import any_text, forward_times, iteration_costs, level_costs
@@ -456,6 +456,7 @@ def measure_all(
 
     Raises:
         ValueError: before any work, for an unknown part, a missing device, or a record of another setup.
+        RuntimeError: where another run works in `out`.
     """
     if plan.prompts < 1 or plan.tokens < 2:
         raise ValueError(f"There are {plan.prompts} prompts and {plan.tokens} tokens; give at least 1 and 2.")
@@ -466,7 +467,13 @@ def measure_all(
         raise ValueError("torch sees no CUDA device here; try --device cpu --tiny.")
     if {"pair", "as_loaded"} & set(parts):
         check_pair_name(pair)
-    out.mkdir(parents=True, exist_ok=True)
+    with sole_run(out):
+        return _measure_all(out, parts, pair, device, dtype, plan, again)
+
+
+def _measure_all(
+    out: Path, parts: Sequence[str], pair: str, device: torch.device, dtype: torch.dtype, plan: Plan, again: bool
+) -> int:
     record = Record(out / FILE)
     name = str(dtype).removeprefix("torch.")
     setup = {"environment": describe_environment(), "plan": json.loads(json.dumps(asdict(plan))), "dtype": name}

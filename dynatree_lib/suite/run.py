@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from threading import Event, Thread
-from typing import IO, Any
+from typing import Any
 
 from ..measure.environment import describe_environment, git_commit, package_version
+from ..paths import sole_run
 from .plan import Cost, Job, cell_source
 from .receipts import (
     NOTE,
@@ -305,53 +306,6 @@ class Watch:
                             for one in (child, *below):
                                 with suppress(psutil.Error):
                                     one.kill()
-
-
-@contextmanager
-def sole_run(out: Path) -> Iterator[None]:
-    """Hold a folder for one run; a second one would delete what the first is writing.
-
-    Raises:
-        RuntimeError: where another run holds it.
-    """
-    try:
-        import fcntl  # noqa: F401
-    except ImportError:  # not on this system
-        yield
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / ".running"
-    while (file := _locked(path)) is None:
-        pass  # a run that ended took the file away
-    with file:
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _locked(path: Path) -> IO[str] | None:
-    """Return a file that this process has locked; None where the file of that name is another one by now.
-
-    A run that ends removes its file, and a lock on the removed file would leave the folder to the next one too.
-    """
-    import fcntl
-
-    file = path.open("a")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise RuntimeError(
-            f"Another run works in {path.parent}; wait until it has ended, or give another --out."
-        ) from error
-    except OSError:  # a file system without locks
-        pass
-    with suppress(FileNotFoundError):
-        if os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            return file
-    file.close()
-    return None
 
 
 @contextmanager

@@ -27,11 +27,11 @@ from ..measure.protocol import checked_runner, run_benchmark
 from ..measure.statistics import ratio
 from ..models.engines import check_engine
 from ..models.pairs import Pair, load_pair
-from ..paths import data_path
+from ..paths import data_path, sole_run
 from ..sampling import Sampling
 from ..workloads import WORKLOADS, Workload, load_workload
 from .receipts import data_sha256, library_sha256, now, read_json, read_or_empty, write_json
-from .run import INTERRUPTED, Say, shorten, sole_run
+from .run import INTERRUPTED, Say, shorten
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -22,7 +22,7 @@ from ..models.fetch import ORIGIN, fetch
 from ..models.huggingface import HFModel
 from ..models.pairs import load_model
 from ..models.pruned import LAYERS, TOKENS, WEIGHTS, store_pruned, untrained
-from ..paths import check_own, write_atomically
+from ..paths import check_own, sole_run, write_atomically
 from ..workloads import load_workload
 from .answers import SOURCES, ask, continued, requests, sequences, store_answers, write_answers
 from .card import CARD, hardware, versions, write_card
@@ -69,6 +69,7 @@ def open_draft_training(
     Raises:
         FileExistsError: when `out` holds a finished draft, or where it would be, something else.
         ValueError: without a folder of data sets, or when `work` belongs to another recipe's answers.
+        RuntimeError: where another training works in `work`.
     """
     if (out / recipe.kind / LAYERS).is_file() and not force:
         raise FileExistsError(
@@ -81,12 +82,12 @@ def open_draft_training(
         )
     training = DraftTraining(recipe, data, work, out, runtime, log)
     begun = work / "begun.json"
-    if force:
-        (work / f"{recipe.kind}.checkpoint").unlink(missing_ok=True)
     if begun.is_file() and json.loads(begun.read_text(encoding="utf-8"))["mark"] != training.mark():
         raise ValueError(f"{work} holds the answers of another recipe; remove it, or give another --work.")
-    work.mkdir(parents=True, exist_ok=True)
-    write_atomically(begun, json.dumps({"mark": training.mark(), "recipe": recipe.as_json()}, indent=2) + "\n")
+    with sole_run(work):
+        if force:
+            (work / f"{recipe.kind}.checkpoint").unlink(missing_ok=True)
+        write_atomically(begun, json.dumps({"mark": training.mark(), "recipe": recipe.as_json()}, indent=2) + "\n")
     return training
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..paths import check_own, whole_file
+from ..paths import check_own, sole_run, whole_file
 from . import card as cards
 from .corpus import Part, encode_parts, load_corpus, train_tokenizer
 from .distil import (
@@ -95,6 +95,7 @@ def open_training(
             sentence says the way out.
         FileNotFoundError: for a missing text part.
         ValueError: when `work` belongs to another recipe or corpus, or when one folder lies in the other.
+        RuntimeError: where another training works in `work`.
     """
     work, out = work.resolve(), out.resolve()
     for folder, option, use in ((out, "--out", "the pair"), (work, "--work", "checkpoints")):
@@ -120,8 +121,9 @@ def open_training(
         raise FileExistsError(
             f"{work} holds an unfinished run; pass --resume to go on with it, or --force to start anew."
         )
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    with sole_run(work):
+        shutil.rmtree(work)
+    work.mkdir()
     _write_json(begun, {"mark": mark, "recipe": recipe.as_json()})
     return training
 
