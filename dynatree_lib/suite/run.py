@@ -391,7 +391,7 @@ def describe_outcomes(outcomes: Sequence[Outcome], planned: int, out: Path) -> s
     lines = [f"{planned} notebook{'' if planned == 1 else 's'}: {', '.join(words)}."]
     lines += [f"  {outcome.name} {outcome.status}: {outcome.problem}" for outcome in outcomes if outcome.problem]
     lines += [f"Results: {out}"]
-    if counts["failed"] or counts["interrupted"]:
+    if counts["failed"] or counts["interrupted"] or planned > len(outcomes):
         lines += [f"Finished notebooks stay; run only the rest with the same command and --resume --out {out}."]
     return "\n".join(lines)
 

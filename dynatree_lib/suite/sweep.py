@@ -334,7 +334,7 @@ def _run(sweep: Sweep, say: Say, client: Client | None) -> int:
     kept = len(sweep.points) - len(todo)
     code = 0
     try:
-        for number, (point, problem) in enumerate(_measured(sweep, todo, client), 1):
+        for number, (point, problem) in enumerate(_measured(sweep, todo, say, client), 1):
             failed += bool(problem)
             rest = (time.monotonic() - began) / number * (len(todo) - number)
             say(f"[{kept + number}/{len(sweep.points)}] {point}: {problem or 'done'}, about {rest / 60:.0f} min left")
@@ -348,28 +348,39 @@ def _run(sweep: Sweep, say: Say, client: Client | None) -> int:
     return code or int(left > 0)
 
 
-def _measured(sweep: Sweep, todo: Sequence[Point], client: Client | None) -> Iterator[tuple[Point, str]]:
-    """Measure configurations, and yield each with what went wrong: nothing, most often."""
+def _measured(sweep: Sweep, todo: Sequence[Point], say: Say, client: Client | None) -> Iterator[tuple[Point, str]]:
+    """Measure configurations, and yield each with what went wrong: nothing, most often; end where no scheduler is."""
     if client is None:
         for point in todo:
             yield point, attempt(sweep.rows, point)
         return
-    from distributed import as_completed
+    from . import cluster
 
-    from .cluster import submitted
-
-    futures = {
-        submitted(
+    waiting = {
+        cluster.submitted(
             client, attempt, sweep.rows, point, name=point.key, gpu=point.setting.device.startswith("cuda")
         ): point
         for point in todo
     }
+    spoken = time.monotonic()
     try:
-        for future in as_completed(futures):
-            error = future.exception()
-            yield futures[future], f"failed: {type(error).__name__}: {error}" if error else future.result()
+        while waiting:
+            done = [future for future in waiting if future.done()]
+            if any(future.status == "cancelled" for future in done):
+                say("The connection to the scheduler was lost.")
+                return
+            for future in done:
+                error = future.exception()
+                problem = f"failed: {type(error).__name__}: {error}" if error else future.result()
+                yield waiting.pop(future), problem
+            if time.monotonic() - spoken > cluster.EVERY:
+                spoken = time.monotonic()
+                if not cluster.workers_of(client):
+                    say(cluster.NO_WORKER)
+            time.sleep(0.2)
     finally:
-        client.cancel(list(futures), force=True)
+        if client.status == "running":
+            client.cancel(list(waiting), force=True)
 
 
 def attempt(rows: Rows, point: Point) -> str:
