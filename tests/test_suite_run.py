@@ -49,6 +49,15 @@ def test_a_finished_notebook_has_a_receipt(run):
     assert str(run.out) not in json.dumps(json.loads((run.out / "10_x.ipynb").read_text())["metadata"])
 
 
+def test_braces_in_a_folder_s_name_are_letters(run, tmp_path):
+    records_notebook(run.notebooks, "10_x")
+    run.out = tmp_path / "{profile}" / "{a} {0}"
+    code, text = run("--out", str(run.out), "--profile", "smoke")
+    assert code == 0, text
+    assert receipt(run, "10_x")["profile"] == "smoke"
+    assert {path.name for path in tmp_path.iterdir()} == {"notebooks", "{profile}"}
+
+
 def test_kernels_know_profile_folder_root_and_library(run):
     write_notebook(
         run.notebooks,

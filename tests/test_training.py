@@ -247,11 +247,38 @@ def test_missing_part_is_named_before_any_work(texts, tmp_path):
         ({"target": {**RECIPE["target"], "phases": []}}, "no phases"),
         ({"target": {**RECIPE["target"], "shape": {**SHAPE, "max_position_embeddings": 8}}}, "only 8"),
         ({"on_policy": {**RECIPE["on_policy"], "share": 1.0}}, "share is 1.0"),
+        ({"seed": "first"}, "seed='first'; give a whole number"),
+        ({"on_policy": {**RECIPE["on_policy"], "share": True}}, "share=True; give a number"),
     ],
 )
 def test_wrong_recipe_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         from_json({**RECIPE, **change})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "holds a list; write a JSON object"),
+        ("{", "is damaged or no JSON"),
+        ("[" * 100_000, "is damaged or no JSON"),
+        (b"\xff", "is damaged or no JSON"),
+        ('{"layers": 3, "draft": 4}', "has an entry that is no recipe's"),
+        ('{"target": []}', "has an entry that is no recipe's"),
+    ],
+)
+def test_a_file_that_holds_no_recipe_is_told_in_a_sentence(tmp_path, content, message):
+    path = tmp_path / "mine.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message):
+        load_recipe(str(path))
+
+
+@pytest.mark.parametrize(("content", "message"), [("{}", "other texts or another recipe"), ("[", "is damaged or no")])
+def test_a_damaged_note_of_what_was_begun_is_told_in_a_sentence(texts, tmp_path, content, message):
+    (training_at(texts, tmp_path).work / "begun.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        training_at(texts, tmp_path, resume=True)
 
 
 def test_shipped_recipes_are_sound():

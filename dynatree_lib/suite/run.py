@@ -213,9 +213,11 @@ def run_papermill(job: Job, target: Path, root: Path, progress: bool) -> None:
     from papermill.iorw import write_ipynb
     from traitlets.config import Config
 
+    # papermill fills parameters into the braces of paths
+    source, partial = (str(path).replace("{", "{{").replace("}", "}}") for path in (job.source.path, target))
     notebook = papermill.execute_notebook(
-        str(job.source.path),
-        str(target),
+        source,
+        partial,
         parameters=dict(job.parameters),
         kernel_name="python3",
         progress_bar={"desc": job.name, "leave": False} if progress else False,

@@ -139,7 +139,7 @@ def _content(path: str | Path) -> dict[str, Any]:
         file = shipped[str(path)]
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:  # of a wrong !!tag, too
         raise ValueError(f"{path} is no YAML; write `method: ...` and `grid: ...` ({shorten(str(error))}).") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; a sweep is `method: ...` and `grid: ...`.")

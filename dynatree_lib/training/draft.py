@@ -28,7 +28,7 @@ from .answers import SOURCES, ask, continued, requests, sequences, store_answers
 from .card import CARD, hardware, versions, write_card
 from .losses import chain_agreement, windows_loss
 from .optimize import Log, Run, Runtime
-from .recipe import DraftRecipe
+from .recipe import DraftRecipe, read_object
 from .texts import Windows, frequent, read_texts, write_features
 
 HELD_OUT_FILES = 1
@@ -82,7 +82,7 @@ def open_draft_training(
         )
     training = DraftTraining(recipe, data, work, out, runtime, log)
     begun = work / "begun.json"
-    if begun.is_file() and json.loads(begun.read_text(encoding="utf-8"))["mark"] != training.mark():
+    if begun.is_file() and read_object(begun).get("mark") != training.mark():
         raise ValueError(f"{work} holds the answers of another recipe; remove it, or give another --work.")
     with sole_run(work):
         if force:

@@ -28,7 +28,7 @@ from .distil import (
 )
 from .evaluate import held_out_figures
 from .optimize import Log, Run, Runtime
-from .recipe import Recipe, from_json
+from .recipe import Recipe, from_json, read_object
 
 TARGET_SHARE = 0.6  # of --max-minutes; the rest is the draft's, its on-policy text included
 
@@ -113,10 +113,10 @@ def open_training(
     begun = work / BEGUN
     mark = training.mark()
     if begun.is_file() and resume:
-        stored = json.loads(begun.read_text(encoding="utf-8"))
-        if stored["mark"] != mark:
+        stored = read_object(begun)
+        if stored.get("mark") != mark:
             raise ValueError(f"{work} was begun with other texts or another recipe; pass --force to start anew.")
-        return replace(training, recipe=from_json(stored["recipe"]))
+        return replace(training, recipe=from_json(stored.get("recipe", {})))
     if begun.is_file() and not force:
         raise FileExistsError(
             f"{work} holds an unfinished run; pass --resume to go on with it, or --force to start anew."
@@ -202,7 +202,7 @@ def _shortened(training: Training, tokens: Tokens, end: int, max_minutes: float)
     )
     planned = training.recipe.rescaled(*factors)
     begun = training.work / BEGUN
-    _write_json(begun, {**json.loads(begun.read_text(encoding="utf-8")), "recipe": planned.as_json()})
+    _write_json(begun, {**read_object(begun), "recipe": planned.as_json()})
     return replace(training, recipe=planned)
 
 
