@@ -12,10 +12,11 @@ from transformers import PreTrainedTokenizerFast
 from dynatree_lib.cli.arguments import text_lines
 from dynatree_lib.cli.bench import method_list, report
 from dynatree_lib.cli.main import main
-from dynatree_lib.measure import bandwidth
+from dynatree_lib.measure import bandwidth, protocol
 from dynatree_lib.measure.methods import METHODS as TABLE
 from dynatree_lib.measure.protocol import Results
 from dynatree_lib.measure.records import Header, Records, Run
+from dynatree_lib.paths import sole_writer
 from tests.models import VOCABULARY, noisy_copy, random_model
 from tools.fill_tables import quote
 
@@ -177,6 +178,7 @@ def test_both_turns_in_the_terms_of_progressive_tree_drafting(folders, capsys):
         (["--json", "no/such/folder/x.json"], "cannot be written because the folder"),
         (["--temperature", "-1"], "temperature is -1.0"),
         (["--resume"], "--resume needs --records"),
+        (["--json", "x.json", "--records", "./x.json"], "--json and --records are both x.json"),
         (["--threads", "0"], "--threads is 0"),
     ],
 )
@@ -199,6 +201,26 @@ def test_bad_input_is_one_sentence_before_any_model_is_loaded(options, sentence,
 def test_what_only_the_models_can_tell(folders, options, sentence, capsys):
     assert main(["bench", *folders, *options]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["--overwrite", "--resume"])
+def test_a_second_benchmark_does_not_replace_the_records_of_one_that_runs(folders, tmp_path, capsys, how):
+    file = tmp_path / "runs.jsonl"
+    options = ["bench", *folders, "--methods", "ar", "--limit", "1", "--max-new-tokens", "4", "--records", str(file)]
+    with sole_writer(file):
+        file.write_text("what the first has measured")
+        assert main([*options, how]) == 2
+        assert f"Another run writes to {file}; wait until it has ended" in capsys.readouterr().err
+        assert file.read_text() == "what the first has measured"
+    assert main([*options, "--overwrite"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["runs.jsonl"]
+
+
+def test_records_that_another_run_made_meanwhile_are_not_replaced(tmp_path):
+    file = tmp_path / "runs.jsonl"
+    file.write_text("what another run has measured")
+    with pytest.raises(ValueError, match="exists; resume it"):
+        protocol._begun(file, Header({}, {}), "refuse", print)
 
 
 def test_the_list_of_methods(capsys):

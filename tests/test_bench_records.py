@@ -90,6 +90,10 @@ def test_a_cut_off_last_line_is_dropped_with_a_sentence(path):
         lambda body: body | {"side_nodes": [0.5, 0]},
         lambda body: body | {"unheard": 1},
         lambda body: {key: value for key, value in body.items() if key != "iterations"},
+        lambda body: body | {"kind": []},
+        lambda body: body | {"counters": 5},
+        lambda body: body | {"counters": ["draft_rows"]},
+        lambda body: body | {"emissions": [[0.1, float("inf")]]},
         lambda body: [],
     ],
 )
@@ -102,6 +106,13 @@ def test_a_corrupt_line_costs_its_run_only(path, change):
     assert len(records.divergences) == len(records.splits) == len(records.failures) == 1
     assert len(records.notes) == 1
     assert records.notes[0].startswith("Line 2 of records.jsonl is not a record")
+
+
+def test_a_line_without_an_end_of_brackets_costs_itself_only(path):
+    path.write_text(path.read_text() + "[" * 100_000 + "\n")
+    records = read_records(path)
+    assert list(records.lines()) == BY_KIND
+    assert len(records.notes) == 1
 
 
 def test_a_run_whose_accepted_tokens_do_not_make_its_text_is_refused_with_the_counts():

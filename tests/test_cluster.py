@@ -268,7 +268,7 @@ def test_what_runs_on_a_gpu_follows_profile_and_parameter(tmp_path, profile, par
 
 
 def test_two_runs_into_one_folder_are_refused(tmp_path, capsys):
-    from dynatree_lib.suite.run import sole_run
+    from dynatree_lib.paths import sole_run
 
     records_notebook(tmp_path / "notebooks", "10_good")
     options = ["run", "--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
@@ -297,6 +297,30 @@ def test_what_another_run_finished_while_workers_started_is_not_overwritten(tmp_
     assert main([*options, "--workers", "1"]) == 2
     assert "10_good finished in" in capsys.readouterr().err
     assert receipt(tmp_path, "10_good")
+
+
+def test_a_scheduler_that_is_gone_ends_the_run_in_words(tmp_path):
+    from dynatree_lib.suite import cluster
+    from dynatree_lib.suite.plan import find_sources, make_jobs
+
+    class Gone:
+        """A client that has given up to reach its scheduler."""
+
+        status = "closed"
+
+        def scheduler_info(self, n_workers):
+            return {}
+
+    said, notebooks = [], tmp_path / "notebooks"
+    records_notebook(notebooks, "10_good")
+    jobs = make_jobs(find_sources(notebooks), "smoke", {})
+    (tmp_path / "out").mkdir()
+    assert cluster._Fanout(Gone(), jobs, tmp_path / "out", ROOT, False, said.append, None).run() == 1
+    assert said[0] == "The scheduler is gone."
+    assert "1 notebook: 1 not started." in said[1]
+    assert "run only the rest with the same command and --resume" in said[1]
+    with pytest.raises(RuntimeError, match="The scheduler has no workers"):
+        cluster.check_workers(Gone(), (tmp_path,), gpu=False)
 
 
 def test_a_notebook_that_hangs_is_stopped_without_workers_too(tmp_path, capsys):

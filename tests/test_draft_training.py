@@ -80,6 +80,15 @@ def test_a_run_from_prompts_to_a_draft(model, tmp_path, monkeypatch, kind):
         drafts.open_draft_training(other, tmp_path, work, tmp_path / "elsewhere", PLAIN, lines.append)
 
 
+def test_a_folder_of_other_things_is_not_replaced_by_a_draft(tmp_path):
+    mine = tmp_path / "out" / RECIPE.kind / "mine.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(FileExistsError, match="holds other things than a training writes"):
+        drafts.open_draft_training(RECIPE, tmp_path, tmp_path / "work", tmp_path / "out", PLAIN, print, force=True)
+    assert not (tmp_path / "work").exists()
+
+
 def test_the_shipped_recipe_reads_back_and_wrong_ones_are_refused():
     assert draft_from_json(RECIPE.as_json()) == RECIPE
     for change, message in (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from dynatree_lib.experiments import gpu as gpu_speed
 from dynatree_lib.experiments.gpu import CAPTIONS, Record, goals
 from dynatree_lib.measure.protocol import read_results
 from dynatree_lib.measure.statistics import ratio
+from dynatree_lib.paths import sole_run
 from tools.fill_tables import filled
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +44,7 @@ def test_it_runs_from_end_to_end_and_a_failure_loses_nothing(tmp_path, monkeypat
     body = json.loads((tmp_path / "gpu_speed.json").read_text(encoding="utf-8"))
     assert body["attention"]["error"] == "RuntimeError: no attention today"
     assert "gpu_speed: attention failed: RuntimeError: no attention today" in told
-    assert set(body) == {*CAPTIONS, "environment", "plan", "dtype", "models"}
+    assert set(body) == {*CAPTIONS, "environment", "plan", "dtype", "device", "models"}
     assert all("random weights" in body[name]["caption"] for name in ("memory", "plain", "iterations", "costs"))
     assert body["agreement"]["rows"]["finite"]
     assert body["agreement"]["rows"]["largest_difference"] < 1e-4
@@ -70,6 +73,99 @@ def test_a_measurement_without_what_it_needs_says_so(tmp_path, told):
     assert "needs the measurement 'plain', which x.json does not hold" in record.body["joined"]["error"]
 
 
+@pytest.fixture
+def stub(monkeypatch, told, tmp_path):
+    """Replaces measuring by the number of the call, and returns the command into a folder, which gives the record."""
+    calls = iter(range(100))
+
+    def shapes(record, *_):
+        for name in gpu_speed._MEASURED["shapes"]:
+            record.take(name, lambda: next(calls))
+
+    monkeypatch.setattr(gpu_speed, "measure_shapes", shapes)
+    for name in ("methods", "as_loaded", "joined", "goals"):
+        monkeypatch.setattr(gpu_speed, name, lambda *_: next(calls))
+
+    def run(*options):
+        main([str(tmp_path), "--device", "cpu", "--tiny", *options])
+        return json.loads((tmp_path / "gpu_speed.json").read_text(encoding="utf-8"))
+
+    return run
+
+
+def test_another_pair_s_numbers_are_not_kept(stub, tmp_path):
+    mine = tmp_path / "mine"
+    for role in ("target", "draft"):
+        (mine / role).mkdir(parents=True)
+        (mine / role / "config.json").write_text(role)
+    stub("--parts", "shapes,pair")
+    with pytest.raises(ValueError, match="holds 'methods' of the pair 'tiny', and '.*/mine' is another"):
+        stub("--parts", "as_loaded", "--pair", str(mine))
+    first = stub("--parts", "pair", "--pair", str(mine), "--again")
+    assert first["methods"]["pair"]["files"].keys() == {"draft/config.json", "target/config.json"}
+    assert stub("--parts", "pair", "--pair", str(mine))["methods"] == first["methods"]
+    (mine / "draft" / "config.json").write_text("trained once more")
+    with pytest.raises(ValueError, match="is another, or its files are; give another folder"):
+        stub("--parts", "pair", "--pair", str(mine))
+
+
+def test_again_measures_the_parts_asked_for_and_keeps_the_others(stub, monkeypatch):
+    first = stub()
+    second = stub("--parts", "pair", "--again")
+    changed = {name for name in CAPTIONS if first[name] != second[name]}
+    assert changed == {"methods", "joined", "goals"}  # what follows from measurements is computed each time
+    with pytest.raises(ValueError, match="holds 'memory' measured with other sizes"):
+        stub("--parts", "pair", "--again", "--tokens", "9")
+    monkeypatch.setattr(gpu_speed, "describe_environment", lambda: {"cpu": "another"})
+    with pytest.raises(ValueError, match="on another device or machine or at another commit"):
+        stub()
+    assert stub("--again")["environment"] == {"cpu": "another"}
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"methods": 3}'])
+def test_a_damaged_record_is_told_in_a_sentence(stub, tmp_path, content):
+    (tmp_path / "gpu_speed.json").write_text(content)
+    with pytest.raises(ValueError, match="is damaged, or no record of `dynatree gpu`; move it away"):
+        stub()
+
+
+PYTHON = """#!/usr/bin/env bash
+echo "$3 ${*:4}" >> "$LOG"
+if [ "$3" = train ]; then
+  mkdir -p "$OUT/work" && touch "$OUT/work/begun.json"
+  [ -f "$OUT/stop" ] && exit 1
+  mkdir -p "$OUT/pythia-160m-14m" && touch "$OUT/pythia-160m-14m/card.json"
+fi
+"""
+
+
+def test_a_training_that_stopped_goes_on_and_no_other_pair_is_measured_in_its_place(tmp_path):
+    out, log, python = tmp_path / "out", tmp_path / "log", tmp_path / "bin" / "python3"
+    out.mkdir()
+    python.parent.mkdir()
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "OUT": str(out), "LOG": str(log)}
+
+    def run():
+        log.unlink(missing_ok=True)
+        command = [ROOT / "tools" / "gpu_speed.sh", str(out), str(tmp_path)]
+        code = subprocess.run(command, env=environment, check=False, capture_output=True).returncode
+        return code, log.read_text().splitlines()
+
+    (out / "stop").touch()
+    code, called = run()
+    assert code == 1
+    assert [line.split()[0] for line in called] == ["gpu", "train"]
+    assert (out / "work" / "begun.json").is_file()
+    (out / "stop").unlink()
+    code, called = run()
+    assert code == 0
+    assert called[1].endswith("--resume")
+    assert called[2].endswith(f"--parts pair,joined --pair {out / 'pythia-160m-14m'}")
+    assert not (out / "work").exists()
+
+
 def test_goals_come_from_the_measurements(tmp_path):
     speeds = {"hf-generate": (10, {}), "ar-fast": (90, {}), "ar": (80, {"commit": ""}), "chain": (70, {"commit": ""})}
     methods = {"methods": [{"label": name, "method": name, "tokens_per_second": speed, "options": options}
@@ -81,6 +177,12 @@ def test_goals_come_from_the_measurements(tmp_path):
     }
     measured = [row["measured"] for row in goals(Record(tmp_path / "x.json", body))]
     assert measured == [1.5, None, None, None, pytest.approx(7 / 9), 7.0]
+
+
+def test_two_runs_into_one_folder_are_refused(tmp_path):
+    with sole_run(tmp_path), pytest.raises(RuntimeError, match="Another run works in"):
+        main([str(tmp_path), "--device", "cpu", "--tiny"])
+    assert not (tmp_path / "gpu_speed.json").exists()
 
 
 def test_mistakes_are_told_before_anything_is_made(tmp_path):

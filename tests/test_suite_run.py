@@ -49,6 +49,15 @@ def test_a_finished_notebook_has_a_receipt(run):
     assert str(run.out) not in json.dumps(json.loads((run.out / "10_x.ipynb").read_text())["metadata"])
 
 
+def test_braces_in_a_folder_s_name_are_letters(run, tmp_path):
+    records_notebook(run.notebooks, "10_x")
+    run.out = tmp_path / "{profile}" / "{a} {0}"
+    code, text = run("--out", str(run.out), "--profile", "smoke")
+    assert code == 0, text
+    assert receipt(run, "10_x")["profile"] == "smoke"
+    assert {path.name for path in tmp_path.iterdir()} == {"notebooks", "{profile}"}
+
+
 def test_kernels_know_profile_folder_root_and_library(run):
     write_notebook(
         run.notebooks,
@@ -112,6 +121,40 @@ def test_resume_notices_library_data_and_parameters(run, monkeypatch):
     assert "the library changed" in run("--resume", "--dry-run")[1]
     monkeypatch.setattr(receipts, "data_sha256", lambda: "other")
     assert "the library and the data changed" in run("--resume", "--dry-run")[1]
+
+
+def test_resume_with_other_parameters_keeps_what_has_finished(run):
+    records_notebook(run.notebooks, "10_x")
+    assert run("-p", "seed=1", "--profile", "smoke")[0] == 0
+    for options, words in (
+        (["-p", "seed=2", "--profile", "smoke"], "(seed=1, now 2)"),
+        (["--profile", "smoke"], "(seed=1, now the notebook's own)"),
+        (["-p", "seed=1", "--profile", "laptop"], "(profile=smoke, now laptop)"),
+    ):
+        code, text = run("--resume", *options)
+        assert code == 2
+        assert f"with other parameters {words} and would be run again; give the same, another --out" in text
+        assert receipt(run, "10_x")["parameters"] == {"profile": "smoke", "seed": 1}
+    (run.out / "records/10_x/speed.jsonl").unlink()  # nothing sound is left to keep
+    assert run("--resume", "-p", "seed=2", "--profile", "smoke")[0] == 0
+    assert receipt(run, "10_x")["parameters"]["seed"] == 2
+
+
+@pytest.mark.parametrize("options", [[], ["--overwrite"], ["--resume"]])
+def test_a_notebook_that_no_run_wrote_is_not_replaced(run, options):
+    source = records_notebook(run.notebooks, "10_x")
+    whole = source.read_text()
+    run.out.symlink_to(run.notebooks)
+    code, text = run(*options)
+    assert code == 2
+    assert "is a notebook that no run wrote and this one would replace it; give another --out" in text
+    (run.out / "run.json").write_text("{}")  # as an earlier version left it there
+    assert run(*options)[0] == 2
+    run.out.unlink()
+    run.out.mkdir()
+    (run.out / "10_x.ipynb").write_text("another notebook")
+    assert run(*options)[0] == 2
+    assert (source.read_text(), (run.out / "10_x.ipynb").read_text()) == (whole, "another notebook")
 
 
 def test_a_failing_notebook_does_not_stop_the_others(run):
@@ -218,7 +261,7 @@ def test_a_clock_that_was_set_back_hides_no_run(tmp_path):
 
 HOLD = """import sys
 from pathlib import Path
-from dynatree_lib.suite.run import sole_run
+from dynatree_lib.paths import sole_run
 with sole_run(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -229,7 +272,7 @@ def test_a_lock_on_a_file_that_an_earlier_run_removed_holds_no_folder(tmp_path, 
     """A run opens the file, its holder ends and removes it, a third run makes it anew and holds the folder."""
     import fcntl
 
-    from dynatree_lib.suite.run import sole_run
+    from dynatree_lib.paths import sole_run
 
     honest, holders = fcntl.flock, []
 

@@ -132,8 +132,69 @@ def test_a_worker_that_died_after_its_row_does_not_measure_it_again(tmp_path, me
     assert len(measured) == 1
 
 
+class Elsewhere:
+    """A client whose workers measure the first of the configurations, and then are gone."""
+
+    def __init__(self, rest, status):
+        self.rest, self.status = rest, status  # what becomes of the others, and of the scheduler
+        self.sent, self.cancelled = [], []
+
+    def submit(self, function, *args, **how):
+        self.sent.append(Task("finished" if not self.sent else self.rest, function, args))
+        return self.sent[-1]
+
+    def scheduler_info(self, n_workers):
+        return {}
+
+    def cancel(self, futures, force):
+        self.cancelled += futures
+
+
+class Task:
+    def __init__(self, status, function, args):
+        self.status = status
+        self.found = function(*args) if status == "finished" else None
+
+    def done(self):
+        return self.status != "pending"
+
+    def exception(self):
+        assert self.status != "cancelled", "a cancelled one raises"
+
+    def result(self):
+        return self.found
+
+
+def test_a_scheduler_that_dies_leaves_the_rows_and_the_table(tmp_path, measured):
+    said, client = [], Elsewhere("cancelled", "closed")
+    sweep = Sweep(tmp_path / "out", read_grid(grid(tmp_path)))
+    client.sent.append(None)  # none of them is measured
+    assert run_sweep(sweep, resume=False, say=said.append, client=client) == 1
+    assert said[0] == "The connection to the scheduler was lost."
+    assert said[1] == "0 of 4 configurations have a row, 0 of them from before."
+    assert "0 failed, 4 not measured; the same command with --resume" in said[-1]
+    assert not client.cancelled  # nobody is there to be told
+
+
+def test_that_no_worker_is_left_is_said(tmp_path, measured, monkeypatch):
+    from dynatree_lib.suite import cluster
+
+    said, client = [], Elsewhere("pending", "running")
+    monkeypatch.setattr(cluster, "EVERY", 0.0)
+
+    def say(line):
+        said.append(line)
+        if line == cluster.NO_WORKER:
+            raise KeyboardInterrupt
+
+    assert run_sweep(Sweep(tmp_path / "out", read_grid(grid(tmp_path))), resume=False, say=say, client=client) == 130
+    assert said[0].startswith("[1/4] depth=1, branching=2/1: done")
+    assert said[1] == "No worker is left; the run goes on when one comes, or stop it by Ctrl-C."
+    assert len(client.cancelled) == 3
+
+
 def test_two_sweeps_into_one_folder_are_refused(tmp_path, measured, capsys):
-    from dynatree_lib.suite.run import sole_run
+    from dynatree_lib.paths import sole_run
 
     path, out = str(grid(tmp_path)), tmp_path / "out"
     with sole_run(out):
@@ -182,6 +243,10 @@ def test_the_grid_of_the_paper_has_its_450_configurations():
         ("method: fixed-tree:verifier=block\ntemperature: 1", "cannot run"),
         ("- a list", "holds a list"),
         ("method: [", "is no YAML"),
+        ("method: fixed-tree\nrepeats: !!bool maybe", "is no YAML"),
+        ("method: fixed-tree\nseed: !!int ''", "is no YAML"),
+        ("method: fixed-tree\nseed: !!timestamp x", "is no YAML"),
+        (f"method: {'[' * 5000}", "is no YAML"),
         ("", "holds a NoneType"),
     ],
 )

@@ -10,6 +10,7 @@ import torch
 
 from dynatree_lib.cli import options
 from dynatree_lib.cli import train as command
+from dynatree_lib.paths import sole_run
 from dynatree_lib.training import card as cards
 from dynatree_lib.training import corpus, distil, optimize, pipeline
 from dynatree_lib.training.checkpoints import read_checkpoint, write_checkpoint
@@ -197,6 +198,35 @@ def test_refuses_what_would_overwrite_or_mix(pair, texts, tmp_path):
     assert training_at(texts, tmp_path, recipe=other, force=True).recipe.seed == 4
 
 
+@pytest.mark.parametrize("role", ["work", "toy"])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_of_other_things_is_never_removed(texts, tmp_path, role, force):
+    mine = tmp_path / role / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(FileExistsError, match=r"holds other things than a training writes \(\w+.json is missing\)"):
+        training_at(texts, tmp_path, force=force)
+    assert mine.read_text() == "mine"
+    mine.unlink()
+    assert training_at(texts, tmp_path).work.is_dir()  # an empty folder may be taken
+
+
+def test_a_working_folder_and_a_pair_do_not_lie_in_each_other(texts, tmp_path):
+    for work, out in (("a", "a"), ("a", "a/b"), ("a/b", "a")):
+        with pytest.raises(ValueError, match="lie in each other, .*; give two apart"):
+            pipeline.open_training(from_json(RECIPE), texts[0], tmp_path / work, tmp_path / out, RUNTIME, quiet)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_training_that_runs_is_not_removed_by_another(texts, tmp_path):
+    training = training_at(texts, tmp_path)
+    (training.work / "target.checkpoint").write_text("an hour's work")
+    with sole_run(training.work), pytest.raises(RuntimeError, match="Another run works in .*; wait until it has ended"):
+        training_at(texts, tmp_path, force=True)
+    assert (training.work / "target.checkpoint").is_file()
+    assert not list(training_at(texts, tmp_path, force=True).work.glob("*.checkpoint"))
+
+
 def test_missing_part_is_named_before_any_work(texts, tmp_path):
     data, library = texts
     with pytest.raises(FileNotFoundError, match=r"'gsm8k' was not found.*gsm8k/.*openai/gsm8k"):
@@ -217,11 +247,38 @@ def test_missing_part_is_named_before_any_work(texts, tmp_path):
         ({"target": {**RECIPE["target"], "phases": []}}, "no phases"),
         ({"target": {**RECIPE["target"], "shape": {**SHAPE, "max_position_embeddings": 8}}}, "only 8"),
         ({"on_policy": {**RECIPE["on_policy"], "share": 1.0}}, "share is 1.0"),
+        ({"seed": "first"}, "seed='first'; give a whole number"),
+        ({"on_policy": {**RECIPE["on_policy"], "share": True}}, "share=True; give a number"),
     ],
 )
 def test_wrong_recipe_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         from_json({**RECIPE, **change})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "holds a list; write a JSON object"),
+        ("{", "is damaged or no JSON"),
+        ("[" * 100_000, "is damaged or no JSON"),
+        (b"\xff", "is damaged or no JSON"),
+        ('{"layers": 3, "draft": 4}', "has an entry that is no recipe's"),
+        ('{"target": []}', "has an entry that is no recipe's"),
+    ],
+)
+def test_a_file_that_holds_no_recipe_is_told_in_a_sentence(tmp_path, content, message):
+    path = tmp_path / "mine.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message):
+        load_recipe(str(path))
+
+
+@pytest.mark.parametrize(("content", "message"), [("{}", "other texts or another recipe"), ("[", "is damaged or no")])
+def test_a_damaged_note_of_what_was_begun_is_told_in_a_sentence(texts, tmp_path, content, message):
+    (training_at(texts, tmp_path).work / "begun.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        training_at(texts, tmp_path, resume=True)
 
 
 def test_shipped_recipes_are_sound():

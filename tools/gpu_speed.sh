@@ -5,9 +5,10 @@
 #
 #   tools/gpu_speed.sh OUT [DATA] [MINUTES]
 #
-# DATA holds wikitext-2-raw/, pg19/, gsm8k/, mbpp/; without it, or where training fails, the bundled tiny pair is measured.
-# MINUTES bounds the training (default 8). OUT gets gpu_speed.json, pair.jsonl, the pair and logs; a failed part loses no
-# other, and a second call goes on after the last measurement made. Afterwards, copy the two records to outputs/reference/<gpu>/.
+# DATA holds wikitext-2-raw/, pg19/, gsm8k/, mbpp/; without it the bundled tiny pair is measured. MINUTES bounds the
+# training (default 8). OUT gets gpu_speed.json, pair.jsonl, the pair and logs; a failed part loses no other, and a second
+# call goes on after the last measurement made and the last checkpoint. Where training fails no pair is measured.
+# Afterwards, copy the two records to outputs/reference/<gpu>/.
 set -uo pipefail
 out=${1:?folder for the results} data=${2:-} minutes=${3:-8} pair=tiny failed=0
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
@@ -17,13 +18,13 @@ speed() { python3 -m dynatree_lib gpu "$out" "$@" 2>&1 | tee -a "$out/gpu_speed.
 
 speed --parts shapes || failed=1
 if [ -n "$data" ]; then
-  if [ -f "$out/pythia-160m-14m/target/config.json" ] || python3 -m dynatree_lib train --recipe pythia-160m-14m --data "$data" \
-    --out "$out/pythia-160m-14m" --work "$out/work" --device cuda --max-minutes "$minutes" 2>&1 | tee "$out/train.log"; then
-    pair=$out/pythia-160m-14m
-  else
-    failed=1
+  pair=$out/pythia-160m-14m resume=()
+  [ ! -f "$out/work/begun.json" ] || resume=(--resume)
+  if [ ! -f "$pair/card.json" ]; then
+    python3 -m dynatree_lib train --recipe pythia-160m-14m --data "$data" --out "$pair" --work "$out/work" --device cuda \
+      --max-minutes "$minutes" ${resume[@]+"${resume[@]}"} 2>&1 | tee -a "$out/train.log" || exit 1
   fi
+  rm -rf "$out/work"
 fi
 speed --parts pair,joined --pair "$pair" || failed=1
-rm -rf "$out/work"
 exit $failed

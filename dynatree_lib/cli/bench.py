@@ -38,6 +38,10 @@ def _measured(args: argparse.Namespace) -> Results:
     sampling = arguments.sampling_of(args)
     for path in filter(None, (args.json, args.records)):
         check_writable(path)
+    if args.json and args.records and args.json.resolve() == args.records.resolve():
+        raise ValueError(
+            f"--json and --records are both {args.json}, and each would replace the other; give two files."
+        )
     if args.resume and not args.records:
         raise ValueError("--resume needs --records FILE; give the file to go on with.")
     pair = arguments.pair_of(args)

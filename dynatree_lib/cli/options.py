@@ -278,7 +278,7 @@ def gpu(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=int, metavar="N", help="tokens of each text (default: 200)")
     add("--device", default="cuda")
     add("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    add("--again", action="store_true", help="measure anew what an earlier run in that folder has")
+    add("--again", action="store_true", help="measure the parts anew that an earlier run in that folder has")
     add("--tiny", action="store_true", help="small shapes and few turns: does it run?")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..suite.plan import Job, find_sources, make_jobs, parse_override, project_root, select
-from ..suite.run import INTERRUPTED, check_unfinished, default_out, describe_plan, require_papermill, run_jobs
+from ..suite.run import INTERRUPTED, check_place, default_out, describe_plan, require_papermill, run_jobs
 from . import arguments
 
 
@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> int:
         say(describe_plan(jobs, out, args.resume))
         return 0
     require_papermill()
-    check_unfinished(jobs, out, args.resume or args.overwrite)
+    check_place(jobs, out, args.resume, args.overwrite)
     code = _run(args, jobs, out, root)
     if args.report and code != INTERRUPTED:
         from ..suite.report import build_report  # here, because it loads nbconvert

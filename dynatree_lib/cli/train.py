@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..paths import cache_folder
+from ..paths import cache_folder, sole_run
 
 if TYPE_CHECKING:
     from ..training.optimize import Runtime
@@ -24,6 +24,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         ValueError, FileNotFoundError, FileExistsError: before any work, where the recipe, the texts, the options or the
             folders do not fit.
+        RuntimeError: where another training works in the same folder.
     """
     import transformers
 
@@ -47,15 +48,16 @@ def main(args: argparse.Namespace) -> int:
     if isinstance(recipe, DraftRecipe):
         out = args.out or Path("data") / recipe.target
         work = args.work or cache_folder() / "training" / recipe.target
-        train_draft(
-            open_draft_training(recipe, args.data, work, out, _runtime(args), log, args.force), args.max_minutes
-        )
+        drafting = open_draft_training(recipe, args.data, work, out, _runtime(args), log, args.force)
+        with sole_run(work):
+            train_draft(drafting, args.max_minutes)
         log(f"the draft is in {out / recipe.kind}")
         return 0
     out = args.out or Path("data") / recipe.name
     work = args.work or Path("outputs/train") / recipe.name
     training = open_training(recipe, args.data, work, out, _runtime(args), log, args.resume, args.force)
-    train_pair(training, args.max_minutes)
+    with sole_run(work):
+        train_pair(training, args.max_minutes)
     log(f"the pair is in {out}")
     return 0
 

@@ -9,6 +9,7 @@ It runs from end to end on a CPU with small shapes (`--device cpu --tiny`, which
 part `shapes` gave on an H200; the others have not been run there.
 
 OUT/gpu_speed.json is written after each measurement; a failed measurement leaves its error there and the others go on.
+What was measured stays as long as setup and pair are the same; what follows from it (`joined`) is computed each time.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from ..fast.static import StaticModel, static_pair
 from ..measure.bandwidth import ceilings, forward_bytes, matmul_flops, measure_bandwidth, median_seconds
 from ..measure.clock import known_objects_frozen, quiet_machine, synchronize
 from ..measure.cost_model import MeasuredCosts, measure_costs, prediction_rows
-from ..measure.environment import describe_environment, describe_model, public_text, weight_bytes
+from ..measure.environment import describe_environment, describe_model, public_name, public_text, weight_bytes
 from ..measure.grids import labelled
 from ..measure.methods import Variant, variants
 from ..measure.prompts import BenchPrompt
 from ..measure.protocol import read_results, run_benchmark
 from ..models.huggingface import HFModel
-from ..models.pairs import Pair, check_pair_name, load_pair
-from ..paths import write_atomically
+from ..models.pairs import Pair, check_pair_name, load_pair, pair_files
+from ..paths import sole_run, write_atomically
 from ..sampling import Sampling
 from ..workloads import Workload, load_workload
 from .speed.cost_growth import any_text, forward_times, iteration_costs, level_costs
@@ -71,6 +72,12 @@ CAPTIONS = {
     "joined": "Predicted, not measured: tokens per iteration of the trained pair at the costs of the shapes.",
     "goals": "The goals and the numbers of this run; each from the measurement named.",
 }
+_MEASURED = {
+    "shapes": ("memory", "bandwidth", "agreement", "plain", "iterations", "forwards", "attention", "growth", "levels",
+               "costs"),
+    "pair": ("methods",), "as_loaded": ("as_loaded",), "joined": (),
+}  # fmt: skip
+"""Part -> what is measured in it."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +140,12 @@ class Record:
     body: Row = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
-    def take(self, name: str, measure: Callable[[], Any]) -> None:
-        """Keep the rows of a measurement, or its error; Ctrl-C ends the run. Rows that are there stay."""
-        if "rows" in self.body.get(name, {}):
+    def take(self, name: str, measure: Callable[[], Any], about: Row | None = None) -> None:
+        """Keep the rows of a measurement and what there is to say `about` it, or its error; Ctrl-C ends the run.
+
+        Rows that are there stay.
+        """
+        if self.has(name):
             return
         progress(f"gpu_speed: {name}")
         begun = time.monotonic()
@@ -146,8 +156,13 @@ class Record:
             result = {"error": public_text(f"{type(error).__name__}: {error}")}
             self.failed.append(name)
             progress(f"gpu_speed: {name} failed: {result['error']}")
-        self.body[name] = {"caption": CAPTIONS[name], **result, "took_seconds": round(time.monotonic() - begun, 1)}
+        took = {"took_seconds": round(time.monotonic() - begun, 1)}
+        self.body[name] = {"caption": CAPTIONS[name], **(about or {}), **result, **took}
         write_atomically(self.path, json.dumps(self.body, indent=1, ensure_ascii=False) + "\n")
+
+    def has(self, name: str) -> bool:
+        """Return whether a measurement was made and did not fail."""
+        return "rows" in self.body.get(name, {})
 
     def rows(self, name: str) -> Any:
         """Return the rows of an earlier measurement.
@@ -155,7 +170,7 @@ class Record:
         Raises:
             ValueError: if it was not made, or failed.
         """
-        if "rows" not in self.body.get(name, {}):
+        if not self.has(name):
             raise ValueError(
                 f"This needs the measurement '{name}', which {self.path.name} does not hold; run its part."
             )
@@ -405,6 +420,7 @@ def _benchmark(pair: Pair, compared: Sequence[Variant], workload: Workload, plan
 def joined(record: Record, out: Path) -> list[Row]:
     """Predict the trained pair's counts at the costs of the shapes."""
     measured, plain_step = MeasuredCosts.from_json(record.rows("costs")), record.rows("plain")[0]["ar_fast"]
+    record.rows("methods")  # else the file of its runs is cut, or another pair's
     rows = []
     for row in prediction_rows(read_results(out / "pair.jsonl"), measured):
         speed = row["tokens_per_iteration"] / (row["predicted_iteration"] * measured.step_seconds)
@@ -452,10 +468,11 @@ def measure_all(
     plan: Plan,
     again: bool = False,
 ) -> int:
-    """Measure the parts asked for into `out`; 1 if a measurement failed.
+    """Measure the parts asked for into `out`, with `again` also what is there of them; 1 if a measurement failed.
 
     Raises:
-        ValueError: before any work, for an unknown part, a missing device, or a record of another setup.
+        ValueError: before any work, for an unknown part, a missing device, or a record of another setup or pair.
+        RuntimeError: where another run works in `out`.
     """
     if plan.prompts < 1 or plan.tokens < 2:
         raise ValueError(f"There are {plan.prompts} prompts and {plan.tokens} tokens; give at least 1 and 2.")
@@ -464,27 +481,62 @@ def measure_all(
             raise ValueError(f"There is no part '{part}'; choose from {', '.join(PARTS)}.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("torch sees no CUDA device here; try --device cpu --tiny.")
+    setup = {
+        "environment": describe_environment(), "plan": json.loads(json.dumps(asdict(plan))),
+        "dtype": str(dtype).removeprefix("torch."), "device": str(device),
+    }  # fmt: skip
+    about: Row = {}
     if {"pair", "as_loaded"} & set(parts):
         check_pair_name(pair)
-    out.mkdir(parents=True, exist_ok=True)
-    record = Record(out / FILE)
-    name = str(dtype).removeprefix("torch.")
-    setup = {"environment": describe_environment(), "plan": json.loads(json.dumps(asdict(plan))), "dtype": name}
-    if record.path.exists() and not again:
-        record.body = json.loads(record.path.read_text(encoding="utf-8"))
-        if any(record.body.get(key) != value for key, value in setup.items()):
+        about = {"pair": {"name": public_name(pair), "files": pair_files(pair)}}
+    with sole_run(out):
+        record = begun_record(out / FILE, setup, about, parts, again)
+        if "shapes" in parts:
+            measure_shapes(record, plan, device, dtype)
+        if "pair" in parts:
+            record.take("methods", lambda: methods(plan, pair, device, dtype, out), about)
+        if "as_loaded" in parts:
+            record.take("as_loaded", lambda: as_loaded(plan, pair, device, dtype, out), about)
+        if "joined" in parts or "joined" in record.body:
+            for name in ("joined", "goals"):
+                record.body.pop(name, None)
+            record.take("joined", lambda: joined(record, out))
+            record.take("goals", lambda: goals(record))
+    return 1 if record.failed else 0
+
+
+def begun_record(path: Path, setup: Row, about: Row, parts: Sequence[str], again: bool) -> Record:
+    """Return what an earlier run measured, with `again` without what the parts asked for measure.
+
+    Raises:
+        ValueError: where the rest was measured with another setup, or of another pair than the parts ask for.
+    """
+    record = Record(path, _read(path) if path.exists() else {})
+    for part in parts if again else ():
+        for name in _MEASURED[part]:
+            record.body.pop(name, None)
+    measured = [name for names in _MEASURED.values() for name in names if record.has(name)]
+    if measured and any(record.body.get(key) != value for key, value in setup.items()):
+        raise ValueError(
+            f"{path} holds '{measured[0]}' measured with other sizes, on another device or machine or at another "
+            "commit; give another folder, or measure all parts with --again."
+        )
+    for name in ("methods", "as_loaded"):
+        if about and record.has(name) and record.body[name].get("pair") != about["pair"]:
+            had = (record.body[name].get("pair") or {}).get("name")
             raise ValueError(
-                f"{record.path} was measured with other sizes, on another machine or at another commit; give another "
-                "folder, or --again."
+                f"{path} holds '{name}' of the pair '{had}', and '{about['pair']['name']}' is another, or its files "
+                "are; give another folder, or measure anew with --again --parts pair,as_loaded,joined."
             )
     record.body |= setup
-    if "shapes" in parts:
-        measure_shapes(record, plan, device, dtype)
-    if "pair" in parts:
-        record.take("methods", lambda: methods(plan, pair, device, dtype, out))
-    if "as_loaded" in parts:
-        record.take("as_loaded", lambda: as_loaded(plan, pair, device, dtype, out))
-    if "joined" in parts:
-        record.take("joined", lambda: joined(record, out))
-        record.take("goals", lambda: goals(record))
-    return 1 if record.failed else 0
+    return record
+
+
+def _read(path: Path) -> Row:
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict) or not all(isinstance(body.get(name, {}), dict) for name in CAPTIONS):
+        raise ValueError(f"{path} is damaged, or no record of `dynatree gpu`; move it away, or give another folder.")
+    return body

@@ -23,6 +23,7 @@ import torch
 from ..checks import chosen, of_kind, whole
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair
+from ..paths import sole_writer
 from ..sampling import Sampling
 from .bandwidth import forward_bytes, measure_bandwidth
 from .clock import known_objects_frozen, quiet_machine, rotated, synchronize
@@ -171,6 +172,7 @@ def run_benchmark(
         TypeError: before any work, for a pair or a sampling of another kind.
         ValueError: before any work, for unknown methods or options, no prompts, prompts that with the budget do not fit
             the context, a file that cannot be written, or one of another setup.
+        RuntimeError: before any work, where another run writes to that file.
     """
     of_kind("The pair", pair, Pair, "load one with load_pair")
     for role in ("target", "draft"):
@@ -184,11 +186,7 @@ def run_benchmark(
     sampling, progress = sampling or Sampling(), progress or quiet
     runners = {one.label: checked_runner(pair, one, sampling, repeats) for one in compared}
     path = None if records is None else check_writable(Path(records))
-    if path is not None and existing == "refuse" and path.exists():
-        raise ValueError(
-            f"{path} exists; resume it (existing='resume', --resume), replace it (existing='replace', --overwrite), "
-            "or give another file."
-        )
+    _check_new(path, existing)
     if turns != "first":
         ready = prepare_prompts(pair, prompts, max_new_tokens, turns)
     entries = [
@@ -227,9 +225,10 @@ def run_benchmark(
     if pair.independent is not None and any(one.method.draft_of(one.options) == "common_draft" for one in compared):
         setup["common_draft"] = describe_draft(pair.independent)
     header = Header(describe_environment(), setup, datetime.now(UTC).isoformat(timespec="seconds"))
-    found = _begun(path, header, existing, progress)
-    with found.kept_in(path), known_objects_frozen():
-        _Benchmark(pair, compared, runners, ready, sampling, found, clock, progress).measure(bandwidth)
+    with sole_writer(path), known_objects_frozen():
+        found = _begun(path, header, existing, progress)
+        with found.kept_in(path):
+            _Benchmark(pair, compared, runners, ready, sampling, found, clock, progress).measure(bandwidth)
     return Results(found)
 
 
@@ -250,8 +249,17 @@ def checked_runner(pair: Pair, one: Variant, sampling: Sampling, repeats: int) -
     return runner
 
 
+def _check_new(path: Path | None, existing: Existing) -> None:
+    if path is not None and existing == "refuse" and path.exists():
+        raise ValueError(
+            f"{path} exists; resume it (existing='resume', --resume), replace it (existing='replace', --overwrite), "
+            "or give another file."
+        )
+
+
 def _begun(path: Path | None, header: Header, existing: Existing, progress: Callable[[str], None]) -> Records:
     """Return what an earlier run left in the file, if it is to be resumed; otherwise records without a line."""
+    _check_new(path, existing)  # once more: another run may have made the file since
     if path is None or not path.exists() or existing not in ("resume", "reuse"):
         return Records(header)
     try:

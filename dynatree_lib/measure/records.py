@@ -374,7 +374,7 @@ def read_records(path: str | os.PathLike[str]) -> Records:
     for number, text in enumerate(rest, 2):
         try:
             records.add(_parse(text))
-        except ValueError as error:
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             last = number == len(rest) + 1
             reason = "is cut off, as after a crash" if last and text[-1:] != "}" else f"is not a record ({error})"
             records.notes.append(f"Line {number} of {path.name} {reason}; it is left out and counts as not done.")
@@ -397,7 +397,7 @@ def _header(path: Path, text: str) -> Header:
         found = body.get("format") if body.get("kind") == Header.kind else None
         header = Header(body["environment"], body["setup"], str(body.get("started", "")))
         sound = isinstance(header.environment, dict) and isinstance(header.setup, dict)
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} does not begin with the header of a benchmark; it is no records file.") from error
     if found != FORMAT or not sound:
         raise ValueError(f"{path} has records of format {found} and this version reads format {FORMAT}; measure again.")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -175,6 +177,28 @@ def check_pair_name(name: str) -> None:
         _packaged(name)
     else:
         _sources(name)
+
+
+def pair_files(name: str) -> dict[str, str]:
+    """Return the SHA-256 of each file of a pair that is a folder here, by path; empty for one of `PAIRS`, or no pair.
+
+    A pair's name says nothing of what lies in a folder of one's own.
+    """
+    if name in PAIRS:
+        return {}
+    files = (path for role in ("target", "draft") for path in Path(name, role).rglob("*") if path.is_file())
+    return {path.relative_to(name).as_posix(): _sha256(path, *_state(path)) for path in sorted(files)}
+
+
+def _state(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+@cache
+def _sha256(path: Path, _size: int, _modified: int) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def load_pruned_pair(

@@ -46,6 +46,7 @@ DELAY = 60
 """Seconds after which a file of another machine is visible on a shared file system."""
 EVERY = 30.0
 """Seconds between two lines on what is running."""
+NO_WORKER = "No worker is left; the run goes on when one comes, or stop it by Ctrl-C."
 GPU = "GPU"
 """The resource that a worker with a GPU declares."""
 CORES = "DYNATREE_WORKER_CORES"
@@ -63,11 +64,13 @@ class Finished:
 
 
 def require_distributed() -> None:
-    """Raise RuntimeError with the way out where Dask is not installed."""
+    """Raise RuntimeError with the way out where Dask is not installed; where it is, let the run alone speak."""
     try:
         import distributed  # noqa: F401
     except ImportError as error:
         raise RuntimeError("Workers need Dask: pip install 'dynatree-lib[cluster]'.") from error
+    for name in ("distributed", "distributed.client"):  # Dask gives the second a level of its own
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 # ------------------------------------------------------------------------------------------------------------ workers
@@ -100,7 +103,6 @@ def local_workers(count: int, gpu: bool = False) -> Iterator[Client]:
         }  # fmt: skip
         workers[number] = {"cls": Nanny, "options": options}
     plan = {"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard": False, "allowed_failures": DEATHS - 1}}
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # the run says what became of each notebook
     with SpecCluster(workers=workers, scheduler=plan, silence_logs=False) as cluster, Client(cluster) as client:
         try:
             client.wait_for_workers(count, timeout=STARTING)
@@ -178,8 +180,8 @@ def check_workers(client: Client, folders: Sequence[Path], gpu: bool) -> None:
 
 
 def workers_of(client: Client) -> Mapping[str, Any]:
-    """Return address -> facts of the workers that a scheduler has."""
-    found: Mapping[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
+    """Return address -> facts of the workers that a scheduler has; none where it is gone."""
+    found: Mapping[str, Any] = client.scheduler_info(n_workers=-1).get("workers", {})
     return found
 
 
@@ -240,12 +242,13 @@ def run_on_workers(
 ) -> int:
     """Run jobs into `out` on the workers of a client and return the exit code, as `run.run_jobs` does one by one.
 
-    The longest go first. Ctrl-C stops the notebooks that are running and keeps everything that has finished.
+    The longest go first. Ctrl-C stops the notebooks that are running and keeps everything that has finished; so does a
+    scheduler that dies.
     """
     out.mkdir(parents=True, exist_ok=True)
     sources = sorted({job.source.path.parent for job in jobs})
     check_workers(client, (out, root, *sources), any(map(on_gpu, jobs)))
-    with begun_run(jobs, out, resume or overwrite):
+    with begun_run(jobs, out, resume, overwrite):
         return _Fanout(client, jobs, out, root, resume, say, timeout).run()
 
 
@@ -273,7 +276,7 @@ class _Fanout:
         """Run everything and return the exit code."""
         spoken = time.monotonic()
         try:
-            while self.waiting or self.running:
+            while self.running or (self.waiting and self.client.status != "closed"):
                 self._send()
                 for future in [one for one in self.running if one.done()]:
                     self._settle(future)
@@ -287,12 +290,14 @@ class _Fanout:
                 time.sleep(0.2)
         except KeyboardInterrupt:
             self._stop()
+        if self.client.status == "closed":
+            self.say("The scheduler is gone.")
         self.say(describe_outcomes(self.outcomes, self.count, self.out))
-        return exit_code(self.outcomes)
+        return exit_code(self.outcomes) or int(bool(self.waiting))
 
     def _send(self) -> None:
         """Send as many notebooks as there are workers for, so that none waits at a worker that may die."""
-        if not self.waiting:  # and the scheduler need not be asked
+        if not self.waiting or self.client.status != "running":  # the scheduler need not be asked, or does not answer
             return
         workers = workers_of(self.client).values()
         cards = sum(bool(one["resources"].get(GPU)) for one in workers)
@@ -332,7 +337,7 @@ class _Fanout:
     def _report(self) -> None:
         """Say what is running; that no worker is left, where none is."""
         if not workers_of(self.client):
-            self.say("No worker is left; the run goes on when one comes, or stop it by Ctrl-C.")
+            self.say(NO_WORKER)
         elif line := under_way(self.running.values(), self.out):
             self.say(line)
 

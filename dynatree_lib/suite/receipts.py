@@ -82,7 +82,7 @@ class Files:
         """
         if self.partial.is_file():
             time.sleep(ORPHANED)
-        unfinished = not differences(basis, read_or_empty(self.failure).get("fingerprint", {}))
+        unfinished = not differences(basis, read_or_empty(self.failure, NOTE).get("fingerprint") or {})
         self.clear(keep_records=resume and unfinished)
 
 
@@ -114,7 +114,10 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 OPTIONAL = (str, NoneType)
-NOTE = {"title": OPTIONAL, "status": OPTIONAL, "problem": OPTIONAL, "library_sha256": OPTIONAL, **COST}
+NOTE = {
+    **dict.fromkeys(("title", "status", "problem", "library_sha256", "profile"), OPTIONAL),
+    **dict.fromkeys(("parameters", "fingerprint"), (dict, NoneType)), **COST,
+}  # fmt: skip
 """Of a receipt or a failure note. These are shapes, as for `checks.has_shape`."""
 RUN = {
     "notebooks": [str], "profile": OPTIONAL, "started": OPTIONAL, "commit": OPTIONAL, "environment": (dict, NoneType)
@@ -204,11 +207,29 @@ def why_rerun(files: Files, basis: Mapping[str, Any]) -> str | None:
         receipt = read_json(files.receipt, NOTE)
     except (ValueError, OSError) as error:
         return f"its receipt cannot be read: {error}"
-    if receipt.get("schema") != SCHEMA or not isinstance(receipt.get("written"), dict):
+    if not _complete(receipt):
         return "its receipt is incomplete or of another version of the suite"
     if changed := differences(basis, receipt):
         return f"{' and '.join(changed)} changed since"
     return damage(files, receipt)
+
+
+def _complete(receipt: Mapping[str, Any]) -> bool:
+    return receipt.get("schema") == SCHEMA and isinstance(receipt.get("written"), dict)
+
+
+def asked_otherwise(files: Files, basis: Mapping[str, Any]) -> str:
+    """Return in which parameters or profile a sound result differs from a request, "seed=1, now 2"; empty for none."""
+    receipt = read_or_empty(files.receipt, NOTE)
+    if not _complete(receipt) or damage(files, receipt):
+        return ""
+    then, this = ({"profile": one.get("profile"), **(one.get("parameters") or {})} for one in (receipt, basis))
+    default = "the notebook's own"
+    return ", ".join(
+        f"{name}={then.get(name, default)}, now {this.get(name, default)}"
+        for name in {**then, **this}
+        if then.get(name, default) != this.get(name, default)
+    )
 
 
 def damage(files: Files, receipt: Mapping[str, Any]) -> str | None:

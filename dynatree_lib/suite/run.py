@@ -17,11 +17,24 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from threading import Event, Thread
-from typing import IO, Any
+from typing import Any
 
 from ..measure.environment import describe_environment, git_commit, package_version
+from ..paths import sole_run
 from .plan import Cost, Job, cell_source
-from .receipts import NOTE, RUN, RUN_FILE, Files, fingerprint, now, read_or_empty, why_rerun, write_json, write_receipt
+from .receipts import (
+    NOTE,
+    RUN,
+    RUN_FILE,
+    Files,
+    asked_otherwise,
+    fingerprint,
+    now,
+    read_or_empty,
+    why_rerun,
+    write_json,
+    write_receipt,
+)
 
 INTERRUPTED = 130  # a shell's exit code for Ctrl-C
 PACKAGES = ("datasets", "papermill", "plotly")  # of the notebooks, besides those that decoding needs
@@ -59,15 +72,33 @@ def default_out(root: Path, profile: str, resume: bool) -> Path:
     return new if not earlier or earlier[-1] < new else earlier[-1].with_name(f"{earlier[-1].name}-2")
 
 
-def check_unfinished(jobs: Sequence[Job], out: Path, allowed: bool) -> None:
-    """Raise ValueError where a notebook has finished in this folder, unless its results may be replaced."""
+def check_place(jobs: Sequence[Job], out: Path, resume: bool, overwrite: bool) -> None:
+    """Check that a run into this folder replaces nothing that it should not.
+
+    Raises:
+        ValueError: where a notebook lies that no run wrote, such as the one to be run; where a notebook has finished,
+            without `resume` and `overwrite`; with `resume`, where it has finished with other parameters.
+    """
+    for job in jobs:
+        files = Files(out, job.name)
+        ours = any(path.is_file() for path in (out / RUN_FILE, files.receipt, files.failure))
+        if files.executed.exists() and (not ours or files.executed.samefile(job.source.path)):
+            raise ValueError(
+                f"{files.executed} is a notebook that no run wrote and this one would replace it; give another --out."
+            )
     finished = [job.name for job in jobs if Files(out, job.name).receipt.is_file()]
-    if finished and not allowed:
+    if finished and not (resume or overwrite):
         others = f" and {len(finished) - 1} more" if len(finished) > 1 else ""
         raise ValueError(
             f"{finished[0]}{others} finished in {out} before; keep what is valid with --resume, run all again with "
             "--overwrite, or give another --out."
         )
+    for job in jobs if resume else ():
+        if asked := asked_otherwise(Files(out, job.name), fingerprint(job)):
+            raise ValueError(
+                f"{job.name} finished in {out} with other parameters ({asked}) and would be run again; give the same, "
+                "another --out, or --overwrite."
+            )
 
 
 # ----------------------------------------------------------------------------------------------------------- execution
@@ -88,10 +119,10 @@ def run_jobs(
     fails.
 
     Raises:
-        ValueError: where a notebook has finished in `out`, without `resume` and `overwrite`.
+        ValueError: as for `check_place`.
         RuntimeError: where another run works in `out`.
     """
-    with begun_run(jobs, out, resume or overwrite):
+    with begun_run(jobs, out, resume, overwrite):
         return _run_jobs(jobs, out, root, resume, say, progress, timeout)
 
 
@@ -182,9 +213,11 @@ def run_papermill(job: Job, target: Path, root: Path, progress: bool) -> None:
     from papermill.iorw import write_ipynb
     from traitlets.config import Config
 
+    # papermill fills parameters into the braces of paths
+    source, partial = (str(path).replace("{", "{{").replace("}", "}}") for path in (job.source.path, target))
     notebook = papermill.execute_notebook(
-        str(job.source.path),
-        str(target),
+        source,
+        partial,
         parameters=dict(job.parameters),
         kernel_name="python3",
         progress_bar={"desc": job.name, "leave": False} if progress else False,
@@ -278,60 +311,13 @@ class Watch:
 
 
 @contextmanager
-def sole_run(out: Path) -> Iterator[None]:
-    """Hold a folder for one run; a second one would delete what the first is writing.
-
-    Raises:
-        RuntimeError: where another run holds it.
-    """
-    try:
-        import fcntl  # noqa: F401
-    except ImportError:  # not on this system
-        yield
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / ".running"
-    while (file := _locked(path)) is None:
-        pass  # a run that ended took the file away
-    with file:
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _locked(path: Path) -> IO[str] | None:
-    """Return a file that this process has locked; None where the file of that name is another one by now.
-
-    A run that ends removes its file, and a lock on the removed file would leave the folder to the next one too.
-    """
-    import fcntl
-
-    file = path.open("a")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise RuntimeError(
-            f"Another run works in {path.parent}; wait until it has ended, or give another --out."
-        ) from error
-    except OSError:  # a file system without locks
-        pass
-    with suppress(FileNotFoundError):
-        if os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            return file
-    file.close()
-    return None
-
-
-@contextmanager
-def begun_run(jobs: Sequence[Job], out: Path, allowed: bool) -> Iterator[None]:
-    """Hold a folder for a run of these jobs, and write its subject; `allowed` is as for `check_unfinished`.
+def begun_run(jobs: Sequence[Job], out: Path, resume: bool, overwrite: bool) -> Iterator[None]:
+    """Hold a folder for a run of these jobs, and write its subject; errors as for `sole_run` and `check_place`.
 
     What has finished is looked for once the folder is held: another run may have finished it a moment before.
     """
     with sole_run(out):
-        check_unfinished(jobs, out, allowed)
+        check_place(jobs, out, resume, overwrite)
         write_run_file(out, jobs)
         yield
 
@@ -407,7 +393,7 @@ def describe_outcomes(outcomes: Sequence[Outcome], planned: int, out: Path) -> s
     lines = [f"{planned} notebook{'' if planned == 1 else 's'}: {', '.join(words)}."]
     lines += [f"  {outcome.name} {outcome.status}: {outcome.problem}" for outcome in outcomes if outcome.problem]
     lines += [f"Results: {out}"]
-    if counts["failed"] or counts["interrupted"]:
+    if counts["failed"] or counts["interrupted"] or planned > len(outcomes):
         lines += [f"Finished notebooks stay; run only the rest with the same command and --resume --out {out}."]
     return "\n".join(lines)
 

@@ -27,11 +27,11 @@ from ..measure.protocol import checked_runner, run_benchmark
 from ..measure.statistics import ratio
 from ..models.engines import check_engine
 from ..models.pairs import Pair, load_pair
-from ..paths import data_path
+from ..paths import data_path, sole_run
 from ..sampling import Sampling
 from ..workloads import WORKLOADS, Workload, load_workload
 from .receipts import data_sha256, library_sha256, now, read_json, read_or_empty, write_json
-from .run import INTERRUPTED, Say, shorten, sole_run
+from .run import INTERRUPTED, Say, shorten
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -139,7 +139,7 @@ def _content(path: str | Path) -> dict[str, Any]:
         file = shipped[str(path)]
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:  # of a wrong !!tag, too
         raise ValueError(f"{path} is no YAML; write `method: ...` and `grid: ...` ({shorten(str(error))}).") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; a sweep is `method: ...` and `grid: ...`.")
@@ -334,7 +334,7 @@ def _run(sweep: Sweep, say: Say, client: Client | None) -> int:
     kept = len(sweep.points) - len(todo)
     code = 0
     try:
-        for number, (point, problem) in enumerate(_measured(sweep, todo, client), 1):
+        for number, (point, problem) in enumerate(_measured(sweep, todo, say, client), 1):
             failed += bool(problem)
             rest = (time.monotonic() - began) / number * (len(todo) - number)
             say(f"[{kept + number}/{len(sweep.points)}] {point}: {problem or 'done'}, about {rest / 60:.0f} min left")
@@ -348,28 +348,39 @@ def _run(sweep: Sweep, say: Say, client: Client | None) -> int:
     return code or int(left > 0)
 
 
-def _measured(sweep: Sweep, todo: Sequence[Point], client: Client | None) -> Iterator[tuple[Point, str]]:
-    """Measure configurations, and yield each with what went wrong: nothing, most often."""
+def _measured(sweep: Sweep, todo: Sequence[Point], say: Say, client: Client | None) -> Iterator[tuple[Point, str]]:
+    """Measure configurations, and yield each with what went wrong: nothing, most often; end where no scheduler is."""
     if client is None:
         for point in todo:
             yield point, attempt(sweep.rows, point)
         return
-    from distributed import as_completed
+    from . import cluster
 
-    from .cluster import submitted
-
-    futures = {
-        submitted(
+    waiting = {
+        cluster.submitted(
             client, attempt, sweep.rows, point, name=point.key, gpu=point.setting.device.startswith("cuda")
         ): point
         for point in todo
     }
+    spoken = time.monotonic()
     try:
-        for future in as_completed(futures):
-            error = future.exception()
-            yield futures[future], f"failed: {type(error).__name__}: {error}" if error else future.result()
+        while waiting:
+            done = [future for future in waiting if future.done()]
+            if any(future.status == "cancelled" for future in done):
+                say("The connection to the scheduler was lost.")
+                return
+            for future in done:
+                error = future.exception()
+                problem = f"failed: {type(error).__name__}: {error}" if error else future.result()
+                yield waiting.pop(future), problem
+            if time.monotonic() - spoken > cluster.EVERY:
+                spoken = time.monotonic()
+                if not cluster.workers_of(client):
+                    say(cluster.NO_WORKER)
+            time.sleep(0.2)
     finally:
-        client.cancel(list(futures), force=True)
+        if client.status == "running":
+            client.cancel(list(waiting), force=True)
 
 
 def attempt(rows: Rows, point: Point) -> str:

@@ -22,13 +22,13 @@ from ..models.fetch import ORIGIN, fetch
 from ..models.huggingface import HFModel
 from ..models.pairs import load_model
 from ..models.pruned import LAYERS, TOKENS, WEIGHTS, store_pruned, untrained
-from ..paths import write_atomically
+from ..paths import check_own, sole_run, write_atomically
 from ..workloads import load_workload
 from .answers import SOURCES, ask, continued, requests, sequences, store_answers, write_answers
-from .card import hardware, versions, write_card
+from .card import CARD, hardware, versions, write_card
 from .losses import chain_agreement, windows_loss
 from .optimize import Log, Run, Runtime
-from .recipe import DraftRecipe
+from .recipe import DraftRecipe, read_object
 from .texts import Windows, frequent, read_texts, write_features
 
 HELD_OUT_FILES = 1
@@ -67,25 +67,27 @@ def open_draft_training(
     """Check what can be wrong before any work. Answers are kept between runs; `force` forgets the draft's checkpoint.
 
     Raises:
-        FileExistsError: when `out` holds a finished draft.
+        FileExistsError: when `out` holds a finished draft, or where it would be, something else.
         ValueError: without a folder of data sets, or when `work` belongs to another recipe's answers.
+        RuntimeError: where another training works in `work`.
     """
     if (out / recipe.kind / LAYERS).is_file() and not force:
         raise FileExistsError(
             f"{out / recipe.kind} already holds a draft; pass --force to replace it, or another --out."
         )
+    check_own(out / recipe.kind, CARD, "--out")
     if data is None:
         raise ValueError(
             "Prompts come from local data sets: give --data DIR with wikitext-2-raw/, gsm8k/, mbpp/ and spec_bench/."
         )
     training = DraftTraining(recipe, data, work, out, runtime, log)
     begun = work / "begun.json"
-    if force:
-        (work / f"{recipe.kind}.checkpoint").unlink(missing_ok=True)
-    if begun.is_file() and json.loads(begun.read_text(encoding="utf-8"))["mark"] != training.mark():
+    if begun.is_file() and read_object(begun).get("mark") != training.mark():
         raise ValueError(f"{work} holds the answers of another recipe; remove it, or give another --work.")
-    work.mkdir(parents=True, exist_ok=True)
-    write_atomically(begun, json.dumps({"mark": training.mark(), "recipe": recipe.as_json()}, indent=2) + "\n")
+    with sole_run(work):
+        if force:
+            (work / f"{recipe.kind}.checkpoint").unlink(missing_ok=True)
+        write_atomically(begun, json.dumps({"mark": training.mark(), "recipe": recipe.as_json()}, indent=2) + "\n")
     return training
 
 

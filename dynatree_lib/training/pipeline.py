@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..paths import whole_file
+from ..paths import check_own, sole_run, whole_file
 from . import card as cards
 from .corpus import Part, encode_parts, load_corpus, train_tokenizer
 from .distil import (
@@ -28,9 +28,12 @@ from .distil import (
 )
 from .evaluate import held_out_figures
 from .optimize import Log, Run, Runtime
-from .recipe import Recipe, from_json
+from .recipe import Recipe, from_json, read_object
 
 TARGET_SHARE = 0.6  # of --max-minutes; the rest is the draft's, its on-policy text included
+
+BEGUN = "begun.json"
+"""File of a working folder: what is trained there. A folder without it is not removed."""
 
 Tokens = dict[str, np.ndarray]
 
@@ -85,29 +88,42 @@ def open_training(
 ) -> Training:
     """Check everything that can be wrong before any work, then make the working folder.
 
+    `force` replaces a finished pair and an unfinished run, nothing else.
+
     Raises:
-        FileExistsError: when `out` holds a finished pair or `work` an unfinished run; the sentence says the way out.
+        FileExistsError: when `out` holds a finished pair, `work` an unfinished run, or either of them other things; the
+            sentence says the way out.
         FileNotFoundError: for a missing text part.
-        ValueError: when `work` belongs to another recipe or corpus.
+        ValueError: when `work` belongs to another recipe or corpus, or when one folder lies in the other.
+        RuntimeError: where another training works in `work`.
     """
-    if out.is_file():
-        raise FileExistsError(f"{out} is a file; give a folder for the pair.")
+    work, out = work.resolve(), out.resolve()
+    for folder, option, use in ((out, "--out", "the pair"), (work, "--work", "checkpoints")):
+        if folder.exists() and not folder.is_dir():
+            raise FileExistsError(f"{folder} is a file; give a folder for {use} ({option}).")
+    if work.is_relative_to(out) or out.is_relative_to(work):
+        raise ValueError(
+            f"--work {work} and --out {out} lie in each other, and each is replaced whole; give two apart."
+        )
+    check_own(out, cards.CARD, "--out")
+    check_own(work, BEGUN, "--work")
     if (out / cards.CARD).is_file() and not force:
         raise FileExistsError(f"{out} already holds a finished pair; pass --force to replace it, or another --out.")
     training = Training(recipe, load_corpus(recipe.parts, data, library), work, out, runtime, log)
-    begun = work / "begun.json"
+    begun = work / BEGUN
     mark = training.mark()
     if begun.is_file() and resume:
-        stored = json.loads(begun.read_text(encoding="utf-8"))
-        if stored["mark"] != mark:
+        stored = read_object(begun)
+        if stored.get("mark") != mark:
             raise ValueError(f"{work} was begun with other texts or another recipe; pass --force to start anew.")
-        return replace(training, recipe=from_json(stored["recipe"]))
+        return replace(training, recipe=from_json(stored.get("recipe", {})))
     if begun.is_file() and not force:
         raise FileExistsError(
             f"{work} holds an unfinished run; pass --resume to go on with it, or --force to start anew."
         )
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    with sole_run(work):
+        shutil.rmtree(work)
+    work.mkdir()
     _write_json(begun, {"mark": mark, "recipe": recipe.as_json()})
     return training
 
@@ -185,8 +201,8 @@ def _shortened(training: Training, tokens: Tokens, end: int, max_minutes: float)
         f"steps multiplied by {factors[0]:.3f} and {factors[1]:.3f} for --max-minutes {max_minutes:g}"
     )
     planned = training.recipe.rescaled(*factors)
-    begun = training.work / "begun.json"
-    _write_json(begun, {**json.loads(begun.read_text(encoding="utf-8")), "recipe": planned.as_json()})
+    begun = training.work / BEGUN
+    _write_json(begun, {**read_object(begun), "recipe": planned.as_json()})
     return replace(training, recipe=planned)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from ..drafters.checks import require
 from ..paths import data_path
@@ -189,6 +189,12 @@ def draft_from_json(values: dict[str, Any]) -> DraftRecipe:
     return recipe
 
 
+_SCALARS: dict[Any, tuple[Any, str]] = {
+    int: (int, "a whole number"), float: ((int, float), "a number"), str: (str, "a text"),
+}  # fmt: skip
+"""Type of a field -> what JSON may hold there, and in words."""
+
+
 def _build(kind: type[T], values: dict[str, Any], where: str) -> T:
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     unknown, missing = sorted(set(values) - names), sorted(names - set(values))
@@ -196,6 +202,10 @@ def _build(kind: type[T], values: dict[str, Any], where: str) -> T:
         not unknown and not missing,
         f"The recipe's {where} has unknown keys {unknown} and lacks {missing}; it takes exactly {sorted(names)}.",
     )
+    for name, hint in get_type_hints(kind).items():
+        wanted, word = _SCALARS.get(hint, (object, ""))
+        sound = isinstance(values[name], wanted) and not isinstance(values[name], bool)
+        require(sound, f"The recipe's {where} has {name}={values[name]!r}; give {word}.")
     return kind(**values)
 
 
@@ -241,5 +251,20 @@ def load_recipe(name: str) -> Recipe | DraftRecipe:
     path = Path(name) if name.endswith(".json") else folder / f"{name}.json"
     known = ", ".join(sorted(entry.stem for entry in folder.glob("*.json")))
     require(path.is_file(), f"There is no recipe '{name}'. Known recipes: {known}; or give the path of a .json file.")
-    values = json.loads(path.read_text(encoding="utf-8"))
-    return draft_from_json(values) if "layers" in values else from_json(values)
+    values = read_object(path)
+    try:
+        return draft_from_json(values) if "layers" in values else from_json(values)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} has an entry that is no recipe's ({type(error).__name__}: {error}); compare it with {folder}."
+        ) from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a file holds; ValueError where it holds none."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged or no JSON ({error}); write it again.") from error
+    require(isinstance(values, dict), f"{path} holds a {type(values).__name__}; write a JSON object, {{...}}.")
+    return dict(values)
