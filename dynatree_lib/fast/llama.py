@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ..models.check import reach
 from .products import packed, packs
 
 FAMILY = ("llama", "qwen2", "qwen3", "mistral")
@@ -58,7 +59,7 @@ class PackedLlama:
         self.layers = [self._joined(layer) for layer in core.layers]
         self.norm, head = self._fold(core.norm, model.lm_head.weight)
         self.head = packed(head, None)
-        everywhere = torch.arange(config.max_position_embeddings)[None]
+        everywhere = torch.arange(reach(config))[None]
         cos, sin = core.rotary_emb(self.embedding, everywhere)
         self.half = self.size // 2
         self.cos = cos[0, :, None]

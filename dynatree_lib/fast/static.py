@@ -475,6 +475,11 @@ def why_not_static(model: HFModel) -> str | None:
             f"'{model.name}' is a mixture of experts, which waits for the device to learn how many tokens each expert "
             "has, so its forwards cannot be captured; use the HFModel itself."
         )
+    if any("dynamic" in str(getattr(part, "rope_type", "")) for part in model.model.modules()):
+        return (
+            f"'{model.name}' has dynamic rotary scaling, which asks the device for the longest position of each "
+            "forward, so its forwards cannot be captured; use the HFModel itself."
+        )
     if model.feature_layers is not None:
         return (
             f"'{model.name}' drafts from its target's features, which static buffers do not hold; give a draft that "

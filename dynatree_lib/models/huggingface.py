@@ -63,7 +63,7 @@ class HFModel(LanguageModel):
         config = self.config
         self.name = model.config.name_or_path or config.model_type
         self.vocab_size = int(config.vocab_size)
-        self.context = min(int(config.max_position_embeddings), reach(config))
+        self.context = reach(config)
         ends = getattr(model.generation_config, "eos_token_id", None)
         self.eos_token_ids = _as_tuple(getattr(config, "eos_token_id", None) if ends is None else ends)
         self.vocabulary = vocabulary_fingerprint(tokenizer) if tokenizer is not None else None
