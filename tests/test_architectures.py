@@ -511,6 +511,16 @@ def test_an_engine_has_the_angles_of_texts_that_are_served(kind, engine):
     assert HFModel(scaled("longrope", kind, torch.float32), engine=engine).engine.name == engine
 
 
+def test_a_layer_with_two_caches_has_both_on_its_device():
+    """LongCat-Flash's layers attend twice."""
+    model = try_architectures.random_model("longcat_flash", {}, torch.float32)
+    target = HFModel(model, check=False)
+    assert target.layer_devices is None
+    del target.layer_devices
+    model.model.layers[1:].to("meta")
+    assert [device.type for device in target.layer_devices] == ["cpu"] * 2 + ["meta"] * 6
+
+
 def test_windows_are_put_back_after_the_proof():
     model = raw_model("gemma3-window")
     before = [part.config.sliding_window for part in model.modules() if hasattr(part, "config")]
