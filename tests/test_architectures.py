@@ -449,6 +449,23 @@ def test_a_setting_that_no_code_reads_is_no_reason():
     check.check_architecture(transformers.LlamaConfig(keep_window_size=2048))
 
 
+def test_layers_may_differ_in_what_is_not_cached():
+    """A configuration that differs by layer raises where it is asked for what differs."""
+    model = raw_model("llama", dtype=torch.float32)
+    model.config.per_layer_config = {1: {"num_attention_heads": 2, "intermediate_size": 32}}
+    check.check_architecture(model.config)
+    assert engines.engine_of(model).name not in ("packed", "compiled")
+    Wider = type("Wider", (transformers.LlamaConfig,), {"__annotations__": {"max_lookback": object}, "max_lookback": 0})
+    for name, sentence in (
+        ("num_key_value_heads", "layers differ one by one in num_key_value_heads"),
+        ("max_lookback", "setting max_lookback = 2048 may act in texts that are longer"),
+    ):
+        made = Wider()
+        made.per_layer_config = {2: {name: 2048}}
+        with pytest.raises(ValueError, match=f"its {sentence}"):
+            check.check_architecture(made)
+
+
 def test_a_type_that_no_list_knows_is_served():
     model = raw_model("gpt_neox")
     model.config.model_type = "something_new"

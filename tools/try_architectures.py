@@ -96,6 +96,10 @@ PICTURES: dict[str, dict[str, Any]] = {
     },
     "gemma3": {"tie_word_embeddings": False},
     **dict.fromkeys(("glm4v", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"), _SECTIONS),
+    "step3p7": {
+        "layer_types": MIXED, "mlp_layer_types": ["dense", "sparse"] * 2, "num_sliding_attention_heads": 2,
+        "share_expert_dim": 32, "rope_parameters": {kind: {"rope_theta": 1e4} for kind in sorted(set(MIXED))},
+    },
 }  # fmt: skip
 """Models that also read pictures -> what their language models need after `SMALL`; they read text alone here."""
 PICTURE: dict[str, Any] = {

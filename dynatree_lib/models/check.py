@@ -70,7 +70,7 @@ HARMLESS = {
     "prefix_dense_sliding_window_pattern", "chunk_size_feed_forward", "mamba_chunk_size",
 }  # fmt: skip
 """Such names that are seen to, or that do not touch attention."""
-SHAPES = {"head_dim", "num_key_value_heads", "num_attention_heads", "v_head_dim", *WINDOWED.values()}
+SHAPES = {"head_dim", "num_key_value_heads", "v_head_dim", *WINDOWED.values()}
 """Settings in which the layers of a model must not differ one by one."""
 LARGEST_TREE = 1024
 """Nodes by which entries may be ahead of positions; see `reach`."""
@@ -197,7 +197,7 @@ def why_not(config: Any) -> str | None:
         named = ", ".join(sorted(differing))
         return f"its layers differ one by one in {named}, and the library's cache has one shape for all"
     for name in sorted(_settings(type(config))):
-        for place, value in _numbers(name, getattr(config, name, None)):
+        for place, value in (each for one in _said(config, name) for each in _numbers(name, one)):
             if (value is True or value > 1) and LENGTHS.search(place) and place.rpartition(".")[2] not in HARMLESS:
                 return (
                     f"its setting {place} = {value} may act in texts that are longer than those it can be tested with"
@@ -229,6 +229,13 @@ def reach(config: Any) -> int:
     if getattr(config, "attn_temperature_tuning", False):
         limits.append(max(1, int(config.floor_scale) - LARGEST_TREE))
     return min(limits)
+
+
+def _said(config: Any, name: str) -> list[Any]:
+    """What a configuration says under a name: of each layer where they differ, which it refuses to say of all."""
+    differing = getattr(config, "per_layer_attributes", None) or ()
+    alone = config.attribute_map.get(name, name) in differing
+    return [getattr(one, name, None) for one in (config.per_layer_config if alone else [config])]
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, int]]:
