@@ -95,7 +95,7 @@ PICTURES: dict[str, dict[str, Any]] = {
         )
     },
     "gemma3": {"tie_word_embeddings": False},
-    **dict.fromkeys(("glm4v", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"), _SECTIONS),
+    **dict.fromkeys(("glm4v", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe"), _SECTIONS),
     "step3p7": {
         "layer_types": MIXED, "mlp_layer_types": ["dense", "sparse"] * 2, "num_sliding_attention_heads": 2,
         "share_expert_dim": 32, "rope_parameters": {kind: {"rope_theta": 1e4} for kind in sorted(set(MIXED))},

@@ -231,6 +231,13 @@ def reach(config: Any) -> int:
     return min(limits)
 
 
+def mixes_experts(config: Any) -> bool:
+    """Return whether the configuration of a text model, or one in it (DBRX), is of a mixture of experts."""
+    settings = vars(config).items()
+    several = any("expert" in name and isinstance(value, int) and value > 1 for name, value in settings)
+    return several or any(mixes_experts(value) for _, value in settings if isinstance(value, PretrainedConfig))
+
+
 def _said(config: Any, name: str) -> list[Any]:
     """What a configuration says under a name: of each layer where they differ, which it refuses to say of all."""
     differing = getattr(config, "per_layer_attributes", None) or ()
@@ -502,8 +509,7 @@ class _Trial:
         ids = np.resize(np.random.default_rng(0).permutation(_plain_tokens(model))[:count], count).tolist()
         first = TokenTree.build(ids[length:][: len(FIRST_TREE)], FIRST_TREE)
         second = TokenTree.build(ids[-len(SECOND_TREE) :], SECOND_TREE)
-        sizes = [size for name, size in vars(model.config).items() if "expert" in name and isinstance(size, int)]
-        routing = SameExperts(_by_dtype(TOLERANCE, model)) if routed and max(sizes, default=0) > 1 else None
+        routing = SameExperts(_by_dtype(TOLERANCE, model)) if routed and mixes_experts(model.config) else None
         return cls(ids[:length], first, ids[length + len(FIRST_TREE)], second, routing)
 
     @property
