@@ -1113,17 +1113,18 @@ def translated_distribution(draft, translation, text, path):
 
 def without_layers(model, layers):
     """A transformers model without some layers, made anew: another configuration, and the weights under other names."""
-    count = model.config.num_hidden_layers
-    kept = [layer for layer in range(count) if layer not in layers]
     config = copy.deepcopy(model.config)
-    config.num_hidden_layers = len(kept)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[layer] for layer in kept]
+    text = config.get_text_config(decoder=True)
+    kept = [layer for layer in range(text.num_hidden_layers) if layer not in layers]
+    text.num_hidden_layers = len(kept)
+    for name in ("layer_types", "layer_rope_theta"):
+        if getattr(text, name, None):
+            setattr(text, name, [getattr(text, name)[layer] for layer in kept])
     other = type(model)(config).to(model.dtype).eval()
     weights = {}
     for name, weight in model.state_dict().items():
         found = re.match(r"(.*?\.(?:layers|h)\.)(\d+)(\..*)", name)
-        if found is None:
+        if found is None or "vision" in name:
             weights[name] = weight
         elif int(found[2]) in kept:
             weights[f"{found[1]}{kept.index(int(found[2]))}{found[3]}"] = weight

@@ -11,6 +11,7 @@ from models import CONFIGS, REFUSED, config, hf_greedy, noisy_copy, prompt, rand
 from torch import nn
 
 from dynatree_lib import Chain, FixedTree, PromptLookup, generate, generate_batch
+from dynatree_lib.fast.static import StaticModel
 from dynatree_lib.masks import sliding_window
 from dynatree_lib.measure.streaming import StreamingModel
 from dynatree_lib.models import cache, check, engines, huggingface, pairs
@@ -135,7 +136,6 @@ def without_positions(patch):
 def unread(patch):
     """Nothing is read from the configuration: the proof has to notice by itself."""
     patch.setattr(check, "why_not", lambda config: None)
-    patch.setattr(check, "reach", lambda config: 10**6)
     for kind in REFUSED:
         if not hasattr(config(kind), "max_position_embeddings"):
             patch.setattr(type(config(kind)), "max_position_embeddings", 600, raising=False)
@@ -214,7 +214,6 @@ def scales(patch):
 
 def steps_by_entries(patch):
     """Llama 4's temperature changes at every eighth entry of the cache, which a tree adds to."""
-    patch.setattr(check, "reach", lambda config: 10**6)
     kind = module("llama4.Llama4TextAttention")
     made = kind.__init__
 
@@ -406,9 +405,8 @@ def test_what_differences_are_shares_of():
         ("recurrent_gemma", {}, "type 'linear_attention' keep a state"),
         ("mamba", {}, "keep a state"),
         ("llama", {"layer_types": ["full_attention", "brand_new", "full_attention"]}, "type 'brand_new' keep a state,"),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "scaling 'dynamic' depends on"),
-        ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
-        ("gemma3-window", {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "scaling 'dynamic'"),
+        ("llama", {"rope_parameters": {"rope_type": "brand_new", "rope_theta": 1e4}}, "scaling 'brand_new' is unknown"),
+        ("gemma3-window", {"rope_parameters": {"full_attention": {"rope_type": "stretched"}}}, "scaling 'stretched'"),
         ("llama", {"max_position_embeddings": None}, "does not say how long"),
         ("llama", {"is_encoder_decoder": True}, "an encoder"),
         ("gpt_neox", {"_attn_implementation": "flash_attention_2"}, "'flash_attention_2' takes no tree mask"),
@@ -451,6 +449,23 @@ def test_a_setting_that_no_code_reads_is_no_reason():
     check.check_architecture(transformers.LlamaConfig(keep_window_size=2048))
 
 
+def test_layers_may_differ_in_what_is_not_cached():
+    """A configuration that differs by layer raises where it is asked for what differs."""
+    model = raw_model("llama", dtype=torch.float32)
+    model.config.per_layer_config = {1: {"num_attention_heads": 2, "intermediate_size": 32}}
+    check.check_architecture(model.config)
+    assert engines.engine_of(model).name not in ("packed", "compiled")
+    Wider = type("Wider", (transformers.LlamaConfig,), {"__annotations__": {"max_lookback": object}, "max_lookback": 0})
+    for name, sentence in (
+        ("num_key_value_heads", "layers differ one by one in num_key_value_heads"),
+        ("max_lookback", "setting max_lookback = 2048 may act in texts that are longer"),
+    ):
+        made = Wider()
+        made.per_layer_config = {2: {name: 2048}}
+        with pytest.raises(ValueError, match=f"its {sentence}"):
+            check.check_architecture(made)
+
+
 def test_a_type_that_no_list_knows_is_served():
     model = raw_model("gpt_neox")
     model.config.model_type = "something_new"
@@ -463,6 +478,64 @@ def test_where_entries_count_the_text_ends_before_they_matter():
     made = config("llama4-window")
     made.max_position_embeddings = 10**6
     assert check.reach(made) == made.floor_scale - check.LARGEST_TREE == 7168
+
+
+ROTARY = {
+    "dynamic": ({"rope_type": "dynamic", "rope_theta": 1e4, "factor": 6.0}, 64, 64),
+    "longrope": (
+        {
+            "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
+            "original_max_position_embeddings": 64,
+        },
+        600, 64,
+    ),
+}  # fmt: skip
+"""Rotary scaling by the length of the text -> its parameters, the configuration's longest text, and the one served."""
+
+
+def scaled(scaling, kind="llama", dtype=torch.float64):
+    """A random model with such rotary positions."""
+    rope, longest, _ = ROTARY[scaling]
+    made = config(kind)
+    made.rope_parameters, made.max_position_embeddings = rope, longest
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(made).to(dtype).eval()
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            nn.init.normal_(weight, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("scaling", ROTARY)
+def test_rotary_scaling_by_length_is_served_while_it_does_not_act(scaling):
+    target = HFModel(scaled(scaling))
+    assert target.context == ROTARY[scaling][2]
+    room = target.context - 30
+    for drafter in (Chain(target), FixedTree(noisy_copy(target), tau=None), PromptLookup()):
+        out = generate(target, prompt(30), drafter, max_new_tokens=room + 9)
+        assert (out.tokens, out.finish_reason) == (hf_greedy(target, prompt(30), room), "context")
+
+
+def test_static_buffers_leave_out_what_asks_for_the_longest_position():
+    with pytest.raises(ValueError, match="has dynamic rotary scaling, which asks the device"):
+        StaticModel(HFModel(scaled("dynamic")), capacity=32)
+    StaticModel(HFModel(scaled("longrope")), capacity=32)
+
+
+@pytest.mark.parametrize(("kind", "engine"), [("llama", "packed"), ("llama", "compiled"), ("gpt_neox", "lean")])
+def test_an_engine_has_the_angles_of_texts_that_are_served(kind, engine):
+    """A table up to the configuration's longest text would have those of longer ones."""
+    assert HFModel(scaled("longrope", kind, torch.float32), engine=engine).engine.name == engine
+
+
+def test_a_layer_with_two_caches_has_both_on_its_device():
+    """LongCat-Flash's layers attend twice."""
+    model = try_architectures.random_model("longcat_flash", {}, torch.float32)
+    target = HFModel(model, check=False)
+    assert target.layer_devices is None
+    del target.layer_devices
+    model.model.layers[1:].to("meta")
+    assert [device.type for device in target.layer_devices] == ["cpu"] * 2 + ["meta"] * 6
 
 
 def test_windows_are_put_back_after_the_proof():

@@ -17,6 +17,7 @@ from dynatree_lib.measure.layers import iterations, predicted, search_layers
 from dynatree_lib.measure.methods import variant
 from dynatree_lib.measure.protocol import run_benchmark
 from dynatree_lib.models.skipping import without_layers
+from tools import try_architectures
 
 ARCHITECTURES = [kind for kind in CONFIGS if kind not in ("mpt", "bloom")]
 ALIKE = [kind for kind in ARCHITECTURES if kind not in ("llama4-window", "deepseek_v3")]
@@ -36,6 +37,30 @@ def test_a_model_without_layers_is_one_made_anew(kind, layers):
     ours = {weight.data_ptr() for weight in target.parameters()}
     assert {weight.data_ptr() for weight in fewer.parameters()} < ours
     assert (fewer.config.num_hidden_layers, target.config.num_hidden_layers) == (3 - len(layers), 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llava", {}),
+        ("hunyuan_v1_dense", {}),
+        ("granite_swa", {"layer_rope_theta": [1e4, 0, 100.0, 10.0], "layer_types": try_architectures.MIXED}),
+    ],
+)
+def test_the_layers_left_out_are_those_of_the_text_with_all_that_is_said_of_them(kind, options, monkeypatch):
+    """A list of as many layers reads pictures; modules have None as number; the forward looks positions up by place."""
+    monkeypatch.setitem(try_architectures.PICTURE, "num_hidden_layers", 4)
+    target, ids = try_architectures.random_model(kind, options, torch.float64), prompt(20)
+    with torch.inference_mode():
+        expected = reference.without_layers(target, (1,))(ids).logits
+        torch.testing.assert_close(without_layers(target, (1,))(ids).logits, expected)
+    assert skipping(HFModel(target), (0, 2)).layers == 2
+
+
+@pytest.mark.parametrize("kind", ["longcat_flash", "hrm_text"])
+def test_layers_that_are_not_one_list_are_refused(kind):
+    with pytest.raises(ValueError, match="are no list of so many numbered layers, so none can be left out"):
+        without_layers(try_architectures.random_model(kind, {}, torch.float32), (1,))
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)

@@ -16,14 +16,16 @@ from torch.utils._pytree import tree_leaves
 
 from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, TokenTree, autoregressive, generate
 from dynatree_lib.fast.plain import autoregressive_fast
-from dynatree_lib.fast.static import StaticModel, static_pair
+from dynatree_lib.fast.static import StaticModel, static_pair, why_not_static
 from dynatree_lib.masks import ancestor_matrix
 from dynatree_lib.measure.environment import describe_model
 from dynatree_lib.measure.protocol import run_benchmark
 from dynatree_lib.measure.trace import Trace
+from dynatree_lib.models.check import _Trial
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.verifiers import VERIFIERS
+from tools import try_architectures
 
 EXPERTS = ("mixtral", "deepseek_v3")
 FULL = [kind for kind in CONFIGS if "window" not in kind and kind not in EXPERTS]
@@ -69,6 +71,14 @@ def test_sampled_text_is_that_of_the_plain_cache(rule):
 def test_a_mixture_of_experts_is_refused(kind):
     with pytest.raises(ValueError, match="is a mixture of experts, which waits for the device"):
         StaticModel(random_model(kind))
+
+
+@pytest.mark.parametrize("kind", ["dbrx", "qwen3_vl_moe"])
+def test_experts_that_a_nested_configuration_counts_are_seen(kind):
+    options = try_architectures.PICTURES.get(kind, {})
+    target = HFModel(try_architectures.random_model(kind, options, torch.float32), check=False)
+    assert why_not_static(target).startswith(f"'{target.name}' is a mixture of experts")
+    assert _Trial.of(target, 20, routed=True).routing is not None
 
 
 @pytest.mark.parametrize("kind", FULL)

@@ -100,6 +100,6 @@ def test_what_cannot_stream_is_refused(kind, options, reason):
 
 def test_positions_that_change_with_the_length_are_refused():
     model = HFModel(raw_model("llama"))
-    model.model.model.rotary_emb.rope_type = "dynamic"
-    with pytest.raises(ValueError, match="kind 'dynamic'"):
+    model.model.model.rotary_emb.rope_type = "stretched"
+    with pytest.raises(ValueError, match="kind 'stretched'"):
         StreamingModel(model, cache=32)

@@ -62,8 +62,23 @@ def with_template():
         dict(TOKENIZER(TEXT, return_tensors="np")),
         BatchEncoding({"input_ids": [[0, 0, *IDS]], "attention_mask": [[0, 0] + [1] * len(IDS)]}),
         {"input_ids": torch.tensor(IDS)},
+        TOKENIZER(TEXT, return_special_tokens_mask=True, return_length=True, return_token_type_ids=True),
+        {"input_ids": IDS, "position_ids": torch.arange(len(IDS))[None], "pixel_values": None},
     ],
-    ids=["text", "list", "tuple", "array", "tensor", "encoding", "tensors", "dict", "padded", "ids alone"],
+    ids=[
+        "text",
+        "list",
+        "tuple",
+        "array",
+        "tensor",
+        "encoding",
+        "tensors",
+        "dict",
+        "padded",
+        "ids alone",
+        "described",
+        "positions",
+    ],
 )
 def test_a_prompt_is_a_text_ids_or_what_a_tokenizer_returns(prompt):
     assert dt.generate(PAIR.target, prompt, TREE, max_new_tokens=6).tokens == WANTED
@@ -79,6 +94,24 @@ def test_several_texts_are_prompts_of_a_batch_as_the_tokenizer_returns_them():
     for prompts in (texts, TOKENIZER(texts), padded):
         found = dt.generate_batch(PAIR.target, prompts, TREE, max_new_tokens=6)
         assert [one.tokens for one in found] == alone
+
+
+MORE = {
+    "pictures": ({"pixel_values": torch.zeros(1, 3, 4, 4)}, "has 'pixel_values', and trees are scored from token ids"),
+    "a second text": ({"token_type_ids": [[0] * (len(IDS) - 1) + [1]]}, "has 'token_type_ids' other than 0"),
+    "an unknown input": ({"image_grid_thw": [[1, 2, 2]]}, "has 'image_grid_thw'"),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_inputs_besides_token_ids_are_refused_and_not_dropped(name):
+    more, sentence = MORE[name]
+    prompt = {"input_ids": [IDS], "attention_mask": [[1] * len(IDS)], **more}
+    with pytest.raises(ValueError, match=sentence):
+        dt.generate(PAIR.target, prompt, TREE)
+    for prompts in (prompt, [prompt]):
+        with pytest.raises(ValueError, match=sentence):
+            dt.generate_batch(PAIR.target, prompts, TREE)
 
 
 def test_messages_go_through_the_chat_template_and_a_text_does_not():
@@ -132,6 +165,7 @@ PROMPTS = {
         r"mask of the prompt is \[1, 0, 1\]; give 1 for the tokens",
     ),
     "a mask of other numbers": ({"input_ids": [1, 2], "attention_mask": [2, 1]}, ValueError, r"is \[2, 1\]; give 1"),
+    "positions of a later text": ({"input_ids": [1, 2], "position_ids": [5, 6]}, ValueError, "do not count its tokens"),
     "padding alone": ({"input_ids": [1, 2], "attention_mask": [0, 0]}, ValueError, "empty"),
 }
 

@@ -56,6 +56,11 @@ SMALL: dict[str, Any] = {
     "vocab_size": 97, "num_key_value_heads": 2, "v_head_dim": 6, "first_k_dense_replace": 1,
 }  # fmt: skip
 """Sizes of the tiny models, wherever a configuration has such a field."""
+LONG_FACTORS: dict[str, Any] = {
+    "rope_type": "longrope", "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.0, 2.0, 4.0, 8.0], "original_max_position_embeddings": 320,
+}  # fmt: skip
+"""Rotary factors for texts up to the longest of the prompts and what is added, and others beyond."""
 MIXED = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 with windows": ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}),
@@ -66,6 +71,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2 of attention layers": ("lfm2", {"layer_types": ["full_attention"] * 4}),
     "llama with dynamic rotary scaling": (
         "llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
+    ),
+    "internlm3 with dynamic rotary scaling": (
+        "internlm3", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 5e7, "factor": 6.0}}
+    ),
+    "hunyuan_v1_dense with a fixed alpha": (
+        "hunyuan_v1_dense",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 1e3}},
+    ),
+    "llama with longrope": ("llama", {"rope_parameters": LONG_FACTORS}),
+    "phi3 with longrope": ("phi3", {"rope_parameters": LONG_FACTORS, "original_max_position_embeddings": 320}),
+    "phimoe with longrope": (
+        "phimoe", {"rope_parameters": {**LONG_FACTORS, "short_mscale": 1.1, "long_mscale": 1.2}}
     ),
 }  # fmt: skip
 """Further configurations of a family."""
@@ -78,7 +95,11 @@ PICTURES: dict[str, dict[str, Any]] = {
         )
     },
     "gemma3": {"tie_word_embeddings": False},
-    **dict.fromkeys(("glm4v", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"), _SECTIONS),
+    **dict.fromkeys(("glm4v", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe"), _SECTIONS),
+    "step3p7": {
+        "layer_types": MIXED, "mlp_layer_types": ["dense", "sparse"] * 2, "num_sliding_attention_heads": 2,
+        "share_expert_dim": 32, "rope_parameters": {kind: {"rope_theta": 1e4} for kind in sorted(set(MIXED))},
+    },
 }  # fmt: skip
 """Models that also read pictures -> what their language models need after `SMALL`; they read text alone here."""
 PICTURE: dict[str, Any] = {

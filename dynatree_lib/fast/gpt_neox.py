@@ -20,6 +20,7 @@ import torch
 from torch.nn import functional
 from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
+from ..models.check import reach
 from .products import packed, packs
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -61,7 +62,7 @@ class LeanGPTNeoX:
             SimpleNamespace(**{name: _pair(layer.get_submodule(place)) for name, place in LAYER.items()})
             for layer in core.layers
         ]
-        everywhere = torch.arange(config.max_position_embeddings, device=self.embedding.device)[None]
+        everywhere = torch.arange(reach(config), device=self.embedding.device)[None]
         cos, sin = core.rotary_emb(self.embedding, everywhere)
         half = sin.shape[-1] // 2
         self.cos = cos[0, :, None, None]

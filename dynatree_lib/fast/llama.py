@@ -14,19 +14,24 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ..models.check import reach
 from .products import packed, packs
 
 FAMILY = ("llama", "qwen2", "qwen3", "mistral")
 
 
 def serves_family(model: PreTrainedModel) -> bool:
-    """Return whether a model is of the Llama family as transformers has it, with sdpa attention and no windows."""
+    """Return whether a model is of the Llama family as transformers has it, with sdpa attention and no windows.
+
+    Its layers must not differ in their configurations either.
+    """
     config = model.config
     kind = config.model_type
     stock = kind in FAMILY and type(model).__module__ == f"transformers.models.{kind}.modeling_{kind}"
     windows = "sliding_attention" in (getattr(config, "layer_types", None) or ())
     windows = windows or (kind == "mistral" and config.sliding_window is not None)
-    return stock and config._attn_implementation == "sdpa" and not windows
+    alike = not getattr(config, "per_layer_attributes", None)
+    return stock and alike and config._attn_implementation == "sdpa" and not windows
 
 
 class PackedLlama:
@@ -58,7 +63,7 @@ class PackedLlama:
         self.layers = [self._joined(layer) for layer in core.layers]
         self.norm, head = self._fold(core.norm, model.lm_head.weight)
         self.head = packed(head, None)
-        everywhere = torch.arange(config.max_position_embeddings)[None]
+        everywhere = torch.arange(reach(config))[None]
         cos, sin = core.rotary_emb(self.embedding, everywhere)
         self.half = self.size // 2
         self.cos = cos[0, :, None]

@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..masks import additive
+from ..models.check import reach
 from ..models.engines import Eager
 from . import kernels
 
@@ -199,7 +200,7 @@ class CompiledLlama:
             self._take_bytes(model.lm_head.weight)
         else:
             self._take_head(model.lm_head.weight)
-        everywhere = torch.arange(config.max_position_embeddings)[None]
+        everywhere = torch.arange(reach(config))[None]
         cos, sin = core.rotary_emb(torch.zeros(1), everywhere)
         self.cos, self.sin = (table[0, :, : size // 2].contiguous() for table in (cos, sin))
         self.hidden, self.qkv = aligned(FEW * width, torch.float32), aligned(FEW * across, torch.float32)

@@ -23,7 +23,7 @@ from typing_extensions import override
 from ..checks import of_kind
 from ..masks import depth_positions, laid_out
 from ..models.cache import TreeCache
-from ..models.check import check_tree_attention
+from ..models.check import check_tree_attention, mixes_experts
 from ..models.engines import Modules, hooked
 from ..models.huggingface import HFModel, HFSession, in_inference_mode
 from ..models.pairs import Pair
@@ -469,11 +469,15 @@ def why_not_static(model: HFModel) -> str | None:
             f"'{model.name}' has sliding-window layers, whose cache has another shape than static buffers; use the "
             "HFModel itself."
         )
-    sizes = vars(model.model.config)
-    if max((size for name, size in sizes.items() if "expert" in name and isinstance(size, int)), default=0) > 1:
+    if mixes_experts(model.config):
         return (
             f"'{model.name}' is a mixture of experts, which waits for the device to learn how many tokens each expert "
             "has, so its forwards cannot be captured; use the HFModel itself."
+        )
+    if any("dynamic" in str(getattr(part, "rope_type", "")) for part in model.model.modules()):
+        return (
+            f"'{model.name}' has dynamic rotary scaling, which asks the device for the longest position of each "
+            "forward, so its forwards cannot be captured; use the HFModel itself."
         )
     if model.feature_layers is not None:
         return (

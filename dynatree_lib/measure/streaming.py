@@ -128,8 +128,8 @@ def rotary_embedding(model: HFModel) -> torch.nn.Module:
     kind = getattr(modules[0], "rope_type", "default")
     if kind not in STEADY_FREQUENCIES:
         raise ValueError(
-            f"The rotary positions of '{model.name}' are of kind '{kind}', whose angles change with the text's length; "
-            f"a cached key cannot be moved; supported kinds: {', '.join(STEADY_FREQUENCIES)}."
+            f"The rotary positions of '{model.name}' are of kind '{kind}', whose angles may change with the text's "
+            f"length, so that a cached key cannot be moved; supported kinds: {', '.join(STEADY_FREQUENCIES)}."
         )
     if model.window is not None:
         raise ValueError(f"'{model.name}' has sliding-window layers of its own; StreamingLLM needs full attention.")

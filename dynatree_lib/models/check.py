@@ -13,7 +13,6 @@ import copy
 import inspect
 import logging
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -34,9 +33,10 @@ if TYPE_CHECKING:
     from .huggingface import HFModel
 
 # ------------------------------------------------------------------------------------------ read from the configuration
-STEADY_FREQUENCIES = ("default", "linear", "proportional", "llama3", "yarn")
-"""Rotary variants whose angles depend on the position alone. The others (dynamic, longrope) change all angles with
-the longest position in a forward, so drafted nodes would change the logits of the text before them."""
+STEADY_FREQUENCIES = ("default", "linear", "proportional", "llama3", "yarn", "dynamic", "longrope")
+"""Rotary variants whose angles depend on the position alone in texts up to `reach`. In longer ones `dynamic` and
+`longrope` change all angles with the longest position in a forward, so drafted nodes would change the logits of the
+text before them."""
 RUNNING = "it keeps a running state of the text instead of keys and values, which holds one branch and no tree"
 REFUSED = {
     "mpt": "its ALiBi attention derives positions from the order of the tokens, so siblings would differ in position",
@@ -70,7 +70,7 @@ HARMLESS = {
     "prefix_dense_sliding_window_pattern", "chunk_size_feed_forward", "mamba_chunk_size",
 }  # fmt: skip
 """Such names that are seen to, or that do not touch attention."""
-SHAPES = {"head_dim", "num_key_value_heads", "num_attention_heads", "v_head_dim", *WINDOWED.values()}
+SHAPES = {"head_dim", "num_key_value_heads", "v_head_dim", *WINDOWED.values()}
 """Settings in which the layers of a model must not differ one by one."""
 LARGEST_TREE = 1024
 """Nodes by which entries may be ahead of positions; see `reach`."""
@@ -185,18 +185,19 @@ def why_not(config: Any) -> str | None:
     for one in sorted(types - PLAIN_LAYERS):
         of = f", of {STATES[one]}" if one in STATES else ""
         return f"its layers of type '{one}' keep a state{of}, and a token tree needs layers that keep keys and values"
-    for scaling in rotary_kinds(config):
+    for part in rotary_parts(config):
+        scaling = part.get("rope_type", "default")
         if scaling not in STEADY_FREQUENCIES:
             return (
-                f"its rotary scaling '{scaling}' depends on the longest position in a forward, so drafted nodes would "
-                f"change the text's own logits; supported: {', '.join(STEADY_FREQUENCIES)}"
+                f"its rotary scaling '{scaling}' is unknown here and may depend on the longest position in a forward, "
+                f"so that drafted nodes would change the text's own logits; known: {', '.join(STEADY_FREQUENCIES)}"
             )
     differing = SHAPES & {*(getattr(config, "per_layer_attributes", None) or ())}
     if differing:
         named = ", ".join(sorted(differing))
         return f"its layers differ one by one in {named}, and the library's cache has one shape for all"
     for name in sorted(_settings(type(config))):
-        for place, value in _numbers(name, getattr(config, name, None)):
+        for place, value in (each for one in _said(config, name) for each in _numbers(name, one)):
             if (value is True or value > 1) and LENGTHS.search(place) and place.rpartition(".")[2] not in HARMLESS:
                 return (
                     f"its setting {place} = {value} may act in texts that are longer than those it can be tested with"
@@ -206,24 +207,42 @@ def why_not(config: Any) -> str | None:
     return None
 
 
-def rotary_kinds(config: Any) -> set[str]:
-    """Kinds of rotary frequencies of all types of layers."""
+def rotary_parts(config: Any) -> list[dict[str, Any]]:
+    """What a configuration says of rotary positions, for each type of layers where it tells them apart."""
     rope = getattr(config, "rope_parameters", None)
     if not isinstance(rope, dict):
-        return {"default"}
-    parts = [part for part in rope.values() if isinstance(part, dict)] or [rope]
-    return {part.get("rope_type", "default") for part in parts}
+        return []
+    return [part for part in rope.values() if isinstance(part, dict)] or [rope]
 
 
 def reach(config: Any) -> int:
-    """Longest text in tokens that is scored as in plain forwards.
+    """Longest text in tokens that is scored as in plain forwards, at most the configuration's own.
 
-    Llama 4's temperature grows in steps with the number of cache entries, which a tree's nodes add to. Before the first
-    step it does not matter.
+    A forward with a later position than `original_max_position_embeddings` has other factors of `longrope`. Llama 4's
+    temperature grows in steps with the number of cache entries, which a tree's nodes add to; before the first step it
+    does not matter.
     """
+    limits = [int(config.max_position_embeddings)]
+    for part in rotary_parts(config):
+        if part.get("rope_type") == "longrope":
+            limits.append(int(part.get("original_max_position_embeddings") or limits[0]))
     if getattr(config, "attn_temperature_tuning", False):
-        return max(1, int(config.floor_scale) - LARGEST_TREE)
-    return sys.maxsize
+        limits.append(max(1, int(config.floor_scale) - LARGEST_TREE))
+    return min(limits)
+
+
+def mixes_experts(config: Any) -> bool:
+    """Return whether the configuration of a text model, or one in it (DBRX), is of a mixture of experts."""
+    settings = vars(config).items()
+    several = any("expert" in name and isinstance(value, int) and value > 1 for name, value in settings)
+    return several or any(mixes_experts(value) for _, value in settings if isinstance(value, PretrainedConfig))
+
+
+def _said(config: Any, name: str) -> list[Any]:
+    """What a configuration says under a name: of each layer where they differ, which it refuses to say of all."""
+    differing = getattr(config, "per_layer_attributes", None) or ()
+    alone = config.attribute_map.get(name, name) in differing
+    return [getattr(one, name, None) for one in (config.per_layer_config if alone else [config])]
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, int]]:
@@ -490,8 +509,7 @@ class _Trial:
         ids = np.resize(np.random.default_rng(0).permutation(_plain_tokens(model))[:count], count).tolist()
         first = TokenTree.build(ids[length:][: len(FIRST_TREE)], FIRST_TREE)
         second = TokenTree.build(ids[-len(SECOND_TREE) :], SECOND_TREE)
-        sizes = [size for name, size in vars(model.config).items() if "expert" in name and isinstance(size, int)]
-        routing = SameExperts(_by_dtype(TOLERANCE, model)) if routed and max(sizes, default=0) > 1 else None
+        routing = SameExperts(_by_dtype(TOLERANCE, model)) if routed and mixes_experts(model.config) else None
         return cls(ids[:length], first, ids[length + len(FIRST_TREE)], second, routing)
 
     @property

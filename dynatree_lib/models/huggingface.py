@@ -63,7 +63,7 @@ class HFModel(LanguageModel):
         config = self.config
         self.name = model.config.name_or_path or config.model_type
         self.vocab_size = int(config.vocab_size)
-        self.context = min(int(config.max_position_embeddings), reach(config))
+        self.context = reach(config)
         ends = getattr(model.generation_config, "eos_token_id", None)
         self.eos_token_ids = _as_tuple(getattr(config, "eos_token_id", None) if ends is None else ends)
         self.vocabulary = vocabulary_fingerprint(tokenizer) if tokenizer is not None else None
@@ -112,12 +112,19 @@ class HFModel(LanguageModel):
 
     @cached_property
     def layer_devices(self) -> list[torch.device] | None:
-        """Device of each layer, where they lie on several."""
+        """Device of each layer's keys and values, where they lie on several."""
         if len({weight.device for weight in self.model.parameters()}) == 1:
             return None
-        lists = (part for part in self.model.modules() if isinstance(part, torch.nn.ModuleList))
-        layers = next(part for part in lists if len(part) == self.layers)
-        return [next(layer.parameters()).device for layer in layers]
+        numbered = [part for part in decoder_of(self.model).modules() if hasattr(part, "layer_idx")]
+        found = {
+            part.layer_idx: next(part.parameters()).device
+            for part in numbered
+            if sum(hasattr(inner, "layer_idx") for inner in part.modules()) == 1  # a layer may have several caches
+        }
+        devices: list[torch.device] = []
+        for layer in range(self.layers):
+            devices.append(found.get(layer, devices[-1] if devices else self.device))
+        return devices
 
     @property
     def parameters(self) -> int:
@@ -226,6 +233,15 @@ class HFModel(LanguageModel):
             seen = SIGHT[kind](allowed, queries, columns, size)
             masks[kind] = additive(seen, self.dtype).to(self.device)[None, None]
         return masks if getattr(self.config, "layer_types", None) else masks["sliding_attention"]
+
+
+def decoder_of(model: Any) -> Any:
+    """Return the part of a transformers model that its text's configuration is of: all of it where it reads text alone.
+
+    Other parts, which read pictures, number their layers too.
+    """
+    kind = type(model.config.get_text_config(decoder=True))
+    return next((part for part in model.modules() if type(getattr(part, "config", None)) is kind), model)
 
 
 def in_inference_mode(method: Method) -> Method:

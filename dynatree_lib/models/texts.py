@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,15 @@ UNFINISHED = "\ufffd"
 """What a decoded text ends with where the bytes of its last character are not complete."""
 CONTEXT_TOKENS = 32
 """Tokens before a token that its text may depend on."""
+INPUTS = ("input_ids", "attention_mask", "position_ids")
+"""What is read of a mapping that a tokenizer returns."""
+DESCRIPTIONS = {
+    "special_tokens_mask", "length", "offset_mapping", "overflow_to_sample_mapping", "overflowing_tokens",
+    "num_truncated_tokens", "assistant_masks",
+}  # fmt: skip
+"""What tokenizers tell of the tokens and models do not read."""
+TYPES = {"token_type_ids", "mm_token_type_ids"}
+"""What says which kind of input a token is of: 0 for each token of one text."""
 FORMS = "give a text, token ids (L,) or (1, L), what a tokenizer returns, or a list of messages"
 
 
@@ -38,8 +48,8 @@ def prompt_ids(prompt: Prompt, tokenizer: Any, owner: str, *, begins: bool = Tru
 
     Raises:
         TypeError: for a prompt of another kind.
-        ValueError: for a text or a conversation without the tokenizer that it needs, for several texts, and for numbers
-            that are no token ids.
+        ValueError: for a text or a conversation without the tokenizer that it needs, for several texts, for inputs
+            besides token ids, such as pictures, and for numbers that are no token ids.
     """
     if isinstance(prompt, str):
         return text_ids(prompt, tokenizer, owner, special=begins)
@@ -65,15 +75,16 @@ def each_prompt(prompts: Any) -> list[Prompt]:
 
     Raises:
         TypeError: for what is no list of prompts.
-        ValueError: for a mapping without input_ids.
+        ValueError: for a mapping without input_ids, or with inputs besides token ids, such as pictures.
     """
     if isinstance(prompts, str) or not isinstance(prompts, Iterable):
         raise TypeError(f"prompts is {described(prompts)}; give a list of prompts, also for one.")
     if not isinstance(prompts, Mapping):
         return list(prompts)
-    columns = {name: prompts[name] for name in ("input_ids", "attention_mask") if prompts.get(name) is not None}
+    columns = {name: prompts[name] for name in INPUTS if prompts.get(name) is not None}
     if "input_ids" not in columns:
         raise ValueError(f"prompts is a mapping with {_keys(prompts)} and without 'input_ids'; give a list of prompts.")
+    _check_inputs(prompts)
     return [dict(zip(columns, rows, strict=True)) for rows in zip(*columns.values(), strict=True)]
 
 
@@ -125,17 +136,34 @@ def _keys(mapping: Mapping[str, Any]) -> str:
     return ", ".join(map(repr, mapping)) or "no keys"
 
 
+def _check_inputs(encoding: Mapping[str, Any]) -> None:
+    """Raise ValueError for inputs besides token ids: without them the model would read another prompt."""
+    for name, value in encoding.items():
+        if name in INPUTS or name in DESCRIPTIONS or value is None or (name in TYPES and _is_zero(value)):
+            continue
+        other = " other than 0" if name in TYPES else ""
+        raise ValueError(
+            f"The prompt has {name!r}{other}, and trees are scored from token ids alone; encode one text without "
+            "pictures, or give the input_ids and the attention_mask alone."
+        )
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether all numbers of nested lists, or of an array, are 0."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return all(map(_is_zero, value)) if isinstance(value, list | tuple) else value == 0
+
+
 def _unpadded(encoding: Mapping[str, Any]) -> list[int]:
     """Return the ids that a tokenizer returned for one text, without the padding that its attention mask marks."""
     if "input_ids" not in encoding:
         raise ValueError(
             f"The prompt is a mapping with {_keys(encoding)} and without 'input_ids'; {FORMS}, also for one message."
         )
+    _check_inputs(encoding)
     ids = _numbers(encoding["input_ids"])
-    mask = encoding.get("attention_mask")
-    if mask is None:
-        return ids
-    seen = _numbers(mask)
+    mask, positions = encoding.get("attention_mask"), encoding.get("position_ids")
+    seen = [1] * len(ids) if mask is None else _numbers(mask)
     if len(seen) != len(ids):
         raise ValueError(f"The prompt has {len(ids)} input_ids and an attention_mask of {len(seen)}; give one each.")
     if not re.fullmatch("0*1*0*", "".join(map(str, seen))):
@@ -143,7 +171,9 @@ def _unpadded(encoding: Mapping[str, Any]) -> list[int]:
             f"The attention_mask of the prompt is {str(seen)[:60]}; give 1 for the tokens of the text, which stand "
             "together, and 0 for padding before or after them."
         )
-    return [token for token, read in zip(ids, seen, strict=True) if read]
+    if positions is not None and list(compress(_numbers(positions), seen)) != list(range(sum(seen))):
+        raise ValueError("The position_ids of the prompt do not count its tokens from 0; leave them out.")
+    return list(compress(ids, seen))
 
 
 def _numbers(ids: Any) -> list[int]:
