@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from dynatree_lib import Chain, NoDraft, ToyModel, generate
-from dynatree_lib.measure import bandwidth
+from dynatree_lib.measure import bandwidth, protocol
 from dynatree_lib.measure.cost_model import count, counts_of
 from dynatree_lib.measure.memory import LESS, size
 from dynatree_lib.measure.methods import custom
@@ -91,8 +91,23 @@ def test_repeats_rotate_too_and_have_seeds_of_their_own(pair, world):
     fakes = [Fake(name, *world) for name in ("x", "y")]
     results = bench(pair, fakes, world, warmup=0, repeats=2, seed=10, sampling=Sampling(1.0))
     order = [(label, name, seed) for label, name, _, _, seed, _ in world[1]]
-    assert order[:5] == [("x", "a", 10), ("y", "a", 10), ("y", "a", 11), ("x", "a", 11), ("y", "b", 10)]
+    apart = protocol.SEEDS  # and so do prompts; the methods of a prompt share its seeds
+    assert order[:5] == [("x", "a", 10), ("y", "a", 10), ("y", "a", 11), ("x", "a", 11), ("y", "b", 10 + apart)]
+    assert len({(name, seed) for _, name, seed in order}) == len({seed for *_, seed in order}) == 6
     assert len(results.records.runs) == 12
+
+
+def test_an_older_file_is_resumed_with_its_own_seeds(pair, world, tmp_path):
+    path, options = tmp_path / "r.jsonl", {"warmup": 0, "seed": 10, "sampling": Sampling(1.0)}
+    bench(pair, [Fake("x", *world)], world, records=path, **options)
+    header, *lines = path.read_text().splitlines()
+    body = json.loads(header)
+    del body["setup"]["seeds_per_prompt"]
+    path.write_text("\n".join([json.dumps(body), lines[0]]) + "\n")
+    world[1].clear()
+    bench(pair, [Fake("x", *world)], world, records=path, existing="resume", **options)
+    assert [(name, seed) for _, name, _, _, seed, _ in world[1]] == [("b", 10), ("c", 10)]
+    assert "seeds_per_prompt" not in read_results(path).records.header.setup
 
 
 def test_warm_up_is_not_recorded_and_times_are_the_clocks(pair, world):

@@ -8,8 +8,9 @@ from scipy import stats
 
 from dynatree_lib import Sampling, ToyModel, load_pair
 from dynatree_lib.cli import main as cli
-from dynatree_lib.measure import fit
+from dynatree_lib.measure import fit, methods
 from dynatree_lib.measure.prompts import BenchPrompt
+from dynatree_lib.measure.runner import DrafterRunner
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import probabilities
 
@@ -80,14 +81,27 @@ def test_places_of_plain_draws_are_uniform_and_surprises_fair():
 
 
 def test_sound_methods_follow_the_target_and_controls_do_not(small):
-    methods = "ar,sampled-tree:depth=2,sampled-tree:depth=2,verifier=token-level,fixed-tree:depth=2"
-    audit = fit.check_texts(small, methods, PROMPTS, max_new_tokens=24, sampling=Sampling(1.0), seeds=range(12))
+    specs = "ar,sampled-tree:depth=2,sampled-tree:depth=2,verifier=token-level,fixed-tree:depth=2"
+    audit = fit.check_texts(small, specs, PROMPTS, max_new_tokens=24, sampling=Sampling(1.0), seeds=range(12))
     assert not audit.failures()
     sound = [row for row in audit.rows if not row["control"]]
     assert [row["method"] for row in sound][:2] == ["ar", "sampled-tree:depth=2"]
     assert all(row["texts"] == 36 and sum(row["places"]) == row["tokens"] for row in audit.rows)
     assert all(audit.biased(row) for row in audit.rows if row["control"])
     assert audit.limit == fit.ALPHA / 8
+
+
+def test_no_two_texts_of_a_method_have_a_seed_in_common(small, monkeypatch):
+    seen = []
+
+    class Told(DrafterRunner):
+        def __call__(self, prompt_ids, **request):
+            seen.append(request["seed"])
+            return super().__call__(prompt_ids, **request)
+
+    monkeypatch.setattr(methods, "DrafterRunner", Told)
+    fit.check_texts(small, "ar", PROMPTS, max_new_tokens=2, sampling=Sampling(1.0), seeds=range(2))
+    assert len(seen) == len({*seen}) == 2 * len(PROMPTS)
 
 
 def test_a_control_that_is_not_seen_fails_the_audit():

@@ -30,7 +30,7 @@ from .environment import describe_environment, public_name, public_pair_name
 from .methods import Variant, variants
 from .probes import DEEPEST, FIRST, LEVELS, PROPOSED, LevelsProbe, RowsProbe, Timing, time_blocks
 from .prompts import BenchPrompt, prepare_prompts
-from .protocol import Results
+from .protocol import SEEDS, Results
 from .ranks import RankAcceptance
 from .records import Header, Run, check_writable, typed
 from .runner import Completed, quiet
@@ -112,11 +112,14 @@ def count(
 def decoded(
     pair: Pair, method: Variant, prompts: Sequence[BenchPrompt], budget: int, sampling: Sampling, seed: int = 0
 ) -> Iterator[Completed]:
-    """Yield the method's text of each prompt, one after another, every text to the budget; no clock is read."""
+    """Yield the method's text of each prompt, one after another, every text to the budget; no clock is read.
+
+    Seeds are those of a benchmark's first repeat, so that its texts are the same.
+    """
     runner = method.runner(pair)
-    options: dict[str, Any] = {"eos_token_ids": (), "on_tokens": quiet, "sampling": sampling, "seed": seed}
-    for prompt in prompts:
-        yield runner(prompt.ids, max_new_tokens=budget, **options)
+    options: dict[str, Any] = {"eos_token_ids": (), "on_tokens": quiet, "sampling": sampling}
+    for number, prompt in enumerate(prompts):
+        yield runner(prompt.ids, max_new_tokens=budget, seed=seed + SEEDS * number, **options)
 
 
 def check_countable(methods: list[Variant]) -> list[Variant]:

@@ -26,7 +26,7 @@ from ..verifiers import Traversal
 from .environment import describe_environment, describe_model, public_pair_name
 from .methods import Variant, custom, variants
 from .prompts import prepare_prompts
-from .protocol import checked_runner
+from .protocol import SEEDS, checked_runner
 from .runner import DrafterRunner, Instrument, Runner, quiet
 from .unsound import Meddled, SortedSiblings, TopAsDrawn
 
@@ -103,7 +103,7 @@ def check_texts(
         prompts: as for `run_benchmark`.
         max_new_tokens: budget of a text, which ends at EOS.
         sampling: temperature above 0, and filters.
-        seeds: a text of each prompt and method for each.
+        seeds: a text of each prompt and method for each; the number of the prompt is added, times `protocol.SEEDS`.
         progress: takes a line of text per method.
         source: sentence on where the prompts come from, for the record.
 
@@ -120,7 +120,7 @@ def check_texts(
     request: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos_token_ids": pair.target.eos_token_ids}
     setup = {
         "pair": public_pair_name(pair), "target": describe_model(pair.target), "sampling": asdict(sampling),
-        "max_new_tokens": max_new_tokens, "seeds": seeds, "workload": source, "alpha": ALPHA,
+        "max_new_tokens": max_new_tokens, "seeds": seeds, "seeds_per_prompt": SEEDS, "workload": source, "alpha": ALPHA,
         "prompts": [{"id": prompt.id, "sha256": prompt.sha256} for prompt in ready],
     }  # fmt: skip
     runners = {one.label: checked_runner(pair, one, sampling, 1) for one in chosen}
@@ -128,7 +128,8 @@ def check_texts(
     for label, run in runners.items():
         found = []
         for number, (seed, prompt) in enumerate(product(seeds, ready)):
-            text = run(prompt.ids, sampling=sampling, seed=seed, on_tokens=quiet, **request).tokens
+            apart = SEEDS * (number % len(ready))  # the tests take texts for independent
+            text = run(prompt.ids, sampling=sampling, seed=seed + apart, on_tokens=quiet, **request).tokens
             random = np.random.default_rng([seed, number])
             found.append(token_statistics(pair.target, prompt.ids, text, sampling, random))
         row = {"method": label, "control": label in CONTROLS, "texts": len(found), **p_values(found)}

@@ -184,7 +184,8 @@ def after_first(frame: pd.DataFrame, count: Literal["tokens", "iterations"]) -> 
     """Return how many of a run's tokens, or iterations, came after its first emission, for each row."""
     if count == "tokens":
         return frame["further"]
-    return np.minimum(frame["iterations"] - 1, frame["further"])  # a first emission may hold several plain steps
+    plain = frame["tokens"] == frame["iterations"]  # whose first emission may hold several steps
+    return frame["further"].where(plain, frame["iterations"] - 1)
 
 
 def seconds_per(frame: pd.DataFrame, count: Literal["tokens", "iterations"]) -> float | None:

@@ -49,6 +49,9 @@ NEAR_TIE = 1e-4
 NEAR_STEPS = 2
 """Steps of the target's dtype at its best logit up to which it is, too: each of two logits is off by half a step or
 more in each of two runs."""
+SEEDS = 1009
+"""How far the seeds of a prompt lie from those of the prompt before it: texts of one seed draw the same numbers at the
+same places, and intervals over prompts take prompts for independent."""
 AGAIN = 2
 """Passes in which disturbed runs (`statistics.disturbed`) are measured again."""
 WARMUP_TOKENS = 32
@@ -212,6 +215,7 @@ def run_benchmark(
         else "a text ends at the target's EOS or at the budget",
         "sampling": asdict(sampling),
         "seed": seed,
+        "seeds_per_prompt": SEEDS,
         "warmup": warmup,
         "warmup_tokens": min(WARMUP_TOKENS, max_new_tokens),
         "repeats": repeats,
@@ -295,6 +299,8 @@ class _Benchmark:
     def __post_init__(self) -> None:
         self.setup, self.device = self.records.header.setup, self.pair.target.device
         self.prompt_ids = {one.id: one.ids for one in self.prompts}
+        apart = self.setup.get("seeds_per_prompt", 0)  # older files go on with one seed for all prompts
+        self.seeds = {one.id: self.setup["seed"] + apart * number for number, one in enumerate(self.prompts)}
 
     def measure(self, bandwidth: bool) -> None:
         schedule, done = list(self._schedule()), set(self.records.runs)
@@ -393,7 +399,7 @@ class _Benchmark:
         eos = () if self.setup["ignore_eos"] else self.pair.target.eos_token_ids
         return runner(
             self.prompt_ids[prompt], max_new_tokens=budget or self.setup["max_new_tokens"], eos_token_ids=eos,
-            on_tokens=on_tokens, sampling=self.sampling, seed=self.setup["seed"] + repeat,
+            on_tokens=on_tokens, sampling=self.sampling, seed=self.seeds[prompt] + repeat,
         )  # fmt: skip
 
     # -------------------------------------------------------------------------------------------------- after the runs

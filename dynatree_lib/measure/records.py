@@ -36,7 +36,7 @@ TURN = "/turn-"
 """Stands in the id of a prompt that is a further turn of another, "ID/turn-2"."""
 
 
-LATER = ("common_draft", "near_tie_steps")
+LATER = ("common_draft", "near_tie_steps", "seeds_per_prompt")
 """Entries of a setup that older files do not have; such a file is resumed by its own rules."""
 
 
