@@ -134,7 +134,7 @@ def test_the_strongest_plain_loop_has_a_column_where_it_was_measured():
     entries = [
         {"label": name, "name": name, "options": {}, "lossless": True, "draft": False} for name in ("ar", "ar-fast")
     ]
-    model = {"weight_bytes": 1, "cache_bytes_per_row": 1, "device": "cpu"}
+    model = {"weight_bytes": 1, "cache_bytes_per_row": 1, "device": "cpu", "engine": "eager"}
     setup = {
         "methods": entries, "target": model, "draft": model, "reference": "ar", "sampling": {"temperature": 0.0},
         "pair": "p", "dtype": "float32", "max_new_tokens": 4, "eos_rule": "none", "workload": "w", "turns": "the first",
