@@ -24,10 +24,10 @@ def main(args: argparse.Namespace) -> int:
         print(method_list(), end="")
         return 0
     results = _measured(args)
-    arguments.write_record(args.json, results.to_json())
-    print(report(results), end="")
-    setup = results.records.header.setup
-    print(f"Forwards by the engine {setup['target']['engine']} (target) and {setup['draft']['engine']} (draft).")
+    with arguments.saving(args.json, results.to_json):
+        print(report(results), end="")
+        setup = results.records.header.setup
+        print(f"Forwards by the engine {setup['target']['engine']} (target) and {setup['draft']['engine']} (draft).")
     return 1 if results.records.failures else 0
 
 
