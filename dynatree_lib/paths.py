@@ -44,14 +44,26 @@ def cache_folder() -> Path:
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a partial file that takes the name `path` when it is complete, so that a reader never sees half a file.
 
+    Where writing fails, as on a full disk, nothing is left of it.
+
     Raises:
         ValueError: where `path` is a device, a pipe or the like, whose place the file would take.
     """
     check_regular(path)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        yield file
-    partial.replace(path)
+    partial = partial_of(path)
+    try:
+        with partial.open("wb") as file:
+            yield file
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def partial_of(path: Path) -> Path:
+    """Return the name of a file while it is written."""
+    return path.with_name(f"{path.name}.partial")
 
 
 def check_regular(path: Path) -> None:
@@ -78,11 +90,13 @@ def check_own(folder: Path, marker: str, option: str) -> None:
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file in one step: a reader sees the old content or the new, never half of it.
 
+    What UTF-8 cannot hold, as in the name of a file that is no UTF-8, becomes an escape, which JSON reads back.
+
     Raises:
         ValueError: as for `whole_file`.
     """
     with whole_file(path) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="backslashreplace"))
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from dynatree_lib.measure.records import (
     dumps,
     read_records,
 )
-from dynatree_lib.paths import write_atomically
+from dynatree_lib.paths import whole_file, write_atomically
 from tools.pack_records import pack
 
 HEADER = Header({"threads": 2}, {"seed": 0, "methods": []}, "2026-01-01T00:00:00+00:00")
@@ -58,6 +58,37 @@ def test_round_trip(path):
     assert records.header == HEADER
     assert list(records.lines()) == BY_KIND
     assert records.notes == []
+
+
+def test_names_that_are_no_utf_8_are_written_and_read_back(tmp_path):
+    header = replace(HEADER, setup={**HEADER.setup, "workload": "prompts of \udcff"})
+    records, failure = Records(header), Failure("ar", "a", 0, "no \udcff")
+    with records.kept_in(tmp_path / "records.jsonl"):
+        records.add(failure)
+    found = read_records(tmp_path / "records.jsonl")
+    assert found.header == header
+    assert list(found.lines()) == [failure]
+
+
+@pytest.mark.parametrize("size", [248, 255])
+def test_a_name_without_room_for_that_of_the_partial_file_is_refused_at_once(tmp_path, size):
+    with pytest.raises(ValueError, match="partial first: file name too long; give another name"):
+        check_writable(tmp_path / ("x" * size))
+    assert check_writable(tmp_path / ("x" * 247))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_finished_leaves_nothing(tmp_path):
+    (tmp_path / "file").write_text("before")
+
+    def fail():
+        with whole_file(tmp_path / "file") as file:
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        fail()
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "before")]
 
 
 def test_every_line_is_on_disk_before_the_next(tmp_path):

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from dynatree_lib.cli import arguments
 from dynatree_lib.cli import main as cli
+from dynatree_lib.measure import bandwidth
 from dynatree_lib.measure.memory import LESS
 
 
@@ -107,6 +109,45 @@ def test_a_bug_is_not_hidden(command):
     command(raising(KeyError("x")))
     with pytest.raises(KeyError):
         cli.main(["probe"])
+
+
+@pytest.mark.parametrize("broken", ["disk", "output"])
+def test_what_was_measured_is_printed_and_saved_even_if_one_of_both_fails(broken, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bandwidth, "STREAM", {"cpu": 2**20})
+    file = tmp_path / "record.json"
+
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    if broken == "disk":
+        monkeypatch.setattr(arguments, "write_atomically", fail)
+    else:
+        monkeypatch.setattr("builtins.print", fail)
+    monkeypatch.setattr(arguments, "progress", lambda line: None)
+    options = ["--methods", "ar", "--limit", "1", "--max-new-tokens", "2", "--json", str(file)]
+    assert cli.main(["bench", *options]) == 2
+    shown = capsys.readouterr()
+    assert "No space left on device" in shown.err
+    assert file.exists() == (broken == "output")
+    assert ("tokens/s" in shown.out) == (broken == "disk")
+
+
+@pytest.mark.parametrize(("record", "text"), [({"a": [1]}, '{\n "a": [\n  1\n ]\n}\n'), ("as it is", "as it is")])
+def test_a_record_is_saved_after_it_was_printed(tmp_path, capsys, record, text):
+    file = tmp_path / "record"
+    with arguments.saving(file, lambda: record):
+        print("A table.")
+        assert not file.exists()
+    assert file.read_text() == text
+    assert capsys.readouterr().out == f"A table.\nSaved in {file}.\n"
+    with arguments.saving(None, lambda: record):
+        pass
+
+
+def test_a_name_that_standard_output_cannot_show_ends_no_command(command, capsys):
+    command(lambda args: print("\udcff") or 0)
+    assert cli.main(["probe"]) == 0
+    assert capsys.readouterr().out == "\\udcff\n"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["bench", "--help"], ["tune", "--no-such-option"]])

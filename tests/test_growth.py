@@ -190,5 +190,6 @@ def test_the_record_and_its_table(tmp_path, monkeypatch, capsys):
     assert list(found["rows"]) == list(found["flatness"]) == ["prefix", "nodes", "level prefix", "level width"]
     assert found["environment"]["torch"]
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines[2:]] == list(found["rows"])
+    assert [line.split("  ")[0] for line in lines[2:-1]] == list(found["rows"])
+    assert lines[-1] == f"Saved in {file}."
     assert growth_record.__doc__

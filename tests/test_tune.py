@@ -338,5 +338,5 @@ def test_the_file_has_the_name_of_the_pair(tmp_path, monkeypatch):
 def test_a_tuned_configuration_of_hand_made_parts_prints():
     tuned = Tuned("p", "ar", "Because.", FREE_ROWS, RankAcceptance(((0.5, 0.1),), (60,)), (), {"best_chain": [2, 1.5]})
     tuned.setup["candidates"] = 3
-    text = tune_command.report(tuned, "Prompts.", "x.json")
+    text = tune_command.report(tuned, "Prompts.")
     assert "By these rates a chain of 2 is the best, at 1.50 x ar." in text

@@ -6,7 +6,8 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +134,24 @@ def machine(environment: Mapping[str, Any], device: str | None) -> str:
     return f"{name}, {environment.get('threads')} threads"
 
 
-def write_record(path: Path | None, record: Mapping[str, Any]) -> None:
-    """Write a record as JSON, where a file was given."""
-    if path is not None:
-        write_atomically(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+@contextmanager
+def saving(path: Path | None, record: Callable[[], Mapping[str, Any] | str]) -> Iterator[None]:
+    """Write a record after the block has printed it, where a file was given, and say so.
+
+    So a full disk loses no table, and a reader of the output that goes away no record.
+
+    Args:
+        path: of the file.
+        record: gives its text, or what it holds as JSON.
+    """
+    try:
+        yield
+    finally:
+        if path is not None:
+            found = record()
+            text = found if isinstance(found, str) else json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+            write_atomically(path, text)
+            print(f"Saved in {path}.")
 
 
 def progress(line: str) -> None:

@@ -15,7 +15,6 @@ from ..measure.fit import Fit, check_texts
 from ..measure.methods import variants
 from ..measure.prompts import prepare_prompts
 from ..measure.tables import sampling_text
-from ..paths import write_atomically
 from . import arguments, options
 
 TITLES = {
@@ -28,7 +27,7 @@ FORMATS = {"deviation": "{:.1e}", "bias": "{:.3f}", "least": "{:.4f}", "most": "
 
 
 def main(args: argparse.Namespace) -> int:
-    """Audit, save, and print the result; 1 if anything failed."""
+    """Audit, print the result, and save; 1 if anything failed."""
     arguments.check_least(args, instances=1, seed=0, seeds=1)
     on_pair = (args.pair, args.target, args.draft) != (None, None, None)
     check_used(args, on_pair)
@@ -52,9 +51,8 @@ def main(args: argparse.Namespace) -> int:
     else:
         audit = run_audit(args.instances, args.seed, arguments.progress, args.optimum)
         lines, failed = report(audit), [*audit.failures(), *audit.missing()]
-    if args.out:
-        write_atomically(args.out, audit.to_json())
-    print("\n".join([*lines, *([f"Saved in {args.out}."] if args.out else [])]))
+    with arguments.saving(args.out, audit.to_json):
+        print("\n".join(lines))
     return 1 if failed else 0
 
 
@@ -93,20 +91,22 @@ def rounded(args: argparse.Namespace, on_pair: bool) -> int:
         workload = arguments.workload_of(args, pair, 16, args.limit)
         prompts = [one.ids for one in prepare_prompts(pair, workload.prompts, 16)]
         rows = list(rounding.on_pair(pair, prompts, sampling, seed=args.seed))
-    record = {"environment": describe_environment(), "seed": args.seed, "distributions": rounding.to_json(rows)}
-    arguments.write_record(args.out, record)
     columns = {"where": "model", "dtype": "logits", "tree": "tree", "rule": "rule", "instances": "instances"}
     lines = [
         {**{title: str(row[name]) for name, title in columns.items()},
          "largest bias": f"{row['bias']:.1e}", "of its bound": f"{100 * row['share']:.1f} %"}
         for row in rounding.summary(rows)
     ]  # fmt: skip
-    print("\n".join(arguments.text_lines(pd.DataFrame(lines))))
     beyond = [row for row in rows if not row.bias <= row.bound]
-    print("Bias: total variation of what float32 code emits from the softmax of the same logits in float64.")
-    for row in beyond:
-        print(f"{row.rule} on {row.tree} ({row.dtype}) is off by {row.bias:.1e}, beyond its bound of {row.bound:.1e}.")
-    print(f"{len(rows)} distributions, {len(beyond) or 'none'} beyond the bound.")
+    record = {"environment": describe_environment(), "seed": args.seed, "distributions": rounding.to_json(rows)}
+    with arguments.saving(args.out, lambda: record):
+        print("\n".join(arguments.text_lines(pd.DataFrame(lines))))
+        print("Bias: total variation of what float32 code emits from the softmax of the same logits in float64.")
+        for row in beyond:
+            print(
+                f"{row.rule} on {row.tree} ({row.dtype}) is off by {row.bias:.1e}, beyond its bound of {row.bound:.1e}."
+            )
+        print(f"{len(rows)} distributions, {len(beyond) or 'none'} beyond the bound.")
     return 1 if beyond else 0
 
 

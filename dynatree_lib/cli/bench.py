@@ -24,8 +24,8 @@ def main(args: argparse.Namespace) -> int:
         print(method_list(), end="")
         return 0
     results = _measured(args)
-    arguments.write_record(args.json, results.to_json())
-    print(report(results), end="")
+    with arguments.saving(args.json, results.to_json):
+        print(report(results), end="")
     return 1 if results.records.failures else 0
 
 

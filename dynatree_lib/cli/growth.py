@@ -13,15 +13,15 @@ from . import arguments
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure a pair, write its record and print a table."""
+    """Measure a pair, print a table and write its record."""
     check_writable(args.file)
     record = growth_record(arguments.pair_of(args), args.turns, arguments.progress)
-    arguments.write_record(args.file, record)
-    lines = [
-        {"over": name, "range": f"{flat['first']:g} to {flat['last']:g}", "overhead ms": f"{flat['overhead']:.3f}",
-         "rise ms [95 %]": f"{Estimate(flat['rise'], *flat['rise_interval']):.3f}",
-         "rise of the forward ms": f"{flat['forward_rise']:.3f}"}
-        for name, flat in record["flatness"].items()
-    ]  # fmt: skip
-    print("\n".join(arguments.text_lines(pd.DataFrame(lines))))
+    with arguments.saving(args.file, lambda: record):
+        lines = [
+            {"over": name, "range": f"{flat['first']:g} to {flat['last']:g}", "overhead ms": f"{flat['overhead']:.3f}",
+             "rise ms [95 %]": f"{Estimate(flat['rise'], *flat['rise_interval']):.3f}",
+             "rise of the forward ms": f"{flat['forward_rise']:.3f}"}
+            for name, flat in record["flatness"].items()
+        ]  # fmt: skip
+        print("\n".join(arguments.text_lines(pd.DataFrame(lines))))
     return 0

@@ -21,7 +21,7 @@ LOOP_OPTIONS = ("commit", "verifier", "carry")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Judge, save, and print a table."""
+    """Judge, print a table, and save."""
     # Everything that can be checked is checked before models are loaded.
     sampling, trees = arguments.sampling_of(args), _trees(args.trees)
     known = {rule.name: rule for rule in (*VERIFIERS, *BEYOND) if rule is not Greedy}
@@ -41,9 +41,8 @@ def main(args: argparse.Namespace) -> int:
         max_new_tokens=args.max_new_tokens, sampling=sampling, seeds=range(args.seed, args.seed + args.seeds),
         margin=MARGIN, source=workload.source, progress=arguments.progress,
     )  # fmt: skip
-    if args.out:
-        judged.write(args.out)
-    print(report(judged), end="")
+    with arguments.saving(args.out, judged.to_lines):
+        print(report(judged), end="")
     return 0
 
 

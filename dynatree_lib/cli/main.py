@@ -7,6 +7,7 @@ are turned into one sentence here.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from .options import COMMANDS
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 2 and one sentence on standard error for bad input, 130 after Ctrl-C."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show must not end a command
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         args = parser().parse_args(argv)
         return int(import_module(f"dynatree_lib.cli.{args.command}").main(args))

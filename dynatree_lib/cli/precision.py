@@ -25,12 +25,12 @@ Row = dict[str, Any]
 
 
 def main(args: argparse.Namespace) -> int:
-    """Audit each dtype, save, and print the report."""
+    """Audit each dtype, print the report, and save."""
     if args.json:
         check_writable(args.json)
     record = _measured(args)
-    arguments.write_record(args.json, record)
-    print("\n".join(report(record)))
+    with arguments.saving(args.json, lambda: record):
+        print("\n".join(report(record)))
     return 0
 
 

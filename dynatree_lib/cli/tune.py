@@ -22,7 +22,7 @@ from .options import JUDGED, TUNED
 
 
 def main(args: argparse.Namespace) -> int:
-    """Tune, save, and print the result."""
+    """Tune, print the result, and save it."""
     sampling = arguments.sampling_of(args)
     arguments.check_least(args, limit=1, max_new_tokens=2, max_rows=4)
     names = args.methods and arguments.names_in(args.methods, tunable(not sampling.greedy), "method", "to tune")
@@ -33,9 +33,10 @@ def main(args: argparse.Namespace) -> int:
     prompts, source = _prompts(args, pair)
     tuned = tune(
         pair, prompts, max_new_tokens=args.max_new_tokens, max_rows=args.max_rows, sampling=sampling, seed=args.seed,
-        names=names or (), check=not args.no_check, out=path, progress=arguments.progress,
+        names=names or (), check=not args.no_check, progress=arguments.progress,
     )  # fmt: skip
-    print(report(tuned, source, path), end="")
+    with arguments.saving(path, tuned.to_json):
+        print(report(tuned, source), end="")
     return 0
 
 
@@ -70,7 +71,7 @@ def _prompts(args: argparse.Namespace, pair: Pair) -> tuple[list[Prompt], str]:
 
 
 # -------------------------------------------------------------------------------------------------------------- texts
-def report(tuned: Tuned, source: str, path: Path) -> str:
+def report(tuned: Tuned, source: str) -> str:
     """Return the measured costs, the predictions and the choice as text."""
     costs, (length, speed) = tuned.costs, tuned.setup["best_chain"]
     device = costs.measured.get("setup", {}).get("target", {}).get("device")
@@ -99,7 +100,6 @@ def report(tuned: Tuned, source: str, path: Path) -> str:
         f"or  {tuned.python}",
         *([f"with dtype={dtype}, in which it was tuned"] if (dtype := tuned.setup.get("dtype")) else []),
         tuned.reason,
-        f"Saved in {path}.",
     ]
     return "\n".join(lines) + "\n"
 

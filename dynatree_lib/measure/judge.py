@@ -147,11 +147,15 @@ class Judged:
         return ratio(judged_frame(self.rows), rule, over=base, column="rule", per="iterations", by="prompt", seed=seed)
 
     def write(self, path: str | Path) -> None:
-        """Write a header line and one line per tree, expectations rounded to five decimals."""
+        """Write `to_lines` to a file."""
+        write_atomically(Path(path), self.to_lines())
+
+    def to_lines(self) -> str:
+        """Return a header line and one line per tree, as JSON, expectations rounded to five decimals."""
         lines = [{"format": FORMAT, "environment": self.environment, "setup": self.setup}]
         for row in self.rows:
             lines.append({**row, "tokens": {rule: round(value, 5) for rule, value in row["tokens"].items()}})
-        write_atomically(Path(path), "".join(json.dumps(line) + "\n" for line in lines))
+        return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def judged_frame(rows: Iterable[Row]) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO, get_args, get_origin, get_type_hints
 
-from ..paths import check_regular, write_atomically
+from ..paths import check_regular, partial_of, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -294,7 +294,7 @@ class Records:
             yield
             return
         write_atomically(path, dumps(self.header) + "".join(map(dumps, self.lines())))
-        with path.open("a", encoding="utf-8") as self._file:
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as self._file:
             yield
         self._file = None
 
@@ -342,8 +342,8 @@ def check_writable(path: Path) -> Path:
     """The path, if a file can be written there.
 
     Raises:
-        ValueError: if its folder is missing or may not be written to, it is a folder or a device, or its name ends in
-            `.gz`.
+        ValueError: if its folder is missing or may not be written to, it is a folder or a device, its name ends in
+            `.gz`, or is too long for that of the partial file.
     """
     if path.suffix == PACKED:
         raise ValueError(f"{path} names a packed file, to which nothing can be added; leave out {PACKED}.")
@@ -354,6 +354,16 @@ def check_writable(path: Path) -> Path:
         raise ValueError(f"{path} cannot be written because the folder {path.parent} does not exist; make it first.")
     if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise ValueError(f"{path} cannot be written: permission denied; choose another place.")
+    partial = partial_of(path)
+    try:
+        if not partial.exists():
+            partial.touch()
+            partial.unlink()
+    except OSError as error:
+        reason = str(error.strerror).lower()
+        raise ValueError(
+            f"{path} cannot be written under {partial.name} first: {reason}; give another name."
+        ) from error
     return path
 
 
