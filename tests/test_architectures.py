@@ -569,6 +569,14 @@ def test_what_rounding_blurs_is_proved_in_float32(kind, monkeypatch):
         HFModel(raw_model(kind, dtype=torch.bfloat16), engine="eager")
 
 
+def test_a_kernel_without_float64_is_tried_in_float32():
+    """XGLM's says that float64's smallest number overflows."""
+    model = try_architectures.random_model("xglm", {}, torch.float64)
+    with pytest.raises(RuntimeError, match="overflow") as error:
+        model(prompt(3))
+    assert try_architectures._lacks_float64(error.value)
+
+
 @pytest.mark.parametrize("shift", [1, 3])
 def test_a_fault_that_looks_like_rounding_is_none_in_float32(shift, monkeypatch):
     monkeypatch.setitem(check.LEAST, torch.bfloat16, 0.0)
