@@ -564,9 +564,55 @@ def test_what_rounding_blurs_is_proved_in_float32(kind, monkeypatch):
     monkeypatch.setattr(check, "MARGIN", 0)
     monkeypatch.setitem(check.LEAST, torch.bfloat16, 0.0)
     HFModel(raw_model(kind, dtype=torch.bfloat16), engine="eager")
-    monkeypatch.setattr(check, "_proved_in_float32", lambda model: False)
-    with pytest.raises(ValueError, match="does not score a token tree"):
+    monkeypatch.setattr(check, "free_memory", lambda: 10**4)
+    with pytest.raises(ValueError, match="use float32, which could not be tried here .* GB of weights, and 1e-05 GB"):
         HFModel(raw_model(kind, dtype=torch.bfloat16), engine="eager")
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")])
+def test_a_float32_copy_that_a_gpu_has_no_room_for_is_made_on_the_cpu(error, monkeypatch):
+    monkeypatch.setattr(check, "MARGIN", 0)
+    monkeypatch.setitem(check.LEAST, torch.bfloat16, 0.0)
+    made, asked = check._in_float32, []
+
+    def full(model, device):
+        asked.append(device)
+        if len(asked) == 1:
+            raise error
+        return made(model, device)
+
+    monkeypatch.setattr(check, "_in_float32", full)
+    model = raw_model("llama", dtype=torch.bfloat16)
+    if isinstance(error, torch.OutOfMemoryError):
+        assert HFModel(model, engine="eager").dtype == torch.bfloat16
+        assert asked[1] == torch.device("cpu")
+    else:
+        with pytest.raises(ValueError, match=r"which could not be tried here .*\(can't allocate memory\)"):
+            HFModel(model, engine="eager")
+
+
+def test_a_float32_copy_keeps_what_is_tied_and_leaves_the_model_alone():
+    model = raw_model("gpt2", dtype=torch.bfloat16)
+    wide = check._in_float32(HFModel(model, check=False), torch.device("cpu"))
+    assert wide.model.lm_head.weight is wide.model.transformer.wte.weight
+    assert {weight.dtype for weight in wide.model.parameters()} == {torch.float32}
+    assert (wide.dtype, model.dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_a_long_read_on_a_cpu_is_announced(monkeypatch, caplog):
+    HFModel(raw_model("llama"))
+    assert not caplog.text
+    monkeypatch.setattr(check, "SAID", 0)
+    HFModel(raw_model("llama"))
+    assert "it reads 592 tokens to prove that it scores token trees, which takes about 0 seconds" in caplog.text
+
+
+def test_a_kernel_without_float64_is_tried_in_float32():
+    """XGLM's says that float64's smallest number overflows."""
+    model = try_architectures.random_model("xglm", {}, torch.float64)
+    with pytest.raises(RuntimeError, match="overflow") as error:
+        model(prompt(3))
+    assert try_architectures._lacks_float64(error.value)
 
 
 @pytest.mark.parametrize("shift", [1, 3])

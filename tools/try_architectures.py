@@ -318,7 +318,7 @@ def _near_tie(target: dt.HFModel, ids: torch.Tensor, found: list[int], text: lis
 
 
 def _lacks_float64(error: Exception) -> bool:
-    return any(word in str(error) for word in ("Double", "double", "float64", "dtype"))
+    return any(word in str(error) for word in ("Double", "double", "float64", "dtype", "overflow"))
 
 
 def _told(error: Exception) -> str:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,6 +93,8 @@ PREFIX, READ_FIRST = 9, 5
 LONGEST, SHORTEST, PRODUCTS = 1024, 576, 8 * 10**10
 """Tokens before the trees of the long trial: most, fewest on a CPU, and products of a token and a weight that a CPU
 computes in about a second."""
+SAID = 10
+"""Seconds that a CPU may read them without a word."""
 FIRST_TREE, FIRST_LEVELS = (-1, 0, 0, 1, 1, 3, 5), 3
 """Parents of the first tree's nodes, and how many of them are scored before the others."""
 ACCEPTED = (0, 1, 3, 5)
@@ -291,9 +294,10 @@ def check_tree_attention(model: HFModel, *, engine_only: bool = False, may_fall_
             noise = short.noise(model, plain)
             allowed = _allowed(model, noise)
             part, off = _worst(_attempt(model, OVER_CACHE, lambda: short.scored(own)), plain, allowed)
-            if part and not (off <= _by_dtype(TOLERANCE, model) and _proved_in_float32(model)):
+            way_out = _way_out(model, off) if part else None
+            if part and way_out is not None:
                 cause = _cause(own, short, plain, allowed, part, noise)
-                raise _refusal(model, f"{cause} ({part} {_told(off, allowed, model)})", "use float32")
+                raise _refusal(model, f"{cause} ({part} {_told(off, allowed, model)})", way_out)
     if not engine_only:
         long = _check_long(model, allowed)
     if not engine_only and type(model.engine) is Eager:
@@ -341,29 +345,38 @@ def _check_long(model: HFModel, allowed: float) -> _Long | None:
     allowed = max(allowed, _allowed(model, trial.noise_over(entries, own, plain)))
     found = _attempt(model, OVER_CACHE, lambda: trial.scored(own, 0, entries))
     part, off = _worst(found[[*MAIN]], plain, allowed, trial.parts)
-    if part and not (off <= _by_dtype(TOLERANCE, model) and _proved_in_float32(model)):
-        raise _refusal(model, f"{IN_LONG} ({part} {_told(off, allowed, model)})", "use float32")
+    way_out = _way_out(model, off) if part else None
+    if way_out is not None:
+        raise _refusal(model, f"{IN_LONG} ({part} {_told(off, allowed, model)})", way_out)
     return long
 
 
 def _read_long(model: HFModel) -> _Long | None:
-    """Read as long a text as the context holds, and as a CPU reads in about a second; a shorter one if that fails."""
+    """Read as long a text as the context holds, on a CPU what it reads in about a second but no fewer than `SHORTEST`.
+
+    A shorter one if that fails.
+    """
     longest = LONGEST
     if model.device.type == "cpu":
         longest = max(SHORTEST, min(LONGEST, PRODUCTS // max(1, model.parameters)))
     longest = min(longest, model.context - 8)
-    failed: Exception | None = None
+    if model.device.type == "cpu" and longest * model.parameters > SAID * PRODUCTS:
+        logging.getLogger(__name__).warning(
+            "Before '%s' is used, it reads %d tokens to prove that it scores token trees, which takes about %.0f "
+            "seconds on a CPU.", model.name, longest, longest * model.parameters / PRODUCTS,
+        )  # fmt: skip
+    failed = ""
     for length in (longest, longest // 2, longest // 4):
         trial = _Trial.of(model, length, routed=True) if length > 2 * PREFIX else None
         try:
             if trial:
                 return trial, *trial.read(model)
         except Exception as error:
-            failed = error
-    if failed is not None:
+            failed = f"{type(error).__name__}: {error}"  # the error itself would keep the forward's tensors
+    if failed:
         logging.getLogger(__name__).warning(
-            "'%s' reads no text of %d tokens or more (%s: %s), so what shows in long texts alone was not tried.",
-            model.name, longest // 4, type(failed).__name__, failed,
+            "'%s' reads no text of %d tokens or more (%s), so what shows in long texts alone was not tried.",
+            model.name, longest // 4, failed,
         )  # fmt: skip
     return None
 
@@ -373,28 +386,65 @@ def _allowed(model: HFModel, noise: float) -> float:
     return min(_by_dtype(TOLERANCE, model), max(_by_dtype(LEAST, model), MARGIN * noise))
 
 
-def _proved_in_float32(model: HFModel) -> bool:
-    """Whether a float32 copy of a model in 16 bits is proved: what differs in 16 bits was rounding, then.
+def _way_out(model: HFModel, off: float) -> str | None:
+    """What to do about a difference that is not allowed; None where it is rounding, as a float32 copy proves.
 
-    How much a forward rounds depends on the kernels, and a GPU takes others for a tree than for a text.
+    How much a forward in 16 bits rounds depends on the kernels, and a GPU takes others for a tree than for a text. What
+    differs in float32 too has no way out, which is "".
     """
+    if model.dtype not in (torch.float16, torch.bfloat16):
+        return ""
     plain = all(type(weight) is torch.nn.Parameter for weight in model.model.parameters())
-    if not plain or model.dtype not in (torch.float16, torch.bfloat16):
-        return False
-    wide = copy.copy(model)
-    for name in ("dtype", "device"):
-        wide.__dict__.pop(name, None)
+    if not plain or not off <= _by_dtype(TOLERANCE, model):
+        return "use float32"
     try:
-        wide.model = copy.deepcopy(model.model).float()
-        wide.engine = Eager(wide.model)
-        check_tree_attention(wide)
-    except (ValueError, torch.OutOfMemoryError):
-        return False
-    return True
+        try:
+            check_tree_attention(_in_float32(model, model.device))
+        except torch.OutOfMemoryError:
+            check_tree_attention(_in_float32(model, torch.device("cpu")))
+    except ValueError:
+        return ""
+    except (RuntimeError, MemoryError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        return f"use float32, which could not be tried here to tell rounding from a fault ({first})"
+    return None
+
+
+def _in_float32(model: HFModel, device: torch.device) -> HFModel:
+    """Copy a model with its weights in float32, in the place of those on the CPU or on a device.
+
+    Raises:
+        MemoryError: where the machine has less memory left than the weights take, which would end the process.
+        RuntimeError: where the device has too little.
+    """
+    needed, free = 4 * model.parameters, free_memory()
+    if device.type == "cpu" and free is not None and free < needed:
+        raise MemoryError(f"{needed / 1e9:.3g} GB of weights, and {free / 1e9:.3g} GB of memory are free")
+    tensors = [*model.model.parameters(), *model.model.buffers()]
+    copied: dict[int, Any] = {}
+    for tensor in tensors:  # one by one, so that no copy in 16 bits stands beside them
+        place = tensor.device if device.type == model.device.type else device  # a model may lie on several
+        wide = tensor.detach().to(place, torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
+        copied[id(tensor)] = torch.nn.Parameter(wide, False) if isinstance(tensor, torch.nn.Parameter) else wide
+    other = copy.copy(model)
+    for name in ("dtype", "device", "layer_devices", "windows"):
+        other.__dict__.pop(name, None)
+    other.model = copy.deepcopy(model.model, copied)
+    other.engine = Eager(other.model)
+    return other
+
+
+def free_memory() -> int | None:
+    """Return the bytes of memory that processes may still take; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return None
 
 
 def _refusal(model: HFModel, what: str, way_out: str) -> ValueError:
-    way_out = "" if model.dtype in (torch.float32, torch.float64) and "engine" not in way_out else f"; {way_out}"
+    way_out = way_out and f"; {way_out}"
     return ValueError(
         f"Model '{model.name}' does not score a token tree as it scores its paths: {what}, so its output would be "
         f"wrong{way_out}."
