@@ -200,7 +200,7 @@ def test_workers_of_another_version_or_without_the_folders_are_refused(tmp_path,
             return {"workers": {"tcp://far:1": {"nthreads": 1, "resources": {}}}}
 
         def run(self, function, *args, on_error):
-            return {"tcp://far:1": (cluster.library_sha256(), "other", False)}
+            return {"tcp://far:1": (cluster.own_version()[0], "other", False)}
 
     with pytest.raises(RuntimeError, match="worker tcp://far:1 does not have the same data and sight of"):
         cluster.check_workers(Elsewhere(), (tmp_path, ROOT), gpu=False)

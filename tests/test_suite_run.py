@@ -121,6 +121,59 @@ def test_resume_notices_library_data_and_parameters(run, monkeypatch):
     assert "the library changed" in run("--resume", "--dry-run")[1]
     monkeypatch.setattr(receipts, "data_sha256", lambda: "other")
     assert "the library and the data changed" in run("--resume", "--dry-run")[1]
+    there = receipts.fetched("smollm2")
+    monkeypatch.setattr(receipts, "fetched", lambda name: None if there else run.out)
+    assert "the data and which models are fetched changed" in run("--resume", "--dry-run")[1]
+
+
+def test_resume_notices_the_files_of_a_pair_of_one_s_own(run, tmp_path):
+    config = tmp_path / "mine" / "target" / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text("first")
+    write_notebook(run.notebooks, "10_x", parameters="pair = None")
+    options = ["-p", f"pair={tmp_path / 'mine'}"]
+    assert run(*options)[0] == 0
+    assert "10_x: kept" in run("--resume", *options)[1]
+    config.write_text("trained once more")
+    assert "the files of its pair changed" in run("--resume", "--dry-run", *options)[1]
+
+
+REFERENCE = "from dynatree_lib.suite.notebook import begin\nbegin('10_x', profile='smoke').reference('speed.json')"
+
+
+def test_resume_notices_a_record_of_outputs_reference_that_changed(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("DYNATREE_ROOT", str(tmp_path))
+    record = tmp_path / "outputs" / "reference" / "speed.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("first")
+    write_notebook(run.notebooks, "10_x", REFERENCE)
+    assert run()[0] == 0
+    assert receipt(run, "10_x")["references"] == [{"name": "speed.json", "sha256": receipts.sha256_of(record)}]
+    assert "10_x: kept" in run("--resume")[1]
+    record.write_text("measured once more")
+    assert "outputs/reference/speed.json changed since" in run("--resume", "--dry-run")[1]
+    record.unlink()
+    assert "outputs/reference/speed.json is gone" in run("--resume", "--dry-run")[1]
+
+
+def test_a_notebook_or_library_that_changes_while_it_runs_is_no_result(run, monkeypatch):
+    path = run.notebooks / "10_x.ipynb"
+    write_notebook(
+        run.notebooks, "10_x", f"path = {str(path)!r}", "open(path, 'a').write(' ')", "open(path, 'w').close()"
+    )
+    records_notebook(run.notebooks, "20_y")
+    code, text = run()
+    assert code == 1
+    assert "10_x failed: the notebook changed while it ran; run it again" in text
+    assert not (run.out / "10_x.receipt.json").exists()
+    assert receipt(run, "20_y")
+    hashes = iter("abb")  # before and after
+    monkeypatch.setattr(receipts, "library_sha256", lambda: next(hashes, "b"))
+    code, text = run("--only", "20_y", "--overwrite")
+    assert code == 2, "the other cannot be read"
+    path.unlink()
+    code, text = run("--overwrite")
+    assert "20_y failed: the library changed while it ran; run it again" in text
 
 
 def test_resume_with_other_parameters_keeps_what_has_finished(run):

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pandas as pd
 import pytest
 
 from dynatree_lib.cli.main import main
+from dynatree_lib.paths import data_path
 from dynatree_lib.suite import sweep as module
 from dynatree_lib.suite.sweep import Sweep, read_grid, read_sweep, run_sweep
 
@@ -91,6 +93,16 @@ def test_a_row_of_one_configuration_is_not_read_as_another(tmp_path, measured):
     assert run_sweep(sweep, resume=False, say=print) == 0
     sweep.rows.file(points[0]).write_text(sweep.rows.file(points[1]).read_text())
     assert sweep.missing() == [points[0]]
+
+
+def test_rows_of_a_pair_whose_files_changed_since_are_measured_again(tmp_path, measured):
+    shutil.copytree(data_path("tiny"), tmp_path / "mine")
+    path = grid(tmp_path, f"pair: {tmp_path / 'mine'}\n{GRID}")
+    sweep = Sweep(tmp_path / "out", read_grid(path))
+    assert run_sweep(sweep, resume=False, say=print) == 0
+    assert not sweep.missing()
+    (tmp_path / "mine" / "draft" / "config.json").write_text("trained once more")
+    assert len(sweep.missing()) == 4
 
 
 def test_one_configuration_that_fails_does_not_stop_the_others(tmp_path, measured, capsys):

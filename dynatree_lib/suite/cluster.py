@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..measure.environment import available_cores, describe_environment
 from .plan import Cost, Job
-from .receipts import Files, data_sha256, fingerprint, library_sha256, now, read_or_empty, why_rerun
+from .receipts import Files, differences, fingerprint, now, own_version, read_or_empty, why_rerun
 from .run import (
     Outcome,
     Say,
@@ -158,7 +158,7 @@ def check_workers(client: Client, folders: Sequence[Path], gpu: bool) -> None:
             f"The worker {busy[0]} has {workers[busy[0]]['nthreads']} threads, and would do as many things at once "
             "in one process; start workers with --nthreads 1."
         )
-    mine = (library_sha256(), data_sha256(), True)
+    mine = (*own_version(), True)
     token = folders[0] / f".{os.getpid()}-{socket.gethostname()}.seen"
     token.touch()
     try:
@@ -187,7 +187,7 @@ def workers_of(client: Client) -> Mapping[str, Any]:
 
 def _seen(token: str, folders: Sequence[str]) -> tuple[str, str, bool]:
     """On a worker: the hashes of library and data, and whether it sees the run's folders."""
-    return library_sha256(), data_sha256(), Path(token).is_file() and all(Path(folder).is_dir() for folder in folders)
+    return *own_version(), Path(token).is_file() and all(Path(folder).is_dir() for folder in folders)
 
 
 def dask_setup(_worker: Any) -> None:
@@ -262,6 +262,7 @@ class _Fanout:
         self.timeout, self.count = timeout, len(jobs)
         self.outcomes: list[Outcome] = []
         self.running: dict[Future, Job] = {}
+        self.basis: dict[str, dict[str, Any]] = {}
         self.seen: set[str] = set()
         self.waiting: list[Job] = []
         for job in jobs:
@@ -307,7 +308,7 @@ class _Fanout:
             if free <= 0:
                 continue
             self.waiting.remove(job)
-            basis = fingerprint(job)
+            basis = self.basis[job.name] = fingerprint(job)
             Files(self.out, job.name).prepare(basis, self.resume)
             args = (job, basis, str(self.out), str(self.root), self.timeout, self.resume)
             self.running[submitted(self.client, run_one, *args, name=job.name, gpu=on_gpu(job))] = job
@@ -315,7 +316,7 @@ class _Fanout:
     def _settle(self, future: Future) -> None:
         """Note the outcome of a task that has ended, and say it."""
         job = self.running.pop(future)
-        files, basis = Files(self.out, job.name), fingerprint(job)
+        files, basis = Files(self.out, job.name), self.basis[job.name]
         found, problem = _result(future), ""
         if isinstance(found, str):  # no worker is left to say more; it may have died between receipt and report
             problem = "" if why_rerun(files, basis) is None else found
@@ -384,11 +385,11 @@ def _late(files: Files, basis: Mapping[str, Any]) -> str | None:
 def run_one(job: Job, basis: Mapping[str, Any], out: str, root: str, timeout: float | None, resume: bool) -> Finished:
     """On a worker: run a notebook, unless an earlier worker that died had finished it."""
     files, where = Files(Path(out), job.name), f"{socket.gethostname()}, process {os.getpid()}"
-    if fingerprint(job) != basis:
-        problem = f"the worker on {where} has another version of the library, its data or the notebook"
+    if others := differences(fingerprint(job), basis):
+        problem = f"the worker on {where} does not have the same: {' and '.join(others)}"
         return Finished(Outcome(job.name, "failed", problem), Cost(), where, False)
     again = files.partial.is_file() or files.receipt.is_file()
-    if why_rerun(files, basis) is None:
+    if why_rerun(files, basis, Path(root)) is None:
         receipt = read_or_empty(files.receipt)
         cost = Cost(receipt.get("seconds"), receipt.get("memory_mb"))
         return Finished(Outcome(job.name, "finished"), cost, where, again)

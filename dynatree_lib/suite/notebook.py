@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -20,12 +20,13 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
+from ..measure.environment import sha256_of
 from ..measure.statistics import Table
 from ..models.fetch import PACKAGED, fetched
 from ..plots.theme import DARK_PAGES, dark_css
 from .plan import PROFILES, project_root, read_source
 from .receipts import Files, read_or_empty, write_json
-from .shipped import shipped_root
+from .shipped import homes, reference_path
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -55,7 +56,7 @@ class Notebook:
     out: Path  # the run's folder
     remark: str  # on the pair
     parameters: dict[str, Any]  # of the parameters cell, with the values it ran with
-    noted: dict[str, dict[str, Row]]  # kind (claims, tables, figures) -> name -> what the report gets
+    noted: dict[str, dict[str, Row]]  # kind (claims, tables, figures, references) -> name -> what the summary says
 
     def __repr__(self) -> str:
         """Return a line for the notebook's first output, without this machine's folders."""
@@ -94,14 +95,18 @@ class Notebook:
     def reference(self, name: str) -> Path:
         """Return a record of outputs/reference: the checkout's, else the one that the installed package carries.
 
+        The summary names it, so that the notebook's receipt is valid for that record alone.
+
         Raises:
             ValueError: where there is neither.
         """
-        for folder in homes(self.root):
-            path = folder / "outputs" / "reference" / name
-            if path.is_file():
-                return path
-        raise ValueError(f"There is no record outputs/reference/{name}, in {self.root} or in the installed package.")
+        path = reference_path(name, self.root)
+        if path is None:
+            raise ValueError(
+                f"There is no record outputs/reference/{name}, in {self.root} or in the installed package."
+            )
+        self._note("references", name, {"name": name, "sha256": sha256_of(path)})
+        return path
 
     def write_records(self, name: str, rows: Table) -> Path:
         """Write a table (a data frame, or dictionaries) into the JSONL file of that name, and return its path.
@@ -208,7 +213,7 @@ def begin(
         out=out.resolve(),
         remark=remark,
         parameters=parameters,
-        noted={"claims": {}, "tables": {}, "figures": {}},
+        noted={"claims": {}, "tables": {}, "figures": {}, "references": {}},
     )
     if notebook.dtype not in DTYPES:
         raise ValueError(f"dtype='{dtype}' is not one of {', '.join(DTYPES)}.")
@@ -227,13 +232,6 @@ def given_parameters(name: str, root: Path, values: Mapping[str, Any]) -> dict[s
                 given = {one: values[one] for one in read_source(path).parameters if one in values}
                 return dict(json.loads(json.dumps(given, default=str)))
     return {}
-
-
-def homes(root: Path) -> Iterator[Path]:
-    """Go through the folders that may have notebooks and records: the checkout, then the installed package."""
-    yield root
-    with suppress(ValueError):
-        yield shipped_root()
 
 
 def own_folder(base: Path, name: str, parameters: Mapping[str, Any]) -> Path:

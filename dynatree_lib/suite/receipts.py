@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -21,8 +21,11 @@ from typing import Any
 from .. import __version__
 from ..checks import has_shape
 from ..measure.environment import git_commit, sha256_of
+from ..models.fetch import PACKAGED, fetched
+from ..models.pairs import pair_files
 from ..paths import data_path, write_atomically
-from .plan import COST, Job
+from .plan import COST, Job, project_root, read_source
+from .shipped import reference_path
 
 SCHEMA = 1
 ORPHANED = 2.0
@@ -92,14 +95,31 @@ PARTS = {
     "data_sha256": "the data",
     "parameters": "its parameters",
     "profile": "the profile",
+    "pair_files": "the files of its pair",
+    "fetched": "which models are fetched",
 }
-"""Everything that a result depends on, as a fingerprint has it -> in words."""
+"""Everything that a result depends on and that is known before, as a fingerprint has it -> in words.
+
+Besides, a receipt names the records of outputs/reference that the notebook read.
+"""
 
 
 def fingerprint(job: Job) -> dict[str, Any]:
     """Return the present fingerprint of a job, as a receipt stores it; with equal ones two jobs do the same work."""
-    values = (job.source.sha256, library_sha256(), data_sha256(), dict(job.parameters), job.profile)
+    parameters = dict(job.parameters)
+    files = pair_files(pair) if isinstance(pair := parameters.get("pair"), str) else {}
+    models = [name for name in PACKAGED if fetched(name)]
+    values = (job.source.sha256, library_sha256(), data_sha256(), parameters, job.profile, files, models)
     return dict(json.loads(json.dumps(dict(zip(PARTS, values, strict=True)), default=str)))
+
+
+def changed_since(job: Job, basis: Mapping[str, Any]) -> list[str]:
+    """Return in words what is no longer as in a job's fingerprint; the notebook is read again."""
+    try:
+        source = read_source(job.source.path).sha256
+    except (OSError, ValueError):
+        source = None
+    return differences({**fingerprint(job), "source_sha256": source}, basis)
 
 
 def differences(basis: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
@@ -114,9 +134,10 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 OPTIONAL = (str, NoneType)
+REFERENCES = [{"name": str, "sha256": str}]
 NOTE = {
     **dict.fromkeys(("title", "status", "problem", "library_sha256", "profile"), OPTIONAL),
-    **dict.fromkeys(("parameters", "fingerprint"), (dict, NoneType)), **COST,
+    **dict.fromkeys(("parameters", "fingerprint"), (dict, NoneType)), "references": REFERENCES, **COST,
 }  # fmt: skip
 """Of a receipt or a failure note. These are shapes, as for `checks.has_shape`."""
 RUN = {
@@ -127,6 +148,7 @@ SUMMARY = {
                 "record": OPTIONAL}],
     "tables": [{"caption": OPTIONAL, "html": str}],
     "figures": [{"path": str, "caption": OPTIONAL}],
+    "references": REFERENCES,
 }  # fmt: skip
 
 
@@ -168,22 +190,26 @@ def sha256_files(folder: Path, paths: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-@lru_cache(maxsize=1)
 def library_sha256() -> str:
-    """Return the hash of the library's source at the first call in this process."""
+    """Return the hash of the library's source as it lies on disk, which a kernel loads."""
     folder = Path(__file__).resolve().parents[1]
     return sha256_files(folder, folder.rglob("*.py"))
 
 
-@lru_cache(maxsize=1)
 def data_sha256() -> str:
     """Return the hash of the data that ships with the library, bundled models included."""
     folder = data_path()
     return sha256_files(folder, (path for path in folder.rglob("*") if path.is_file()))
 
 
+@cache
+def own_version() -> tuple[str, str]:
+    """Return the hashes of library and data at the first call in this process, which runs that version to its end."""
+    return library_sha256(), data_sha256()
+
+
 def write_receipt(files: Files, job: Job, basis: Mapping[str, Any], cost: Mapping[str, Any]) -> None:
-    """Write the receipt of a finished notebook: its fingerprint, the hashes of its files, its cost."""
+    """Write the receipt of a finished notebook: its fingerprint, what it read, the hashes of its files, its cost."""
     content = {
         "schema": SCHEMA,
         "notebook": job.name,
@@ -193,14 +219,18 @@ def write_receipt(files: Files, job: Job, basis: Mapping[str, Any], cost: Mappin
         "library_version": __version__,
         "commit": git_commit(),
         **cost,
+        "references": read_or_empty(files.summary, SUMMARY).get("references", []),
         "executed_sha256": sha256_of(files.executed),
         "written": {path.relative_to(files.out).as_posix(): sha256_of(path) for path in files.written()},
     }
     write_json(files.receipt, content)
 
 
-def why_rerun(files: Files, basis: Mapping[str, Any]) -> str | None:
-    """Return why a notebook has to run (again), as the end of a sentence; None when its receipt is valid."""
+def why_rerun(files: Files, basis: Mapping[str, Any], root: Path | None = None) -> str | None:
+    """Return why a notebook has to run (again), as the end of a sentence; None when its receipt is valid.
+
+    `root` is the checkout, found by itself where it is not given.
+    """
     if not files.receipt.is_file():
         return "it has not finished before"
     try:
@@ -211,6 +241,10 @@ def why_rerun(files: Files, basis: Mapping[str, Any]) -> str | None:
         return "its receipt is incomplete or of another version of the suite"
     if changed := differences(basis, receipt):
         return f"{' and '.join(changed)} changed since"
+    for read in receipt.get("references", []):
+        path = reference_path(read["name"], root or project_root())
+        if path is None or sha256_of(path) != read["sha256"]:
+            return f"outputs/reference/{read['name']} {'is gone' if path is None else 'changed since'}"
     return damage(files, receipt)
 
 

@@ -28,6 +28,7 @@ from .receipts import (
     RUN_FILE,
     Files,
     asked_otherwise,
+    changed_since,
     fingerprint,
     now,
     read_or_empty,
@@ -188,6 +189,8 @@ def execute(
         except Exception as error:  # a dead kernel, a time-out or a broken notebook must not stop the others
             told = " in ".join(filter(None, (watch.reason, watch.reason and at_cell(files.partial))))
             outcome = Outcome(job.name, watch.status or "failed", told or describe_failure(error, files.partial))
+    if outcome.status == "finished" and (changed := changed_since(job, basis)):
+        outcome = Outcome(job.name, "failed", f"{' and '.join(changed)} changed while it ran; run it again")
     cost = Cost(round(time.perf_counter() - clock, 2), max(watch.readings, default=None))
     facts = {"started": started, "finished": now(), **asdict(cost), **(facts or {})}
     if outcome.status == "finished":

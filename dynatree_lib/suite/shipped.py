@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ..paths import whole_file
@@ -43,6 +44,19 @@ def shipped_root() -> Path:
     raise ValueError(
         "This installation carries no notebooks; install dynatree-lib from a wheel, or take a checkout of the project."
     )
+
+
+def homes(root: Path) -> Iterator[Path]:
+    """Go through the folders that may have notebooks and records: the checkout, then the installed package."""
+    yield root
+    with suppress(ValueError):
+        yield shipped_root()
+
+
+def reference_path(name: str, root: Path) -> Path | None:
+    """Return a record of outputs/reference: the checkout's, else the installed package's; None for neither."""
+    paths = (folder / "outputs" / "reference" / name for folder in homes(root))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def shipped_files(root: Path) -> Iterator[Path]:

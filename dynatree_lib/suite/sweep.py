@@ -26,11 +26,11 @@ from ..measure.methods import variant
 from ..measure.protocol import checked_runner, run_benchmark
 from ..measure.statistics import ratio
 from ..models.engines import check_engine
-from ..models.pairs import Pair, load_pair
+from ..models.pairs import Pair, load_pair, pair_files
 from ..paths import data_path, sole_run
 from ..sampling import Sampling
 from ..workloads import WORKLOADS, Workload, load_workload
-from .receipts import data_sha256, library_sha256, now, read_json, read_or_empty, write_json
+from .receipts import now, own_version, read_json, read_or_empty, write_json
 from .run import INTERRUPTED, Say, shorten
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _check(point: Point) -> None:
     if method.label == against.label:
         raise ValueError(f"'{method.label}' would be compared with itself; name another method in `against`.")
     if setting.device == "cpu":  # a GPU may be another machine's
-        pair = _pair(setting.pair, setting.device, setting.dtype, setting.engine)
+        pair = _loaded(setting)
         for one in (method, against):
             checked_runner(pair, one, sampling, setting.repeats)
         if pair.target.context <= setting.max_new_tokens:
@@ -185,7 +185,7 @@ def measure(point: Point) -> dict[str, Any]:
     bootstrap over prompts).
     """
     setting = point.setting
-    pair = _pair(setting.pair, setting.device, setting.dtype, setting.engine)
+    pair = _loaded(setting)
     workload = _workload(pair, setting)
     results = run_benchmark(
         pair, [setting.against, point.method], workload.prompts, max_new_tokens=setting.max_new_tokens,
@@ -202,8 +202,13 @@ def measure(point: Point) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _loaded(setting: Setting) -> Pair:
+    files = tuple(pair_files(setting.pair).items())
+    return _pair(setting.pair, setting.device, setting.dtype, setting.engine, files)
+
+
 @lru_cache(maxsize=1)
-def _pair(name: str, device: str, dtype: str | None, engine: str) -> Pair:
+def _pair(name: str, device: str, dtype: str | None, engine: str, _files: tuple[tuple[str, str], ...]) -> Pair:
     return load_pair(name, device_map=device, dtype=dtype, engine=engine)
 
 
@@ -217,7 +222,7 @@ def _workload(pair: Pair, setting: Setting) -> Workload:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a sweep's folder, as one version of the library and its data measures them."""
+    """The rows of a sweep's folder, as one version of the library, its data and a pair's files measures them."""
 
     out: Path
     library_sha256: str
@@ -237,16 +242,21 @@ class Rows:
 
     def keep(self, point: Point) -> None:
         """Measure a configuration and write its row; ValueError where this process has another library or data."""
-        if (library_sha256(), data_sha256()) != (self.library_sha256, self.data_sha256):
+        if own_version() != (self.library_sha256, self.data_sha256):
             raise ValueError("This worker has another version of the library or its data; install the same everywhere.")
+        basis = self._basis(point)
         row = measure(point)
-        content = {**self._basis(point), "measured": now(), "environment": describe_environment(), "row": row}
+        if self._basis(point) != basis:
+            raise ValueError(
+                f"The files of the pair {point.setting.pair} changed while it was measured; measure again."
+            )
+        content = {**basis, "measured": now(), "environment": describe_environment(), "row": row}
         write_json(self.file(point), content)
 
     def _basis(self, point: Point) -> dict[str, Any]:
         return {
             "schema": SCHEMA, "library_sha256": self.library_sha256, "data_sha256": self.data_sha256,
-            "point": _plain(point),
+            "point": _plain(point), "pair_files": pair_files(point.setting.pair),
         }  # fmt: skip
 
 
@@ -261,7 +271,7 @@ class Sweep:
 
     def __init__(self, out: Path, points: Sequence[Point]) -> None:
         self.out, self.points = out, list(points)
-        self.rows = Rows(out, library_sha256(), data_sha256())
+        self.rows = Rows(out, *own_version())
 
     def missing(self) -> list[Point]:
         """The configurations that have no row yet."""
@@ -312,7 +322,7 @@ def read_sweep(folder: str | Path) -> pd.DataFrame:
         raise ValueError(f"{folder} holds no sweep ({HEAD} is missing); `dynatree sweep GRID --out DIR` makes one.")
     grid = read_json(folder / HEAD)["grid"]
     order = {json.dumps(point): rank for rank, (point, _) in enumerate(grid)}
-    found, library = {}, library_sha256()
+    found, (library, _) = {}, own_version()
     for path in sorted((folder / "rows").glob("*.json")):
         content = read_or_empty(path)
         rank = order.get(json.dumps(content.get("point")))
