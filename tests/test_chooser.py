@@ -112,6 +112,14 @@ def test_methods_that_the_interval_does_not_tell_apart_are_named():
     assert advice(choose(doubtful, run="r")).startswith("Decode plainly")
 
 
+def test_advice_to_decode_plainly_names_the_methods_that_it_is_about():
+    rows = found(**{"chain": (20, 25), "prompt-lookup": (8, 30)})
+    alone = advice(choose(rows, run="now", draft=False))
+    assert alone.endswith("of `prompt-lookup`, the fastest is not faster beyond doubt.")
+    nothing = advice(choose(found(chain=(20, 25)), run="now", draft=False))
+    assert nothing.startswith("No method of this run comes into question but plain decoding")
+
+
 @pytest.mark.parametrize(("asked", "said"), [({"run": "x"}, "run 'x'"), ({"run": "now", "kind": "poems"}, "'poems'")])
 def test_what_is_not_on_the_map_is_refused_with_what_is(asked, said):
     with pytest.raises(ValueError, match=said) as error:

@@ -23,6 +23,7 @@ from dynatree_lib.measure.methods import METHODS
 from dynatree_lib.measure.trace import iteration_means, traced_runs
 from dynatree_lib.models.pairs import load_pair
 from dynatree_lib.plots import theme
+from dynatree_lib.plots.trees import verified
 from dynatree_lib.sampling import DraftDistributions
 from dynatree_lib.tree import DISTINCT, POINT
 
@@ -38,6 +39,19 @@ def pair():
 def generation():
     target = random_model("llama")
     return dt.generate(target, [1, 2, 3], dt.AdaptiveTree(noisy_copy(target)), max_new_tokens=30)
+
+
+@pytest.fixture(scope="module")
+def cut(generation):
+    """The same text, ended by a token that was drafted and accepted."""
+    paths = [len(one.verdict.path) for one in generation.iterations]
+    number = max(range(len(paths)), key=lambda n: (paths[n] > 1, n))
+    token = generation.tokens[sum(paths[:number]) + number + 1]  # the second of its path
+    target = random_model("llama")
+    drafter = dt.AdaptiveTree(noisy_copy(target))
+    ended = dt.generate(target, [1, 2, 3], drafter, max_new_tokens=30, eos_token_ids=[token])
+    assert (ended.finish_reason, ended.iterations[-1].committed) == ("eos", 2)
+    return ended
 
 
 def drawn(place) -> dict:
@@ -69,15 +83,29 @@ class TestStepText:
             assert f"{added} {number + 1} target forward{plural[2]}" in page
             assert "".join(f"{token} " for token in generation.tokens[:emitted]) in plain(page)
 
-    def test_ghosts_are_the_rejected_branches(self, generation):
+    @pytest.mark.parametrize("text", ["generation", "cut"])
+    def test_ghosts_are_the_rejected_branches(self, text, request):
+        generation = request.getfixturevalue(text)
         for number, iteration in enumerate(generation.iterations):
-            tree, accepted = iteration.tree, {0, *iteration.verdict.path}
+            tree, roles = verified(iteration)
+            assert ("last" in roles) == (text == "cut" and iteration is generation.iterations[-1])
+            tree, accepted = iteration.tree, {n for n in range(len(iteration.tree)) if roles[n] != "rejected"}
             inner = set(tree.parents.tolist())
             leaves = [node for node in range(1, len(tree)) if node not in inner | accepted]
             page = plots.step_text(generation, number, branches=100)
             assert page.count("line-through") == len(leaves)
             for leaf in leaves:
                 assert "".join(f"{tree.tokens[node]} " for node in tree.path(leaf)) in plain(page)
+
+    def test_a_drafted_token_that_ends_the_text_is_counted_as_accepted_and_is_no_bonus(self, cut):
+        last = cut.iterations[-1]
+        count = last.committed
+        assert f"{count} accepted, {count} token" in plots.step_text(cut, len(cut.iterations) - 1)
+        assert f"{count} accepted, {count} token" in plots.draft_tree(last).layout.title.text
+        assert plots.text_iterations(cut).count(": bonus token") == len(cut.iterations) - 1
+        assert f"iteration {len(cut.iterations) - 1}: bonus" not in plots.text_iterations(cut)
+        accepted, bonus, _ = plots.timeline(cut.iterations).data
+        assert (accepted.y[-1], bonus.y[-1]) == (count, 0)
 
     def test_more_branches_than_asked_for_are_counted(self, generation):
         number = max(range(len(generation.iterations)), key=lambda n: len(generation.iterations[n].tree))

@@ -82,6 +82,13 @@ def test_engines_stand_above_what_reading_takes():
     assert not speed.engine_curves(FORWARDS).layout.shapes
 
 
+def test_engines_that_read_different_bytes_have_a_line_each():
+    figure = speed.engine_curves(FORWARDS, {"reading all": 5.0, "reading 4 bits": 1.0})
+    assert [line.y0 for line in figure.layout.shapes] == [5.0, 1.0]
+    assert [note.text for note in figure.layout.annotations] == ["reading all", "reading 4 bits"]
+    assert figure.layout.yaxis.range[0] < 0  # 1 ms is in sight
+
+
 def test_overhead_has_a_panel_of_its_own():
     figure = speed.cost_and_overhead(GROWN, "prefix", note="flat")
     whole, forward, overhead = figure.data

@@ -119,9 +119,12 @@ def speed_of(row: Row) -> str:
 
 def advice(chosen: Sequence[Row]) -> str:
     """Return the sentence that a reader may act on, of the rows of `choose`."""
-    best = chosen[0]
+    best, drafting = chosen[0], [f"`{row['method']}`" for row in chosen if row["group"] != "plain"]
+    if not drafting:
+        return "No method of this run comes into question but plain decoding (`autoregressive_fast`); see other runs."
     if best["group"] == "plain" or best["interval"][0] <= 1:
-        return "Decode plainly (`autoregressive_fast`): nothing here is faster beyond doubt."
+        names = ", ".join(drafting)
+        return f"Decode plainly (`autoregressive_fast`): of {names}, the fastest is not faster beyond doubt."
     level = [f"`{row['method']}`" for row in chosen[1:] if row["level"]]
     others = f"; not told from it: {', '.join(level)}" if level else ""
     return f"Take `{best['method']}`: {speed_of(best)} times plain decoding{others}."

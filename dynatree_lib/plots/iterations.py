@@ -22,6 +22,7 @@ from ..measure.statistics import Table, share
 from ..models.texts import pieces
 from . import theme
 from .charts import Row, as_rows, sweep_lines
+from .trees import accepted_count, last_drafted
 
 SHADES = ("#cfe8f7", "#d8f0df")
 """Background of accepted tokens, alternating from iteration to iteration."""
@@ -143,8 +144,9 @@ def text_iterations(generation: Generation, tokenizer: Any = None, *, prompt: st
     check_text(generation, tokenizer, prompt)
     texts, tokens = pieces(generation.tokens, tokenizer or generation.tokenizer), list[Row]()
     for number, iteration in enumerate(generation.iterations):
-        notes = [f"accepted, node {node} of {len(iteration.tree) - 1}" for node in iteration.verdict.path]
-        for note in [*notes, "bonus token"]:
+        nodes = [*iteration.verdict.path, *last_drafted(iteration)[:1]]
+        notes = [f"accepted, node {node} of {len(iteration.tree) - 1}" for node in nodes]
+        for note in [*notes, "bonus token"][: iteration.committed]:
             text = texts[len(tokens)]
             tokens.append({"iteration": number, "note": note, "accepted": note in notes, "text": text})
     plain = "".join(texts[len(tokens) :])  # of loops without iterations
@@ -183,10 +185,10 @@ def step_text(
         raise ValueError(f"number is {number!r}; the text has iterations 0 to {count - 1}.")
     iteration, tokenizer = generation.iterations[number], tokenizer or generation.tokenizer
     first = sum(one.committed for one in generation.iterations[:number])
-    accepted = min(len(iteration.verdict.path), iteration.committed)
+    accepted = accepted_count(iteration)
     end = first + iteration.committed
     texts = pieces(generation.tokens[:end], tokenizer)
-    tree, path = iteration.tree, {0, *iteration.verdict.path}
+    tree, path = iteration.tree, {0, *iteration.verdict.path, *last_drafted(iteration)}
     ghosts = []
     for leaf in sorted(set(range(1, len(tree))) - set(tree.parents.tolist()) - path, key=lambda n: -tree.cumulative[n]):
         nodes = tree.path(leaf)
@@ -221,11 +223,12 @@ def timeline(iterations: Iterable[Iteration], *, title: str = "") -> go.Figure:
         TypeError: for what are no iterations.
     """
     iterations = listed(iterations)
-    accepted = [len(iteration.verdict.path) for iteration in iterations]
+    accepted = [accepted_count(iteration) for iteration in iterations]
+    bonus = [iteration.committed - count for iteration, count in zip(iterations, accepted, strict=True)]
     title = title or f"{sum(i.committed for i in iterations)} tokens in {len(iterations)} iterations"
     drawn = theme.figure(title, x="iteration (one target forward each)", y="tokens", barmode="stack", height=360)
     drawn.add_bar(y=accepted, name="drafted and accepted", marker_color=theme.ACCEPTED[1])
-    drawn.add_bar(y=[1] * len(iterations), name="bonus token", marker_color=theme.BONUS[1])
+    drawn.add_bar(y=bonus, name="bonus token", marker_color=theme.BONUS[1])
     marker = {"symbol": "line-ew-open", "size": 10, "color": theme.INK, "line": {"width": 2}}
     drawn.add_scatter(y=[i.tree.depth for i in iterations], name="levels drafted", mode="markers", marker=marker)
     return drawn.update_yaxes(dtick=1 if max(accepted, default=0) < 10 else None)

@@ -62,9 +62,8 @@ def draft_tree(
     nodes = tree.tree if isinstance(tree, Iteration) else tree
     counts = f"A tree of {len(nodes) - 1} drafted nodes, {nodes.depth} levels deep"
     if isinstance(tree, Iteration):
-        accepted = len(tree.verdict.path)
-        counts = f"{len(nodes) - 1} nodes drafted, {accepted} accepted, {accepted + 1} tokens emitted by one target "
-        counts += "forward"
+        counts = f"{len(nodes) - 1} nodes drafted, {accepted_count(tree)} accepted, {tree.committed} tokens emitted by "
+        counts += "one target forward"
     return draw_trees([("", _verified_boxes(tree, tokenizer, tau))], ROLES, title=title or counts)
 
 
@@ -90,6 +89,23 @@ def stacked_trees(iterations: Mapping[str, Iteration], tokenizer: Any = None, *,
     return draw_trees(parts, ROLES, title=title)
 
 
+def last_drafted(iteration: Iteration) -> list[int]:
+    """Return the nodes that are the last token of a text that ended inside an accepted path; none elsewhere.
+
+    The verdict of such an iteration is cut: its next token is a drafted node, no bonus token. Siblings that were drawn
+    with the same token are all returned.
+    """
+    tree, path = iteration.tree, iteration.verdict.path
+    end = path[-1] if path else 0
+    nodes: list[int] = np.flatnonzero((tree.parents == end) & (tree.tokens == iteration.verdict.next_token)).tolist()
+    return nodes
+
+
+def accepted_count(iteration: Iteration) -> int:
+    """Return how many drafted tokens the iteration added to the text."""
+    return len(iteration.verdict.path) + bool(last_drafted(iteration))
+
+
 def verified(iteration: Iteration) -> tuple[TokenTree, list[str]]:
     """Return an iteration's tree with the bonus token below the last accepted node, and each node's role in `ROLES`.
 
@@ -98,10 +114,10 @@ def verified(iteration: Iteration) -> tuple[TokenTree, list[str]]:
     tree, path, token = iteration.tree, iteration.verdict.path, iteration.verdict.next_token
     end = path[-1] if path else 0
     roles = ["node 0", *("accepted" if node in path else "rejected" for node in range(1, len(tree)))]
-    last = np.flatnonzero((tree.parents == end) & (tree.tokens == token))
+    last = last_drafted(iteration)
     for node in last:
         roles[node] = "last"
-    if not len(last):
+    if not last:
         tree, roles = TokenTree.build([*tree.tokens, token], [*tree.parents, end]), [*roles, "bonus"]
     return tree, roles
 
