@@ -11,6 +11,7 @@ from models import prompt, random_model
 from dynatree_lib.models.fetch import PACKAGED
 from dynatree_lib.models.pruned import TOKENS, load_pruned, on_features, own_weights, pruned
 from dynatree_lib.training import draft as drafts
+from dynatree_lib.training import optimize
 from dynatree_lib.training.answers import Asked
 from dynatree_lib.training.losses import chain_agreement
 from dynatree_lib.training.optimize import Runtime
@@ -26,17 +27,9 @@ def model():
     return random_model("llama", dtype=torch.float32).altered(eos_token_ids=())
 
 
-@pytest.mark.parametrize("kind", ["draft", "features"])
-def test_a_run_from_prompts_to_a_draft(model, tmp_path, monkeypatch, kind):
-    """The draft learns, loads again, and the card says what it learnt from."""
-    recipe = load_recipe("smollm2" if kind == "draft" else "smollm2-features")
-    features = (1, -1) if kind == "features" else ()
-    recipe = replace(recipe, layers=(0, 2), feature_layers=features, tokens=60, files=9, own=0.0, limit=8, batch=4)
-    phases = replace(recipe.draft.phases[0], steps=90, batch=8, micro_batch=4, length=20)
-    recipe = replace(
-        recipe,
-        draft=replace(recipe.draft, phases=(phases,), warmup=2, learning_rate=0.002 if kind == "draft" else 0.01),
-    )
+@pytest.fixture
+def small(model, tmp_path, monkeypatch):
+    """Make a small recipe of a kind, for a random model in place of the packaged one and prompts of random tokens."""
     folder = tmp_path / "target"
     folder.mkdir()
     origin = {**asdict(PACKAGED["smollm2"]), "base": "a random model", "weights": "random"}
@@ -48,6 +41,24 @@ def test_a_run_from_prompts_to_a_draft(model, tmp_path, monkeypatch, kind):
     monkeypatch.setattr(drafts, "requests", lambda data: [("code", "x")])
     monkeypatch.setattr(drafts, "ask", lambda tokenizer, turns, longest=0: asked if turns else asked[:5])
     monkeypatch.setattr(drafts, "JUDGED_TOKENS", 12)
+
+    def recipe(kind="draft", steps=90, **changes):
+        whole = load_recipe("smollm2" if kind == "draft" else "smollm2-features")
+        features = (1, -1) if kind == "features" else ()
+        whole = replace(whole, layers=(0, 2), feature_layers=features, tokens=60, files=9, own=0.0, limit=8, batch=4)
+        phases = (replace(whole.draft.phases[0], steps=steps, batch=8, micro_batch=4, length=20),)
+        rate = 0.002 if kind == "draft" else 0.01
+        whole = replace(whole, draft=replace(whole.draft, phases=phases, warmup=2, learning_rate=rate))
+        return replace(whole, **changes)
+
+    return recipe
+
+
+@pytest.mark.parametrize("kind", ["draft", "features"])
+def test_a_run_from_prompts_to_a_draft(model, small, tmp_path, kind):
+    """The draft learns, loads again, and the card says what it learnt from."""
+    recipe = small(kind)
+    features, phases = recipe.feature_layers, recipe.draft.phases[0]
     lines: list[str] = []
     work, out = tmp_path / "work", tmp_path / "out"
     training = drafts.open_draft_training(recipe, tmp_path, work, out, PLAIN, lines.append)
@@ -78,6 +89,44 @@ def test_a_run_from_prompts_to_a_draft(model, tmp_path, monkeypatch, kind):
     other = replace(recipe, limit=9)
     with pytest.raises(ValueError, match="holds the answers of another recipe"):
         drafts.open_draft_training(other, tmp_path, work, tmp_path / "elsewhere", PLAIN, lines.append)
+
+
+@pytest.mark.parametrize("change", ["rate", "variation", "tokens", "layers", "files", "steps"])
+def test_the_checkpoint_of_another_recipe_is_not_gone_on_with(small, tmp_path, change):
+    def opened(recipe, force=False):
+        return drafts.open_draft_training(recipe, tmp_path, tmp_path / "work", tmp_path / "out", PLAIN, print, force)
+
+    training = opened(small())
+    assert training.begun.parent == training.checkpoint.parent
+    training.begun.write_text(json.dumps({"recipe": training.recipe.as_json(), "texts": "x"}))
+    training.checkpoint.touch()
+    faster = replace(training.recipe.draft, learning_rate=1.0)
+    other = {
+        "rate": small(draft=faster), "variation": small(variation=0.5), "tokens": small(tokens=50),
+        "layers": small(layers=(1,)), "files": small(files=10), "steps": small(steps=9),
+    }[change]  # fmt: skip
+    with pytest.raises(ValueError, match=r"what differs: recipe\).* pass --force to train anew"):
+        opened(other)
+    assert opened(small()).checkpoint.is_file()
+    assert not opened(other, force=True).checkpoint.is_file()
+
+
+def test_a_checkpoint_of_other_answers_is_refused(small, tmp_path):
+    training = drafts.open_draft_training(small(steps=1), tmp_path, tmp_path / "work", tmp_path / "out", PLAIN, str)
+    training.begun.write_text(json.dumps({"recipe": training.recipe.as_json(), "texts": "x"}))
+    training.checkpoint.touch()
+    with pytest.raises(ValueError, match=r"what differs: texts\)"):
+        drafts.train_draft(training)
+
+
+def test_a_shortened_run_goes_on_with_the_steps_it_began_with(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(optimize.Run, "predicted_seconds", lambda run: 600.0)
+    lines: list[str] = []
+    training = drafts.open_draft_training(small(), tmp_path, tmp_path / "work", tmp_path / "a", PLAIN, lines.append)
+    assert drafts.train_draft(training, max_minutes=1)["steps"] == 9
+    again = drafts.open_draft_training(small(), tmp_path, tmp_path / "work", tmp_path / "b", PLAIN, lines.append)
+    assert drafts.train_draft(again, max_minutes=5)["steps"] == 9
+    assert "--max-minutes is not applied again: the steps were fixed when this run began" in lines
 
 
 def test_a_folder_of_other_things_is_not_replaced_by_a_draft(tmp_path):
