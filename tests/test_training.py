@@ -403,6 +403,19 @@ def test_own_text_continues_prefixes_greedily_where_asked():
             assert model(input_ids=rows[:1, :end]).logits[0, -1].argmax() == rows[0, end]
 
 
+def test_writing_text_in_bfloat16_leaves_the_target_as_it_is():
+    recipe = from_json(RECIPE)
+    target = distil.build_model(recipe.target, recipe.model_vocab_size, 0)
+    before = {name: value.clone() for name, value in (*target.named_parameters(), *target.named_buffers())}
+    tokens = {name: np.arange(300) for name in recipe.parts}
+    text = distil.write_on_policy(target, tokens, recipe, optimize.Runtime(), quiet)
+    assert text.shape == (8, 16)
+    assert any("inv_freq" in name for name in before)
+    for name, value in (*target.named_parameters(), *target.named_buffers()):
+        assert value.dtype == torch.float32
+        assert torch.equal(value, before[name]), name
+
+
 def test_a_checkpoint_holds_nested_tensors_numbers_and_none(tmp_path):
     tied = torch.arange(6.0).reshape(2, 3)
     optimizer = {"state": {0: {"step": torch.tensor(3)}}, "betas": (0.9, 0.95)}
