@@ -1,5 +1,6 @@
 """A draft made of its target's layers learns from the target's answers: losses, batches, and the run as a whole."""
 
+import argparse
 import json
 from dataclasses import asdict, replace
 
@@ -8,6 +9,8 @@ import pytest
 import torch
 from models import prompt, random_model
 
+from dynatree_lib.cli import options
+from dynatree_lib.cli import train as command
 from dynatree_lib.models.fetch import PACKAGED
 from dynatree_lib.models.pruned import TOKENS, load_pruned, on_features, own_weights, pruned
 from dynatree_lib.training import draft as drafts
@@ -129,6 +132,23 @@ def test_a_shortened_run_goes_on_with_the_steps_it_began_with(small, tmp_path, m
     assert "--max-minutes is not applied again: the steps were fixed when this run began" in lines
 
 
+def test_a_gpu_is_refused_before_any_work(tmp_path):
+    with pytest.raises(ValueError, match=r"--device is cuda, but .* is trained on a CPU; leave --device out"):
+        drafts.open_draft_training(RECIPE, tmp_path, tmp_path / "work", tmp_path / "out", Runtime("cuda"), print)
+    assert not (tmp_path / "work").exists()
+
+
+def test_the_command_trains_a_draft_on_the_cpu_where_there_is_a_gpu_too(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(drafts, "train_draft", lambda training, minutes: seen.append(training.runtime.device))
+    parser = argparse.ArgumentParser()
+    options.train(parser)
+    folders = ["--data", str(tmp_path), "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
+    assert command.main(parser.parse_args(["--recipe", "smollm2", "--no-compile", *folders])) == 0
+    assert seen == ["cpu"]
+
+
 def test_a_folder_of_other_things_is_not_replaced_by_a_draft(tmp_path):
     mine = tmp_path / "out" / RECIPE.kind / "mine.txt"
     mine.parent.mkdir(parents=True)
@@ -140,12 +160,20 @@ def test_a_folder_of_other_things_is_not_replaced_by_a_draft(tmp_path):
 
 def test_the_shipped_recipe_reads_back_and_wrong_ones_are_refused():
     assert draft_from_json(RECIPE.as_json()) == RECIPE
+    optimization = RECIPE.as_json()["draft"]
+    phase = optimization["phases"][0]
     for change, message in (
         ({"variation": 1.5}, "variation is 1.5"),
         ({"layers": []}, "names no layers"),
         ({"limit": 0}, "limit is 0"),
         ({"unrolled": -1}, "unrolled is -1"),
         ({"speed": 1}, "unknown keys"),
+        ({"temperatures": [-1]}, r"temperatures are \[-1\]"),
+        ({"layers": ["0"]}, r"layers and feature_layers are \['0'\]; give whole numbers"),
+        ({"draft": {**optimization, "warmup": 0}}, "draft has warmup=0; give at least 1 step"),
+        ({"draft": {**optimization, "phases": [{**phase, "batch": 0}]}}, "a phase with a number below 1"),
+        ({"draft": {**optimization, "phases": [{**phase, "micro_batch": 5}]}}, "no multiple of its micro_batch"),
+        ({"draft": {**optimization, "phases": [phase, {**phase, "length": 9}]}}, r"lengths \[9, 256\]; give all one"),
     ):
         with pytest.raises(ValueError, match=message):
             draft_from_json({**RECIPE.as_json(), **change})

@@ -91,9 +91,13 @@ def open_draft_training(
 
     Raises:
         FileExistsError: when `out` holds a finished draft, or where it would be, something else.
-        ValueError: without a folder of data sets, or when `work` has the answers or the checkpoint of another recipe.
+        ValueError: for a GPU, without a folder of data sets, or when `work` has another recipe's answers or checkpoint.
         RuntimeError: where another training works in `work`.
     """
+    if runtime.device != "cpu":
+        raise ValueError(
+            f"--device is {runtime.device}, but a draft for an existing model is trained on a CPU; leave --device out."
+        )
     if (out / recipe.kind / LAYERS).is_file() and not force:
         raise FileExistsError(
             f"{out / recipe.kind} already holds a draft; pass --force to replace it, or another --out."
@@ -174,7 +178,7 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
         "parameters": sum(weight.numel() for weight in draft.parameters() if weight.requires_grad),
         "steps": run.step,
         "minutes": round(run.seconds / 60, 1),
-        "tokens_seen": run.step * run.recipe.phases[0].batch * length,
+        "tokens_seen": run.recipe.tokens,
         "curve": run.curve,
         "curve_texts": EVALUATED,
         "sources": SOURCES,
