@@ -119,6 +119,10 @@ def test_a_pair_of_a_target_and_two_drafts(tmp_path):
     assert pair.draft.feature_layers == (-1,)
     assert pair.draft.dtype == getattr(pair.target.engine, "narrow", torch.float32)
     assert pair.target.model.model.embed_tokens.weight.dtype == torch.float32  # the draft rounds a copy
+    narrow = load_pruned_pair("x", tmp_path / "target", tmp_path, options | {"engine": "auto"}, torch.bfloat16).draft
+    turning, exact = (model.model.model.rotary_emb.inv_freq for model in (narrow, pair.target))
+    assert narrow.dtype == torch.bfloat16
+    assert torch.equal(turning, exact)  # as if the draft had been loaded in bfloat16
     same = load_pruned_pair("x", tmp_path / "target", tmp_path, options | {"engine": "auto"}, torch.float32)
     assert same.draft.dtype == torch.float32
     assert pair.common_draft is pair.independent

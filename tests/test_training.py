@@ -247,6 +247,12 @@ def test_missing_part_is_named_before_any_work(texts, tmp_path):
         ({"target": {**RECIPE["target"], "phases": []}}, "no phases"),
         ({"target": {**RECIPE["target"], "shape": {**SHAPE, "max_position_embeddings": 8}}}, "only 8"),
         ({"on_policy": {**RECIPE["on_policy"], "share": 1.0}}, "share is 1.0"),
+        ({"target": {**RECIPE["target"], "warmup": 0}}, "target has warmup=0; give at least 1 step"),
+        ({"draft": {**RECIPE["draft"], "decay": 1.5}}, "draft has decay=1.5; it is a fraction"),
+        ({"draft": {**RECIPE["draft"], "learning_rate": -1}}, "draft has learning_rate=-1"),
+        ({"on_policy": {**RECIPE["on_policy"], "continuation": 0}}, "on_policy.continuation is 0"),
+        ({"on_policy": {**RECIPE["on_policy"], "prefix": [8, 2]}}, r"on_policy.prefix is \[8, 2\]"),
+        ({"on_policy": {**RECIPE["on_policy"], "temperatures": []}}, r"temperatures are \[\]; give at least one"),
         ({"seed": "first"}, "seed='first'; give a whole number"),
         ({"on_policy": {**RECIPE["on_policy"], "share": True}}, "share=True; give a number"),
     ],
@@ -401,6 +407,19 @@ def test_own_text_continues_prefixes_greedily_where_asked():
         assert torch.equal(rows[:, :3], prefixes)
         for end in range(3, 9):
             assert model(input_ids=rows[:1, :end]).logits[0, -1].argmax() == rows[0, end]
+
+
+def test_writing_text_in_bfloat16_leaves_the_target_as_it_is():
+    recipe = from_json(RECIPE)
+    target = distil.build_model(recipe.target, recipe.model_vocab_size, 0)
+    before = {name: value.clone() for name, value in (*target.named_parameters(), *target.named_buffers())}
+    tokens = {name: np.arange(300) for name in recipe.parts}
+    text = distil.write_on_policy(target, tokens, recipe, optimize.Runtime(), quiet)
+    assert text.shape == (8, 16)
+    assert any("inv_freq" in name for name in before)
+    for name, value in (*target.named_parameters(), *target.named_buffers()):
+        assert value.dtype == torch.float32
+        assert torch.equal(value, before[name]), name
 
 
 def test_a_checkpoint_holds_nested_tensors_numbers_and_none(tmp_path):

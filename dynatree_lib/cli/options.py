@@ -303,7 +303,7 @@ def train(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, metavar="N", help=steps)
     minutes = "take fewer steps than the recipe, as many as fit at the speed measured"
     add("--max-minutes", type=float, metavar="M", help=minutes)
-    add("--device", help="cpu or cuda (default: cuda where there is one)")
+    add("--device", help="cpu or cuda (default: cuda where there is one; recipes of a draft alone: cpu)")
     compiling = "use torch.compile (default: where a compiler for the device is found)"
     add("--compile", action=switch, default=None, help=compiling)
     add("--autocast", action=switch, default=True, help="bfloat16 forwards (default: yes)")

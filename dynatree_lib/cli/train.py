@@ -1,7 +1,8 @@
 """`dynatree train`: train a target and distil a draft for it, from a recipe and named texts.
 
 This is how the pair `tiny` was made, and how a user makes a pair of another shape. The command is the same on a CPU
-and on a GPU. It needs torch, transformers, safetensors, numpy and tokenizers alone, because it runs on bare machines.
+and on a GPU; a draft for a model that exists is trained on a CPU alone. It needs torch, transformers, safetensors,
+numpy and tokenizers alone, because it runs on bare machines.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
     if isinstance(recipe, DraftRecipe):
         out = args.out or Path("data") / recipe.target
         work = args.work or cache_folder() / "training" / recipe.target
-        drafting = open_draft_training(recipe, args.data, work, out, _runtime(args), log, args.force)
+        drafting = open_draft_training(recipe, args.data, work, out, _runtime(args, "cpu"), log, args.force)
         with sole_run(work):
             train_draft(drafting, args.max_minutes)
         log(f"the draft is in {out / recipe.kind}")
@@ -62,7 +63,8 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _runtime(args: argparse.Namespace) -> Runtime:
+def _runtime(args: argparse.Namespace, default: str | None = None) -> Runtime:
+    """How to train on the device that was asked for; without one on `default`, or on a GPU where there is one."""
     import torch
 
     from ..training.optimize import Runtime, compiler_found
@@ -71,7 +73,7 @@ def _runtime(args: argparse.Namespace) -> Runtime:
         raise ImportError(
             f"Training uses torch.optim.Muon, which torch {torch.__version__} lacks; install torch 2.9 or newer."
         )
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = args.device or default or ("cuda" if torch.cuda.is_available() else "cpu")
     if device.split(":")[0] not in ("cpu", "cuda"):
         raise ValueError(f"--device is {device}; give cpu or cuda.")
     if device.startswith("cuda"):

@@ -244,6 +244,18 @@ def decoder_of(model: Any) -> Any:
     return next((part for part in model.modules() if type(getattr(part, "config", None)) is kind), model)
 
 
+def in_dtype(model: Any, dtype: torch.dtype) -> Any:
+    """Return a copy of a transformers model with its weights in another dtype.
+
+    Its buffers stay as they are, as when the model is loaded in that dtype: rounded rotary frequencies would turn far
+    tokens by wrong angles.
+    """
+    other = copy.deepcopy(model)
+    for weight in other.parameters():
+        weight.data = weight.data.to(dtype)
+    return other
+
+
 def in_inference_mode(method: Method) -> Method:
     """The method in torch's inference mode, which takes as long to enter as some of these methods: entered only where
     the caller (`generate`) has not."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from .check import check_architecture
 from .eagle import EagleModel
 from .engines import check_engine
 from .fetch import PACKAGED, fetched
-from .huggingface import HFModel
+from .huggingface import HFModel, in_dtype
 from .pruned import load_pruned, short_head
 from .skipping import skipping
 from .texts import conversation_ids, text_ids
@@ -228,10 +227,10 @@ def load_pruned_pair(
     if not (folder / "features").is_dir():
         return Pair(name, big, small, big.tokenizer)
     whole, tokens = load_pruned(folder / "features", big.model)
-    wanted = draft_dtype or getattr(big.engine, "narrow", big.dtype)
+    wanted: torch.dtype = draft_dtype or getattr(big.engine, "narrow", big.dtype)
     light = short_head(whole, tokens)
     if wanted != big.dtype:
-        light = copy.deepcopy(light).to(wanted)  # it shares tables with the target
+        light = in_dtype(light, wanted)  # a copy, because it shares tables with the target
     reduced = EagleModel(light, big.tokenizer, engine=engine)
     return Pair(name, big, reduced.altered(drafted=tokens), big.tokenizer, independent=small)
 

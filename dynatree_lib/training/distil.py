@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..models.engines import cache_name
+from ..models.huggingface import in_dtype
 from .corpus import Windows
 from .optimize import Log, Loss, OpenWindows, Runtime
 from .recipe import ModelRecipe, Recipe
@@ -123,7 +124,7 @@ def write_on_policy(
 ) -> np.ndarray:
     """Write about `on_policy.tokens` tokens of the target's own text, int32 (n, longest prefix + continuation).
 
-    The target runs in bfloat16 here when the run uses autocast: the text only has to be typical of it.
+    A copy of the target in bfloat16 writes it when the run uses autocast: the text only has to be typical of it.
     """
     plan = recipe.on_policy
     shortest, longest = plan.prefix
@@ -131,17 +132,14 @@ def write_on_policy(
     random = torch.Generator(runtime.device).manual_seed(recipe.seed)
     lengths = np.random.default_rng([recipe.seed, 3])
     dealt = [plan.temperatures[number % len(plan.temperatures)] for number in range(plan.batch)]
-    temperatures, dtype = torch.tensor(dealt, device=runtime.device), next(target.parameters()).dtype
+    temperatures = torch.tensor(dealt, device=runtime.device)
     target.eval().set_attn_implementation("sdpa")
+    writer = in_dtype(target, torch.bfloat16) if runtime.autocast else target
     texts: list[np.ndarray] = []
-    try:
-        target.to(torch.bfloat16 if runtime.autocast else dtype)
-        while len(texts) * plan.batch * plan.continuation < plan.tokens:
-            windows = runtime.place(source.batch(plan.batch))
-            prefixes = windows[:, : int(lengths.integers(shortest, longest + 1))]
-            text = continue_text(target, prefixes, temperatures, longest + plan.continuation, random)
-            texts.append(text.cpu().numpy().astype(np.int32))
-            log(f"on-policy text: {len(texts) * plan.batch * plan.continuation:,} of {plan.tokens:,} tokens")
-    finally:
-        target.to(dtype)
+    while len(texts) * plan.batch * plan.continuation < plan.tokens:
+        windows = runtime.place(source.batch(plan.batch))
+        prefixes = windows[:, : int(lengths.integers(shortest, longest + 1))]
+        text = continue_text(writer, prefixes, temperatures, longest + plan.continuation, random)
+        texts.append(text.cpu().numpy().astype(np.int32))
+        log(f"on-policy text: {len(texts) * plan.batch * plan.continuation:,} of {plan.tokens:,} tokens")
     return np.concatenate(texts)

@@ -60,6 +60,29 @@ class DraftTraining:
         of_answers = recipe.target, recipe.seed, recipe.own, recipe.temperatures, recipe.limit, recipe.batch
         return hashlib.sha256(repr(of_answers).encode()).hexdigest()
 
+    @property
+    def checkpoint(self) -> Path:
+        """File of the optimization, which a stopped run goes on with."""
+        return self.work / f"{self.recipe.kind}.checkpoint"
+
+    @property
+    def begun(self) -> Path:
+        """File beside the checkpoint: the recipe and the texts that it is of, and the factor of `--max-minutes`."""
+        return self.work / f"{self.recipe.kind}.json"
+
+    def check_checkpoint(self, **found: Any) -> dict[str, Any]:
+        """Return what `begun` says, {} without a checkpoint; ValueError where it says something else than `found`."""
+        if not self.checkpoint.is_file():
+            return {}
+        stored = read_object(self.begun) if self.begun.is_file() else {}
+        changed = [name for name, value in found.items() if stored.get(name) != value]
+        if changed:
+            raise ValueError(
+                f"{self.checkpoint} is of another recipe or other texts (what differs: {', '.join(changed)}), so this "
+                "run cannot go on with it; pass --force to train anew from the same answers."
+            )
+        return stored
+
 
 def open_draft_training(
     recipe: DraftRecipe, data: Path | None, work: Path, out: Path, runtime: Runtime, log: Log, force: bool = False
@@ -68,9 +91,13 @@ def open_draft_training(
 
     Raises:
         FileExistsError: when `out` holds a finished draft, or where it would be, something else.
-        ValueError: without a folder of data sets, or when `work` belongs to another recipe's answers.
+        ValueError: for a GPU, without a folder of data sets, or when `work` has another recipe's answers or checkpoint.
         RuntimeError: where another training works in `work`.
     """
+    if runtime.device != "cpu":
+        raise ValueError(
+            f"--device is {runtime.device}, but a draft for an existing model is trained on a CPU; leave --device out."
+        )
     if (out / recipe.kind / LAYERS).is_file() and not force:
         raise FileExistsError(
             f"{out / recipe.kind} already holds a draft; pass --force to replace it, or another --out."
@@ -84,9 +111,11 @@ def open_draft_training(
     begun = work / "begun.json"
     if begun.is_file() and read_object(begun).get("mark") != training.mark():
         raise ValueError(f"{work} holds the answers of another recipe; remove it, or give another --work.")
+    if not force:
+        training.check_checkpoint(recipe=recipe.as_json())
     with sole_run(work):
         if force:
-            (work / f"{recipe.kind}.checkpoint").unlink(missing_ok=True)
+            training.checkpoint.unlink(missing_ok=True)
         write_atomically(begun, json.dumps({"mark": training.mark(), "recipe": recipe.as_json()}, indent=2) + "\n")
     return training
 
@@ -96,10 +125,14 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
 
     Args:
         training: from `open_draft_training`.
-        max_minutes: shortens the optimization, by the speed measured here; answers are written in any case.
+        max_minutes: shortens the optimization, by the speed measured here; answers are written in any case. A run
+            that goes on keeps its steps.
 
     Returns:
         the draft's card.
+
+    Raises:
+        ValueError: where the checkpoint is of other texts.
     """
     recipe, log = training.recipe, training.log
     folder = fetch(recipe.target, log=log)
@@ -112,11 +145,18 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
     log(f"{len(texts.texts):,} texts with {len(texts.texts.answers):,} answer tokens; {len(held_out.texts):,} held out")
     target = load_model(folder, engine="eager")
     tokens = frequent(texts.texts, recipe.tokens, target.eos_token_ids)
-    run = _run(training, target, texts, held_out, tokens)
-    if max_minutes is not None and not run.checkpoint.is_file():
+    about = {"recipe": recipe.as_json(), "texts": _sha256(*files)}
+    begun = training.check_checkpoint(**about)
+    factor = begun.get("factor", 1.0)
+    run = _run(training, target, texts, held_out, tokens, factor)
+    if max_minutes is not None and begun:
+        log("--max-minutes is not applied again: the steps were fixed when this run began")
+    elif max_minutes is not None:
         factor = min(1.0, max_minutes * 60 / run.predicted_seconds())
         log(f"steps multiplied by {factor:.3f} for --max-minutes {max_minutes:g}")
         run = _run(training, target, texts, held_out, tokens, factor)
+    if not begun:
+        write_atomically(training.begun, json.dumps({**about, "factor": factor}, indent=2) + "\n")
     run.train()
     draft = run.model.eval()
     out = training.out / recipe.kind
@@ -138,14 +178,14 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
         "parameters": sum(weight.numel() for weight in draft.parameters() if weight.requires_grad),
         "steps": run.step,
         "minutes": round(run.seconds / 60, 1),
-        "tokens_seen": run.step * run.recipe.phases[0].batch * length,
+        "tokens_seen": run.recipe.tokens,
         "curve": run.curve,
         "curve_texts": EVALUATED,
         "sources": SOURCES,
         "agreement": chain_agreement(draft, held_out, tokens, training.runtime),
         "spec_bench": judged_agreement(training, reader, draft, tokens),
         "head_covers": float(np.isin(held_out.texts.answers, tokens).mean()),
-        "files": {name: hashlib.sha256((partial_folder / name).read_bytes()).hexdigest() for name in (WEIGHTS, TOKENS)},
+        "files": {name: _sha256(partial_folder / name) for name in (WEIGHTS, TOKENS)},
         "hardware": hardware(training.runtime.device),
         "versions": versions(),
     }
@@ -153,6 +193,14 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
     shutil.rmtree(out, ignore_errors=True)
     partial_folder.replace(out)
     return card
+
+
+def _sha256(*files: Path) -> str:
+    """The hash of what files hold, one after another."""
+    found = hashlib.sha256()
+    for file in files:
+        found.update(file.read_bytes())
+    return found.hexdigest()
 
 
 def _answered(training: DraftTraining, model: HFModel) -> list[Path]:
@@ -225,7 +273,7 @@ def _run(
     return Run(
         draft, recipe.draft.rescaled(factor), lambda index, phase: texts.batches((recipe.seed, index)),
         windows_loss(draft, texts, tokens, max(recipe.unrolled, 1), FADING, recipe.variation, runtime), runtime,
-        training.log, training.work / f"{recipe.kind}.checkpoint", evaluate=evaluate,
+        training.log, training.checkpoint, evaluate=evaluate,
     )  # fmt: skip
 
 

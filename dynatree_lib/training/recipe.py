@@ -12,6 +12,7 @@ from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from ..checks import is_number, is_whole
 from ..drafters.checks import require
 from ..paths import data_path
 
@@ -170,13 +171,15 @@ class DraftRecipe:
 
 def draft_from_json(values: dict[str, Any]) -> DraftRecipe:
     """Check and build a draft's recipe; ValueError names an entry that is unknown, missing or out of range."""
-    own = dict(values.get("draft", {}))
-    phases = tuple(_build(Phase, phase, "draft.phases") for phase in own.get("phases", ()))
-    draft = _build(ModelRecipe, {"shape": {}, **own, "phases": phases}, "draft")
-    require(phases, "The recipe's draft has no phases; give at least one.")
+    draft = _optimization({"shape": {}, **values.get("draft", {})}, "draft")
+    lengths = {phase.length for phase in draft.phases}
+    require(len(lengths) == 1, f"The recipe's draft has phases of the lengths {sorted(lengths)}; give all one length.")
     lists = {key: tuple(values.get(key, ())) for key in ("layers", "temperatures", "feature_layers")}
     recipe = _build(DraftRecipe, {**values, **lists, "draft": draft}, "top level")
     require(recipe.layers and recipe.temperatures, "The recipe names no layers or no temperatures; give both.")
+    _check_temperatures(recipe.temperatures)
+    layers = [*recipe.layers, *recipe.feature_layers]
+    require(all(map(is_whole, layers)), f"layers and feature_layers are {layers}; give whole numbers.")
     require(0 <= recipe.variation < 1, f"variation is {recipe.variation}; it is a weight within [0, 1).")
     steps, features = recipe.unrolled, list(recipe.feature_layers)
     fits = steps > 0 if features else steps == 0
@@ -209,21 +212,49 @@ def _build(kind: type[T], values: dict[str, Any], where: str) -> T:
     return kind(**values)
 
 
-def _model(values: dict[str, Any], where: str) -> ModelRecipe:
+def _optimization(values: dict[str, Any], where: str) -> ModelRecipe:
     phases = tuple(_build(Phase, phase, f"{where}.phases") for phase in values.get("phases", ()))
     model, about = _build(ModelRecipe, {**values, "phases": phases}, where), f"The recipe's {where}"
-    missing = [key for key in SHAPE_KEYS if key not in model.shape]
-    require(not missing, f"{about} lacks the shape entries {missing}; give all of {SHAPE_KEYS}.")
     require(phases, f"{about} has no phases; give at least one.")
     require(min(map(min, map(astuple, phases))) > 0, f"{about} has a phase with a number below 1: {phases}.")
-    longest, positions = max(phase.length for phase in phases), model.shape["max_position_embeddings"]
+    whole = all(phase.batch % phase.micro_batch == 0 for phase in phases)
+    require(whole, f"{about} has a batch that is no multiple of its micro_batch.")
+    require(model.warmup >= 1, f"{about} has warmup={model.warmup}; give at least 1 step.")
+    require(0 <= model.decay <= 1, f"{about} has decay={model.decay}; it is a fraction of the steps within [0, 1].")
+    for name in ("learning_rate", "embedding_learning_rate", "weight_decay"):
+        value = getattr(model, name)
+        require(value >= 0, f"{about} has {name}={value}; give a number of at least 0.")
+    return model
+
+
+def _model(values: dict[str, Any], where: str) -> ModelRecipe:
+    model, about = _optimization(values, where), f"The recipe's {where}"
+    missing = [key for key in SHAPE_KEYS if key not in model.shape]
+    require(not missing, f"{about} lacks the shape entries {missing}; give all of {SHAPE_KEYS}.")
+    longest, positions = max(phase.length for phase in model.phases), model.shape["max_position_embeddings"]
     require(
         longest <= positions,
         f"{about} trains on {longest} positions but its shape has only {positions}: raise max_position_embeddings.",
     )
-    whole = all(phase.batch % phase.micro_batch == 0 for phase in phases)
-    require(whole, f"{about} has a batch that is no multiple of its micro_batch.")
     return model
+
+
+def _check_temperatures(given: tuple[Any, ...]) -> None:
+    sound = given and all(is_number(one) and one >= 0 for one in given)
+    require(sound, f"temperatures are {list(given)}; give at least one, each 0 for greedy or a positive number.")
+
+
+def _check_policy(policy: OnPolicy) -> None:
+    for name in ("tokens", "batch", "continuation"):
+        value = getattr(policy, name)
+        require(value > 0, f"on_policy.{name} is {value}; give a number above 0.")
+    rising = len(policy.prefix) == 2 and all(is_whole(one, 1) for one in policy.prefix)
+    require(
+        rising and policy.prefix[0] <= policy.prefix[1],
+        f"on_policy.prefix is {list(policy.prefix)}; give the shortest and the longest prefix, at least 1 token each.",
+    )
+    _check_temperatures(policy.temperatures)
+    require(0 <= policy.share < 1, f"on_policy.share is {policy.share}; it is a fraction of each batch within [0, 1).")
 
 
 def from_json(values: dict[str, Any]) -> Recipe:
@@ -233,11 +264,11 @@ def from_json(values: dict[str, Any]) -> Recipe:
     models = {name: _model(values.get(name, {}), name) for name in ("target", "draft")}
     on_policy = _build(OnPolicy, policy, "on_policy")
     recipe = _build(Recipe, {**values, **models, "on_policy": on_policy}, "top level")
-    parts, share = recipe.parts, on_policy.share
+    parts = recipe.parts
     entries, size = recipe.vocab_size, recipe.model_vocab_size
     require(parts and min(parts.values()) > 0, f"The recipe's parts are {parts}; every part needs a weight above 0.")
     require(size >= entries, f"model_vocab_size {size} is below the tokenizer's vocab_size {entries}: raise it.")
-    require(0 <= share < 1, f"on_policy.share is {share}; it is a fraction of each batch within [0, 1).")
+    _check_policy(on_policy)
     return recipe
 
 
