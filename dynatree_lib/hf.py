@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -50,6 +50,14 @@ BY_ROW: dict[type, str] = {
     logits_process.EncoderNoRepeatNGramLogitsProcessor: "generated_ngrams",
 }
 """Processors with an entry for each row of the batch, and the attribute that has them."""
+
+ASSISTING = (
+    "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_lookbehind",
+    "target_lookbehind", "assistant_ensemble_weight", "assistant_tokenizer",
+)  # fmt: skip
+"""Arguments that say how transformers drafts with an assistant model."""
+OUTPUTS = ("streamer", "output_scores", "output_logits", "return_dict_in_generate")
+"""Arguments that say what `model.generate` gives besides the text."""
 
 WARPERS = (
     (logits_process.TopPLogitsWarper, "top_p"),
@@ -189,6 +197,8 @@ def recipe(
         raise ValueError(
             "Both draft_model and assistant_model were given; they are two names of the same, so give one."
         )
+    _check_asked(options)
+    _check_healing(model, generation_config, options)
     criteria = _with_stop_strings(stopping_criteria, model, generation_config, tokenizer, options)
     draft = assistant_model if draft_model is None else draft_model
     decode = partial(generate, draft_model=draft, drafter=drafter, verifier=verifier, engine=engine, streamer=streamer)
@@ -214,20 +224,29 @@ def options(target: HFModel, prompt: Prompt, max_new_tokens: int = 128, **asked:
         target: an `HFModel`.
         prompt: as for `dt.generate`, where a text begins.
         max_new_tokens: token budget.
-        asked: further arguments of `model.generate`, which go before the generation config.
+        asked: further arguments of `model.generate`, which go before the generation config; those that give more than a
+            text (a streamer, scores) are refused.
 
     Raises:
         TypeError, ValueError: as `generate` for arguments that cannot be honoured, and as `dt.generate` for a prompt.
     """
     of_kind("The target", target, HFModel, "wrap a transformers model as HFModel(model, tokenizer)")
     ids = decoding.checked_prompt(target, prompt, None, max_new_tokens, target.tokenizer)
+    outputs = [name for name in OUTPUTS if asked.get(name)]
+    if outputs:
+        raise ValueError(
+            f"{outputs[0]} was given, and dt.generate has no such argument; leave it out (new tokens go to its "
+            "argument on_tokens), or give it to model.generate with custom_generate=hf.generate."
+        )
     config, criteria = asked.get("generation_config"), asked.pop("stopping_criteria", None)
+    _check_healing(target.model, config, asked)
     tokenizer = asked.pop("tokenizer", None) or target.tokenizer
     criteria = _with_stop_strings(criteria, target.model, config, tokenizer, asked)
 
     def arguments(
         model: Any, ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **given: Any
     ) -> dict[str, Any]:
+        _check_call(_transformers_call(model))
         _check_config(generation_config)
         prompts = _prompts(ids, given)
         _check_rows(prompts, logits_processor, stopping_criteria, generation_config, None)
@@ -281,7 +300,25 @@ def _transformers_call(model: Any) -> dict[str, Any]:
     return {}
 
 
-def _check_call(call: dict[str, Any]) -> None:
+def _check_asked(asked: Mapping[str, Any]) -> None:
+    given = [name for name in ASSISTING if asked.get(name) is not None]
+    if given:
+        raise ValueError(
+            f"{given[0]} was given, which says how transformers drafts with an assistant model; leave it out, and give "
+            "a drafter with its options, such as drafter=partial(dt.FixedTree, depth=4)."
+        )
+
+
+def _check_healing(model: Any, config: Any, asked: dict[str, Any]) -> None:
+    if _setting("token_healing", model, config, asked):
+        raise ValueError(
+            "token_healing is on, which changes the prompt before a text is decoded; set it to False, and give the "
+            "prompt that model.heal_tokens(ids, tokenizer) returns."
+        )
+
+
+def _check_call(call: Mapping[str, Any]) -> None:
+    _check_asked(call.get("kwargs", {}))
     if call.get("assistant_model") is not None:
         raise ValueError(
             "assistant_model was given, which transformers hands to no custom_generate function; give the same model "

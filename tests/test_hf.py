@@ -498,6 +498,24 @@ def test_options_refuse_what_trees_cannot_honour(checkpoint):
         hf.options(pair.target.model, TEXT)
 
 
+NOT_TAKEN = {
+    "streamer": ({"streamer": TextStreamer(None)}, "streamer was given, and dt.generate has no"),
+    "scores": ({"output_scores": True}, "output_scores was given, and dt.generate has no"),
+    "dict": ({"return_dict_in_generate": True}, "return_dict_in_generate was given, and dt.generate has no"),
+    "assistant": ({"assistant_model": "draft"}, "give the same model as draft_model"),
+    "assistant's tokens": ({"num_assistant_tokens": 4}, "num_assistant_tokens was given, which says how transformers"),
+    "synced": ({"synced_gpus": True}, "synced_gpus is on"),
+    "healing": ({"token_healing": True}, "token_healing is on"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_TAKEN)
+def test_options_take_no_argument_that_they_would_drop(tiny, name):
+    given, sentence = NOT_TAKEN[name]
+    with pytest.raises(ValueError, match=sentence):
+        hf.options(tiny[0].target, TEXT, **given)
+
+
 # --------------------------------------------------------------------------------------------------------- streaming
 class Recorder:
     def __init__(self):
@@ -681,6 +699,26 @@ def test_the_folder_takes_the_names_of_transformers():
         added(model, ids, assistant_model=model, draft_model=model, **folder)
 
 
+ENSEMBLE = {"assistant_confidence_threshold": 0.3, "assistant_ensemble_weight": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"num_assistant_tokens": 4}, "num_assistant_tokens was given, .* such as drafter="),
+        (ENSEMBLE, "assistant_confidence_threshold was given, which says how transformers"),
+        ({"assistant_tokenizer": "a tokenizer"}, "assistant_tokenizer was given, which says how transformers"),
+        ({"token_healing": True}, "token_healing is on, .* model.heal_tokens"),
+        ({"generation_config": transformers.GenerationConfig(token_healing=True)}, "token_healing is on"),
+    ],
+)
+def test_the_folder_refuses_what_would_have_no_effect(given, sentence):
+    model, ids = model_of("llama"), prompt(20)
+    folder = {"custom_generate": str(data_path("huggingface")), "trust_remote_code": True}
+    with pytest.raises(ValueError, match=sentence):
+        model.generate(ids, assistant_model=draft_of("llama"), **given, **folder)
+
+
 def test_a_model_loaded_from_a_folder_with_the_recipe_takes_positional_ids(tmp_path):
     model, ids = copy.deepcopy(model_of("llama")).float(), prompt(20)
     model.save_pretrained(tmp_path / "model")
@@ -803,6 +841,7 @@ REFUSED = {
     "several texts": ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences is 2; give the prompt"),
     "assistant": ({"assistant_model": "draft"}, "give the same model as draft_model"),
     "synced": ({"synced_gpus": True}, "synced_gpus is on"),
+    "assistant's tokens": ({"num_assistant_tokens": 4}, "num_assistant_tokens was given, which says how transformers"),
     "guidance": ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidanceLogitsProcessor depends on how often"),
     "no cache": ({"use_cache": False}, "use_cache is False"),
     "static cache": ({"cache_implementation": "static"}, "cache_implementation 'static'"),
