@@ -97,7 +97,8 @@ def generate(
             `PromptLookup`, which costs no forward and no node where the text does not repeat itself. With a draft model
             it is `LookupTree` at temperature 0 and a drawn chain (`SampledTree` with branching 1) above.
         verifier: the verification rule; by default that of `dt.generate`, and `TokenLevel` in place of `Traversal`
-            where a processor is not transformers' own, because it may count its calls.
+            where a processor, a criterion or `prefix_allowed_tokens_fn` is not transformers' own: it may count its
+            calls, or expect no text that is given up again.
         engine: what runs the forwards, as for `HFModel`.
         streamer: transformers hands a function none, so this is read from transformers' call; or given by `partial`.
         model_kwargs: what transformers hands to models.
@@ -123,8 +124,8 @@ def generate(
     made = _drafter(drafter, draft_model, engine, sampling)
     if verifier is None:
         verifier = default_verifier(sampling.greedy, made.drawing)
-        foreign = any(not _is_transformers(processor) for processor in processors)
-        verifier = TokenLevel() if foreign and isinstance(verifier, Traversal) else verifier
+        own = any(map(_asks_user, [*processors, *stopping_criteria]))
+        verifier = TokenLevel() if own and isinstance(verifier, Traversal) else verifier
     budget, eos, criteria = _endings(stopping_criteria, input_ids.shape[1], target.vocab_size)
     _check_context(target, prompts, budget)
     outputs = generation_config.return_dict_in_generate and ("scores", "logits")
@@ -218,7 +219,8 @@ def options(target: HFModel, prompt: Prompt, max_new_tokens: int = 128, **asked:
     """Return arguments of `dt.generate` that do what `model.generate` is asked to, also by its generation config.
 
     The text of `dt.generate(target, prompt, drafter, **options(target, prompt))` is that of `generate`: its own at
-    temperature 0, of its distribution above.
+    temperature 0, of its distribution above. With functions of your own among them and a drafter that draws its tokens,
+    give `verifier=TokenLevel()` too: `Traversal` asks them about texts that it may give up again.
 
     Args:
         target: an `HFModel`.
@@ -387,8 +389,13 @@ def _prompts(ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]:
     return [row[seen.bool()].tolist() for row, seen in zip(ids, mask, strict=True)]
 
 
-def _is_transformers(processor: Any) -> bool:
-    return type(processor).__module__ == logits_process.__name__
+def _is_transformers(one: Any) -> bool:
+    return type(one).__module__ in (logits_process.__name__, StopStringCriteria.__module__)
+
+
+def _asks_user(one: Any) -> bool:
+    """Return whether a processor or criterion is a function of the user's, or calls one."""
+    return not _is_transformers(one) or isinstance(one, logits_process.PrefixConstrainedLogitsProcessor)
 
 
 def _check_rows(

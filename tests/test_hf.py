@@ -831,6 +831,32 @@ def test_processors_that_count_their_calls_work_with_the_rules_of_the_default(dr
         assert text == added(model, ids, logits_processor=LogitsProcessorList([Counting()]))
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.4}, {"output_scores": True}], ids=str)
+def test_functions_of_the_users_own_are_asked_about_the_text_alone_where_drafts_are_drawn(options, seed):
+    model, ids, texts, criterion = model_of("llama"), prompt(20), [], Watching(20)
+
+    def allowed(_, text):
+        texts.append(text.tolist())
+        return range(VOCABULARY)
+
+    def sample(**given):
+        transformers.set_seed(seed)
+        more = {
+            "return_dict_in_generate": True,
+            "do_sample": True,
+            "temperature": 0.5,
+            "draft_model": draft_of("llama"),
+        }
+        out = model.generate(ids, custom_generate=hf.generate, **asked(ids, **more, **options, **given))
+        return out.sequences[0].tolist()
+
+    text = sample(prefix_allowed_tokens_fn=allowed)
+    assert texts == [text[:length] for length in range(20, len(text))]
+    text = sample(stopping_criteria=StoppingCriteriaList([criterion]))
+    assert criterion.texts == [text[:length] for length in range(21, len(text) + 1)]
+
+
 # ---------------------------------------------------------------------------------------------------------- refusals
 CACHE = cache_name(transformers.LlamaForCausalLM)
 REFUSED = {
