@@ -1,23 +1,30 @@
-"""`--threads auto`: every number is tried, the fastest is set; and what is small runs on one."""
+"""`--threads auto`: every number is tried, the fastest is set; what is small runs on one. Python threads on a model."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from threading import Barrier
 
 import pytest
 import torch
+from models import prompt, raw_model
 
 from dynatree_lib import (
     AdaptiveTree,
     CostAwareSampledTree,
     FixedTree,
     Greedy,
+    HFModel,
     SampledTree,
     Sampling,
     TargetWalk,
     ToyModel,
+    autoregressive,
     generate,
     load_pair,
 )
+from dynatree_lib.fast import kernels, native
 from dynatree_lib.measure import clock as conditions
 from dynatree_lib.sampling import one_thread
 
@@ -92,3 +99,53 @@ def test_between_forwards_nothing_wakes_torchs_threads(monkeypatch, restored, ki
     verifier = Greedy() if sampling.greedy else TargetWalk()
     generate(toy, [1, 2], kind(toy), max_new_tokens=12, sampling=sampling, verifier=verifier)
     assert seen == {"forward": {2}, "choice": {1}, "verdict": {1}}
+
+
+# ------------------------------------------------------------------------------------------ Python threads on one model
+def test_a_compiled_engine_runs_one_forward_at_a_time_whatever_number_of_threads_runs_it(monkeypatch, restored):
+    """Its buffers are its own, and each number of threads has a team and a lock of its own."""
+    model = HFModel(raw_model("llama", dtype=torch.float32), engine="compiled")
+    expected = [autoregressive(model, prompt(20, seed), max_new_tokens=12).tokens for seed in (1, 2)]
+    run, begin, inside, most = native.Team.run, Barrier(2), [], []
+
+    def watched(members, job, alone):
+        inside.append(members.threads)
+        most.append(len(inside))
+        time.sleep(0.01)
+        run(members, job, alone)
+        inside.pop()
+
+    def write(threads):
+        torch.set_num_threads(threads)
+        begin.wait()
+        return autoregressive(model, prompt(20, threads), max_new_tokens=12).tokens
+
+    monkeypatch.setattr(native.Team, "run", watched)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(write, (1, 2)))
+    assert max(most) == 1
+    assert found == expected
+
+
+def test_a_worker_that_is_late_in_a_forward_is_looked_out_for_by_other_teams(monkeypatch, restored):
+    """It may still write in its part of the buffers, so the next forward is the caller's alone."""
+    model = HFModel(raw_model("llama", dtype=torch.float32), engine="compiled")
+    (one, two), ways, run = (native.team(count, kernels.FLOAT32) for count in (1, 2)), [], native.Team.run
+
+    def watched(members, job, alone):
+        ways.append((members.threads, alone))
+        run(members, job, alone)
+
+    def forward(threads):
+        torch.set_num_threads(threads)
+        autoregressive(model, prompt(9), max_new_tokens=1)
+
+    monkeypatch.setattr(native.Team, "run", watched)
+    forward(2)
+    two.settle()
+    forward(1)
+    with monkeypatch.context() as away:
+        away.setattr(two, "posted", two.posted + 1)
+        forward(1)
+    forward(1)
+    assert ways[-3:] == [(one.threads, False), (one.threads, True), (one.threads, False)]

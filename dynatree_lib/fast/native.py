@@ -92,13 +92,16 @@ class Team:
 
 
 _teams: dict[tuple[int, int, np.dtype], Team] = {}
+_making = threading.Lock()
 
 
 def team(threads: int, kind: np.dtype) -> Team:
     """Return this process's threads for forwards of a kind of weights (`kernels.FLOAT32` and so on)."""
     key = os.getpid(), threads, kind  # threads do not survive a fork
     if key not in _teams:
-        _teams[key] = Team(threads, kind)
+        with _making:
+            if key not in _teams:
+                _teams[key] = Team(threads, kind)
     return _teams[key]
 
 
@@ -148,6 +151,9 @@ def matrices(layer: Any) -> Iterator[torch.Tensor]:
 class CompiledLlama:
     """The forward of one model of the Llama family on a CPU, with a packed copy of its weights.
 
+    Its buffers hold one forward at a time. Python threads that ask for one together wait for each other, also where
+    torch's number of threads differs between them, so that their forwards are run by different teams.
+
     Args:
         model: in eval mode, on the CPU, in float32, or in bfloat16 where the processor multiplies in it.
         kind: of the packed weights, one of `kernels.GROUP_BYTES`; that of the model's dtype by default.
@@ -164,6 +170,7 @@ class CompiledLlama:
     def __init__(self, model: Any, kind: np.dtype | None = None) -> None:
         core, config = model.model, model.config
         self.wide = Eager(model)
+        self.lock, self.teams = threading.Lock(), set[Team]()
         self.dtype = core.embed_tokens.weight.dtype
         self.half = self.dtype == torch.bfloat16
         self.kind = kind or (kernels.BFLOAT16_BITS if self.half else kernels.FLOAT32)
@@ -352,7 +359,7 @@ class CompiledLlama:
             ids, places = torch.from_numpy(tokens)[None], torch.from_numpy(positions)[None]
             return self.wide(ids, places, None if mask is None else mask[None, None], cache, keep)[0]
         members = team(torch.get_num_threads(), self.kind)
-        with members.lock:  # one forward at a time: buffers and threads are shared
+        with self.lock, members.lock:  # one forward at a time: of the engine's buffers, and of the threads
             return self._run(members, tokens, positions, seen, cache, keep)
 
     def _read_in_parts(
@@ -411,7 +418,7 @@ class CompiledLlama:
         """Run a forward of what lies in `ids`, `positions` and `seen`.
 
         Args:
-            members: threads, whose lock the caller holds.
+            members: threads, whose lock and the engine's the caller holds.
             cache: with room for the tokens.
             sizes: tokens, those that logits are wanted of, columns that `seen` tells of.
             features: addresses of those that tokens come with, and of space for hidden states; 0 without.
@@ -419,7 +426,8 @@ class CompiledLlama:
             states: how many of a token.
         """
         job, (count, keep, tail), store = self.job, sizes, cache.states
-        alone = not members.ready()
+        self.teams.add(members)
+        alone = not all(each.ready() for each in self.teams)  # a worker of any may still look at the buffers
         self.taken[int(alone)].fill(0)
         logits = torch.empty(keep, self.rows)
         job[VARYING] = (
@@ -453,7 +461,7 @@ class CompiledLlama:
         """Read a level of a draft's tree, as `ArrayEngine` says."""
         nodes = len(tokens) - queued
         tail, members = queued + len(parents), team(torch.get_num_threads(), self.kind)
-        with members.lock:
+        with self.lock, members.lock:
             self._prepare(members, cache, len(tokens))
             ids, positions, seen = self.ids[: len(tokens)], self.positions[: len(tokens)], self.seen
             ids[:] = tokens
