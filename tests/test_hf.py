@@ -769,6 +769,25 @@ def test_a_model_is_wrapped_once_and_again_when_its_weights_change():
     assert not any("dynatree" in name for name in model.state_dict())
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "opt"])
+def test_weights_that_are_changed_through_data_are_noticed_too(kind):
+    """As averaging weights and merging adapters do; torch counts no such change."""
+    model, ids = copy.deepcopy(model_of(kind)).float(), prompt(20)
+    other = {name: weight + 0.1 * torch.randn_like(weight) for name, weight in model.named_parameters()}
+    first, own = hf.wrapped(model), {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    assert first.engine.copies_weights
+    texts = [added(model, ids, custom_generate=hf.generate)]
+    for weights in (other, own):
+        for name, weight in model.named_parameters():
+            weight.data.copy_(weights[name])
+        texts.append(added(model, ids, custom_generate=hf.generate))
+        assert texts[-1] == added(model, ids)
+    assert texts[0] == texts[2] != texts[1]
+    last = hf.wrapped(model)
+    assert last is not first
+    assert hf.wrapped(model) is last
+
+
 class Adapted(torch.nn.Module):
     """A linear layer with an adapter, as libraries of adapters replace it: `weight` is that of the layer alone."""
 
