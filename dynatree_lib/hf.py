@@ -106,7 +106,8 @@ def generate(
         model_kwargs: what transformers hands to models.
 
     Returns:
-        (B, L + n) int64 token ids, rows that end early filled with `pad_token_id`; with `return_dict_in_generate` a
+        (B, L + n) int64 token ids, rows that end early filled with `pad_token_id`. (Without an EOS token transformers
+        lets a row that a stop string has ended go on until all have; here it ends.) With `return_dict_in_generate` a
         `GenerateDecoderOnlyOutput` with them, with `scores` and `logits` if asked for, float32, zeros after a row's
         end, and without a cache.
 

@@ -664,6 +664,20 @@ def test_padded_batches_are_transformers(kind, name):
     assert len(lengths) == 2
 
 
+def test_a_row_that_a_stop_string_ends_is_filled_where_transformers_without_eos_goes_on(tiny):
+    pair, _ = tiny
+    two = pair.tokenizer(["def read_lines(path):", "x"], return_tensors="pt", padding=True, padding_side="left")
+    criteria = StoppingCriteriaList([StopStringCriteria(pair.tokenizer, ["\n"])])
+    options = {**two, "max_new_tokens": 40, "pad_token_id": 0, "eos_token_id": None, "stopping_criteria": criteria}
+    plain = pair.target.model.generate(**options)
+    found = pair.target.model.generate(**options, custom_generate=hf.generate)
+    assert found.shape == plain.shape
+    same = found == plain
+    assert bool((found[~same] == 0).all())
+    assert bool(same.all(1).any())
+    assert not bool(same.all())
+
+
 def test_padding_is_inferred_as_by_transformers():
     model, (ids, _) = model_of("llama"), padded([5, 20])
     ids[1].clamp_(min=1)
