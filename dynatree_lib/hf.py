@@ -59,6 +59,8 @@ ASSISTING = (
 OUTPUTS = ("streamer", "output_scores", "output_logits", "return_dict_in_generate")
 """Arguments that say what `model.generate` gives besides the text."""
 
+COMPARED = 16
+"""Numbers of each weight that tell whether it has changed."""
 WARPERS = (
     (logits_process.TopPLogitsWarper, "top_p"),
     (logits_process.TopKLogitsWarper, "top_k"),
@@ -104,7 +106,8 @@ def generate(
         model_kwargs: what transformers hands to models.
 
     Returns:
-        (B, L + n) int64 token ids, rows that end early filled with `pad_token_id`; with `return_dict_in_generate` a
+        (B, L + n) int64 token ids, rows that end early filled with `pad_token_id`. (Without an EOS token transformers
+        lets a row that a stop string has ended go on until all have; here it ends.) With `return_dict_in_generate` a
         `GenerateDecoderOnlyOutput` with them, with `scores` and `logits` if asked for, float32, zeros after a row's
         end, and without a cache.
 
@@ -459,10 +462,18 @@ def _check_context(target: LanguageModel, prompts: Sequence[Sequence[int]], budg
 
 # ------------------------------------------------------------------------------------------------ models and drafters
 class _Kept:
-    """Each `HFModel` of a model, by engine: made once, kept in the model, left out of its copies and files."""
+    """Each `HFModel` of a model, by engine: made once, kept in the model, left out of its copies and files.
+
+    Args:
+        weights: what was known of the weights then.
+
+    Attributes:
+        values: of some of the weights, where an engine has a copy of them.
+    """
 
     def __init__(self, weights: Any) -> None:
         self.weights, self.made = weights, dict[str, HFModel]()
+        self.values: torch.Tensor | None = None
 
     def __reduce__(self) -> Any:
         return type(None), ()
@@ -470,6 +481,9 @@ class _Kept:
 
 def wrapped(model: PreTrainedModel, engine: str = "auto") -> HFModel:
     """Return the `HFModel` of a transformers model: the same as before where its weights are as they were.
+
+    Weights have changed where they lie in other memory, or torch has counted a change. It counts none through `.data`,
+    so a few numbers of each weight are compared as well, where an engine has a copy of them.
 
     A model with adapters or hooks runs as it is, because an engine with weights of its own would miss what they add.
 
@@ -483,13 +497,22 @@ def wrapped(model: PreTrainedModel, engine: str = "auto") -> HFModel:
     weights = [(each.data_ptr(), 0 if each.is_inference() else each._version) for each in model.parameters()]
     now = (weights, getattr(model.config, "_attn_implementation", None))
     kept: _Kept | None = getattr(model, "_dynatree", None)
-    if kept is None or kept.weights != now:
+    if kept is None or kept.weights != now or (kept.values is not None and not kept.values.equal(_values(model))):
         kept = model._dynatree = _Kept(now)
     if engine == "auto" and foreign(model):
         engine = "eager"
     if engine not in kept.made:
-        kept.made[engine] = HFModel(model, engine=engine).altered(configured=True)
+        made = kept.made[engine] = HFModel(model, engine=engine).altered(configured=True)
+        if made.engine.copies_weights:
+            kept.values = _values(model)
     return kept.made[engine]
+
+
+@torch.no_grad()
+def _values(model: PreTrainedModel) -> torch.Tensor:
+    """Return up to `COMPARED` numbers of each weight, evenly spread, as bytes: NaN is equal to itself then."""
+    flat = (weight.detach().flatten() for weight in model.parameters())
+    return torch.cat([each[:: -(-len(each) // COMPARED) or 1] for each in flat]).view(torch.uint8)
 
 
 def _drafter(drafter: DrafterOrClass | None, draft_model: Draft | None, engine: str, sampling: Sampling) -> Drafter:

@@ -790,10 +790,8 @@ def test_the_page_on_transformers_has_every_argument():
             for name in re.findall(r"`([a-z_]+)[`=]", names)}  # fmt: skip
     silent = {
         "early_stopping", "length_penalty", "diversity_penalty", "num_beam_groups", "force_words_ids", "low_memory",
-        "num_assistant_tokens_schedule", "assistant_confidence_threshold",
-        "max_matching_ngram_size", "assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight",
-        "speculation_type", "is_assistant", "cache_config", "max_cache_len", "compile_config", "disable_compile",
-        "continuous_batching_config", "bos_token_id", "decoder_start_token_id",
+        "max_matching_ngram_size", "speculation_type", "is_assistant", "cache_config", "max_cache_len",
+        "compile_config", "disable_compile", "continuous_batching_config", "bos_token_id", "decoder_start_token_id",
     }  # fmt: skip
     known = {name for name in GenerationConfig().to_dict() if name[0] != "_" and name != "transformers_version"}
     assert known - told == silent & known

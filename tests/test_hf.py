@@ -664,6 +664,20 @@ def test_padded_batches_are_transformers(kind, name):
     assert len(lengths) == 2
 
 
+def test_a_row_that_a_stop_string_ends_is_filled_where_transformers_without_eos_goes_on(tiny):
+    pair, _ = tiny
+    two = pair.tokenizer(["def read_lines(path):", "x"], return_tensors="pt", padding=True, padding_side="left")
+    criteria = StoppingCriteriaList([StopStringCriteria(pair.tokenizer, ["\n"])])
+    options = {**two, "max_new_tokens": 40, "pad_token_id": 0, "eos_token_id": None, "stopping_criteria": criteria}
+    plain = pair.target.model.generate(**options)
+    found = pair.target.model.generate(**options, custom_generate=hf.generate)
+    assert found.shape == plain.shape
+    same = found == plain
+    assert bool((found[~same] == 0).all())
+    assert bool(same.all(1).any())
+    assert not bool(same.all())
+
+
 def test_padding_is_inferred_as_by_transformers():
     model, (ids, _) = model_of("llama"), padded([5, 20])
     ids[1].clamp_(min=1)
@@ -767,6 +781,25 @@ def test_a_model_is_wrapped_once_and_again_when_its_weights_change():
         assert other._dynatree is None
         assert hf.wrapped(other).model is other
     assert not any("dynatree" in name for name in model.state_dict())
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "opt"])
+def test_weights_that_are_changed_through_data_are_noticed_too(kind):
+    """As averaging weights and merging adapters do; torch counts no such change."""
+    model, ids = copy.deepcopy(model_of(kind)).float(), prompt(20)
+    other = {name: weight + 0.1 * torch.randn_like(weight) for name, weight in model.named_parameters()}
+    first, own = hf.wrapped(model), {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    assert first.engine.copies_weights
+    texts = [added(model, ids, custom_generate=hf.generate)]
+    for weights in (other, own):
+        for name, weight in model.named_parameters():
+            weight.data.copy_(weights[name])
+        texts.append(added(model, ids, custom_generate=hf.generate))
+        assert texts[-1] == added(model, ids)
+    assert texts[0] == texts[2] != texts[1]
+    last = hf.wrapped(model)
+    assert last is not first
+    assert hf.wrapped(model) is last
 
 
 class Adapted(torch.nn.Module):
