@@ -142,7 +142,7 @@ def test_a_damaged_file_of_the_run_is_named_in_the_first_lines(finished, tmp_pat
     (out / "run.json").write_text('{"profile": ')
     page = build_report(out).read_text(encoding="utf-8")
     assert page.index("run.json is truncated or not JSON") < page.index(">Problems<")
-    assert ">Environment<" not in page
+    assert ">Environment<" in page  # the notebooks' receipts have it
 
 
 @pytest.mark.parametrize(
@@ -183,6 +183,27 @@ def test_a_notebook_that_cannot_be_shown_is_a_problem_of_its_own(finished, tmp_p
     assert "broken &amp; bad" in page
 
 
+def test_what_differs_between_notebooks_is_told_of_each(finished, page, tmp_path):
+    assert "profile laptop, started" in page
+    assert "<th>Machine</th>" not in page
+    out = shutil.copytree(finished, tmp_path / "out")
+    path = out / "20_y.failure.json"
+    note = json.loads(path.read_text())
+    machine = {**note["environment"], "cpu": "another <processor>", "gpu": None, "threads": 96}
+    path.write_text(json.dumps({**note, "profile": "smoke", "environment": machine, "started": "2020-01-01"}))
+    page = build_report(out).read_text(encoding="utf-8")
+    assert "profile several, started 2020-01-01" in page
+    assert re.search(r"<th>Executed</th><th>Profile</th><th>Machine</th></tr>", page)
+    assert re.search(r"<td>smoke</td>\s*<td>another &lt;processor&gt;, 96 threads</td>", page)
+    assert re.search(r"<dt>cpu </dt><dd>several</dd>", page)
+    for name in ("10_x.receipt.json", "20_y.failure.json"):  # of an earlier version, which wrote this for the whole run
+        note = json.loads((out / name).read_text())
+        (out / name).write_text(json.dumps({key: note[key] for key in note if key not in ("environment", "profile")}))
+    page = build_report(out).read_text(encoding="utf-8")
+    assert "profile laptop, started 2020-01-01" in page
+    assert "<dd>several</dd>" not in page
+
+
 def test_results_of_an_earlier_library_are_said_to_be(finished, page, tmp_path):
     assert "another version of the library's code" not in page
     out = shutil.copytree(finished, tmp_path / "out")
@@ -204,9 +225,10 @@ class TestComparison:
         summary["claims"][0].update(holds=None)  # not judged, which is no other verdict
         summary["claims"].append({"claim": "New & open", "value": 3, "unit": "", "holds": None, "record": None})
         path.write_text(json.dumps(summary))
-        run = json.loads((out / "run.json").read_text())
-        run["environment"]["cpu"] = "another <processor>"
-        (out / "run.json").write_text(json.dumps(run))
+        for name in ("10_x.receipt.json", "20_y.failure.json"):
+            note = json.loads((out / name).read_text())
+            note["environment"]["cpu"] = "another <processor>"
+            (out / name).write_text(json.dumps(note))
         return out
 
     def test_verdicts_that_changed_come_first(self, finished, later, capsys):

@@ -210,6 +210,29 @@ def test_a_notebook_that_no_run_wrote_is_not_replaced(run, options):
     assert (source.read_text(), (run.out / "10_x.ipynb").read_text()) == (whole, "another notebook")
 
 
+def test_a_later_run_adds_its_notebooks_and_leaves_how_the_folder_was_begun(run, monkeypatch):
+    from dynatree_lib.suite import run as module
+
+    records_notebook(run.notebooks, "10_x")
+    records_notebook(run.notebooks, "20_y")
+    assert run("--only", "10_x")[0] == 0
+    begun = json.loads((run.out / "run.json").read_text())
+    monkeypatch.setattr(module, "describe_environment", lambda: {"cpu": "another"})
+    assert run("--resume", "--profile", "laptop")[0] == 0
+    assert json.loads((run.out / "run.json").read_text()) == {**begun, "notebooks": ["10_x", "20_y"]}
+    assert receipt(run, "10_x")["environment"] == begun["environment"]
+    assert receipt(run, "20_y")["environment"]["cpu"] == "another"
+
+
+def test_the_note_of_a_run_that_was_killed_after_its_receipt_does_not_outlive_a_resume(run):
+    records_notebook(run.notebooks, "10_x")
+    assert run()[0] == 0
+    note = run.out / "10_x.failure.json"
+    note.write_text('{"status": "interrupted"}')
+    assert run("--resume")[0] == 0
+    assert not note.exists()
+
+
 def test_a_failing_notebook_does_not_stop_the_others(run):
     write_notebook(run.notebooks, "10_x", "x = 1", "ratio = 0.9\nassert ratio > 1, f'{ratio} is too slow'")
     write_notebook(run.notebooks, "20_y", "import os\nos._exit(3)")

@@ -42,19 +42,20 @@ def main(folders: list[str]) -> None:
     for folder in map(Path, folders):
         run = read_json(folder / RUN_FILE)
         for name in run["notebooks"]:
-            pages[name] = kept(Files(folder, name), run["environment"])
+            pages[name] = kept(Files(folder, name))
     KEPT.mkdir(parents=True, exist_ok=True)
     for name, page in pages.items():
         nbformat.write(page, KEPT / f"{name}.ipynb")
 
 
-def kept(files: Files, machine: dict[str, Any]) -> Any:
+def kept(files: Files) -> Any:
     """Return an executed notebook as it is kept.
 
     Raises:
         SystemExit: where it is not what its receipt says, has another source than the notebook, or names no commit.
     """
     receipt = read_json(files.receipt)
+    machine = receipt.get("environment") or read_json(files.out / RUN_FILE)["environment"]
     commit, source = str(receipt["commit"]), read_source(NOTEBOOKS / f"{files.name}.ipynb")
     harm = damage(files, receipt)
     if source.sha256 != receipt["source_sha256"]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..measure.environment import available_cores, describe_environment
+from ..measure.environment import available_cores
 from .plan import Cost, Job
 from .receipts import Files, differences, fingerprint, now, own_version, read_or_empty, why_rerun
 from .run import (
@@ -267,6 +267,7 @@ class _Fanout:
         self.waiting: list[Job] = []
         for job in jobs:
             if resume and why_rerun(Files(out, job.name), fingerprint(job)) is None:
+                Files(out, job.name).failure.unlink(missing_ok=True)
                 self.outcomes.append(Outcome(job.name, "kept"))
                 say(f"{job.name}: kept, its receipt is valid")
             else:
@@ -320,6 +321,8 @@ class _Fanout:
         found, problem = _result(future), ""
         if isinstance(found, str):  # no worker is left to say more; it may have died between receipt and report
             problem = "" if why_rerun(files, basis) is None else found
+            if not problem:
+                files.failure.unlink(missing_ok=True)
             found = Finished(Outcome(job.name, "finished"), Cost(), "a worker that is gone", True)
         elif found.outcome.status == "finished" and (reason := _late(files, basis)):
             problem = f"the worker says that it finished, but here {reason}"
@@ -390,15 +393,13 @@ def run_one(job: Job, basis: Mapping[str, Any], out: str, root: str, timeout: fl
         return Finished(Outcome(job.name, "failed", problem), Cost(), where, False)
     again = files.partial.is_file() or files.receipt.is_file()
     if why_rerun(files, basis, Path(root)) is None:
+        files.failure.unlink(missing_ok=True)
         receipt = read_or_empty(files.receipt)
         cost = Cost(receipt.get("seconds"), receipt.get("memory_mb"))
         return Finished(Outcome(job.name, "finished"), cost, where, again)
     if again:
         files.prepare(basis, resume)
-    facts = {"environment": describe_environment()}
-    outcome, cost = execute(
-        job, files, basis, Path(root), progress=False, timeout=timeout, wanted=still_wanted(), facts=facts
-    )
+    outcome, cost = execute(job, files, basis, Path(root), progress=False, timeout=timeout, wanted=still_wanted())
     return Finished(outcome, cost, where, again)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .receipts import Files
-from .report import notebook_names, page_style, read_run, read_status, read_summary, template
+from .report import notebook_names, page_style, read_run, read_status, read_subject, read_summary, template
 
 PAGE = "comparison.html"
 
@@ -46,16 +46,17 @@ def compare_runs(first: Path, second: Path) -> Path:
 def read_whole(out: Path) -> dict[str, Any]:
     """Return a run: its `name`, `facts` in words, `problem` of its file, and `notebooks` by name."""
     run, torn = read_run(out)
-    notebooks = {}
+    notebooks, notes = {}, []
     for name in notebook_names(out, run):
         files = Files(out, name)
-        status, problem, facts = read_status(files)
+        status, problem, note = read_status(files)
+        notes.append(note)
         summary, problems = read_summary(files)
         problem = "; ".join(filter(None, (problem, *problems)))
         claims = {claim["claim"]: claim for claim in summary.get("claims", [])}
-        notebooks[name] = {"status": status, "problem": problem, "seconds": facts.get("seconds"), "claims": claims}
-    facts = {"profile": run.get("profile"), "started": run.get("started"), "commit": run.get("commit")}
-    for name, value in (run.get("environment") or {}).items():
+        notebooks[name] = {"status": status, "problem": problem, "seconds": note.get("seconds"), "claims": claims}
+    facts = read_subject(run, notes)
+    for name, value in facts.pop("environment").items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
         facts |= {f"{name} {part}".strip(): fact for part, fact in parts}
     return {"name": out.resolve().name, "facts": facts, "problem": torn, "notebooks": notebooks}

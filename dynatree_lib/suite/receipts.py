@@ -136,8 +136,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 OPTIONAL = (str, NoneType)
 REFERENCES = [{"name": str, "sha256": str}]
 NOTE = {
-    **dict.fromkeys(("title", "status", "problem", "library_sha256", "profile"), OPTIONAL),
-    **dict.fromkeys(("parameters", "fingerprint"), (dict, NoneType)), "references": REFERENCES, **COST,
+    **dict.fromkeys(("title", "status", "problem", "library_sha256", "profile", "started", "commit"), OPTIONAL),
+    **dict.fromkeys(("parameters", "fingerprint", "environment"), (dict, NoneType)), "references": REFERENCES, **COST,
 }  # fmt: skip
 """Of a receipt or a failure note. These are shapes, as for `checks.has_shape`."""
 RUN = {

@@ -7,6 +7,7 @@ into pages, and `comparison` sets two runs side by side.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,13 @@ def build_report(out: Path) -> Path:
     exporter = make_exporter()
     entries = [read_entry(Files(out, name), exporter) for name in notebook_names(out, run)]
     copy_plotly(out)
+    columns = {"Profile": "profile", "Machine": "machine", "Commit": "commit"}
     page = template("report.html.j2").render(
         entries=entries,
-        run=run,
+        run=read_subject(run, [entry["facts"] for entry in entries]),
+        differing={
+            word: name for word, name in columns.items() if len({*(entry[name] for entry in entries)} - {""}) > 1
+        },
         torn=torn,
         older=[entry["name"] for entry in entries if entry["library"] not in (None, library_sha256())],
         judged=[claim for entry in entries for claim in entry["claims"] if claim.get("holds") is not None],
@@ -61,7 +66,42 @@ def read_run(out: Path) -> tuple[dict[str, Any], str]:
     except FileNotFoundError:
         return {}, ""
     except (OSError, ValueError) as error:
-        return {}, f"{error} What it says of the run (profile, machine, notebooks that never began) is missing below."
+        return {}, f"{error} Notebooks that never began are missing below."
+
+
+def read_subject(run: dict[str, Any], notes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return profile, start, commit and environment of what was run, "several" where notebooks differ.
+
+    Args:
+        run: the run's file, for notebooks whose notes say nothing of it.
+        notes: receipts and failure notes; an empty one of a notebook that did not run.
+    """
+    notes = [{**run, **{key: value for key, value in note.items() if value is not None}} for note in notes if note] or [
+        run
+    ]
+    machines = [note.get("environment") or {} for note in notes]
+    names = dict.fromkeys(name for machine in machines for name in machine)
+    return {
+        "profile": _common([note.get("profile") for note in notes]),
+        "started": min((note["started"] for note in notes if note.get("started")), default=None),
+        "commit": _common([note.get("commit") for note in notes]),
+        "environment": {name: _common([machine.get(name) for machine in machines]) for name in names},
+    }
+
+
+def _common(values: Sequence[Any]) -> Any:
+    if not values:
+        return None
+    return values[0] if all(value == values[0] for value in values) else "several"
+
+
+def machine(environment: dict[str, Any] | None) -> str:
+    """Return a machine in a few words; empty for None."""
+    if not environment:
+        return ""
+    gpu = environment.get("gpu")
+    name = gpu.get("name") if isinstance(gpu, dict) else environment.get("cpu")
+    return f"{name or 'unknown'}, {environment.get('threads')} threads"
 
 
 def template(name: str) -> Template:
@@ -93,6 +133,10 @@ def read_entry(files: Files, exporter: Any) -> dict[str, Any]:
         "title": facts.get("title") or files.name,
         "status": status,
         "problem": "; ".join(filter(None, (problem, *problems))),
+        "facts": facts,
+        "profile": facts.get("profile") or "",
+        "machine": machine(facts.get("environment")),
+        "commit": (facts.get("commit") or "")[:12],
         "library": facts.get("library_sha256"),
         "cost": Cost(facts.get("seconds"), facts.get("memory_mb")),
         "claims": summary.get("claims", []),

@@ -135,6 +135,7 @@ def _run_jobs(
         files, basis = Files(out, job.name), fingerprint(job)
         head, reason = f"[{number}/{len(jobs)}] {job.name}:", why_rerun(files, basis) if resume else ""
         if reason is None:
+            files.failure.unlink(missing_ok=True)  # of a run that was killed just after it had written the receipt
             outcome, result = Outcome(job.name, "kept"), "kept, its receipt is valid"
         else:
             again = f" again, because {reason}" if reason and files.receipt.is_file() else ""
@@ -164,7 +165,6 @@ def execute(
     progress: bool,
     timeout: float | None = None,
     wanted: Callable[[], bool] | None = None,
-    facts: Mapping[str, Any] | None = None,
 ) -> tuple[Outcome, Cost]:
     """Execute a notebook and settle its files; return the outcome and the cost.
 
@@ -175,12 +175,12 @@ def execute(
         root: the checkout, or the folder of the notebooks.
         progress: whether to show a bar.
         timeout, wanted: of `Watch`.
-        facts: further entries of the receipt.
     """
-    started, clock = now(), time.perf_counter()
+    facts: dict[str, Any] = {"started": now(), "environment": describe_machine()}
+    clock = time.perf_counter()
     outcome = Outcome(job.name, "finished")
     killed = Outcome(job.name, "interrupted", "its runner was killed, or it runs now")
-    write_failure(files, job, killed, basis, {"started": started})  # so that it goes on from its records even then
+    write_failure(files, job, killed, basis, facts)  # so that it goes on from its records even then
     with Watch(timeout, wanted) as watch, kernel_environment(job, files.out, root):
         try:
             run_papermill(job, files.partial, root, progress)
@@ -192,7 +192,7 @@ def execute(
     if outcome.status == "finished" and (changed := changed_since(job, basis)):
         outcome = Outcome(job.name, "failed", f"{' and '.join(changed)} changed while it ran; run it again")
     cost = Cost(round(time.perf_counter() - clock, 2), max(watch.readings, default=None))
-    facts = {"started": started, "finished": now(), **asdict(cost), **(facts or {})}
+    facts |= {"finished": now(), **asdict(cost)}
     if outcome.status == "finished":
         files.partial.replace(files.executed)
         write_receipt(files, job, basis, facts)
@@ -207,7 +207,8 @@ def execute(
 def write_failure(files: Files, job: Job, outcome: Outcome, basis: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Write what stopped a notebook, in place of a receipt."""
     about = {"notebook": job.name, "title": job.source.title, "status": outcome.status, "problem": outcome.problem}
-    write_json(files.failure, {**about, "fingerprint": basis, **facts})
+    where = {"profile": job.profile, "commit": git_commit()}
+    write_json(files.failure, {**about, "fingerprint": basis, **where, **facts})
 
 
 def run_papermill(job: Job, target: Path, root: Path, progress: bool) -> None:
@@ -326,16 +327,19 @@ def begun_run(jobs: Sequence[Job], out: Path, resume: bool, overwrite: bool) -> 
 
 
 def write_run_file(out: Path, jobs: Sequence[Job]) -> None:
-    """Write the subject of a run's folder; a later run into the same folder adds its notebooks."""
-    known = read_or_empty(out / RUN_FILE, RUN).get("notebooks", [])
-    content = {
-        "profile": jobs[0].profile,
-        "started": now(),
-        "commit": git_commit(),
-        "environment": describe_environment() | {name: package_version(name) for name in PACKAGES},
-        "notebooks": sorted({*known, *(job.name for job in jobs)}),
-    }
-    write_json(out / RUN_FILE, content)
+    """Write how a run's folder was begun; a later run into the folder adds its notebooks alone.
+
+    Receipts and failure notes say of each notebook when, where and in which profile it ran.
+    """
+    begun = {"profile": jobs[0].profile, "started": now(), "commit": git_commit(), "environment": describe_machine()}
+    known = read_or_empty(out / RUN_FILE, RUN)
+    names = sorted({*known.get("notebooks", []), *(job.name for job in jobs)})
+    write_json(out / RUN_FILE, {**begun, **known, "notebooks": names})
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return everything about this machine and this code that may change a notebook's results."""
+    return describe_environment() | {name: package_version(name) for name in PACKAGES}
 
 
 # --------------------------------------------------------------------------------------------------------------- words
