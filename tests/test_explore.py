@@ -182,6 +182,18 @@ class TestLive:
             assert live.below.children, live.figures.value
             assert max(len(one.tree) for one in live.generation.iterations) <= MOST_NODES
 
+    def test_a_text_that_is_not_plain_decodings_is_said_with_its_place_and_margin(self, pair):
+        live = Live(pair, PROMPT, method="chain", budget=16)
+        known = PROMPT, live.budget.value
+        tokens, seconds = live.plain[known]
+        live.plain[known] = [*tokens[:5], tokens[5] + 1, *tokens[6:]], seconds  # as if it were: another sixth token
+        live.decode()
+        session = pair.target.session()
+        session.start([*pair.ids(PROMPT), *tokens[:4]])
+        best = session.score([tokens[4]], [-1], dt.Sampling()).logits[0].topk(2).values
+        assert "From token 6 on the text is not plain decoding's" in live.figures.value
+        assert f"two best logits are {float(best[0] - best[1]):.2g} apart" in live.figures.value
+
     def test_a_slider_decodes_again(self, pair):
         live = Live(pair, PROMPT, method="chain", budget=16)
         before = live.generation

@@ -203,14 +203,25 @@ class Live(Explorer):
         words += f"{iteration / step:.2f} plain steps: {len(out.tokens) / seconds:.0f} tokens/s against "
         words += f"{1 / step:.0f} (one run each). "
         if sampling.greedy:
-            same = out.tokens == plain
-            words += (
-                "The text is plain decoding's." if same else "A near tie was rounded otherwise than in plain decoding."
-            )
+            words += "The text is plain decoding's." if out.tokens == plain else self._parted(ids, plain, out.tokens)
         self.figures.value, prefix = words, len(ids) - 1
         gap = "\n\n" if getattr(self.pair.tokenizer, "chat_template", None) else ""  # between a question and its answer
         self.walk = Walk(out, self.pair.tokenizer, prompt=self.prompt.value + gap, prefix=prefix)
         self.below.children = (self.walk,)
+
+
+    def _parted(self, ids: list[int], plain: list[int], tokens: list[int]) -> str:
+        """Return where a greedy text leaves plain decoding's, and how close the target's two best logits are there."""
+        same = (ours == theirs for ours, theirs in zip(plain, tokens, strict=False))
+        place = next((number for number, equal in enumerate(same) if not equal), min(len(plain), len(tokens)))
+        *before, last = [*ids, *plain[:place]]
+        session = self.pair.target.session()
+        session.start(before)
+        best, second = session.score([last], [-1], Sampling()).logits[0].topk(2).values.tolist()
+        return (
+            f"From token {place + 1} on the text is not plain decoding's: there the target's two best logits are "
+            f"{best - second:.2g} apart. Rounding explains a near tie, nothing else."
+        )
 
 
 def _names(name: str, default: Any) -> list[str]:
