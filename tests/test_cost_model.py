@@ -9,12 +9,14 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, TokenTree, ToyModel, generate
 from dynatree_lib.costs import CostCurve
 from dynatree_lib.decoding import Iteration
 from dynatree_lib.drafters import DRAFTERS
 from dynatree_lib.drafters.base import ModelDrafter
+from dynatree_lib.fast.static import StaticModel
 from dynatree_lib.measure import cost_model
 from dynatree_lib.measure.cost_model import (
     Counts,
@@ -36,6 +38,7 @@ from dynatree_lib.measure.protocol import run_benchmark
 from dynatree_lib.measure.ranks import FEW, RankAcceptance, RanksProbe
 from dynatree_lib.measure.runner import Completed
 from dynatree_lib.models.base import LanguageModel
+from dynatree_lib.models.engines import Eager
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.verifiers.base import Verdict
 from tests.models import noisy_copy, prompt, random_model
@@ -172,6 +175,23 @@ def test_costs_of_a_real_pair_have_their_setup():
     assert costs.verify_points[0] <= costs.verify_points[2]
     assert costs.measured["setup"]["target"]["dtype"] == "float64"
     assert costs.measured["environment"]["threads"] > 0
+
+
+@pytest.mark.parametrize("change", ["engine", "static", "drafted"])
+def test_costs_of_other_forwards_are_measured_again(tmp_path, monkeypatch, change):
+    target = random_model("gpt_neox", dtype=torch.float32)
+    other = {
+        "engine": lambda: target.altered(engine=Eager(target.model)),
+        "static": lambda: StaticModel(target, 400),
+        "drafted": lambda: target.altered(drafted=np.arange(5)),
+    }[change]()
+    monkeypatch.setattr(cost_model, "_measure", lambda *_: (BY_HAND, []))
+    said, file = [], tmp_path / "costs.json"
+    for model in (target, target, other):
+        pair = Pair("random", target, model, None)
+        measure_costs(pair, TEXTS, max_rows=4, iterations=1, records=file, progress=said.append)
+    again = "Measuring the costs again: costs.json is of another pair, machine or setup."
+    assert said == ["Costs from costs.json", again]
 
 
 # ------------------------------------------------------------------------------------------------------------- counts

@@ -15,6 +15,7 @@ from dynatree_lib.experiments.traversal.decisions import Stopwatch, decision_sha
 from dynatree_lib.measure import exact
 from dynatree_lib.measure.judge import Judged, expected_tokens, judge, judged_frame, read_judged
 from dynatree_lib.measure.prompts import BenchPrompt
+from dynatree_lib.measure.protocol import SEEDS
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import RandomSource
 from dynatree_lib.verifiers import Block, Greedy, TargetWalk, TokenLevel, Traversal
@@ -118,10 +119,11 @@ class TestJudge:
 
     @pytest.mark.parametrize("driver", TWO)
     def test_a_drivers_text_is_that_of_plain_decoding(self, driver):
-        """Judging takes no coin of the driver: lengths of the iterations are those of generate with the same seed."""
+        """Judging takes no coin of the driver: its iterations are as long as those of generate with the prompt's seed."""
         judged = self.judged(drivers=[driver], seeds=(0, 5), margin=4)
-        for (label, drafter), prompt, seed in product(DRAFTERS.items(), PROMPTS, (0, 5)):
-            options = {"verifier": TWO[driver], "sampling": ONE, "seed": seed, "max_new_tokens": 16}
+        for (label, drafter), (number, prompt), seed in product(DRAFTERS.items(), enumerate(PROMPTS), (0, 5)):
+            own = seed + SEEDS * number
+            options = {"verifier": TWO[driver], "sampling": ONE, "seed": own, "max_new_tokens": 16}
             plain = generate(BIG, prompt.ids, drafter, eos_token_ids=(), **options).iterations
             mine = judged.where(tree=label, prompt=prompt.id, seed=seed).rows
             assert [row["nodes"] for row in mine] == [len(one.tree) - 1 for one in plain[: len(mine)]]
@@ -137,6 +139,7 @@ class TestJudge:
         assert judged.setup["rules"] == {"tree": list(TWO), "chain": list(TWO)}
         assert judged.setup["trees"]["tree"]["branching"] == (3, 2)
         assert judged.setup["sampling"]["temperature"] == 1
+        assert judged.setup["seeds_per_prompt"] == SEEDS
         assert [one["id"] for one in judged.setup["prompts"]] == ["p0", "p1", "p2"]
         assert all(1 <= row["tokens"][rule] <= row["levels"] + 1 for row in judged.rows for rule in TWO)
 

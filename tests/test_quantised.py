@@ -13,6 +13,8 @@ from dynatree_lib.fast import kernels, native
 from dynatree_lib.fast.native import aligned
 from dynatree_lib.fast.quantised import Codes
 from dynatree_lib.measure.bandwidth import forward_bytes
+from dynatree_lib.measure.roofline import Shape
+from dynatree_lib.models.engines import Eager
 from dynatree_lib.models.huggingface import HFModel
 
 KINDS = {4: kernels.FOUR_BITS, 8: kernels.EIGHT_BITS}
@@ -152,6 +154,13 @@ def test_the_engine_is_as_precise_as_with_float32_weights(form, head, kind):
         generate(own, ids, Chain(other, 4), max_new_tokens=30).tokens
         == autoregressive(other, ids, max_new_tokens=30).tokens
     )
+
+
+def test_a_shape_counts_the_bytes_that_the_engine_reads():
+    model = HFModel(quantised_model("q4_1", "q8_0", "llama"), engine="quantised")
+    assert Shape.of(model).bytes == pytest.approx(forward_bytes(model))
+    assert Shape.of(model).weight_bytes < 2
+    assert Shape.of(model.altered(engine=Eager(model.model))).weight_bytes is None
 
 
 def test_what_is_not_quantised_is_left_to_others():

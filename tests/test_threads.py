@@ -66,6 +66,17 @@ def test_the_faster_of_two_pairs_is_found(monkeypatch):
     assert conditions.iteration_seconds(pairs, lambda: now[0]) == {"slow": 1.0, "fast": 0.0}
 
 
+def test_a_timed_iteration_ends_when_the_device_has_done_its_work(monkeypatch):
+    """A GPU returns before; here a synchronisation is what takes time."""
+    now = [0.0]
+
+    def finished(device):
+        now[0] += 3.0
+
+    monkeypatch.setattr(conditions, "synchronize", finished)
+    assert conditions.iteration_seconds({"tiny": load_pair("tiny")}, lambda: now[0]) == {"tiny": 3.0}
+
+
 def test_small_operations_run_on_one_thread_and_leave_the_number_as_it_was(restored):
     torch.set_num_threads(2)
     with one_thread():

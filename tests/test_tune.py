@@ -16,8 +16,10 @@ from dynatree_lib.cli.main import main
 from dynatree_lib.drafters import DRAFTERS, WRAPPERS
 from dynatree_lib.measure import tune as tuning
 from dynatree_lib.measure.cost_model import MeasuredCosts
+from dynatree_lib.measure.methods import Variant
 from dynatree_lib.measure.options import split_specs
 from dynatree_lib.measure.prompts import BenchPrompt
+from dynatree_lib.measure.protocol import SEEDS
 from dynatree_lib.measure.ranks import RankAcceptance
 from dynatree_lib.measure.tune import Prediction, Tuned, brief, candidates, choose, load_tuned, tune
 from dynatree_lib.models.pairs import Pair
@@ -85,9 +87,33 @@ def test_the_race_keeps_the_best_third_of_each_method():
     )
     lines = [line for line in said if line.startswith("[")]
     assert [line.partition("]")[0] for line in lines] == [
-        *(f"[{n}/10" for n in range(1, 11)), "[1/4", "[2/4", "[3/4", "[4/4", "[1/2", "[2/2",
+        *(f"[{n}/11" for n in range(1, 12)), "[1/5", "[2/5", "[3/5", "[4/5", "[5/5", "[1/3", "[2/3", "[3/3",
     ]  # fmt: skip
     assert len(tuned.setup["prompts"]) == 6
+
+
+def test_plain_decoding_is_tried_where_it_is_not_named():
+    assert planted(DEAR_EVERYTHING, methods=["chain:length=1"]).spec == "ar"
+
+
+def test_the_same_prompt_again_is_another_text_with_a_seed_of_its_own(monkeypatch):
+    """In every part of the selection, the rates and the check."""
+    seeds = {}
+
+    def watched(where, function):
+        def run(*given, seed, **options):
+            seeds.setdefault(where, []).append(seed)
+            return function(*given, seed=seed, **options)
+
+        return run
+
+    monkeypatch.setattr(tuning, "generate", watched("rates", generate))
+    of = Variant.runner
+    monkeypatch.setattr(Variant, "runner", lambda self, pair: watched(self.label, of(self, pair)))
+    texts = [BenchPrompt.from_ids(str(number), [1, 2]) for number in range(5)]
+    tune(TOYS, texts, costs=FREE_ROWS, methods=["ar"], max_new_tokens=4, check=False, sampling=Sampling(1.0), seed=7)
+    expected = [7 + SEEDS * number for number in range(5)]
+    assert seeds == {"rates": expected, "ar": expected}
 
 
 def test_the_choice_can_be_used_at_once():
@@ -167,6 +193,7 @@ def test_long_cost_curves_stay_out_of_tables():
         ({"chain": 1.25, "fixed-tree": 1.3}, "chain", "1.40 and 1.25 [1.15, 1.35] x ar."),  # the prediction counts, too
         ({"chain": 1.0, "best-first-tree": 1.3}, "best-first-tree", "1.20 and 1.30"),  # the other run failed
         ({"chain": 0.9, "fixed-tree": 0.8}, "chain", "the check alone does not tell from plain decoding."),
+        ({"chain": 0.8, "fixed-tree": 0.7}, "chain", "though the check alone finds it slower than plain decoding."),
         ({"chain": 0.7, "fixed-tree": 0.7}, "ar", "no method is faster than plain decoding."),
         ({}, "chain", "It has the best prediction."),
     ],

@@ -122,7 +122,7 @@ def iteration_seconds(pairs: Mapping[str, Pair], clock: Callable[[], float] = ti
 
 
 def _iteration_of(pair: Pair) -> Callable[[], None]:
-    """What runs the forwards of an iteration."""
+    """What runs the forwards of an iteration, to their end."""
     target, draft = pair.target.session(), pair.draft.session()
     for session in (target, draft):
         session.start([1] * 64)
@@ -132,5 +132,6 @@ def _iteration_of(pair: Pair) -> Callable[[], None]:
         for session, nodes in (*[(draft, 1)] * LEVELS, (target, NODES)):
             session.score(np.ones(nodes, np.int64), np.arange(nodes) - 1, GREEDY)
             session.rollback()
+        synchronize(pair.target.device)
 
     return iterate

@@ -21,6 +21,7 @@ import pandas as pd
 from ..costs import CostCurve
 from ..drafters import DRAFTERS, Chain, NoDraft
 from ..drafters.base import ModelDrafter
+from ..fast.static import StaticModel
 from ..models.base import LanguageModel
 from ..models.huggingface import HFModel
 from ..models.pairs import Pair
@@ -314,8 +315,9 @@ def _describe_model(model: LanguageModel) -> dict[str, Any]:
         return {"name": model.name}
     return {
         "name": public_name(model.name), "parameters": model.parameters, "layers": model.layers,
+        "drafted_tokens": model.vocab_size if model.drafted is None else len(model.drafted),
         "dtype": str(model.dtype).removeprefix("torch."), "attention": model.model.config._attn_implementation,
-        "device": str(model.device.type),
+        "engine": model.engine.name, "static": isinstance(model, StaticModel), "device": str(model.device.type),
     }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from .environment import describe_environment, public_pair_name
 from .exact import ObservingVerifier, Replay, outcomes
 from .options import option_defaults
 from .prompts import prepare_prompts
+from .protocol import SEEDS
 from .records import read_bytes
 from .runner import quiet
 from .statistics import Estimate, ratio
@@ -206,7 +207,8 @@ def judge(
         prompts: as for `run_benchmark`.
         max_new_tokens: trees that start before this place of the text are judged.
         sampling: the target's; temperature 1 by default.
-        seeds: a text of each prompt, drafter and driver for each.
+        seeds: a text of each prompt, drafter and driver for each; the number of the prompt is added, times
+            `protocol.SEEDS`.
         drivers: labels of the rules that decide texts, every one in turn; all by default.
         margin: tokens beyond `max_new_tokens` that are decoded so that the last trees are not cut short; more than the
             trees have levels.
@@ -232,11 +234,12 @@ def judge(
     for label, drafter in drafters.items():
         for driver in drivers or chosen[label]:
             progress(f"{label}, driven by {driver}: {len(ready)} prompts, {len(seeds)} seeds")
-            for seed, prompt in product(seeds, ready):
+            for seed, (number, prompt) in product(seeds, enumerate(ready)):
                 watched = _Judge(chosen[label][driver], chosen[label], max_new_tokens, margin)
                 generate(
-                    pair.target, prompt.ids, drafter, verifier=watched, sampling=sampling, seed=seed,
-                    max_new_tokens=max_new_tokens + margin, eos_token_ids=(), keep_state=False,
+                    pair.target, prompt.ids, drafter, verifier=watched, sampling=sampling,
+                    seed=seed + SEEDS * number, max_new_tokens=max_new_tokens + margin, eos_token_ids=(),
+                    keep_state=False,
                 )  # fmt: skip
                 head = {"tree": label, "prompt": prompt.id, "task": tasks.get(prompt.id, ""), "seed": seed}
                 rows += [{**head, "driver": driver, **row} for row in watched.rows]
@@ -247,6 +250,7 @@ def judge(
         "prompts": [{"id": prompt.id, "sha256": prompt.sha256} for prompt in ready],
         "sampling": asdict(sampling),
         "seeds": seeds,
+        "seeds_per_prompt": SEEDS,
         "max_new_tokens": max_new_tokens,
         "eos_rule": "EOS is an ordinary token",
         "trees": {

@@ -117,9 +117,16 @@ class Shape:
 
     @classmethod
     def of(cls, model: HFModel, name: str = "") -> Self:
-        """Return the shape of a loaded model; its output layer has the tokens that it drafts, where those are some."""
+        """Return the shape of a loaded model.
+
+        Its output layer has the tokens that it drafts, where those are some; its weights have the bytes that its engine
+        reads of them, where those are not the dtype's.
+        """
         shape = cls.of_config(model.model.config, str(model.dtype).removeprefix("torch."), name or model.name)
-        return shape if model.drafted is None else replace(shape, vocabulary=len(model.drafted))
+        if model.drafted is not None:
+            shape = replace(shape, vocabulary=len(model.drafted))
+        read: int | None = getattr(model.engine, "forward_bytes", None)
+        return shape if read is None else replace(shape, weight_bytes=read / shape.weights)
 
     @property
     def layer_weights(self) -> int:

@@ -30,7 +30,7 @@ from .grids import grid, text
 from .methods import Variant, variant, variants
 from .options import parse_spec
 from .prompts import BenchPrompt, prepare_prompts
-from .protocol import run_benchmark
+from .protocol import SEEDS, run_benchmark
 from .ranks import RankAcceptance, RanksProbe
 from .records import check_writable, typed
 from .runner import quiet
@@ -242,9 +242,9 @@ def tune(
         max_new_tokens: tokens per text.
         max_rows: largest tree.
         sampling: greedy by default.
-        seed: of sampling.
+        seed: of sampling; the number of the prompt is added, times `protocol.SEEDS`.
         costs: measured by default.
-        methods: specs of the candidates; those of `candidates` by default.
+        methods: specs of the candidates, besides plain decoding; those of `candidates` by default.
         names: of the methods whose `candidates` are tried, besides plain decoding; all by default.
         check: whether to time the best of each method against `ar` in one interleaved run; see `choose`.
         out: JSON file for the result.
@@ -264,11 +264,14 @@ def tune(
     acceptance = fit_acceptance(pair, ready, max_new_tokens, sampling, seed)
     tried = given or candidates(costs, max_rows, sampled=not sampling.greedy)
     tried = [one for one in tried if one.name in ("ar", *(names or [one.name]))]
+    if all(one.name != "ar" for one in tried):
+        tried = [variant("ar"), *tried]
 
-    def counts_on(method: Variant, some: Sequence[BenchPrompt]) -> Counts:
-        return count(pair, [method], some, max_new_tokens, sampling, seed)[method.label]
+    def counts_on(method: Variant, first: int, end: int) -> Counts:
+        part = ready[first:end]  # whose prompts keep the seeds that they have among all
+        return count(pair, [method], part, max_new_tokens, sampling, seed + SEEDS * first)[method.label]
 
-    predictions = _predict(tried, ready, counts_on, costs, say)
+    predictions = _predict(tried, len(ready), counts_on, costs, say)
     spec, reason = predictions[0].spec, "It has the best prediction."
     if check:
         timed = [variant("ar"), *(variant(one.spec, one.method) for one in predictions if one.method != "ar")]
@@ -304,27 +307,37 @@ def fit_acceptance(
 ) -> RankAcceptance:
     """Return how often the draft's first, second, ... choice is right at each level, from one run of `RanksProbe`."""
     probe = RanksProbe(pair.draft)
-    options: dict[str, Any] = {"sampling": sampling, "seed": seed, "eos_token_ids": (), "keep_state": False}
-    texts = (generate(pair.target, one.ids, probe, max_new_tokens=max_new_tokens, **options) for one in prompts)
+    options: dict[str, Any] = {"sampling": sampling, "eos_token_ids": (), "keep_state": False}
+    texts = (
+        generate(pair.target, one.ids, probe, max_new_tokens=max_new_tokens, seed=seed + SEEDS * number, **options)
+        for number, one in enumerate(prompts)
+    )
     return RankAcceptance.from_iterations(iteration for text in texts for iteration in text.iterations)
 
 
 def _predict(
     methods: Sequence[Variant],
-    prompts: Sequence[BenchPrompt],
-    counts_on: Callable[[Variant, Sequence[BenchPrompt]], Counts],
+    prompts: int,
+    counts_on: Callable[[Variant, int, int], Counts],
     costs: MeasuredCosts,
     progress: Callable[[str], None],
 ) -> list[Prediction]:
-    """Return the best candidate of each method, by successive halving; fastest first."""
+    """Return the best candidate of each method, by successive halving; fastest first.
+
+    Args:
+        methods: the candidates.
+        prompts: number of all prompts.
+        counts_on: the counts of a candidate on the prompts from one number to another.
+        costs: of pair and machine.
+        progress: called with a line of text per candidate.
+    """
     counts: dict[str, list[Counts]] = {method.label: [] for method in methods}
     running, speeds = list(methods), dict.fromkeys(counts, 0.0)
-    ends = [0, *np.cumsum(LEGS).tolist(), len(prompts)]
-    stages = [prompts[start:end] for start, end in pairwise(ends)]
-    for number, stage in enumerate(stage for stage in stages if stage):
+    ends = [min(end, prompts) for end in (0, *np.cumsum(LEGS).tolist(), prompts)]
+    for number, stage in enumerate(stage for stage in pairwise(ends) if stage[0] < stage[1]):
         running = _better_third(running, speeds) if number else running
         for place, method in enumerate(running, 1):
-            counts[method.label].append(counts_on(method, stage))
+            counts[method.label].append(counts_on(method, *stage))
             speeds[method.label] = costs.speed(Counts.total(counts[method.label]))
             progress(f"[{place}/{len(running)}] {speeds[method.label]:.2f} x ar predicted: {brief(method.label)}")
     predictions = []
@@ -364,6 +377,8 @@ def choose(predictions: Sequence[Prediction]) -> tuple[str, str]:
     measured = Estimate(best.measured or 0.0, *(best.interval or (0.0, 0.0)))
     speeds = f"{best.speed:.2f} and {measured} x ar"
     doubt = "" if measured.low > 1 else ", which the check alone does not tell from plain decoding"
+    if measured.high < 1:
+        doubt = ", though the check alone finds it slower than plain decoding"
     return best.spec, f"By prediction and check together it is the fastest: {speeds}{doubt}."
 
 

@@ -227,7 +227,8 @@ def load_pruned_pair(
     if not (folder / "features").is_dir():
         return Pair(name, big, small, big.tokenizer)
     whole, tokens = load_pruned(folder / "features", big.model)
-    wanted: torch.dtype = draft_dtype or getattr(big.engine, "narrow", big.dtype)
+    narrow: torch.dtype = getattr(big.engine, "narrow", big.dtype)
+    wanted = draft_dtype or narrow
     light = short_head(whole, tokens)
     if wanted != big.dtype:
         light = in_dtype(light, wanted)  # a copy, because it shares tables with the target

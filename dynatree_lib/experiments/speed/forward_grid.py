@@ -158,7 +158,7 @@ def grid_record(
     Returns:
         `environment`, `engine`, `shapes` (sizes of each model, as `Shape` takes them), and `parts`: for each pair and
         dtype `pair`, `dtype`, `bytes_per_second` and `flops` (as `measure.bandwidth` finds them), `rows` of
-        `grid_times` whose models are "target" and "draft".
+        `grid_times` whose models are "target" and "draft", and `weight_bytes` of both, as `Shape` takes them.
 
     Raises:
         ValueError: for what `load_pair` and `grid_times` refuse.
@@ -175,8 +175,11 @@ def grid_record(
         speeds += measure_bandwidth(pair.target.device, forward_bytes(pair.target), "after")
         largest = max(one.size for one in speeds)
         fastest = max(max(one.read, one.copy) for one in speeds if one.size == largest)
-        parts.append({"pair": name, "dtype": dtype, "bytes_per_second": fastest, "flops": flops, "rows": rows})
-        shapes |= {f"{name}/{role}": vars(Shape.of(model, f"{name}/{role}")) for role, model in models.items()}
+        own = {role: Shape.of(model, f"{name}/{role}") for role, model in models.items()}
+        read = {role: shape.weight_bytes for role, shape in own.items()}
+        parts.append({"pair": name, "dtype": dtype, "bytes_per_second": fastest, "flops": flops, "weight_bytes": read,
+                      "rows": rows})  # fmt: skip
+        shapes |= {shape.name: vars(shape) for shape in own.values()}
     return {"kind": "forward grid", "environment": describe_environment(), "engine": engine, "shapes": shapes,
             "parts": parts}  # fmt: skip
 
@@ -209,7 +212,8 @@ def parts_of(record: Row) -> dict[tuple[str, str], list[Point]]:
     shapes, found = shapes_of(record), {}
     for part in record["parts"]:
         own = {role: shapes[f"{part['pair']}/{role}"] for role in ("target", "draft")}
-        known = {role: replace(shape, dtype=part["dtype"]) for role, shape in own.items()}
+        read = part.get("weight_bytes", {})  # of a weight, where the engine in this dtype reads fewer than the dtype's
+        known = {role: replace(shape, dtype=part["dtype"], weight_bytes=read.get(role)) for role, shape in own.items()}
         found[part["pair"], part["dtype"]] = points_of(part["rows"], known)
     return found
 
