@@ -3,7 +3,19 @@ import pytest
 import torch
 from models import VOCABULARY, noisy_copy, prompt, random_model
 
-from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, ToyModel, UnionTree, autoregressive, generate, summarize
+from dynatree_lib import (
+    Chain,
+    FixedTree,
+    NoDraft,
+    SampledTree,
+    Sampling,
+    TargetWalk,
+    ToyModel,
+    UnionTree,
+    autoregressive,
+    generate,
+    summarize,
+)
 
 TARGET = ToyModel.random(6, seed=1)
 DRAFT = TARGET.mixed(ToyModel.random(6, seed=2), 0.3)
@@ -113,6 +125,21 @@ def test_continuing_equals_starting_over(drafter, turn):
     first = generate(TARGET, [1, 2], drafter, max_new_tokens=9)
     second = generate(TARGET, turn, drafter, max_new_tokens=12, state=first.state)
     assert second.tokens == autoregressive(TARGET, [1, 2, *first.tokens, *turn], max_new_tokens=12).tokens
+
+
+@pytest.mark.parametrize(
+    "drafter", [NoDraft(), TREE, SampledTree(DRAFT, depth=2, branching=2)], ids=lambda drafter: drafter.name
+)
+@pytest.mark.parametrize("first", [1, 17])
+def test_a_sampled_text_that_goes_on_keeps_its_own_seed(drafter, first):
+    """The cut makes other trees, and `TargetWalk` draws a token a place whatever the tree is."""
+
+    def text(seed, budget, **options):
+        sampled = {"verifier": TargetWalk(), "sampling": Sampling(1.0), "seed": seed, "max_new_tokens": budget}
+        return generate(TARGET, [] if options else [1, 2], drafter, **sampled, **options)
+
+    begun = text(5, first)
+    assert begun.tokens + text(99, 40 - first, state=begun.state).tokens == text(5, 40).tokens != text(99, 40).tokens
 
 
 def test_continuing_on_a_real_model_reads_nothing_twice(monkeypatch):

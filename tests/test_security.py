@@ -240,24 +240,36 @@ def test_a_notebook_writes_into_its_own_folder_alone(tmp_path, monkeypatch, name
 
 # ---------------------------------------------------------------------------------------------------------- the network
 NO_NETWORK = """
-import socket, sys
+import os, socket
+from pathlib import Path
 
-def refused(self, address, *rest):
-    here = isinstance(address, tuple) and str(address[0]).startswith("127.")  # a kernel's
-    if self.family in (socket.AF_INET, socket.AF_INET6) and not here:
-        raise AssertionError(f"a connection to {address}")
-    return connect(self, address, *rest)
+def attempted(what):
+    with Path(os.environ["ATTEMPTS"]).open("a") as file:  # whoever swallows the error cannot hide it
+        file.write(f"{what}\\n")
+    raise OSError(what)
 
-connect = socket.socket.connect
-socket.socket.connect = socket.socket.connect_ex = refused
+def refused(call):
+    def guarded(self, address, *rest):
+        here = isinstance(address, tuple) and str(address[0]).startswith("127.")  # a kernel's
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not here:
+            attempted(f"a connection to {address}")
+        return call(self, address, *rest)
+    return guarded
+
+socket.socket.connect = refused(socket.socket.connect)
+socket.socket.connect_ex = refused(socket.socket.connect_ex)
 look_up = socket.getaddrinfo
 
 def known(host, *rest, **options):
     if host not in (None, "", "localhost") and not str(host).startswith("127."):
-        raise AssertionError(f"a name was looked up: {host}")
+        attempted(f"a name was looked up: {host}")
     return look_up(host, *rest, **options)
 
 socket.getaddrinfo = known
+"""
+"""A sitecustomize.py, which every process runs that finds it first on its path, kernels included."""
+RUN = """
+import sys
 from dynatree_lib.cli.main import main
 for command in sys.argv[1:]:
     print(command, flush=True)
@@ -273,14 +285,44 @@ COMMANDS = (
 )
 
 
+@pytest.fixture
+def guarded(tmp_path):
+    """The environment of processes whose attempts to reach the network are refused and noted, and where they are."""
+    (tmp_path / "guard").mkdir()
+    (tmp_path / "guard" / "sitecustomize.py").write_text(NO_NETWORK)
+    path = os.pathsep.join((str(tmp_path / "guard"), str(ROOT)))
+    attempts = tmp_path / "attempts"
+    return {**os.environ, "PYTHONPATH": path, "DYNATREE_ROOT": str(ROOT), "ATTEMPTS": str(attempts)}, attempts
+
+
+def finished(command, environment, folder):
+    options = {"capture_output": True, "text": True, "timeout": 290, "check": False}
+    return subprocess.run(command, cwd=folder, env=environment, **options)
+
+
 @pytest.mark.timeout(300)
-def test_nothing_reaches_the_network_unless_a_hub_name_was_asked_for(tmp_path):
+def test_nothing_reaches_the_network_unless_a_hub_name_was_asked_for(tmp_path, guarded):
+    environment, attempts = guarded
     (tmp_path / "grid.yml").write_text("method: prompt-lookup\nmax_new_tokens: 4\n")
-    write_notebook(tmp_path, "10_x", "import dynatree_lib as dt\ndt.load_pair('tiny')")
-    command = [sys.executable, "-c", NO_NETWORK, *COMMANDS]
-    here = {**os.environ, "PYTHONPATH": str(ROOT), "DYNATREE_ROOT": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False, cwd=tmp_path, env=here)
+    in_force = "import socket, sitecustomize\nassert socket.getaddrinfo is sitecustomize.known"
+    write_notebook(tmp_path, "10_x", in_force, "import dynatree_lib as dt\ndt.load_pair('tiny')")
+    done = finished([sys.executable, "-c", RUN, *COMMANDS], environment, tmp_path)
     assert done.returncode == 0, done.stderr
     assert all(command in done.stdout for command in COMMANDS)
-    assert "a connection to" not in done.stderr + done.stdout
-    assert "a name was looked up" not in done.stderr + done.stdout
+    assert not attempts.exists(), attempts.read_text()
+
+
+def test_the_guard_sees_an_attempt_that_its_caller_hides(tmp_path, guarded):
+    environment, attempts = guarded
+    for tried in (
+        "socket.create_connection(('192.0.2.1', 9))",
+        "socket.socket().connect_ex(('192.0.2.1', 9))",
+        "socket.getaddrinfo('example.invalid', 80)",
+    ):
+        hidden = f"import contextlib, socket\nwith contextlib.suppress(Exception):\n    {tried}"
+        assert finished([sys.executable, "-c", hidden], environment, tmp_path).returncode == 0
+    assert attempts.read_text().splitlines() == [
+        "a name was looked up: 192.0.2.1",
+        "a connection to ('192.0.2.1', 9)",
+        "a name was looked up: example.invalid",
+    ]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import reference
 import torch
+from models import noisy_copy, prompt, random_model, raw_model
 
 from dynatree_lib.decoding import autoregressive, generate
 from dynatree_lib.drafters import Chain, FixedTree
-from dynatree_lib.measure.streaming import StreamingModel
+from dynatree_lib.measure.streaming import StreamingModel, StreamingSession
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.sampling import Sampling
-from tests.models import noisy_copy, prompt, random_model, raw_model
+from dynatree_lib.tree import TokenTree
 
 ROTARY = ("gpt_neox", "llama", "qwen3")
 
@@ -65,13 +67,46 @@ def test_the_text_goes_on_after_evictions_and_beyond_the_context():
     assert session.length <= 32
 
 
-def test_an_evicting_chain_writes_what_evicting_token_by_token_writes():
-    """With the same blocks, when to evict must not depend on how many tokens an iteration commits, up to one block."""
+def test_trees_after_evictions_are_scored_after_the_kept_tokens_alone(monkeypatch):
+    """In one layer an entry depends on its token and place, so that reading what is left of the text is an exact twin.
+
+    Deeper, entries remember what was read before them. How many entries a node sees depends on when its iteration
+    began, so that a chain need not write what evicting token by token writes.
+    """
+    raw = raw_model("gpt_neox")
+    raw.gpt_neox.layers, raw.config.num_hidden_layers = raw.gpt_neox.layers[:1], 1
+    target = HFModel(raw)
+    model = StreamingModel(target, cache=30, sinks=2, block=4)
+    seen, score = [], StreamingSession.score
+
+    def noted(session, tokens, parents, sampling):
+        scores = score(session, tokens, parents, sampling)
+        seen.append((session.position + session.evicted, session.length, TokenTree.build(tokens, parents), scores))
+        return scores
+
+    monkeypatch.setattr(StreamingSession, "score", noted)
+    ids = prompt(10)[0].tolist()
+    out = generate(model, ids, FixedTree(noisy_copy(target), depth=3, tau=None), max_new_tokens=80)
+    assert out.state.target.evictions >= 8
+    assert sum(len(one.verdict.path) for one in out.iterations) > 10
+    text = ids + out.tokens
+    for read, length, tree, scores in seen:
+        kept = text[:2] + text[read - (length - 2) : read]
+        with torch.inference_mode():
+            wanted = reference.paths_one_by_one(target.model, kept, tree)
+        torch.testing.assert_close(scores.logits, wanted, rtol=0, atol=1e-9)
+
+
+def test_where_no_drafted_token_is_accepted_the_text_is_that_of_evicting_token_by_token():
     target = random_model("gpt_neox")
-    model = StreamingModel(target, cache=30, sinks=2, block=1)
-    first = autoregressive(model, prompt(10), max_new_tokens=21)
-    chain = generate(model, prompt(10), Chain(target, 4), max_new_tokens=21)
-    assert first.tokens[:20] == chain.tokens[:20]
+    model = StreamingModel(target, cache=30, sinks=2, block=4)
+    plain = autoregressive(model, prompt(10), max_new_tokens=80)
+    out = generate(model, prompt(10), Chain(random_model("gpt_neox", seed=1), 4), max_new_tokens=80)
+    assert out.tokens == plain.tokens
+    assert plain.state.target.evictions == out.state.target.evictions > 8
+    assert {len(one.verdict.path) for one in out.iterations} == {0}
+    assert {len(one.tree) for one in out.iterations[:-4]} == {5}
+    assert out.tokens != autoregressive(target, prompt(10), max_new_tokens=80).tokens  # evictions change the text
 
 
 def test_rebuilding_commit_evicts_too():

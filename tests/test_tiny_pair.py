@@ -2,14 +2,19 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from examples import EVERY, examples
 from models import hf_greedy
+from transformers import LogitsProcessorList
+from transformers.generation import StopStringCriteria
 
-from dynatree_lib import generate, load_pair
+from dynatree_lib import Chain, FixedTree, PromptLookup, generate, load_pair
+from dynatree_lib.decoding import TAIL
 from dynatree_lib.measure.environment import sha256_of
 from dynatree_lib.paths import data_path
+from dynatree_lib.stopping import Stopping
 from dynatree_lib.training.card import readme
 from dynatree_lib.workloads import load_workload
 
@@ -77,3 +82,62 @@ def test_the_card_names_these_weights_and_its_texts():
 def test_tokenizer_round_trips(pair):
     for prompt in load_workload("bundled", source="bundled").prompts:
         assert pair.tokenizer.decode(pair.tokenizer(prompt.text).input_ids) == prompt.text
+
+
+class Following:
+    """A processor after which the text can only be a given one."""
+
+    def __init__(self, start, tokens):
+        self.start, self.tokens = start, tokens
+
+    def __call__(self, ids, scores):
+        only = torch.full_like(scores, -torch.inf)
+        only[:, self.tokens[ids.shape[1] - self.start]] = 0
+        return only
+
+
+@pytest.fixture(scope="module", params=["a text of the target", "characters of several tokens"])
+def spelled(request, pair):
+    """(prompt, processors, a text of 45 tokens or more)"""
+    if request.param == "a text of the target":
+        text = load_workload("bundled/novel", source="bundled").prompts[0].text
+        ids, processors = pair.tokenizer(text, return_tensors="pt").input_ids[:, :60], []
+        return ids, processors, hf_greedy(pair.target, ids, 60)
+    text = "naïve café — “über” 中文字符 😀 end of it, naïvely. "
+    ids, tokens = pair.tokenizer(text, return_tensors="pt").input_ids, pair.tokenizer(text).input_ids
+    return ids, [Following(ids.shape[1], tokens)], tokens
+
+
+def stops(pair, tokens, count):
+    """Parts of a text, of one to eleven characters, wherever its tokens begin."""
+    text, random = pair.tokenizer.decode(tokens), np.random.default_rng(0)
+    places = zip(random.integers(0, len(text), count), random.integers(1, 12, count), strict=True)
+    return [text[start : start + length] for start, length in places]
+
+
+def test_a_stop_string_ends_a_text_where_transformers_ends_it(pair, spelled):
+    ids, _, tokens = spelled
+    prompt, ends = ids[0].tolist(), set()
+    for stop in stops(pair, tokens, 40):
+        rule = StopStringCriteria(pair.tokenizer, [stop])
+        expected = next(n for n in range(1, 99) if rule(torch.tensor([prompt + tokens[:n]]), None).item())
+        stopping = Stopping(len(tokens), stop_strings=(stop,), tokenizer=pair.tokenizer)
+        for before in {0, expected // 2, expected - 1}:
+            count, reason = stopping.cut(tokens[:before], tokens[before:], prompt[-TAIL:])
+            assert (before + count, reason) == (expected, "stop"), (stop, before)
+        ends.add(expected)
+    assert len(ends) > 15
+
+
+@pytest.mark.parametrize("drafter", [Chain, FixedTree, PromptLookup], ids=lambda kind: kind.name)
+def test_a_text_with_a_stop_string_is_that_of_transformers(pair, spelled, drafter):
+    ids, processors, tokens = spelled
+    drafter = drafter() if drafter is PromptLookup else drafter(pair.draft)
+    for stop in stops(pair, tokens, 4):
+        expected = pair.target.model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=len(tokens), pad_token_id=0,
+            stop_strings=[stop], tokenizer=pair.tokenizer, logits_processor=LogitsProcessorList(processors),
+        )  # fmt: skip
+        options = {"stop_strings": stop, "logits_processors": processors, "max_new_tokens": len(tokens)}
+        out = generate(pair.target, ids, drafter, **options)
+        assert (out.tokens, out.finish_reason) == (expected[0, ids.shape[1] :].tolist(), "stop"), stop

@@ -131,6 +131,34 @@ def test_generated_law_with_deeper_sampled_trees(rule, shape, monkeypatch):
     assert distance(found, text_distribution(target, [0], 4, Sampling(1.0))) < 1e-12
 
 
+@pytest.mark.parametrize("turn", [[], [1]], ids=str)
+def test_generated_law_of_a_text_that_goes_on(turn, monkeypatch):
+    """A token, then three more from its state: both parts have the law, whatever was drafted before the cut."""
+    import dynatree_lib.decoding as decoding
+
+    target = ToyModel.random(2, seed=3, sharpness=1.0)
+    drafter = SampledTree(target.mixed(ToyModel.random(2, seed=4), 0.7), shape=(0, 1, 1))
+    options = {"verifier": Traversal(), "sampling": Sampling(1.0)}
+
+    def run(random):
+        monkeypatch.setattr(decoding, "RandomSource", lambda seed, stream: random)
+        first = generate(target, [0], drafter, max_new_tokens=1, **options)
+        out = generate(target, turn, drafter, max_new_tokens=3, state=first.state, **options)
+        depths.add(out.iterations[0].tree.depth)
+        return tuple(first.tokens + out.tokens)
+
+    found, depths = defaultdict(float), set()
+    for text, probability in outcomes(run):
+        found[text] += probability
+    wanted = {
+        first + rest: mass * share
+        for first, mass in text_distribution(target, [0], 1, Sampling(1.0)).items()
+        for rest, share in text_distribution(target, [0, *first, *turn], 3, Sampling(1.0)).items()
+    }
+    assert max(depths) == 2
+    assert distance(found, wanted) < 1e-12
+
+
 def test_the_enumeration_sees_a_bias(monkeypatch):
     """A planted mistake: the bonus token drawn from the draft instead of the target."""
     import dynatree_lib.decoding as decoding
