@@ -14,11 +14,13 @@ pytest.importorskip("plotly")
 import dynatree_lib as dt
 from dynatree_lib import plots
 from dynatree_lib.decoding import Iteration
-from dynatree_lib.experiments.adaptive.figures import grown_tree, growth_rows
+from dynatree_lib.experiments.adaptive.figures import decision_styles, grown_tree, growth_rows
 from dynatree_lib.measure.statistics import share
 from dynatree_lib.models.texts import label, pieces
 from dynatree_lib.plots import theme
 from dynatree_lib.plots.charts import error_bars
+from dynatree_lib.plots.forward import CELL_COLORS, FORWARD
+from dynatree_lib.plots.trees import LEAKING, ROLES, SIGHT
 from dynatree_lib.verifiers.base import Verdict
 
 
@@ -396,6 +398,20 @@ def test_what_a_dark_page_would_swallow_is_repainted():
         assert all(contrast(dark, ground) > 4.5 for light, dark in theme.DARK.items() if light != theme.GRID)
         lost = {name for name, color in theme.METHOD_COLORS.items() if contrast(color, ground) < 2.2}
         assert lost <= {name for name, color in theme.METHOD_COLORS.items() if color in theme.DARK}
+
+
+def test_text_on_filled_boxes_and_marks_on_masks_are_not_repainted_on_dark_pages(iteration):
+    drafter = dt.AdaptiveTree(dt.ToyModel.random(12, seed=1))
+    decisions = decision_styles(drafter, {"tau_high": 0.8, "rho_deep": 0.5})
+    for _, (fill, _, text) in [*ROLES.values(), *SIGHT.values(), *FORWARD.values(), *decisions.values()]:
+        assert text not in theme.DARK
+        assert contrast(text, fill) > 4.5
+    shapes = plots.tree_mask(iteration.tree, 3, row=1).layout.shapes
+    assert len(shapes) == 2
+    for color in {shape.line.color for shape in shapes}:
+        assert color not in theme.DARK
+        assert min(contrast(color, ground) for ground in ("#ffffff", "#1f242c", LEAKING["not seen"])) > 2.5
+    assert not {*CELL_COLORS, *LEAKING.values()} & set(theme.DARK)
 
 
 def test_a_tree_is_drawn_in_colours_that_dark_pages_repaint(iteration):

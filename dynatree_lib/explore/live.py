@@ -209,7 +209,6 @@ class Live(Explorer):
         self.walk = Walk(out, self.pair.tokenizer, prompt=self.prompt.value + gap, prefix=prefix)
         self.below.children = (self.walk,)
 
-
     def _parted(self, ids: list[int], plain: list[int], tokens: list[int]) -> str:
         """Return where a greedy text leaves plain decoding's, and how close the target's two best logits are there."""
         same = (ours == theirs for ours, theirs in zip(plain, tokens, strict=False))

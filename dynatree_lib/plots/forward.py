@@ -22,7 +22,7 @@ from .trees import ROLES, Style, draw_mask, draw_trees, tree_boxes, verified
 PURPLE = ("#efeaf7", "#ddd3ee", "#c8b9e4", "#b39fd9", "#9c84cd")
 DRAFT = (PURPLE[1], "#332288", "#1d1350")
 RANDOM = ("#d6d6d6", "#7f7f7f", "#333333")
-ADDED = ("#ffffff", "#332288", "#332288")
+ADDED = ("#ffffff", "#332288", "#32217f")
 FORWARD: Mapping[str, Style] = {
     "node 0": ("last committed token", theme.NODE0),
     **{role: ROLES[role] for role in ("accepted", "bonus", "last")},
@@ -94,7 +94,7 @@ def joining(side_tree: TokenTree, predicted: Sequence[int], children: int | None
 
 # ------------------------------------------------------------------------------------------------------------ the mask
 GROUPS = ("last token", "draft tree", "candidate tree")
-GROUP_COLORS = ("#4d4d4d", "#6a51a3", "#0072b2")
+GROUP_COLORS = ("#5c5c5c", "#6a51a3", "#0072b2")
 CELLS = ("not seen", "not seen: the other tree", "prefix", *GROUPS)
 CELL_COLORS = ("#f6f6f6", "#f3cdb8", "#c4d9ea", *GROUP_COLORS)
 

@@ -70,7 +70,10 @@ DARK = {
     "#882255": "#e07aa8",
     "#117733": "#4fb774",
 }
-"""Colours that a dark page would swallow -> what is drawn there in their place."""
+"""Colours that a dark page would swallow -> what is drawn there in their place.
+
+Text on a filled box and marks on the cells of a mask take none of them, because the fill stays light.
+"""
 
 REFERENCE = {"color": INK, "dash": "dash", "width": 1.3}
 """Line at a value that a figure compares with."""

@@ -25,6 +25,7 @@ LONGEST_LABEL = 11  # characters
 NARROW = 100  # px between two levels where there are columns
 GAP = 0.4  # levels between two columns
 HEADING = 1.2  # rows of height that a heading takes
+MASK_MARK = "#b5179e"  # line over the cells of a mask, which are light on every page, and the gaps, which are not
 SHOWN_PREFIX = 6  # prefix columns drawn of a long prefix
 
 Style = tuple[str, tuple[str, str, str]]
@@ -362,11 +363,11 @@ def tree_mask(
     title = title or f"{name} mask: {len(tree)} rows, {prefix} + {len(tree)} columns"
     drawn = draw_mask(kinds, LEAKING if causal else KINDS, nodes, columns, title).update_xaxes(tickangle=-60)
     if row is not None:
-        frame = {"line": {"color": theme.INK, "width": 3}, "fillcolor": "rgba(0,0,0,0)"}
+        frame = {"line": {"color": MASK_MARK, "width": 3}, "fillcolor": "rgba(0,0,0,0)"}
         drawn.add_shape(type="rect", x0=-0.5, x1=len(columns) - 0.5, y0=row - 0.5, y1=row + 0.5, **frame)
     drawn.update_xaxes(title_text="seen (columns: end of the prefix | nodes)")
     drawn.update_yaxes(title_text="who looks (rows)")
-    return drawn.add_vline(x=shown - 0.5, line={"color": theme.INK, "width": 2})
+    return drawn.add_vline(x=shown - 0.5, line={"color": MASK_MARK, "width": 2})
 
 
 def draw_mask(

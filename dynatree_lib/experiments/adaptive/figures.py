@@ -116,7 +116,7 @@ def decision_styles(drafter: AdaptiveTree, now: Mapping[str, float]) -> dict[str
         "B_max": (f"B_max = {drafter.max_branching}: c(u) < {low}", theme.BONUS),
         "top-1": ("the draft's top-1 token alone", theme.NODE0),
         "rho_stop": (f"leaf: p(u) < ρ_stop = {drafter.rho_stop:g}", theme.BELOW_TAU),
-        "D_0": (shallow, ("#ececec", "#8c8c8c", "#4d4d4d")),
+        "D_0": (shallow, ("#ececec", "#8c8c8c", "#4c4c4c")),
         "D_max": (f"leaf: at D_max = {drafter.max_depth}", ("#e3d7ea", "#882255", "#46112c")),
         "tau": (f"leaf: p(u) < τ = {drafter.tau}", theme.BELOW_TAU),
         "no room": (budget, ("#f7d9d9", "#c44e4e", "#5c1f1f")),
