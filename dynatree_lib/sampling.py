@@ -159,8 +159,8 @@ def most_probable(
     shares = [version.log_softmax(-1).gather(-1, indices) for version in versions]
     if logits.device.type == "cpu":
         tokens, logprobs = indices.numpy(), [share.numpy().astype(np.float64) for share in shares]
-    else:  # one transfer
-        ids, *logprobs = torch.stack((indices.double(), *(share.double() for share in shares))).cpu().numpy()
+    else:  # one transfer; float32 holds ids below 2^24 exactly, and a device may have no float64
+        ids, *logprobs = torch.stack((indices.to(shares[0].dtype), *shares)).cpu().numpy().astype(np.float64)
         tokens = ids.astype(np.int64)
     tokens = _ties_by_id(tokens, logprobs[0], breadth, logits)
     return tokens[:, :breadth], logprobs[0][:, :breadth], logprobs[-1][:, :breadth]
@@ -217,6 +217,8 @@ class RandomSource:
 
     def draw_each(self, weights: torch.Tensor) -> list[int]:
         """Draw as `draw` would for each of (m, V) non-negative weights with a positive sum, on any device."""
+        if weights.device.type == "mps":  # which has no float64
+            weights = weights.cpu()
         coins = torch.rand(len(weights), generator=self._generator, dtype=torch.float64).to(weights.device)
         reached = weights.double().cumsum(-1)
         indices = torch.searchsorted(reached, (coins * reached[:, -1])[:, None], right=True)[:, 0]

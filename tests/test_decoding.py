@@ -16,6 +16,7 @@ from dynatree_lib import (
     generate,
     summarize,
 )
+from dynatree_lib.models import huggingface
 
 TARGET = ToyModel.random(6, seed=1)
 DRAFT = TARGET.mixed(ToyModel.random(6, seed=2), 0.3)
@@ -157,6 +158,25 @@ def test_continuing_on_a_real_model_reads_nothing_twice(monkeypatch):
     assert max(read) <= drafter.max_nodes + 4
     whole = [*prompt(40)[0].tolist(), *first.tokens, 5, 6]
     assert second.tokens == autoregressive(target, whole, max_new_tokens=10).tokens
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral-window"])
+def test_a_long_later_turn_is_read_in_parts_whose_masks_are_small(monkeypatch, kind):
+    monkeypatch.setattr(huggingface, "READ_BEHIND_A_CACHE", 120)
+    target = random_model(kind)
+    first = generate(target, prompt(9), NoDraft(), max_new_tokens=9)
+    shapes, mask = [], type(target).mask
+
+    def watched(self, base, tail, *rest):
+        shapes.append(tail.shape)
+        return mask(self, base, tail, *rest)
+
+    monkeypatch.setattr(type(target), "mask", watched)
+    turn = prompt(290, 1)[0].tolist()
+    second = generate(target, turn, NoDraft(), max_new_tokens=8, state=first.state)
+    assert shapes[:3] == [(120, 120), (120, 120), (50, 50)]
+    whole = [*prompt(9)[0].tolist(), *first.tokens, *turn]
+    assert second.tokens == autoregressive(target, whole, max_new_tokens=8).tokens
 
 
 def test_a_state_serves_its_own_models_once():

@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from dynatree_lib.cli.options import COMMANDS
 from dynatree_lib.measure import methods
@@ -771,6 +772,8 @@ def test_the_code_of_the_page_on_extending_runs(monkeypatch, tmp_path):
     spec.loader.exec_module(module)
     assert [method["label"] for method in module.results.summaries()] == ["ar", "confident-chain:least=0.5"]
     assert all(method["identical"] in (None, "1/1") for method in module.results.summaries())
+    p, of_some = torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.25, 0.75])  # a draft of the first tokens alone
+    assert module.SpeculativeSampling().resampled(p, of_some).tolist() == [0.25, 0, 0.25]
 
 
 def test_the_code_of_the_page_on_further_methods_runs():

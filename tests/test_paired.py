@@ -119,7 +119,7 @@ class TestJudge:
 
     @pytest.mark.parametrize("driver", TWO)
     def test_a_drivers_text_is_that_of_plain_decoding(self, driver):
-        """Judging takes no coin of the driver: its iterations are as long as those of generate, of equal seed."""
+        """Judging takes no coin of the driver: iterations are as long as those of generate with the prompt's seed."""
         judged = self.judged(drivers=[driver], seeds=(0, 5), margin=4)
         for (label, drafter), (number, prompt), seed in product(DRAFTERS.items(), enumerate(PROMPTS), (0, 5)):
             own = seed + SEEDS * number

@@ -217,3 +217,29 @@ def test_the_most_probable_tokens_are_the_same_on_a_gpu(dtype, sharpness):
     for ours, other in zip(here, there, strict=True):
         np.testing.assert_allclose(ours, other, rtol=1e-6)
         assert ours.dtype == other.dtype
+
+
+class WithoutFloat64(torch.Tensor):
+    """A tensor that says it lies on Apple's GPU, which has no float64."""
+
+    device = property(lambda self: torch.device("mps"))
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.cpu:
+            return args[0].as_subclass(torch.Tensor)
+        found = super().__torch_function__(function, types, args, kwargs)
+        assert not (isinstance(found, cls) and found.dtype == torch.float64)
+        return found
+
+
+def test_a_device_without_float64_chooses_and_draws_the_same_tokens():
+    logits = torch.randn(5, 500, generator=torch.Generator().manual_seed(0))
+    there = logits.as_subclass(WithoutFloat64)
+    with pytest.raises(AssertionError):
+        there.double()
+    for ours, other in zip(most_probable(logits, 8), most_probable(there, 8), strict=True):
+        np.testing.assert_array_equal(ours, other)
+    weights = logits.softmax(-1)
+    drawn = [RandomSource(3).draw_each(one) for one in (weights, weights.as_subclass(WithoutFloat64))]
+    assert drawn[0] == drawn[1]

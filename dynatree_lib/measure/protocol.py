@@ -455,7 +455,7 @@ def divergence(
     index = next((place for place, (one, other) in enumerate(pairs) if one != other), shorter)
     ids = torch.tensor([[*prompt_ids, *expected.tokens[:index]]], device=target.device)
     logits = target.model(ids, use_cache=False, logits_to_keep=1).logits[0, -1, : target.vocab_size]
-    best, second = logits.double().topk(2).values.tolist()
+    best, second = logits.cpu().double().topk(2).values.tolist()
     at = [run.tokens[index] if index < len(run.tokens) else None for run in (expected, run)]
     behind = [torch.inf if token is None else best - float(logits[token]) for token in at]
     step = torch.finfo(target.dtype).eps * 2.0 ** (math.frexp(best)[1] - 1)

@@ -27,6 +27,8 @@ SIGHT = {"sliding_attention": sliding_window, "chunked_attention": chunk}
 """Type of layers -> which of the tokens that a node may see it does see."""
 LONGEST_JOINT_PREFILL = 256
 """Queued tokens up to this many are read in one forward with the tree; more are read before it."""
+READ_BEHIND_A_CACHE = 512
+"""Tokens that a forward reads behind a cache: all of a long text at once would need its length times itself of mask."""
 
 
 class HFModel(LanguageModel):
@@ -334,13 +336,15 @@ class HFSession(Session):
         return None
 
     def _prefill(self, queue: np.ndarray) -> None:
-        if not len(queue):
-            return
-        positions = np.arange(self.position - len(queue), self.position)
-        base, mask = self._cache.size, None  # from the start, sdpa can use its fast causal kernel
-        if base and len(queue) > 1:
-            mask = self.model.mask(base, np.tri(len(queue), dtype=bool), positions, positions)
-        self.model.forward(queue, positions, mask, self._cache, keep=1)
+        # From the start, sdpa can use its fast causal kernel; behind a cache, a mask has a row for every token.
+        size = READ_BEHIND_A_CACHE if self._cache.size else max(1, len(queue))
+        for start in range(0, len(queue), size):
+            part = queue[start : start + size]
+            positions = self.position - len(queue) + start + np.arange(len(part))
+            base, mask = self._cache.size, None
+            if base and len(part) > 1:
+                mask = self.model.mask(base, np.tri(len(part), dtype=bool), positions, positions)
+            self.model.forward(part, positions, mask, self._cache, keep=1)
 
     def _positions(self, forest: np.ndarray, first: int) -> np.ndarray:
         return depth_positions(forest, first)
