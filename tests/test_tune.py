@@ -97,7 +97,7 @@ def test_plain_decoding_is_tried_where_it_is_not_named():
 
 
 def test_the_same_prompt_again_is_another_text_with_a_seed_of_its_own(monkeypatch):
-    """In every part of the selection, the rates and the check."""
+    """In the rates and in every stage of the selection."""
     seeds = {}
 
     def watched(where, function):
@@ -111,7 +111,8 @@ def test_the_same_prompt_again_is_another_text_with_a_seed_of_its_own(monkeypatc
     of = Variant.runner
     monkeypatch.setattr(Variant, "runner", lambda self, pair: watched(self.label, of(self, pair)))
     texts = [BenchPrompt.from_ids(str(number), [1, 2]) for number in range(5)]
-    tune(TOYS, texts, costs=FREE_ROWS, methods=["ar"], max_new_tokens=4, check=False, sampling=Sampling(1.0), seed=7)
+    given = {"costs": FREE_ROWS, "methods": ["ar"], "max_new_tokens": 4, "check": False, "seed": 7}
+    assert tune(TOYS, texts, sampling=Sampling(1.0), **given).setup["seeds_per_prompt"] == SEEDS
     expected = [7 + SEEDS * number for number in range(5)]
     assert seeds == {"rates": expected, "ar": expected}
 

@@ -291,6 +291,7 @@ def tune(
         "max_new_tokens": max_new_tokens,
         "sampling": asdict(sampling),
         "seed": seed,
+        "seeds_per_prompt": SEEDS,
         "candidates": len(tried),
         "max_rows": max_rows,
         "dtype": str(getattr(pair.target, "dtype", "")).removeprefix("torch."),

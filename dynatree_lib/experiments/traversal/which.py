@@ -21,6 +21,7 @@ from ...drafters import Drafter
 from ...measure.exact import next_token
 from ...measure.judge import Row, judged_frame
 from ...measure.prompts import prepare_prompts
+from ...measure.protocol import SEEDS
 from ...measure.ranks import RankAcceptance
 from ...measure.statistics import Estimate, bootstrap, estimate, quotient, sum_ratio, sums
 from ...models.pairs import Pair
@@ -128,10 +129,10 @@ def iterations_of(
     seed: int = 0,
     verifier: Verifier | None = None,
 ) -> Iterator[tuple[str, list[Iteration]]]:
-    """Decode a text of each prompt; yield the prompt's id and the text's iterations."""
-    for prompt in prepare_prompts(pair, prompts, max_new_tokens):
+    """Decode a text of each prompt, with the seeds of `judge`; yield the prompt's id and the text's iterations."""
+    for number, prompt in enumerate(prepare_prompts(pair, prompts, max_new_tokens)):
         text = generate(
-            pair.target, prompt.ids, drafter, verifier=verifier, sampling=sampling, seed=seed,
+            pair.target, prompt.ids, drafter, verifier=verifier, sampling=sampling, seed=seed + SEEDS * number,
             max_new_tokens=max_new_tokens, eos_token_ids=(), keep_state=False,
         )  # fmt: skip
         yield prompt.id, text.iterations
@@ -181,10 +182,9 @@ def one_node_rows(
     drawn token is accepted with probability sum min(p, q), whatever the rule. Both at the same places.
     """
     rows: list[Row] = []
-    for seed, prompt in product(seeds, prepare_prompts(pair, prompts, max_new_tokens)):
-        out = autoregressive(
-            pair.target, prompt.ids, sampling=sampling, seed=seed, max_new_tokens=max_new_tokens, eos_token_ids=()
-        )
+    for seed, (number, prompt) in product(seeds, enumerate(prepare_prompts(pair, prompts, max_new_tokens))):
+        options = {"max_new_tokens": max_new_tokens, "eos_token_ids": ()}
+        out = autoregressive(pair.target, prompt.ids, sampling=sampling, seed=seed + SEEDS * number, **options)
         read, sides = [prompt.ids[-1], *out.tokens[:-1]], []
         for session in (pair.target.session(), pair.draft.session()):
             session.start(prompt.ids[:-1])
