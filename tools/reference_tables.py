@@ -23,15 +23,6 @@ RUNS = ("bench", "sampled", "ptd", "ptd-sampled")
 DIGITS = 10
 
 
-def tables() -> Iterator[tuple[str, Any]]:
-    """(name, rows) of every table."""
-    yield from run_tables()
-    yield from length_tables()
-    yield from ptd_tables()
-    yield from judged_tables()
-    yield from other_tables()
-
-
 def run_tables() -> Iterator[tuple[str, Any]]:
     """Summaries, ratios, drafting metrics, memory, predictions and printed tables of the four recorded runs."""
     from dynatree_lib.cli.bench import report
@@ -172,12 +163,19 @@ def plain(value: Any) -> Any:
     return float(f"{float(value):.{DIGITS}g}") if math.isfinite(value) else str(float(value))
 
 
+GROUPS = {group.__name__: group for group in (run_tables, length_tables, ptd_tables, judged_tables, other_tables)}
+
+
 def main() -> None:
-    """Write the file."""
+    """Write the file: the tables of each group, a table a line."""
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else FILE
-    lines = [f"{json.dumps(name)}: {json.dumps(plain(rows), ensure_ascii=False)}" for name, rows in tables()]
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    sys.stdout.write(f"{len(lines)} tables in {path}\n")
+    groups, count = [], 0
+    for name, tables in GROUPS.items():
+        lines = [f"{json.dumps(title)}: {json.dumps(plain(rows), ensure_ascii=False)}" for title, rows in tables()]
+        groups.append(f"{json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n}")
+        count += len(lines)
+    path.write_text("{\n" + ",\n".join(groups) + "\n}\n", encoding="utf-8")
+    sys.stdout.write(f"{count} tables in {path}\n")
 
 
 if __name__ == "__main__":
