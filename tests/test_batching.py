@@ -24,7 +24,7 @@ from dynatree_lib.measure.prompts import BenchPrompt
 from dynatree_lib.measure.streaming import StreamingModel
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
-from dynatree_lib.verifiers import VERIFIERS, Greedy
+from dynatree_lib.verifiers import VERIFIERS, Greedy, TargetWalk, TokenLevel, Traversal
 
 LENGTHS = (1, 40, 7, 270, 3)  # one of them is read in two parts
 PROMPTS = [prompt(length, seed=length)[0] for length in LENGTHS]
@@ -102,6 +102,44 @@ def test_ends_come_at_different_times(pair):
     expected = check(target, FixedTree(draft), max_new_tokens=30, eos_token_ids=ends, commit="rebuild")
     assert len({len(one.tokens) for one in expected}) > 2
     assert "eos" in {one.finish_reason for one in expected}
+
+
+class Letters:
+    """A tokenizer of one letter per token."""
+
+    def decode(self, tokens):
+        return "".join(chr(0x4E00 + int(token)) for token in tokens)
+
+
+class Penalty:
+    """Every token costs a nat for each time it occurred: depends on the whole text."""
+
+    def __call__(self, ids, logits):
+        return logits - torch.bincount(ids[0], minlength=logits.shape[1]).to(logits.dtype)
+
+
+ENDS = {
+    "stop strings": {"stop_strings": [Letters().decode([token]) for token in range(0, 97, 9)], "tokenizer": Letters()},
+    "criteria": {"stopping_criteria": [lambda ids, scores: int(ids[0].sum()) % 11 == 0]},
+    "processors": {"logits_processors": [Penalty()], "eos_token_ids": range(0, 97, 12)},
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("kind", "rule"), [(FixedTree, TargetWalk), (SampledTree, TokenLevel), (SampledTree, Traversal)]
+)
+def test_what_ends_or_changes_one_text_leaves_the_others_alone(pair, kind, rule, temperature, end):
+    target, draft = pair
+    options = {"verifier": rule(), "sampling": Sampling(temperature), "max_new_tokens": 24, **ENDS[end]}
+    expected = check(target, kind(draft), **options)
+    assert len({len(one.tokens) for one in expected}) > 2
+    reason = {"stop strings": "stop", "criteria": "criteria", "processors": "eos"}[end]
+    assert reason in {one.finish_reason for one in expected}
+    plain = alone(target, kind(draft), verifier=rule(), sampling=Sampling(temperature), max_new_tokens=24)
+    changed = [one.tokens != other.tokens[: len(one.tokens)] for one, other in zip(expected, plain, strict=True)]
+    assert any(changed) == (end == "processors")
 
 
 def test_one_text_meets_the_end_of_the_context():
