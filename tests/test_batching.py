@@ -112,16 +112,16 @@ class Letters:
 
 
 class Penalty:
-    """Every token costs a quarter for each time it occurred: depends on the whole text."""
+    """Every token costs a nat for each time it occurred: depends on the whole text."""
 
     def __call__(self, ids, logits):
-        return logits - torch.bincount(ids[0], minlength=logits.shape[1]).to(logits.dtype) / 4
+        return logits - torch.bincount(ids[0], minlength=logits.shape[1]).to(logits.dtype)
 
 
 ENDS = {
     "stop strings": {"stop_strings": [Letters().decode([token]) for token in range(0, 97, 9)], "tokenizer": Letters()},
     "criteria": {"stopping_criteria": [lambda ids, scores: int(ids[0].sum()) % 11 == 0]},
-    "processors": {"logits_processors": [Penalty()], "eos_token_ids": range(0, 97, 9)},
+    "processors": {"logits_processors": [Penalty()], "eos_token_ids": range(0, 97, 12)},
 }
 
 

@@ -14,6 +14,7 @@ from itertools import dropwhile
 from pathlib import Path
 
 import pytest
+from click import UsageError
 from packaging.requirements import Requirement
 from test_docs import PAGES, ROOT, code_blocks, page, section
 
@@ -106,7 +107,7 @@ def reads_dask(words):
 
 def reads_script(script, words):
     """The shell reads the script."""
-    assert os.access(ROOT / script, os.X_OK)
+    assert os.access(ROOT / script, os.X_OK), script
     subprocess.run(["bash", "-n", script], cwd=ROOT, check=True, timeout=60)
 
 
@@ -131,15 +132,24 @@ def test_a_quoted_command_is_one(line):
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["dynatree fly high", "make moon", "pip install --fast -e '.[all]'", "pip install dynatree-lib",
-     "pip install -e '.[everything]'",
-     "python3 -m tools.none", "dask worker --nthreads x", "dask worker tcp://HOST:1 --speed 3", "curl https://x.org",
-     "tools/none.sh"],
-)  # fmt: skip
-def test_a_command_that_is_none_is_found_out(line):
-    with pytest.raises((SystemExit, Exception)):
+    ("line", "error", "words"),
+    [
+        ("dynatree fly high", SystemExit, "invalid choice: 'fly'"),
+        ("make moon", AssertionError, "moon"),
+        ("pip install --fast -e '.[all]'", SystemExit, "no such option: --fast"),
+        ("pip install dynatree-lib", AssertionError, "no package index has dynatree-lib"),
+        ("pip install -e '.[everything]'", AssertionError, "everything"),
+        ("python3 -m tools.none", AssertionError, "tools.none"),
+        ("dask worker --nthreads x", UsageError, "'x' is not a valid integer"),
+        ("dask worker tcp://HOST:1 --speed 3", UsageError, "No such option '--speed'"),
+        ("curl https://x.org", AssertionError, "nothing reads `curl"),
+        ("tools/none.sh", AssertionError, "tools/none.sh"),
+    ],
+)
+def test_a_command_that_is_none_is_found_out(line, error, words, capsys):
+    with pytest.raises(error) as caught:
         read(line)
+    assert words in str(caught.value) + capsys.readouterr().err
 
 
 LESS = {

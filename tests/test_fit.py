@@ -1,5 +1,7 @@
 """Tests of sampled texts on a pair: the statistics of each token, and biased rules seen where sound ones pass."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -124,6 +126,10 @@ def test_the_command_tests_a_pair(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "sampled-tree:branching=2/1" in text
     assert "(control)" in text
-    assert '"place_p"' in out.read_text()
+    rows = {row["method"]: row for row in json.loads(out.read_text())["rows"]}
+    tested = rows["sampled-tree:branching=2/1"]
+    assert (tested["control"], tested["impossible"]) == (False, 0)
+    assert min(tested["surprise_p"], tested["place_p"]) > 1e-6
+    assert any(row["control"] for row in rows.values())
     assert code == ("does not follow" in text or "not seen biased" in text or "do not follow" in text)
     assert load_pair("tiny").name in text

@@ -9,6 +9,7 @@ import torch
 from examples import EVERY, examples, needs_draft
 
 import dynatree_lib as dt
+from dynatree_lib.drafters import ModelDrafter
 
 TARGET = dt.ToyModel.random(5, seed=1)
 DRAFT = dt.ToyModel.random(5, seed=2)
@@ -25,6 +26,7 @@ def test_a_text_fills_the_context_to_its_last_position(kind, context):
     target, draft = in_context(TARGET, context), in_context(DRAFT, context)
     plain = dt.autoregressive(target, [1, 2, 3], max_new_tokens=99)
     assert (len(plain.tokens), plain.finish_reason) == (context - 3, "context")
+    ran = 0
     for drafter in examples(kind, draft):
         try:
             out = dt.generate(target, [1, 2, 3], drafter, max_new_tokens=99)
@@ -32,25 +34,28 @@ def test_a_text_fills_the_context_to_its_last_position(kind, context):
             refused = str(error)
         else:
             assert (out.tokens, out.finish_reason) == (plain.tokens, "context")
+            ran += 1
             continue
         assert f"positions ahead and the context of 'toy' is {context}; make it smaller." in refused
+    assert ran or context < 14
 
 
 @pytest.mark.parametrize("kind", [kind for kind in EVERY if needs_draft(kind)], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("context", [2, 5, 8])
-def test_a_draft_with_a_shorter_context_drafts_less_or_is_refused(kind, context):
+def test_a_draft_with_a_shorter_context_drafts_less(kind, context):
     target, draft = in_context(TARGET, 20), in_context(DRAFT, context)
     plain = dt.autoregressive(target, [1, 2, 3], max_new_tokens=17)
+    drafted = 0
     for drafter in examples(kind, draft):
-        try:
-            out = dt.generate(target, [1, 2, 3], drafter, max_new_tokens=17)
-        except ValueError as error:
-            refused = str(error)
-        else:
-            assert out.tokens == plain.tokens
-            continue
-        assert "context" in refused
-        assert str(context) in refused
+        out = dt.generate(target, [1, 2, 3], drafter, max_new_tokens=17)
+        assert out.tokens == plain.tokens
+        drafted += sum(len(one.tree) - 1 for one in out.iterations)
+        length = 3
+        for one in out.iterations:
+            room = max(0, context - length)
+            assert one.tree.depth <= room or not issubclass(kind, ModelDrafter), drafter  # others copy without a model
+            length += one.committed
+    assert drafted or context < 5
 
 
 @kinds

@@ -273,6 +273,42 @@ def test_records_of_an_unfinished_attempt_stay_for_the_same_job_only(run):
     assert run("--resume", "-p", "seed=3")[0] == 0
 
 
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing that the runner does about errors may see to it."""
+
+
+@pytest.mark.parametrize(("options", "kept"), [([], True), (["-p", "seed=3"], False)], ids=["same", "other"])
+def test_a_killed_run_goes_on_from_its_records_for_the_same_job_only(run, monkeypatch, options, kept):
+    from dynatree_lib.suite import run as running
+
+    source = write_notebook(run.notebooks, "10_x")
+    speed, found = run.out / "records/10_x/speed.jsonl", []
+
+    def killed(job, target, root, progress):
+        target.write_text("half a notebook")
+        speed.parent.mkdir(parents=True)
+        speed.write_text("{}\n")
+        raise Killed
+
+    def finishing(job, target, root, progress):
+        found.append((speed.exists(), target.exists()))
+        target.write_text(source.read_text())
+
+    monkeypatch.setattr(receipts, "ORPHANED", 0)
+    monkeypatch.setattr(running, "run_papermill", killed)
+    with pytest.raises(Killed):
+        run()
+    failure = json.loads((run.out / "10_x.failure.json").read_text())
+    assert failure["problem"] == "its runner was killed, or it runs now"
+    assert (run.out / "10_x.partial.ipynb").exists()
+    monkeypatch.setattr(running, "run_papermill", finishing)
+    code, text = run("--resume", *options)
+    assert code == 0, text
+    assert found == [(kept, False)]
+    assert list(receipt(run, "10_x")["written"]) == (["records/10_x/speed.jsonl"] if kept else [])
+    assert not list(run.out.glob("*.partial*")) + list(run.out.glob("*.failure*"))
+
+
 def test_bad_requests_run_nothing(run):
     records_notebook(run.notebooks, "10_x")
     for options, words in [
