@@ -156,7 +156,8 @@ def load_pair(
     }  # fmt: skip
     of_draft = None if draft_dtype is None else _dtype(draft_dtype, name, device)
     if name in PACKAGED:
-        return load_pruned_pair(name, _packaged(name), data_path(name), options, of_draft)
+        own = None if of_draft == "auto" else of_draft  # its draft has no dtype of its own
+        return load_pruned_pair(name, _packaged(name), data_path(name), options, own)
     if name is not None:
         target, draft = _sources(name)
     if not target or not draft:
