@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import pytest
+from models import noisy_copy, prompt, random_model
 
 from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, TokenTree, ToyModel, generate
 from dynatree_lib.costs import CostCurve
@@ -38,7 +39,6 @@ from dynatree_lib.measure.runner import Completed
 from dynatree_lib.models.base import LanguageModel
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.verifiers.base import Verdict
-from tests.models import noisy_copy, prompt, random_model
 
 TOY = ToyModel.random(40, seed=1, sharpness=1.5)
 TOYS = Pair("toys", TOY, TOY.mixed(ToyModel.random(40, seed=2, sharpness=1.5), 0.3), None)
