@@ -46,6 +46,12 @@ TEXTS = [BenchPrompt.from_ids(name, [1 + i, 3, 2, 5]) for i, name in enumerate("
 BY_HAND = MeasuredCosts(0.5, (1.0, 2.0, 3.0), (0.5, 0.6), overhead=0.1, reading=(0.2, 0.05), factors={"chain": 1.5})
 
 
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """Factors of chains alone: measuring every drafter's takes longer than all else, and one test does."""
+    monkeypatch.setattr(cost_model, "DRAFTERS", (NoDraft, Chain))
+
+
 # -------------------------------------------------------------------------------------------------- measuring costs
 class Clocked(LanguageModel):
     """A model whose forwards move a clock on: by the nodes they score, and a cost for each queued token."""
@@ -74,7 +80,8 @@ def clocked_costs(verify, draft, queued=(0.0, 0.0), pair=TOYS, **options):
     return measure_costs(clocked, TEXTS, clock=lambda: time[0], **{"iterations": 16, **options})
 
 
-def test_the_measured_costs_are_those_of_the_clock():
+def test_the_measured_costs_are_those_of_the_clock(monkeypatch):
+    monkeypatch.setattr(cost_model, "DRAFTERS", DRAFTERS)
     costs = clocked_costs(lambda nodes: 3.0 + nodes, lambda nodes: 0.4 + 0.1 * nodes)
     assert costs.step_seconds == pytest.approx(4.0)
     assert costs.verify_points == pytest.approx([(3 + 2**k) / 4 for k in range(7)])
