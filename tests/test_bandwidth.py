@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from models import VOCABULARY, random_model
 
 from dynatree_lib.measure import bandwidth
 from dynatree_lib.measure.bandwidth import (
@@ -15,7 +16,6 @@ from dynatree_lib.measure.bandwidth import (
     median_seconds,
 )
 from dynatree_lib.measure.environment import cache_bytes_per_row, weight_bytes
-from tests.models import VOCABULARY, random_model
 
 CPU = torch.device("cpu")
 

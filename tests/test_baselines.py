@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from models import hf_greedy, noisy_copy, prompt, random_model, raw_model
 from transformers import GenerationConfig
 
 from dynatree_lib.measure.methods import METHODS, variant
@@ -11,7 +12,6 @@ from dynatree_lib.measure.streaming import StreamingModel
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import Sampling
-from tests.models import hf_greedy, noisy_copy, prompt, random_model, raw_model
 
 INSIDE = [name for name, method in METHODS.items() if not method.outside]
 
@@ -76,10 +76,11 @@ def test_no_eos_given_means_none_even_if_the_model_has_one(name):
 
 
 @pytest.mark.parametrize("name", ["hf-generate", "hf-assisted", "hf-prompt-lookup"])
-def test_hugging_face_methods_leave_the_models_as_they_were(pair, name):
+def test_hugging_face_methods_leave_the_models_as_they_were(pair, name, monkeypatch):
     models = (pair.target.model, pair.draft.model)
     for model in models:
-        model.generation_config = GenerationConfig(do_sample=True, temperature=0.3, num_assistant_tokens=7)
+        config = GenerationConfig(do_sample=True, temperature=0.3, num_assistant_tokens=7)
+        monkeypatch.setattr(model, "generation_config", config)
     own = [model.generation_config for model in models]
     before = [config.to_dict() for config in own]
     random = torch.random.get_rng_state()

@@ -6,6 +6,7 @@ import json
 
 import pandas as pd
 import pytest
+from models import VOCABULARY, noisy_copy, random_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -17,7 +18,6 @@ from dynatree_lib.measure.methods import METHODS as TABLE
 from dynatree_lib.measure.protocol import Results
 from dynatree_lib.measure.records import Header, Records, Run
 from dynatree_lib.paths import sole_writer
-from tests.models import VOCABULARY, noisy_copy, random_model
 from tools.fill_tables import quote
 
 

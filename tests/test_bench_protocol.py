@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from models import hf_greedy, noisy_copy, prompt, random_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -29,7 +30,6 @@ from dynatree_lib.models.base import Session
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import Sampling
 from dynatree_lib.workloads import Prompt
-from tests.models import hf_greedy, noisy_copy, prompt, random_model
 
 PROMPTS = [BenchPrompt.from_ids(name, prompt(5, seed)[0].tolist()) for seed, name in enumerate("abc")]
 TOYS = Pair("toys", ToyModel.random(5), ToyModel.random(5), None)

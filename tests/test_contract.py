@@ -9,10 +9,20 @@ import numpy as np
 import pytest
 import reference
 import torch
-from examples import EVERY, examples
+from examples import EVERY, examples, needs_draft
 from models import CONFIGS, feature_draft, hf_greedy, noisy_copy, prompt, random_model, raw_model
 
-from dynatree_lib import FixedTree, Sampling, TokenTree, generate
+from dynatree_lib import (
+    Chain,
+    FixedTree,
+    LookupTree,
+    ProgressiveTree,
+    SampledTree,
+    Sampling,
+    TokenTree,
+    UnionTree,
+    generate,
+)
 from dynatree_lib.drafters import ModelDrafter
 from dynatree_lib.models.huggingface import HFModel
 
@@ -36,26 +46,35 @@ def trial(name):
     return target, draft, [(prompt(n), hf_greedy(target, prompt(n), budget)) for n, budget in cases]
 
 
-@pytest.mark.parametrize("name", [*MAIN, "features"])
-@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
+def served():
+    """(kind, architecture): every drafter on the first, those with a draft on features too, six on the others."""
+    varied = (Chain, FixedTree, SampledTree, ProgressiveTree, LookupTree, UnionTree)  # drafters see tokens alone
+    pairs = []
+    for kind in EVERY:
+        names = (MAIN[0], *(["features"] if needs_draft(kind) else []), *(MAIN[1:] if kind in varied else ()))
+        pairs += [pytest.param(kind, name, id=f"{kind.name}-{name}") for name in names]
+    return pairs
+
+
+@pytest.mark.parametrize(("kind", "name"), served())
 def test_greedy_text_is_transformers(kind, name):
-    """The first options on every case, further ones on two; on other architectures two sets: drafters see tokens."""
+    """The first options on every case, further ones on two; elsewhere than on the first architecture on one."""
     target, draft, cases = trial(name)
+    fewer = 2 if name == MAIN[0] else 1
     for number, drafter in enumerate(examples(kind, draft)[: None if name in (MAIN[0], "features") else 2]):
-        for ids, expected in cases if number == 0 else cases[:2]:
+        for ids, expected in cases if number == 0 else cases[:fewer]:
             out = generate(target, ids, drafter, max_new_tokens=len(expected))
             assert out.tokens == expected, (drafter, ids.shape)
             assert out.finish_reason == "length"
 
 
 @pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("architecture", MAIN[:2])
-def test_a_rebuilt_cache_gives_the_same_text(architecture, kind):
+def test_a_rebuilt_cache_gives_the_same_text(kind):
     """`commit="rebuild"` runs the accepted path once more: the obvious twin of gathering its KV entries."""
-    target = random_model(architecture)
-    ids, expected = prompt(40), hf_greedy(target, prompt(40), 40)
-    for drafter in examples(kind, noisy_copy(target)):
-        assert generate(target, ids, drafter, max_new_tokens=40, commit="rebuild").tokens == expected, drafter
+    for name in MAIN[:2] if kind in (FixedTree, SampledTree, ProgressiveTree) else MAIN[:1]:
+        target, draft, ((ids, expected), *_) = trial(name)
+        drafter = examples(kind, draft)[0]
+        assert generate(target, ids, drafter, max_new_tokens=40, commit="rebuild").tokens == expected[:40]
 
 
 @pytest.mark.parametrize("name", [*MAIN, "features"])

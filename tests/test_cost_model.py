@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from models import noisy_copy, prompt, random_model
 
 from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, TokenTree, ToyModel, generate
 from dynatree_lib.costs import CostCurve
@@ -41,12 +42,17 @@ from dynatree_lib.models.base import LanguageModel
 from dynatree_lib.models.engines import Eager
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.verifiers.base import Verdict
-from tests.models import noisy_copy, prompt, random_model
 
 TOY = ToyModel.random(40, seed=1, sharpness=1.5)
 TOYS = Pair("toys", TOY, TOY.mixed(ToyModel.random(40, seed=2, sharpness=1.5), 0.3), None)
 TEXTS = [BenchPrompt.from_ids(name, [1 + i, 3, 2, 5]) for i, name in enumerate("ab")]
 BY_HAND = MeasuredCosts(0.5, (1.0, 2.0, 3.0), (0.5, 0.6), overhead=0.1, reading=(0.2, 0.05), factors={"chain": 1.5})
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """Factors of chains alone: measuring every drafter's takes longer than all else, and one test does."""
+    monkeypatch.setattr(cost_model, "DRAFTERS", (NoDraft, Chain))
 
 
 # -------------------------------------------------------------------------------------------------- measuring costs
@@ -77,7 +83,8 @@ def clocked_costs(verify, draft, queued=(0.0, 0.0), pair=TOYS, **options):
     return measure_costs(clocked, TEXTS, clock=lambda: time[0], **{"iterations": 16, **options})
 
 
-def test_the_measured_costs_are_those_of_the_clock():
+def test_the_measured_costs_are_those_of_the_clock(monkeypatch):
+    monkeypatch.setattr(cost_model, "DRAFTERS", DRAFTERS)
     costs = clocked_costs(lambda nodes: 3.0 + nodes, lambda nodes: 0.4 + 0.1 * nodes)
     assert costs.step_seconds == pytest.approx(4.0)
     assert costs.verify_points == pytest.approx([(3 + 2**k) / 4 for k in range(7)])

@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from models import feature_draft, noisy_copy, random_model
 
 from dynatree_lib import ToyModel
 from dynatree_lib.cli.growth import main
@@ -20,7 +21,6 @@ from dynatree_lib.experiments.speed.cost_growth import (
 )
 from dynatree_lib.models.huggingface import HFModel, HFSession
 from dynatree_lib.models.pairs import Pair
-from tests.models import feature_draft, noisy_copy, random_model
 
 TARGET = random_model("gpt_neox")
 PAIR = Pair("random", TARGET, noisy_copy(TARGET), None)

@@ -1,6 +1,11 @@
 """The engine `quantised`: weights of 4 or 8 bits are found again to the bit, and read as those bits."""
 
 import copy
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,15 +84,10 @@ def test_one_weight_beside_its_value_is_noticed():
     assert Codes.of(torch.randn(8, 32), 8) is None
 
 
-def multiplied(way: str, bits: int, weight: torch.Tensor, rows: torch.Tensor) -> np.ndarray:
-    """One block's product by this intrinsic: (n, WIDTH)."""
-    product, kind, prepared = PRODUCTS[way, bits], np.empty(0, KINDS[bits]), way != "registers"
-    packed = Codes.of(weight, bits).packed()
-    block, out = aligned(len(packed) + 4096, torch.uint8), aligned(kernels.DEEP * kernels.WIDTH, torch.float32)
-    block[: len(packed)] = packed
-    inputs, space = aligned(rows.numel(), torch.float32), aligned(1 << 20, torch.uint8)
-    inputs[:] = rows.reshape(-1)
-    shapes = kernels.tile_shapes()
+@cache
+def runner(way: str, bits: int):
+    """One block's product by this intrinsic, compiled once."""
+    product, prepared = PRODUCTS[way, bits], way != "registers"
 
     @njit
     def run(block, space, inputs, size, count, out, shapes, kind):
@@ -98,8 +98,19 @@ def multiplied(way: str, bits: int, weight: torch.Tensor, rows: torch.Tensor) ->
         if prepared:
             kernels.end(kind)
 
+    return run
+
+
+def multiplied(way: str, bits: int, weight: torch.Tensor, rows: torch.Tensor) -> np.ndarray:
+    """One block's product by this intrinsic: (n, WIDTH)."""
+    packed = Codes.of(weight, bits).packed()
+    block, out = aligned(len(packed) + 4096, torch.uint8), aligned(kernels.DEEP * kernels.WIDTH, torch.float32)
+    block[: len(packed)] = packed
+    inputs, space = aligned(rows.numel(), torch.float32), aligned(1 << 20, torch.uint8)
+    inputs[:] = rows.reshape(-1)
+    shapes, kind = kernels.tile_shapes(), np.empty(0, KINDS[bits])
     places = (each.data_ptr() for each in (block, space, inputs))
-    run(*places, rows.shape[1], len(rows), out.data_ptr(), shapes.ctypes.data, kind)
+    runner(way, bits)(*places, rows.shape[1], len(rows), out.data_ptr(), shapes.ctypes.data, kind)
     return out.view(-1, kernels.WIDTH)[: len(rows)].numpy()
 
 
@@ -218,7 +229,7 @@ def test_a_long_text_is_read_in_parts(dtype, name, tolerance, monkeypatch):
     assert session._cache.size == 0
 
 
-@pytest.mark.skipif(not kernels.DIGITS, reason="this CPU multiplies no bytes, or tiles as well")
+@pytest.mark.skipif(not kernels.BYTES, reason="this CPU multiplies no bytes")
 def test_digits_are_numbers_of_24_bits():
     random = np.random.default_rng(0)
     values = aligned(4 * kernels.GROUP, torch.float32)
@@ -246,3 +257,27 @@ def test_digits_are_numbers_of_24_bits():
         assert (np.abs(numbers[index] * steps[index] - groups[index]) <= largest * 2.0**-23).all()
         assert sums[index] == pytest.approx(numbers[index].sum() * steps[index], rel=1e-6)
     assert np.isnan([steps[3], sums[3]]).all()
+
+
+WITHOUT_TILES = """
+import sys
+import llvmlite.binding as llvm
+features = llvm.get_host_cpu_features()
+features["amx-bf16"] = False
+llvm.get_host_cpu_features = lambda: features
+import pytest
+from dynatree_lib.fast import kernels
+assert kernels.DIGITS
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(kernels.DIGITS or not kernels.BYTES, reason="the other tests are of digits, or this CPU has none")
+def test_digits_are_right_where_this_processor_would_take_tiles(tmp_path):
+    there = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", WITHOUT_TILES, __file__, "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(command, cwd=root, env=there, capture_output=True, text=True, timeout=590, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "skipped" not in done.stdout

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from models import random_model
 from transformers import GPT2Config, LlamaConfig
 
 from dynatree_lib.experiments.speed import forward_grid, published
@@ -39,7 +40,6 @@ from dynatree_lib.measure.roofline import (
     tree_levels,
     tree_tokens,
 )
-from tests.models import random_model
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "outputs" / "reference"

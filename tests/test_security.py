@@ -193,27 +193,29 @@ def test_nothing_is_unpickled_and_no_code_is_fetched():
 
 
 # ----------------------------------------------------------------------------------------------------- the command line
-@pytest.mark.parametrize(
-    "value",
-    [
-        "__import__('pathlib').Path('TOUCHED').touch()",
-        "'''+__import__('pathlib').Path('TOUCHED').touch()+'''",
-        '"\nimport pathlib; pathlib.Path("TOUCHED").touch()\n"',
-        "\\'); __import__('pathlib').Path('TOUCHED').touch() #",
-        "x' + str(__import__('pathlib').Path('TOUCHED').touch()) + '",
-    ],
+INJECTED = (
+    "__import__('pathlib').Path('TOUCHED').touch()",
+    "'''+__import__('pathlib').Path('TOUCHED').touch()+'''",
+    '"\nimport pathlib; pathlib.Path("TOUCHED").touch()\n"',
+    "\\'); __import__('pathlib').Path('TOUCHED').touch() #",
+    "x' + str(__import__('pathlib').Path('TOUCHED').touch()) + '",
 )
-def test_a_parameter_from_the_command_line_is_a_value_and_never_code(tmp_path, capsys, value):
-    value = value.replace("TOUCHED", str(tmp_path / "touched"))
-    try:
-        wanted = ast.literal_eval(value)  # a literal stands for its value
-    except (ValueError, SyntaxError):
-        wanted = value
-    write_notebook(
-        tmp_path / "notebooks", "10_x", f"assert text == {wanted!r}, text", parameters="profile = 'smoke'\ntext = ''"
-    )
+
+
+def test_a_parameter_from_the_command_line_is_a_value_and_never_code(tmp_path, capsys):
+    given, checks = [], []
+    for number, value in enumerate(INJECTED):
+        value = value.replace("TOUCHED", str(tmp_path / "touched"))
+        try:
+            wanted = ast.literal_eval(value)  # a literal stands for its value
+        except (ValueError, SyntaxError):
+            wanted = value
+        given += ["-p", f"text_{number}={value}"]
+        checks.append(f"assert text_{number} == {wanted!r}, text_{number}")
+    parameters = "\n".join(["profile = 'smoke'", *(f"text_{number} = ''" for number in range(len(INJECTED)))])
+    write_notebook(tmp_path / "notebooks", "10_x", *checks, parameters=parameters)
     arguments = ["run", "--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
-    assert main([*arguments, "-p", f"text={value}"]) == 0, capsys.readouterr()
+    assert main([*arguments, *given]) == 0, capsys.readouterr()
     assert not (tmp_path / "touched").exists()
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from models import noisy_copy, prompt, random_model
 
 import dynatree_lib as dt
 from dynatree_lib import Chain, CostAwareTree, FixedTree, NoDraft, Sampling, ToyModel, generate, load_pair
@@ -24,7 +25,6 @@ from dynatree_lib.measure.ranks import RankAcceptance
 from dynatree_lib.measure.tune import Prediction, Tuned, brief, candidates, choose, load_tuned, tune
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.workloads import load_workload
-from tests.models import noisy_copy, prompt, random_model
 
 TOY = ToyModel.random(40, seed=1, sharpness=2.5)
 TOYS = Pair("toys", TOY, TOY.mixed(ToyModel.random(40, seed=2, sharpness=2.5), 0.3), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from .base import LanguageModel, Session
 
 INEXACT = 1e-6
 """By how much the sum of probabilities may miss 1."""
+CONTEXTS = 4096
+"""Most contexts whose distributions a random model keeps."""
 Table = Callable[[tuple[int, ...]], Sequence[float]]
 
 
@@ -45,13 +48,14 @@ class ToyModel(LanguageModel):
     ) -> ToyModel:
         """Return a random Markov model of the last `order` tokens; higher sharpness is more predictable."""
 
-        def distribution(context: tuple[int, ...]) -> Sequence[float]:
-            recent = [token + 1 for token in context[-order:]]
-            logits = np.random.default_rng([seed, *recent]).normal(size=vocab_size) * sharpness
+        @lru_cache(maxsize=CONTEXTS)
+        def after(recent: tuple[int, ...]) -> Sequence[float]:
+            random = np.random.default_rng([seed, *(token + 1 for token in recent)])
+            logits = random.normal(size=vocab_size) * sharpness
             weights = np.exp(logits - logits.max())
-            return (weights / weights.sum()).tolist()
+            return tuple((weights / weights.sum()).tolist())
 
-        return cls(distribution, vocab_size, **kwargs)
+        return cls(lambda context: after(tuple(context[-order:])), vocab_size, **kwargs)
 
     def mixed(self, other: ToyModel, share: float) -> ToyModel:
         """Return a draft for this model: (1 - share) of its probabilities plus `share` of those of the other model."""
