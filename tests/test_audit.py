@@ -461,7 +461,8 @@ def test_what_is_no_audit_is_refused(tmp_path, text):
 
 
 def test_an_audit_that_checked_too_little_says_so_and_fails(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("dynatree_lib.measure.audit.CONTROL_CASES", 2)
+    monkeypatch.setattr(audit, "CONTROL_CASES", 2)
+    monkeypatch.setattr(audit, "CONTROLS", dict(islice(CONTROLS.items(), 2)))
     assert cli.main(["audit", "--instances", "1", "--out", str(tmp_path / "short.json")]) == 1
     shown = capsys.readouterr().out
     assert "The rule 'traversal' was never checked; ask for more instances." in shown

@@ -66,12 +66,18 @@ def test_a_text_ends_at_eos_and_contains_it(pair, name):
     assert done.finish_reason == "eos"
 
 
-@pytest.mark.parametrize("name", INSIDE)
-def test_no_eos_given_means_none_even_if_the_model_has_one(name):
+@pytest.fixture(scope="module")
+def with_end():
+    """A pair whose models end a text at a token of the target's text, and this text without an end."""
     model = HFModel(raw_model("llama"))
     plain = hf_greedy(model, prompt(12), 20)
     model.model.generation_config.eos_token_id = model.model.config.eos_token_id = plain[4]
-    pair = Pair("with eos", model, noisy_copy(model), None)
+    return Pair("with eos", model, noisy_copy(model), None), plain
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_no_eos_given_means_none_even_if_the_model_has_one(with_end, name):
+    pair, plain = with_end
     assert go(pair, spec(name), prompt(12), 20).tokens == plain
 
 

@@ -66,7 +66,7 @@ def test_workers_that_die_notebooks_that_fail_or_hang_and_the_others(tmp_path):
     write_notebook(notebooks, "20_fails", "1 / 0")
     write_notebook(notebooks, "30_once", "import os, signal", KILL_ONCE)
     write_notebook(notebooks, "40_always", KILL)
-    write_notebook(notebooks, "50_hangs", "while True:\n    pass")
+    write_notebook(notebooks, "50_hangs", "import time; time.sleep(600)")
     write_notebook(
         notebooks, "60_counts", "import os", "print(len(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
     )
@@ -75,7 +75,10 @@ def test_workers_that_die_notebooks_that_fail_or_hang_and_the_others(tmp_path):
     assert "6 notebooks: 3 finished, 3 failed." in text
     assert "20_fails failed: cell In [3] `1 / 0` raised ZeroDivisionError" in text
     assert "40_always failed: its worker died 3 times" in text
-    assert "50_hangs failed: it took longer than the time-out of 30 s in cell In [3] `while True:`" in text
+    assert (
+        "50_hangs failed: it took longer than the time-out of 30 s in cell In [3] `import time; time.sleep(600)`"
+        in text
+    )
     assert "30_once: finished" in text
     assert "started again after its worker died" in text
     assert not list((tmp_path / "out").glob("*.partial*"))
@@ -324,10 +327,13 @@ def test_a_scheduler_that_is_gone_ends_the_run_in_words(tmp_path):
 
 
 def test_a_notebook_that_hangs_is_stopped_without_workers_too(tmp_path, capsys):
-    write_notebook(tmp_path / "notebooks", "10_hangs", "while True:\n    pass")
+    write_notebook(tmp_path / "notebooks", "10_hangs", "import time; time.sleep(600)")
     records_notebook(tmp_path / "notebooks", "20_good")
     options = ["--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
     assert main(["run", *options, "--timeout", "0.2"]) == 1
     text = capsys.readouterr().out
-    assert "10_hangs failed: it took longer than the time-out of 12 s in cell In [3] `while True:`" in text
+    assert (
+        "10_hangs failed: it took longer than the time-out of 12 s in cell In [3] `import time; time.sleep(600)`"
+        in text
+    )
     assert receipt(tmp_path, "20_good")["seconds"] > 0

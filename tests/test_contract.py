@@ -118,11 +118,16 @@ def test_float32_is_identical_or_a_near_tie(kind):
         assert float(best[0] - best[1]) < 1e-4
 
 
+@cache
+def in_sixteen_bits(dtype):
+    return HFModel(raw_model("llama", dtype=dtype), engine="eager")
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
 def test_drafts_in_sixteen_bits_are_tokens_that_the_target_takes(kind, dtype):
     """The forward of transformers gives logits in 16 bits: they hold no token ids, and none may be read off them so."""
-    target = HFModel(raw_model("llama", dtype=dtype), engine="eager")
+    target = in_sixteen_bits(dtype)
     for drafter in examples(kind, target)[:2]:  # the target drafts for itself, so that what is drafted is accepted
         out = generate(target, prompt(40), drafter, max_new_tokens=40)
         assert len(out.tokens) == 40

@@ -24,7 +24,7 @@ from dynatree_lib.measure.trace import Trace
 from dynatree_lib.models.check import _Trial
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
-from dynatree_lib.verifiers import VERIFIERS, Greedy
+from dynatree_lib.verifiers import VERIFIERS, Drawing, Greedy
 from tools import try_architectures
 
 EXPERTS = ("mixtral", "deepseek_v3")
@@ -45,17 +45,20 @@ def test_greedy_text_is_transformers(trial, kind):
     _, static, cases = trial
     for number, drafter in enumerate(examples(kind, static.draft)):
         commit = ("gather", "rebuild")[number % 2]
-        for ids, expected in cases:
+        for ids, expected in cases if number < 2 else cases[2:3]:
             assert generate(static.target, ids, drafter, max_new_tokens=len(expected), commit=commit).tokens == expected
 
 
+@pytest.mark.parametrize("trial", ["gpt_neox"], indirect=True)
 @pytest.mark.parametrize("rule", [rule for rule in VERIFIERS if rule is not Greedy], ids=lambda rule: rule.name)
-def test_sampled_text_is_that_of_the_plain_cache(rule):
-    target = random_model("gpt_neox")
-    pair = Pair("random", target, noisy_copy(target), None)
-    static, compared = static_pair(pair), 0
+def test_sampled_text_is_that_of_the_plain_cache(trial, rule):
+    """Of every drafter that draws, and of the first example of those that do not."""
+    (pair, static, _), compared = trial, 0
     for kind in EVERY:
-        for plain, other in zip(examples(kind, pair.draft), examples(kind, static.draft), strict=True):
+        pairs = zip(examples(kind, pair.draft), examples(kind, static.draft), strict=True)
+        for number, (plain, other) in enumerate(pairs):
+            if number and plain.drawing is Drawing.FIXED:
+                continue
             try:
                 rule().check(Sampling(1.0), plain.drawing, plain.chain)
             except ValueError:
@@ -360,7 +363,7 @@ def test_graphs_replay_every_forward(captured, kind):
     """Nothing of a forward is fixed at its capture but its sizes, and nothing in it waits for the device."""
     model = random_model(kind)
     static = captured(model)
-    for size, budget in ((3, 70), (50, 16), (100, 60)):
+    for size, budget in ((3, 10), (60, 10), (125, 10)):  # the last two grow into the next width
         expected = hf_greedy(model, prompt(size), budget)
         assert generate(static, prompt(size), FixedTree(noisy_copy(model)), max_new_tokens=budget).tokens == expected
         assert autoregressive(static, prompt(size), max_new_tokens=budget).tokens == expected

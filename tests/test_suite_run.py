@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,6 +91,18 @@ def test_resume_redoes_only_what_changed(run):
     assert not (run.out / "records/20_y").exists()  # the old records do not pass for the new notebook's
 
 
+@pytest.fixture(scope="module")
+def two_finished(tmp_path_factory):
+    """A folder with two notebooks and, in `out`, what running the first and then the second wrote."""
+    folder = tmp_path_factory.mktemp("finished")
+    for name in ("10_x", "20_y"):
+        records_notebook(folder / "notebooks", name)
+    for name in ("10_x", "20_y"):
+        options = ["--notebooks", str(folder / "notebooks"), "--out", str(folder / "out"), "--only", name]
+        assert main(["run", *options]) == 0
+    return folder
+
+
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
@@ -101,11 +114,8 @@ def test_resume_redoes_only_what_changed(run):
         (lambda out: (out / "10_x.receipt.json").write_bytes(b"\xff\xfe"), "is truncated or not JSON"),
     ],
 )
-def test_damage_is_named_and_only_that_notebook_runs_again(run, harm, words):
-    records_notebook(run.notebooks, "10_x")
-    records_notebook(run.notebooks, "20_y")
-    run("--only", "10_x")
-    run("--only", "20_y")
+def test_damage_is_named_and_only_that_notebook_runs_again(run, two_finished, harm, words):
+    shutil.copytree(two_finished, run.out.parent, dirs_exist_ok=True)
     harm(run.out)
     code, text = run("--resume", "--dry-run")
     assert code == 0

@@ -37,9 +37,9 @@ def run_tables() -> Iterator[tuple[str, Any]]:
     costs = load_tuned(CPU / "tuned.json").costs
     for name in RUNS:
         results = read_results(CPU / f"{name}.jsonl.gz")
-        labels = [one["label"] for one in results.summaries()]
-        frame = results.records.frame()
-        yield f"{name}: summaries", results.summaries()
+        summaries, frame = results.summaries(), results.records.frame()
+        labels = [one["label"] for one in summaries]
+        yield f"{name}: summaries", summaries
         yield f"{name}: bandwidth", results.bandwidth
         yield f"{name}: disturbed", frame.loc[frame["disturbed"], ["method", "prompt"]].to_dict("records")
         for base in ("hf-generate", "ar", "ar-fast"):
