@@ -144,7 +144,7 @@ def other_tables() -> Iterator[tuple[str, Any]]:
     yield "audit: controls", audit.control_summary()
     yield "audit: comparison", audit.comparison()
     tuned = load_tuned(CPU / "tuned.json")
-    yield "tuned: printed", tune_command.report(tuned, "9 of the bundled prompts.", Path("tuned.json"))
+    yield "tuned: printed", tune_command.report(tuned, "9 of the bundled prompts.")
     yield "tuned: drafters", tuned.python
 
 
