@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -164,3 +165,9 @@ def _locked(lock: Path, refusal: str) -> IO[str] | None:
             return file
     file.close()
     return None
+
+
+def sha256_of(file: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -12,8 +12,7 @@ from transformers.generation import StopStringCriteria
 
 from dynatree_lib import Chain, FixedTree, PromptLookup, generate, load_pair
 from dynatree_lib.decoding import TAIL
-from dynatree_lib.measure.environment import sha256_of
-from dynatree_lib.paths import data_path
+from dynatree_lib.paths import data_path, sha256_of
 from dynatree_lib.stopping import Stopping
 from dynatree_lib.training.card import readme
 from dynatree_lib.workloads import load_workload

@@ -163,7 +163,7 @@ def test_generated_law_with_deeper_sampled_trees(rule, shape, monkeypatch):
 
 @pytest.mark.parametrize("turn", [[], [1]], ids=str)
 def test_generated_law_of_a_text_that_goes_on(turn, monkeypatch):
-    """A token, then three more from its state: both parts have the law, whatever was drafted before the cut."""
+    """A token, then three more from its state: both have the distribution, whatever was drafted before the cut."""
     import dynatree_lib.decoding as decoding
 
     target = ToyModel.random(2, seed=3, sharpness=1.0)

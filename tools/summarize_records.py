@@ -1,4 +1,4 @@
-"""Write again what `dynatree bench` wrote beside its records: the JSON of summaries and the printed table.
+"""Write again what `dynatree bench` wrote besides records: the JSON of summaries and the printed table.
 
     python3 -m tools.summarize_records outputs/reference/smollm2/float32.jsonl.gz ...
 

@@ -57,6 +57,17 @@ class BestFirstTree(ModelDrafter):
                 return
 
 
+def most_paying(gains: np.ndarray, rate: float, costs: np.ndarray) -> int:
+    """Return how many nodes gain most beyond the tokens that their time would have brought anyway; node 0 always stays.
+
+    Args:
+        gains: (n,) tokens that each node may be expected to bring, the most first.
+        rate: tokens per unit of cost.
+        costs: (n,) or longer; [k - 1] is the cost of verifying k nodes.
+    """
+    return int(np.argmax(np.cumsum(gains) - rate * costs[: len(gains)])) + 1
+
+
 def highest(values: np.ndarray, count: int) -> np.ndarray:
     """Return the ascending indices of the `count` highest values; of equal values the first."""
     return np.sort(np.argsort(-values, kind="stable")[:count])

@@ -17,7 +17,7 @@ from ..sampling import RandomSource, Scores
 from ..tree import TokenTree
 from ..verifiers.base import Verdict
 from .base import ModelDrafter, Proposal, renumbered
-from .best_first_tree import highest
+from .best_first_tree import highest, most_paying
 from .builder import DraftState, TreeBuilder
 from .checks import check_counts, check_max_nodes, check_rules, make_tuples
 
@@ -247,8 +247,7 @@ class CostAwareTree(ModelDrafter):
 
         A parent is no less probable than its children, so what stays is a tree.
         """
-        gain = np.cumsum(-np.sort(-estimate))
-        size = int(np.argmax(gain - rate * self.tree_costs[1 : len(gain) + 1])) + 1
+        size = most_paying(-np.sort(-estimate), rate, self.tree_costs[1:])
         if size == len(estimate):
             return estimate
         best = highest(estimate, size)

@@ -22,6 +22,7 @@ from ..sampling import GREEDY, Sampling, Scores
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal
+from .best_first_tree import most_paying
 from .checks import check_counts, check_max_nodes, check_rules, make_tuples
 
 Guess = tuple[int, float, Any]
@@ -119,7 +120,7 @@ class GuessingDrafter(Drafter):
                 push(len(tokens) - 1, level, -minus, handle)
         size = len(tokens)
         if self._curve is not None:  # the step from one node to more is no marginal cost
-            size = 1 + int(np.argmax(np.cumsum(chances) - rate * self._curve.at(np.arange(1, size + 1))))
+            size = most_paying(np.array(chances), rate, self._curve.at(np.arange(1, size + 1)))
         return Proposal(TokenTree.build(tokens[:size], parents[:size], logprobs[:size]))
 
     @override

@@ -18,7 +18,7 @@ from ..sampling import GREEDY, RandomSource, Sampling, Scores
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Drawing, Verdict
 from .base import Drafter, Proposal
-from .best_first_tree import highest
+from .best_first_tree import highest, most_paying
 from .checks import check_max_nodes, check_rules, make_tuples, require
 from .rates import SuccessRates
 
@@ -186,8 +186,7 @@ class UnionTree(Drafter):
         """Return how many nodes are verified."""
         if self._costs is None:
             return self.max_nodes
-        gain = np.cumsum(-np.sort(-estimate))[: self.max_nodes]
-        return int(np.argmax(gain - state.committed / state.spent * self._costs[: len(gain)])) + 1
+        return most_paying(-np.sort(-estimate)[: self.max_nodes], state.committed / state.spent, self._costs)
 
     @cached_property
     def _costs(self) -> np.ndarray | None:

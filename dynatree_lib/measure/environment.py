@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..paths import sha256_of
+
 if TYPE_CHECKING:
     from ..models.huggingface import HFModel
     from ..models.pairs import Pair
@@ -177,12 +179,6 @@ def parameters_sha256(model: HFModel) -> str:
         if not tensor.is_meta:  # kept elsewhere, and read when it is needed
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def sha256_of(file: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def weight_bytes(model: HFModel) -> int:

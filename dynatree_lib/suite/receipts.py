@@ -20,10 +20,10 @@ from typing import Any
 
 from .. import __version__
 from ..checks import has_shape
-from ..measure.environment import git_commit, sha256_of
+from ..measure.environment import git_commit
 from ..models.fetch import PACKAGED, fetched
 from ..models.pairs import pair_files
-from ..paths import data_path, write_atomically
+from ..paths import data_path, sha256_of, write_atomically
 from .plan import COST, Job, project_root, read_source
 from .shipped import reference_path
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import platform
 import shutil
@@ -17,6 +16,7 @@ import jinja2
 import numpy as np
 import torch
 
+from ..paths import sha256_of
 from .corpus import HELD_OUT_PERCENT
 from .optimize import Run
 from .recipe import Recipe
@@ -122,9 +122,7 @@ def write_pair(out: Path, models: Mapping[str, Any], tokenizer: Any, card: dict[
     for path in partial.rglob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes for the owner alone
     listed = [*partial.rglob("*.safetensors"), *partial.rglob("tokenizer.json")]
-    digests = {
-        path.relative_to(partial).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(listed)
-    }
+    digests = {path.relative_to(partial).as_posix(): sha256_of(path) for path in sorted(listed)}
     card = {**card, "files": digests}
     write_card(partial, card)
     shutil.rmtree(out, ignore_errors=True)

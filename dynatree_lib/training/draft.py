@@ -67,7 +67,7 @@ class DraftTraining:
 
     @property
     def begun(self) -> Path:
-        """File beside the checkpoint: the recipe and the texts that it is of, and the factor of `--max-minutes`."""
+        """File next to the checkpoint: the recipe and the texts that it is of, and the factor of `--max-minutes`."""
         return self.work / f"{self.recipe.kind}.json"
 
     def check_checkpoint(self, **found: Any) -> dict[str, Any]:
