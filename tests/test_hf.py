@@ -209,6 +209,11 @@ def test_a_model_that_also_reads_pictures_reads_text(kind):
     assert dt.generate(target, row, dt.PromptLookup(), **arguments).tokens == expected
     with pytest.raises(ValueError, match="A picture or a video was given"):
         model.generate(ids, custom_generate=hf.generate, mm_encoder_outputs={"image": torch.zeros(1)}, **given)
+    if kind == "gemma3":  # its processor tells of each token whether it is of a picture
+        found = model.generate(ids, custom_generate=hf.generate, token_type_ids=torch.zeros_like(ids), **given)
+        assert torch.equal(found, model.generate(ids, **given))
+        with pytest.raises(ValueError, match="token_type_ids was given"):
+            model.generate(ids, custom_generate=hf.generate, token_type_ids=torch.ones_like(ids), **given)
 
 
 def test_ids_of_32_bits_give_sequences_of_64_as_in_transformers():
