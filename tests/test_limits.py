@@ -10,6 +10,7 @@ from examples import EVERY, examples, needs_draft
 
 import dynatree_lib as dt
 from dynatree_lib.drafters import ModelDrafter
+from dynatree_lib.fast.static import static_pair
 
 TARGET = dt.ToyModel.random(5, seed=1)
 DRAFT = dt.ToyModel.random(5, seed=2)
@@ -127,9 +128,9 @@ def test_memory_is_flat_over_the_iterations_of_a_text():
     assert resident() - before < 48 * 2**20
 
 
-@pytest.mark.parametrize("engine", ["eager", "packed"])
+@pytest.mark.parametrize("engine", ["eager", "packed", "static"])
 def test_two_threads_on_one_model_write_what_each_would_alone(engine):
-    pair = dt.load_pair("tiny", engine=engine)
+    pair = static_pair(dt.load_pair("tiny")) if engine == "static" else dt.load_pair("tiny", engine=engine)
     prompts = [[5, 7, 9], [11, 3], [8, 8, 8, 1], [2]]
     drafter = dt.FixedTree(pair.draft)
     alone = [dt.generate(pair.target, one, drafter, max_new_tokens=40).tokens for one in prompts]

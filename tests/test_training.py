@@ -193,8 +193,9 @@ def test_refuses_what_would_overwrite_or_mix(pair, texts, tmp_path):
     with pytest.raises(FileExistsError, match="unfinished run; pass --resume"):
         training_at(texts, tmp_path)
     other = from_json({**RECIPE, "seed": 4})
-    with pytest.raises(ValueError, match="other texts or another recipe"):
-        training_at(texts, tmp_path, recipe=other, resume=True)
+    for recipe in (other, from_json({**RECIPE, "tokenizer_bytes": RECIPE["tokenizer_bytes"] + 1})):
+        with pytest.raises(ValueError, match="other texts or another recipe"):
+            training_at(texts, tmp_path, recipe=recipe, resume=True)
     assert training_at(texts, tmp_path, recipe=other, force=True).recipe.seed == 4
 
 

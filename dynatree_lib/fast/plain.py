@@ -139,20 +139,22 @@ def _fed_back(static: StaticModel, ids: list[int], budget: int, every: int) -> I
     """Tokens in bursts, the first alone; each burst is computed while the host handles the burst before."""
     session, buffers = StaticSession(static), static.buffers
     session.start(ids[:-1])
-    session.flush()
-    buffers.begin(ids[-1], len(ids) - 1)
+    with buffers.turn:
+        session.flush()
+        buffers.begin(ids[-1], len(ids) - 1)
     waiting: Callable[[], list[int]] | None = None
     for first in [0, *range(1, budget, every)]:
         last = min(first + every, budget) if first else 1
-        if not buffers.lent_to(session):
-            raise RuntimeError(
-                f"The static buffers of '{static.name}' were used for another text while this one was decoded; decode "
-                "them one after another, or with a StaticModel each."
-            )
-        for count in range(first, last):
-            # padding's column, and the text up to this token
-            buffers.choose(buffers.width(1 + len(ids) + count), static.vocab_size)
-        ready = _fetched(buffers.chosen[first:last], static.name)
+        with buffers.turn:
+            if not buffers.lent_to(session):
+                raise RuntimeError(
+                    f"The static buffers of '{static.name}' were used for another text while this one was decoded; "
+                    "decode them one after another, or with a StaticModel each."
+                )
+            for count in range(first, last):
+                # padding's column, and the text up to this token
+                buffers.choose(buffers.width(1 + len(ids) + count), static.vocab_size)
+            ready = _fetched(buffers.chosen[first:last], static.name)
         if waiting:
             yield waiting()
         waiting = ready

@@ -11,6 +11,7 @@ text lies in column 1 + t.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from ..models.engines import Modules, hooked
 from ..models.huggingface import HFModel, HFSession, in_inference_mode
 from ..models.pairs import Pair
 from ..models.translated import TranslatedHFModel
+from ..sampling import Sampling, Scores
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Numbers of tokens that forwards are padded to."""
@@ -46,8 +48,9 @@ WARM_UPS = 3
 class StaticModel(HFModel):
     """A model (weights shared) whose sessions run over static buffers, on a CUDA device by replaying graphs.
 
-    There is one set of buffers, and sessions take turns. When another session's turn comes, a session's KV entries are
-    copied aside and back later. This costs a copy of its cache and happens only where several are used alternately.
+    There is one set of buffers, and sessions take turns, also those of several threads. When another session's turn
+    comes, a session's KV entries are copied aside and back later. This costs a copy of its cache and happens only where
+    several are used alternately.
 
     Attributes:
         context: most positions of a sequence; a text ends there with "context".
@@ -116,13 +119,14 @@ class StaticModel(HFModel):
     def warm(self, trees: bool = True) -> StaticModel:
         """Capture the graphs of plain decoding, and those of `trees`, now and not when first needed."""
         buffers = self.buffers
-        buffers.lend(None)
-        for width in buffers.widths:
-            for size in buffers.sizes if trees else ():
-                buffers.integers.zero_()  # padding alone
-                buffers.forward(size, width)
-            buffers.begin(0, 0)
-            buffers.choose(width, self.vocab_size)
+        with buffers.turn:
+            buffers.lend(None)
+            for width in buffers.widths:
+                for size in buffers.sizes if trees else ():
+                    buffers.integers.zero_()  # padding alone
+                    buffers.forward(size, width)
+                buffers.begin(0, 0)
+                buffers.choose(width, self.vocab_size)
         return self
 
 
@@ -134,6 +138,28 @@ class StaticSession(HFSession):
     """
 
     model: StaticModel
+
+    @override
+    def start(self, prompt: Sequence[int]) -> None:
+        with self.model.buffers.turn:
+            super().start(prompt)
+
+    @override
+    def score(
+        self, tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling
+    ) -> Scores:
+        with self.model.buffers.turn:
+            return super().score(tokens, parents, sampling)
+
+    @override
+    def commit(self, path: Sequence[int]) -> None:
+        with self.model.buffers.turn:
+            super().commit(path)
+
+    @override
+    def rollback(self) -> None:
+        with self.model.buffers.turn:
+            super().rollback()
 
     @override
     def _reset(self) -> None:
@@ -232,6 +258,7 @@ class Buffers:
         logits: (largest size, V) of the last forward.
         state: (3,) int64 of plain greedy decoding: the last token, its position, the tokens chosen since `begin`.
         chosen: (capacity + 1,) int64: the tokens chosen, -1 where the logits describe no distribution.
+        turn: held while a session uses the buffers, or changes what tells where its text lies in them.
         graph_bytes: memory reserved while graphs were captured, and so kept by them; 0 without CUDA.
         dirty: columns that may hold anything; those behind them are zeros.
     """
@@ -255,6 +282,7 @@ class Buffers:
         self._graphs: dict[Any, tuple[Any, Any]] = {}
         self._pool: Any = None
         self._holder: Callable[[], StaticSession | None] = _nobody
+        self.turn = threading.RLock()
         self.graph_bytes, self.dirty = 0, 0
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,8 @@ class Training:
 
     def mark(self) -> str:
         """Return what a working folder of this recipe on this corpus is recognised by."""
-        recipes = self.recipe.target, self.recipe.draft, self.recipe.on_policy
-        values = self.corpus_record(), self.recipe.seed, [asdict(recipe) for recipe in recipes]
-        return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+        recipe = {name: value for name, value in self.recipe.as_json().items() if name not in ("name", "about")}
+        return hashlib.sha256(json.dumps([self.corpus_record(), recipe], sort_keys=True).encode()).hexdigest()
 
     def target_run(self, tokens: Tokens, end: int) -> Run:
         """Return the optimization of a fresh target; `end` is the id of the end-of-text token."""
