@@ -28,7 +28,7 @@ from .models.base import LanguageModel
 from .models.check import check_loaded
 from .models.engines import CACHE_NAMES, foreign
 from .models.huggingface import HFModel
-from .models.texts import TYPES, Prompt, is_zero
+from .models.texts import Prompt, says_nothing
 from .processing import answer
 from .sampling import Sampling
 from .verifiers import TokenLevel, Traversal, Verifier, default_verifier
@@ -361,9 +361,9 @@ def _check_config(config: Any) -> None:
 
 def _prompts(ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]:
     """Return the prompt of each row without its padding; ValueError for inputs that are not (B, L) ids padded left."""
-    nothing = {name for name, value in given.items() if value is None or (isinstance(value, dict) and not value)}
-    types = {name for name in TYPES - nothing if name in given and is_zero(given[name])}
-    named = {*given} - nothing - types  # a model that could read pictures is handed an empty dict of them
+    # A model that could read pictures is handed an empty dict of them.
+    empty = {name for name, value in given.items() if isinstance(value, dict) and not value}
+    named = {name for name, value in given.items() if not says_nothing(name, value)} - empty
     if "mm_encoder_outputs" in named:
         raise ValueError(
             "A picture or a video was given, and trees are scored from token ids alone; give text, or leave out "

@@ -626,6 +626,8 @@ def test_the_table_of_drafters_that_nobody_trained_is_that_of_its_records():
             found = ratio(frame, named(one), over=named(other), of="tokens", per="iterations")
             assert str(found) in told, (one, other, str(found))
             assert found.low > 1
+    for part in ("suffix-tree", "token-recycling"):
+        assert ratio(cold, first, over=part, of="tokens", per="iterations").low > 1
     few = ratio(cold, first, over=many["token-recycling"], of="tokens", per="iterations")
     assert f"{few} times as much as token recycling with as many" in told
 

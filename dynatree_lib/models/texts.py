@@ -132,10 +132,9 @@ def rendered(messages: Messages, tokenizer: Any) -> str:
     return text
 
 
-def is_zero(value: Any) -> bool:
-    """Whether all numbers of nested lists, or of an array, are 0."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    return all(map(is_zero, value)) if isinstance(value, list | tuple) else value == 0
+def says_nothing(name: str, value: Any) -> bool:
+    """Whether an input changes no text: None, and types that are 0 for every token."""
+    return value is None or (name in TYPES and _is_zero(value))
 
 
 def _keys(mapping: Mapping[str, Any]) -> str:
@@ -145,13 +144,19 @@ def _keys(mapping: Mapping[str, Any]) -> str:
 def _check_inputs(encoding: Mapping[str, Any]) -> None:
     """Raise ValueError for inputs besides token ids: without them the model would read another prompt."""
     for name, value in encoding.items():
-        if name in INPUTS or name in DESCRIPTIONS or value is None or (name in TYPES and is_zero(value)):
+        if name in INPUTS or name in DESCRIPTIONS or says_nothing(name, value):
             continue
         other = " other than 0" if name in TYPES else ""
         raise ValueError(
             f"The prompt has {name!r}{other}, and trees are scored from token ids alone; encode one text without "
             "pictures, or give the input_ids and the attention_mask alone."
         )
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether all numbers of nested lists, or of an array, are 0."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return all(map(_is_zero, value)) if isinstance(value, list | tuple) else value == 0
 
 
 def _unpadded(encoding: Mapping[str, Any]) -> list[int]:
