@@ -149,15 +149,17 @@ def test_sharpness_finds_a_target_sharper_than_the_draft():
     } == {2.0}
 
 
-def test_a_new_text_begins_with_what_was_learnt():
+def test_a_new_text_begins_with_the_rate_that_was_learnt_and_its_own_sharpness():
     toy = ToyModel.random(6, 1)
     drafter = CostAwareTree(toy, learning=0.1)
     first = generate(toy, TEXT, drafter, max_new_tokens=60)
     second = generate(toy, TEXT, drafter, max_new_tokens=5, warm=first.state)
     cold = generate(toy, TEXT, drafter, max_new_tokens=5)
     assert cold.iterations[0].adaptation == {"sharpness": 2.0, "rate": 2.0}
-    assert second.iterations[0].adaptation == pytest.approx(drafter.report(first.state.drafting))
-    assert second.iterations[0].adaptation != cold.iterations[0].adaptation
+    learnt = drafter.report(first.state.drafting)
+    assert learnt["sharpness"] != pytest.approx(2.0)
+    assert learnt["rate"] != pytest.approx(2.0)
+    assert second.iterations[0].adaptation == pytest.approx({"sharpness": 2.0, "rate": learnt["rate"]})
 
 
 def test_the_same_text_gives_the_same_trees():

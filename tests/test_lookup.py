@@ -119,12 +119,15 @@ def test_repetition_is_found_and_drafting_stops():
     assert out.state.drafting.session.forwards < plain.state.drafting.session.forwards / 2
 
 
-def test_a_new_text_inherits_the_shares_and_not_the_text():
+def test_a_new_text_inherits_the_rate_and_neither_the_text_nor_what_was_counted_in_it():
     toy = ToyModel.random(6, 1)
     drafter = LookupTree(toy)
     first = generate(toy, [1, 4, 2], drafter, max_new_tokens=80)
     second = generate(toy, [5, 3], drafter, max_new_tokens=1, warm=first.state)
-    assert second.iterations[0].adaptation == pytest.approx(drafter.report(first.state.drafting))
+    fresh = generate(toy, [5, 3], drafter, max_new_tokens=1)
+    rate = drafter.report(first.state.drafting)["rate"]
+    assert rate != pytest.approx(fresh.iterations[0].adaptation["rate"])
+    assert second.iterations[0].adaptation == pytest.approx({**fresh.iterations[0].adaptation, "rate": rate})
     assert second.state.drafting.copies.text[:2] == [5, 3]
     assert len(second.state.drafting.copies.text) == 3
 

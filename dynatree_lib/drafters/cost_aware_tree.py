@@ -123,9 +123,8 @@ class CostAwareTree(ModelDrafter):
 
     @override
     def inherit(self, state: Any, earlier: Any) -> Any:
-        state.sharpness = earlier.sharpness
         state.committed = INITIAL_STEPS * earlier.committed / earlier.spent  # with the weight of a given rate
-        return state
+        return state  # the sharpness is the text's own: it inherits badly (docs/beyond.md)
 
     @override
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -92,11 +91,6 @@ class LookupTree(CostAwareTree):
     def extend(self, state: LookupState, tokens: Sequence[int]) -> LookupState:
         state.copies.append(tokens)
         return super().extend(state, tokens)
-
-    @override
-    def inherit(self, state: LookupState, earlier: LookupState) -> LookupState:
-        state.copies.rates = deepcopy(earlier.copies.rates)  # the earlier text itself is not copied from
-        return super().inherit(state, earlier)
 
     @override
     def observe(self, state: LookupState, proposal: Proposal, scores: Scores, verdict: Verdict) -> LookupState:
