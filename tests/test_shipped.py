@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,8 @@ def test_the_wheel_carries_what_is_copied():
     carried = body["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     inside = {name: place for name, place in carried.items() if place.startswith("dynatree_lib/shipped/")}
     assert inside == {name: f"dynatree_lib/shipped/{name}" for name in shipped.SHIPPED}
+    for one, other in permutations(shipped.SHIPPED, 2):  # the build refuses a file that comes twice
+        assert not one.startswith(f"{other}/")
 
 
 def test_what_notebooks_read_of_a_checkout_is_copied():

@@ -22,8 +22,6 @@ SHIPPED = (
     "outputs/reference/roofline.json",
     "outputs/reference/smollm2",
     "outputs/reference/smollm2-epyc/forwards.json",
-    "outputs/reference/smollm2/untrained.jsonl.gz",
-    "outputs/reference/smollm2/untrained-carried.jsonl.gz",
     "outputs/reference/rules-0.5.jsonl.gz",
     "outputs/reference/rules-1.jsonl.gz",
     "outputs/reference/skipping.json",
