@@ -138,6 +138,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "minicpm3": {"tie_word_embeddings": False, "scale_emb": 1, "dim_model_base": 32},
     "modernbert-decoder": dict.fromkeys((f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep")), 0),
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
+    "xglm": {"tie_word_embeddings": False},
     **{
         kind: {"is_decoder": True}
         for kind in (
