@@ -1,4 +1,5 @@
 # make setup       build .venv (once; needs only Python >= 3.11 with venv and pip)
+# make lab         JupyterLab; begin with 00_start_here.ipynb
 # make reproduce   the headline notebooks on the bundled models, then a report; ARGS=--resume goes on where it stopped
 # make test        lint, types, tests, every notebook in the smoke profile
 
@@ -19,7 +20,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations 20 --durations-m
 
 help:
 	@grep -E '^# make' Makefile | cut -c3-
-	@echo 'also: make reproduce-all | test-slow | unit | notebooks | lint | lines | lab | slides | site | sbom | advisories | clean'
+	@echo 'also: make reproduce-all | test-slow | unit | notebooks | lint | lines | slides | site | sbom | advisories | clean'
 
 setup: $(READY)
 
