@@ -124,7 +124,7 @@ class CostAwareTree(ModelDrafter):
     @override
     def inherit(self, state: Any, earlier: Any) -> Any:
         state.committed = INITIAL_STEPS * earlier.committed / earlier.spent  # with the weight of a given rate
-        return state  # the sharpness is the text's own: it inherits badly (docs/beyond.md)
+        return state  # the sharpness is the text's own: inheriting it costs tokens (docs/beyond.md)
 
     @override
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
