@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -91,6 +92,17 @@ def test_errors_of_the_library_are_its_sentence(capsys, tmp_path):
     text = capsys.readouterr().err
     assert text.startswith("dynatree: There is no notebooks folder at ")
     assert "Traceback" not in text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [["pairs"], ["run", "--dry-run", "--profile", "smoke"]])
+def test_a_full_disk_behind_standard_output_is_said_in_words(arguments):
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "dynatree_lib", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    refused = "The operating system refuses: No space left on device; give another place, or make room there."
+    assert done.stderr == f"dynatree: {refused}\n"
 
 
 def test_debug_shows_the_traceback(command, monkeypatch):

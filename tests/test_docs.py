@@ -628,6 +628,13 @@ def test_the_table_of_drafters_that_nobody_trained_is_that_of_its_records():
             assert found.low > 1
     for part in ("suffix-tree", "token-recycling"):
         assert ratio(cold, first, over=part, of="tokens", per="iterations").low > 1
+    gains = [ratio(cold, f"{name} (tuned)", over="ar-fast").value for name in ("suffix-tree", "token-recycling")]
+    pages = (" ".join(page(name).split()) for name in ("README.md", "docs/smollm2.md"))
+    words = (
+        "a priced suffix tree gains {:.2f}, token recycling {:.2f}",
+        "a suffix tree gives {:.2f} and token recycling {:.2f}",
+    )
+    assert all(one.format(*gains) in text for one, text in zip(words, pages, strict=True))
     few = ratio(cold, first, over=many["token-recycling"], of="tokens", per="iterations")
     assert f"{few} times as much as token recycling with as many" in told
 
@@ -650,6 +657,8 @@ def test_tables_of_other_tokenizers_and_of_skipped_layers_are_those_of_their_rec
         assert one["identical"] == f"{prompts}/{prompts}"
     assert sorted(cells for _, *cells in table_rows(text)) == sorted(known.values())
     if "search" in record:
+        assert record["search"]["forwards"] == 8 * len(record["search"]["steps"])
+        assert f"on {record['search']['tokens']} tokens" in text
         steps = record["search"]["steps"]
         told = " ".join(text.split())
         assert f"still chooses {steps[0]['agreement']:.2f} of its tokens" in told

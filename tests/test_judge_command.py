@@ -90,5 +90,5 @@ def test_shapes_keep_to_a_depth_and_to_possible_ranks():
     acceptance = RankAcceptance(((0.9, 0.0),), (100,))
     assert acceptance.slots(4) == (0, 1, 2, 3)
     assert acceptance.slots(2, depth=1) == (0, 0)
-    with pytest.raises(ValueError, match="nodes=0"):
+    with pytest.raises(ValueError, match="nodes is 0"):
         acceptance.slots(0)

@@ -383,6 +383,23 @@ def test_figures_draw_what_they_are_given():
         (lambda: predict(MACHINE, SHAPE, kv=-1), "kv is -1; give a number of at least 0"),
         (lambda: Loop(levels=(1,)), "without a draft; give its shape"),
         (lambda: speed(MACHINE, SHAPE, 0.0), "0.0 tokens are committed per iteration; give a number above 0"),
+        (lambda: largest_batch(MACHINE, SHAPE, 0), "nodes is 0; give a number of at least 1"),
+        (lambda: largest_batch(MACHINE, SHAPE, kv=-1), "kv is -1; give a number of at least 0"),
+        (lambda: crossover_batch(MACHINE, SHAPE, 2.0, 2, most=0), "most is 0; give a whole number of at least"),
+        (
+            lambda: best_tree(MACHINE, SHAPE, SHAPE, ACCEPTANCE, deepest=0),
+            "deepest is 0; give a whole number of at least",
+        ),
+        (
+            lambda: best_tree(MACHINE, SHAPE, SHAPE, ACCEPTANCE, sizes=[2.5]),
+            "a size is 2.5; give a whole number of at least",
+        ),
+        (
+            lambda: best_tree(MACHINE, SHAPE, SHAPE, ACCEPTANCE, sizes=()),
+            "sizes is empty; give the numbers of drafted nodes",
+        ),
+        (lambda: ACCEPTANCE.slots(2.5), "nodes is 2.5; give a whole number of at least"),
+        (lambda: ACCEPTANCE.slots(2, depth=0), "depth is 0; give a whole number of at least"),
         (lambda: fit(MACHINE, []), "0 measured forwards cannot fit 3 parameters"),
         (lambda: fit(MACHINE, [Point(SHAPE, 1, 1, 1, 0.0)] * 3), "took no time; give seconds above 0"),
         (

@@ -278,6 +278,16 @@ def test_what_is_no_grid_and_no_sweep(tmp_path):
         read_sweep(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [("{}", "has no grid"), ('{"grid": 3}', "something else than the suite writes as 'grid'"), ("[", "truncated")],
+)
+def test_a_damaged_sweep_is_not_read(tmp_path, head, words):
+    (tmp_path / "sweep.json").write_text(head)
+    with pytest.raises(ValueError, match=words):
+        read_sweep(tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_three_kills_and_each_of_450_configurations_once(tmp_path):

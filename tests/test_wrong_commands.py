@@ -156,6 +156,7 @@ WRONG = {
         "--rows 0": "0",
         "--rows x": "x",
         "--rows 9999999": "9999999",
+        "--seed -1": "--seed is -1; give at least 0",
         "--limit 0": "0",
         "--max-new-tokens 0": "0",
         "--json EMPTY": "EMPTY",

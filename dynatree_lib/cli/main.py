@@ -23,18 +23,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         args = parser().parse_args(argv)
-        return int(import_module(f"dynatree_lib.cli.{args.command}").main(args))
+        code = int(import_module(f"dynatree_lib.cli.{args.command}").main(args))
+        sys.stdout.flush()  # here, where what it meets can be said
+        return code
     except KeyboardInterrupt:
         sys.stderr.write("dynatree: stopped by Ctrl-C.\n")
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `dynatree pairs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
     except (ValueError, RuntimeError, OSError, ImportError, MemoryError) as error:
         if os.environ.get("DYNATREE_DEBUG") == "1":
             raise
         sys.stderr.write(f"dynatree: {sentence(error)}\n")
+        try:
+            sys.stdout.flush()
+        except OSError:  # it is what failed, and Python would say so again at the end
+            _drop_output()
         return 2
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,13 +68,13 @@ def sentence(error: Exception) -> str:
 
         if ran_out(error):
             return out_of_memory(error)
-    if raised_by_library(error):
-        return str(error)
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, OSError) and error.strerror:  # the library's own have sentences alone
         if error.filename is None:
             return f"The operating system refuses: {error.strerror}; give another place, or make room there."
         name = str(error.filename)
         return f"{name if len(name) <= 200 else name[:199] + '…'}: {error.strerror}; give another name or place."
+    if raised_by_library(error):
+        return str(error)
     return f"{type(error).__name__}: {error} (DYNATREE_DEBUG=1 shows where)"
 
 

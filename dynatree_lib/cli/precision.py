@@ -46,6 +46,7 @@ def _node_counts(text: str) -> list[int]:
 
 def _measured(args: argparse.Namespace) -> Row:
     # Everything that can be checked is checked before models are loaded.
+    arguments.check_least(args, seed=0)
     methods, counts = variants(args.methods), _node_counts(args.rows)
     dtypes = arguments.names_in(args.dtypes, DTYPES, "dtype", "to audit")
     audits = []

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from typing_extensions import override
 
+from ..checks import whole
 from ..decoding import Iteration
 from ..drafters.base import ModelDrafter
 from ..drafters.builder import TreeBuilder
@@ -103,10 +104,9 @@ class RankAcceptance:
         sampled tree, because there a rank is a place in draw order.
 
         Raises:
-            ValueError: for fewer than one node or level.
+            ValueError: for nodes or levels that are no whole number of at least 1.
         """
-        if nodes < 1 or depth < 1:
-            raise ValueError(f"nodes={nodes} and depth={depth} leave no tree; give at least 1 of each.")
+        nodes, depth = whole("nodes", nodes, 1), whole("depth", depth, 1)
         nothing = np.array([0.0] + [-np.inf] * nodes)  # [n]: most that exactly n nodes are worth, if there is room
         first, below = {}, nothing
         for level in reversed(range(min(depth, nodes))):

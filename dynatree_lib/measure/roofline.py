@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..checks import is_number
+from ..checks import is_number, whole
 from ..models.huggingface import HFModel
 from .ranks import RankAcceptance
 
@@ -441,7 +441,14 @@ def speed(
 
 
 def largest_batch(machine: Machine, target: Shape, nodes: int = 1, kv: int = 0, devices: int = 1) -> int:
-    """Return how many texts' caches fit into the devices' memory beside the target's weights; 0 where these do not."""
+    """Return how many texts' caches fit into the devices' memory beside the target's weights; 0 where these do not.
+
+    Raises:
+        ValueError: for less than one node or device, or a cache below 0.
+    """
+    _at_least("nodes", nodes, 1)
+    _at_least("kv", kv, 0)
+    _at_least("devices", devices, 1)
     free = machine.memory * devices - target.bytes
     texts = free / ((kv + nodes) * target.cache_bytes)
     return int(min(max(texts, 0.0), 2.0**31))
@@ -460,7 +467,11 @@ def crossover_batch(
     """Return the smallest batch at which drafting is slower than plain decoding.
 
     None where it is not up to `most` texts, or up to the `largest_batch`.
+
+    Raises:
+        ValueError: for a batch of less than one text, and as for `largest_batch` and `speed`.
     """
+    most = whole("most", most, 1)
     for texts in range(1, min(most, largest_batch(machine, target, nodes, kv, devices)) + 1):
         plain = speed(machine, target, 1.0, 1, PLAIN, texts, kv, devices)
         if speed(machine, target, tokens, nodes, loop, texts, kv, devices) < plain:
@@ -533,7 +544,13 @@ def best_tree(
     """Return the tree with the highest predicted speed, of `sizes` nodes and up to `deepest` levels.
 
     For each size and depth the shape with most expected tokens is taken (`RankAcceptance.slots`).
+
+    Raises:
+        ValueError: for no sizes, sizes or levels that are no whole numbers of at least 1, and as for `predict`.
     """
+    deepest, sizes = whole("deepest", deepest, 1), [whole("a size", size, 1) for size in sizes]
+    if not sizes:
+        raise ValueError("sizes is empty; give the numbers of drafted nodes to try.")
     plain = iteration_seconds(machine, target, 1, PLAIN, texts, kv, devices)
     best = BestTree(0, 0, (), 1.0, plain, texts / plain, 1.0)
     for depth in range(1, deepest + 1):

@@ -315,12 +315,14 @@ def read_sweep(folder: str | Path) -> pd.DataFrame:
     Rows of earlier versions of the library are among them, with `library` False; sweep.csv leaves them out.
 
     Raises:
-        ValueError: for a folder without a sweep.
+        ValueError: for a folder without a sweep, or with a damaged one.
     """
     folder = Path(folder)
     if not (folder / HEAD).is_file():
         raise ValueError(f"{folder} holds no sweep ({HEAD} is missing); `dynatree sweep GRID --out DIR` makes one.")
-    grid = read_json(folder / HEAD)["grid"]
+    grid = read_json(folder / HEAD, {"grid": [[(dict, list)]]}).get("grid")
+    if grid is None:
+        raise ValueError(f"{folder / HEAD} has no grid, so another program wrote it; name the folder of a sweep.")
     order = {json.dumps(point): rank for rank, (point, _) in enumerate(grid)}
     found, (library, _) = {}, own_version()
     for path in sorted((folder / "rows").glob("*.json")):
