@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from suite_notebooks import records_notebook, write_notebook
 
 from dynatree_lib.cli.main import main
+from dynatree_lib.measure.environment import available_cores
 from dynatree_lib.suite.receipts import Files
 
 pytest.importorskip("papermill")
@@ -203,11 +205,49 @@ def test_workers_of_another_version_or_without_the_folders_are_refused(tmp_path,
             return {"workers": {"tcp://far:1": {"nthreads": 1, "resources": {}}}}
 
         def run(self, function, *args, on_error):
-            return {"tcp://far:1": (cluster.own_version()[0], "other", False)}
+            return {"tcp://far:1": cluster._Seen((cluster.own_version()[0], "other", False), "far", 1, frozenset({0}))}
 
     with pytest.raises(RuntimeError, match="worker tcp://far:1 does not have the same data and sight of"):
         cluster.check_workers(Elsewhere(), (tmp_path, ROOT), gpu=False)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("machines", "words"),
+    [
+        ({"a": [(2, {0, 1}), (2, {0, 1})]}, "The 2 workers on a would compute in 4 threads on 2 cores; .*THREADS=1,"),
+        ({"a": [(1, {0})], "b": [(8, range(8)), (8, range(8))]}, "The 2 workers on b .* 16 threads .*THREADS=4,"),
+        ({"a": [(1, {0, 1}), (1, {0, 1})], "b": [(4, {4, 5, 6, 7}), (4, {0, 1, 2, 3})]}, None),
+    ],
+)
+def test_workers_of_a_machine_that_would_crowd_its_cores_are_refused(tmp_path, machines, words):
+    from dynatree_lib.suite import cluster
+
+    found = {
+        f"tcp://{host}:{number}": cluster._Seen((*cluster.own_version(), True), host, threads, frozenset(cores))
+        for host, workers in machines.items()
+        for number, (threads, cores) in enumerate(workers)
+    }
+
+    class Workers:
+        def scheduler_info(self, n_workers):
+            return {"workers": {address: {"nthreads": 1, "resources": {}} for address in found}}
+
+        def run(self, function, *args, on_error):
+            return found
+
+    with pytest.raises(RuntimeError, match=words) if words else nullcontext():
+        cluster.check_workers(Workers(), (tmp_path,), gpu=False)
+
+
+def test_a_worker_tells_its_machine_threads_and_cores(tmp_path, monkeypatch):
+    from dynatree_lib.suite import cluster
+
+    (tmp_path / "token").touch()
+    for text, threads in (("3", 3), ("2,1", 2), ("", available_cores()), ("many", available_cores())):
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+        seen = cluster._seen(str(tmp_path / "token"), [str(tmp_path)])
+        assert (seen.threads, len(seen.cores), seen.has[2]) == (threads, available_cores(), True)
 
 
 @pytest.mark.parametrize(

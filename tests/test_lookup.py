@@ -132,6 +132,16 @@ def test_a_new_text_inherits_the_rate_and_neither_the_text_nor_what_was_counted_
     assert len(second.state.drafting.copies.text) == 3
 
 
+def test_a_new_text_copies_from_earlier_ones_where_suffixes_are_looked_for():
+    toy = ToyModel.random(6, 1)
+    for options, earlier in (({"match": "suffix"}, True), ({"match": "suffix", "pool": 0}, False), ({}, False)):
+        drafter = LookupTree(toy, **options, **FREE)
+        first = generate(toy, [1, 4, 2], drafter, max_new_tokens=60)
+        state = drafter.inherit(drafter.start([5, 1, 4, 2], RandomSource()), first.state.drafting)
+        drafter.propose(state, 99)
+        assert state.copied[:6] == (first.tokens[:6] if earlier else [])
+
+
 def test_a_chat_turn_belongs_to_the_text():
     toy = ToyModel.random(6, 1)
     drafter = LookupTree(toy)

@@ -69,6 +69,18 @@ def test_a_copy_goes_on_with_what_followed_most_often_and_then_with_its_period()
     assert copies.following(5) == []
 
 
+def test_copies_of_earlier_texts_end_with_them_and_are_asked_for():
+    earlier, new = SuffixCopies(2, []), SuffixCopies(2, [])
+    earlier.append([1, 2, 3, 4])
+    for pool, expected in ((50, [3, 4]), (3, []), (0, [])):
+        new = SuffixCopies(2, [])
+        new.append([9, 1, 2])
+        assert new.following(9) == []
+        new.continues(earlier, pool)
+        assert new.following(9) == expected  # no mark of a text's end, and nothing across it
+        assert earlier.suffixes.text == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_suffix_tree_holds_the_most_probable_paths(seed):
     """Against all paths, their probabilities by counting substrings of the text."""

@@ -64,19 +64,23 @@ class LookupTree(CostAwareTree):
         longest: most copied tokens.
         match: what is copied: "ngram", what followed the last `ngram` tokens at their latest place; "suffix", what most
             often followed the longest suffix that occurred before, if it has `ngram` tokens (SAM decoding).
+        pool: with match="suffix" and `generate(..., warm=)`, most tokens of this and earlier texts to copy from;
+            where there are more, the latest half stays. 0 copies from the text itself.
 
     Raises:
-        ValueError: for ngram or longest < 1, an unknown match, and as for `CostAwareTree`.
+        ValueError: for ngram or longest < 1, pool < 0, an unknown match, and as for `CostAwareTree`.
     """
 
     ngram: int = 2
     longest: int = 12
     match: Literal["ngram", "suffix"] = "ngram"
+    pool: int = 50_000
     name = "lookup-tree"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_counts(self, "ngram", "longest")
+        check_counts(self, "pool", least=0)
         check_choices(self, match=("ngram", "suffix"))
 
     # ------------------------------------------------------------------------------------------------------ the state
@@ -91,6 +95,12 @@ class LookupTree(CostAwareTree):
     def extend(self, state: LookupState, tokens: Sequence[int]) -> LookupState:
         state.copies.append(tokens)
         return super().extend(state, tokens)
+
+    @override
+    def inherit(self, state: LookupState, earlier: LookupState) -> LookupState:
+        if isinstance(state.copies, SuffixCopies) and isinstance(earlier.copies, SuffixCopies):
+            state.copies.continues(earlier.copies, self.pool)
+        return super().inherit(state, earlier)  # how often copies are right is counted in each text
 
     @override
     def observe(self, state: LookupState, proposal: Proposal, scores: Scores, verdict: Verdict) -> LookupState:

@@ -92,15 +92,7 @@ class SuffixTree(GuessingDrafter):
     def inherit(self, state: SuffixState, earlier: SuffixState) -> SuffixState:
         super().inherit(state, earlier)
         state.known = deepcopy(earlier.known)
-        text, known = state.suffixes.text, earlier.suffixes.text
-        if len(known) + len(text) > self.pool:  # half of it, so that not every text builds the automaton anew
-            both = SuffixAutomaton()
-            both.append(known[len(known) - min(max(self.pool // 2 - len(text), 0), len(known)) :])
-        else:
-            both = earlier.suffixes.copied()
-        both.end()
-        both.append(text)
-        state.suffixes, state.frequent = both, (0, [], 0)
+        state.suffixes, state.frequent = earlier.suffixes.continued(state.suffixes.text, self.pool), (0, [], 0)
         return state
 
     def report(self, state: SuffixState) -> dict[str, float]:

@@ -54,6 +54,21 @@ class SuffixAutomaton:
         for token in tokens:
             self._append(int(token))
 
+    def continued(self, text: Sequence[int], pool: int) -> SuffixAutomaton:
+        """Return the automaton of these texts and a new one; this one stays as it is.
+
+        Where these are more than `pool` tokens together, the latest half of that stays, so that not every text builds
+        the automaton anew.
+        """
+        if len(self.text) + len(text) > pool:
+            both = SuffixAutomaton()
+            both.append(self.text[len(self.text) - min(max(pool // 2 - len(text), 0), len(self.text)) :])
+        else:
+            both = self.copied()
+        both.end()
+        both.append(text)
+        return both
+
     def copied(self) -> SuffixAutomaton:
         """Return a copy that grows by itself."""
         other = SuffixAutomaton()
@@ -99,7 +114,7 @@ class SuffixCopies(Copies):
     """Copies of what most often followed the longest suffix, of at least `n` tokens, that occurred before.
 
     Attributes:
-        suffixes: of the text.
+        suffixes: of the text, and of earlier ones where it continues them.
     """
 
     suffixes: SuffixAutomaton = field(default_factory=SuffixAutomaton)
@@ -109,18 +124,23 @@ class SuffixCopies(Copies):
         self.suffixes.append(tokens)
         self.text = self.suffixes.text
 
+    def continues(self, earlier: SuffixCopies, pool: int) -> None:
+        """Copy from earlier texts too, of at most `pool` tokens together with this one."""
+        self.suffixes = earlier.suffixes.continued(self.text, pool)
+        self.text = self.suffixes.text
+
     @override
     def following(self, count: int) -> list[int]:
         automaton, state, out = self.suffixes, self.suffixes.match, list[int]()
         if automaton.length[state] < self.n:
             return []
         while len(out) < count:
-            while state > START and not automaton.following[state]:
-                state = automaton.shorter[state]  # the copy has come to the end of the text: a period goes on
-            states = automaton.following[state]
-            if state == START or not states:
+            while state > START and not (tokens := [token for token in automaton.following[state] if token >= 0]):
+                state = automaton.shorter[state]  # the copy has come to the end of a text: a period goes on
+            if state == START:
                 break
-            token = max(reversed(states), key=lambda token: automaton.count[states[token]])  # of equals the latest
+            states = automaton.following[state]
+            token = max(reversed(tokens), key=lambda token: automaton.count[states[token]])  # of equals the latest
             out.append(token)
             state = states[token]
         return out

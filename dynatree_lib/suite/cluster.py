@@ -143,7 +143,8 @@ def check_workers(client: Client, folders: Sequence[Path], gpu: bool) -> None:
     """Raise RuntimeError unless every worker can do this run's work.
 
     A worker needs one thread, this library and its data, and the folders of the run. For work on a GPU some worker
-    needs the resource `GPU`. Without this check a request that no worker can serve would wait for ever.
+    needs the resource `GPU`. Without this check a request that no worker can serve would wait for ever. The workers of
+    a machine must not compute in more threads than it has cores: a forward would take many times as long.
     """
     workers = workers_of(client)
     if not workers:
@@ -172,10 +173,19 @@ def check_workers(client: Client, folders: Sequence[Path], gpu: bool) -> None:
                 f"{shorten(str(seen), 100)}); install it there."
             )
         names = ("this version of dynatree_lib", "the same data", f"sight of {' and '.join(map(str, folders))}")
-        if missing := [name for name, its, ours in zip(names, seen, mine, strict=True) if its != ours]:
+        has = getattr(seen, "has", seen)  # an earlier version answers with that alone
+        if missing := [name for name, its, ours in zip(names, has, mine, strict=True) if its != ours]:
             raise RuntimeError(
                 f"The worker {address} does not have {' and '.join(missing)}. Workers need the library of this "
                 "process and a file system that all share."
+            )
+    for host in dict.fromkeys(seen.host for seen in found.values()):
+        there = [seen for seen in found.values() if seen.host == host]
+        threads, cores = sum(seen.threads for seen in there), len(frozenset().union(*(seen.cores for seen in there)))
+        if threads > cores:
+            raise RuntimeError(
+                f"The {len(there)} workers on {host} would compute in {threads} threads on {cores} cores; start them "
+                f"with OMP_NUM_THREADS={max(1, cores // len(there))}, and no more of them than cores."
             )
 
 
@@ -185,9 +195,29 @@ def workers_of(client: Client) -> Mapping[str, Any]:
     return found
 
 
-def _seen(token: str, folders: Sequence[str]) -> tuple[str, str, bool]:
-    """On a worker: the hashes of library and data, and whether it sees the run's folders."""
-    return *own_version(), Path(token).is_file() and all(Path(folder).is_dir() for folder in folders)
+@dataclass(frozen=True)
+class _Seen:
+    """What a worker is and sees.
+
+    Attributes:
+        has: the hashes of library and data, and whether it sees the run's folders.
+        host: name of its machine.
+        threads: that its kernels compute in.
+        cores: that it may use.
+    """
+
+    has: tuple[str, str, bool]
+    host: str
+    threads: int
+    cores: frozenset[int]
+
+
+def _seen(token: str, folders: Sequence[str]) -> _Seen:
+    """On a worker: what it is and sees."""
+    cores = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(available_cores()))
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    sees = Path(token).is_file() and all(Path(folder).is_dir() for folder in folders)
+    return _Seen((*own_version(), sees), socket.gethostname(), int(threads) if threads.isdigit() else len(cores), cores)
 
 
 def dask_setup(_worker: Any) -> None:
