@@ -1,6 +1,6 @@
 """Break runs, benchmarks and sweeps at random points, and count what is lost.
 
-python3 -m tools.inject_faults [--injections 220] [--seed 0] [--kinds kill-runner,...] [--out faults.json]
+python3 -m tools.inject_faults [--injections 248] [--seed 0] [--kinds kill-runner,...] [--out faults.json]
 
 Every injection runs a small suite (or benchmark, or sweep), breaks it, asks for the rest with --resume, and compares:
 nothing that had finished may be run again or be gone, nothing unfinished may have been reported as done, and in the end
@@ -16,7 +16,6 @@ import json
 import multiprocessing
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -26,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, tzinfo
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ from dynatree_lib.suite import receipts, sweep
 from dynatree_lib.suite import run as runs_of_suite
 from dynatree_lib.suite.receipts import Files, damage, read_or_empty
 
+from .apart import FILES, NETWORK, apart, mount
+
 NAMES = ("10_a", "20_b", "30_c")
 LINES = 12
 """Lines of each notebook's record; they come one by one, so that a kill can fall between them."""
@@ -56,6 +58,8 @@ with (folder / "lines.jsonl").open("w") as file:
         time.sleep(0.04)
 """
 WANTED = "".join(f"{number}\n" for number in range(LINES))
+ROOM = 2**26
+"""Bytes of a disk that is not full."""
 METHODS, PROMPTS = "ar-fast,prompt-lookup", 4
 GRID = "method: prompt-lookup\nmax_new_tokens: 4\ngrid: {ngram: [1, 2, 3], length: [1, 2, 3], seed: [0, 1]}\n"
 fork = multiprocessing.get_context("fork")
@@ -131,7 +135,7 @@ def here(arguments: list[str]) -> tuple[int, str]:
     return code, text.getvalue()
 
 
-def started(arguments: list[str], prepare: Callable[[], None] | None = None) -> multiprocessing.process.BaseProcess:
+def started(arguments: list[str]) -> multiprocessing.process.BaseProcess:
     """Start a command in a process of its own session, silent."""
 
     def work() -> None:
@@ -140,8 +144,6 @@ def started(arguments: list[str], prepare: Callable[[], None] | None = None) -> 
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
-        if prepare:
-            prepare()
         os._exit(command(arguments))
 
     process = fork.Process(target=work)
@@ -224,18 +226,23 @@ def kill_worker(trial: Trial) -> None:
     while not list(trial.out.glob("*.partial*")) and time.monotonic() < until:
         time.sleep(0.05)
     time.sleep(trial.chance.uniform(0, 1.5))
-    parents = []
-    for child in offspring(process):
-        with contextlib.suppress(psutil.Error):
-            if "ipykernel_launcher" in " ".join(child.cmdline()):
-                parents.append(child.parent())
-    for parent in parents[:1]:
-        with contextlib.suppress(psutil.Error, AttributeError):
-            parent.kill()
+    trial.check(_worker_killed(process), "there was no worker to kill")
     process.join(90)
     trial.check(process.exitcode == 0, f"the run ended with {process.exitcode}")
     trial.check(set(finished(trial)) == set(NAMES), "a notebook did not finish in the same run")
     resumed(trial, finished(trial))
+
+
+def _worker_killed(process: multiprocessing.process.BaseProcess) -> bool:
+    """Kill the parent of a kernel, as soon as there is one."""
+    while process.is_alive():
+        for child in offspring(process):
+            with contextlib.suppress(psutil.Error, AttributeError):
+                if "ipykernel_launcher" in " ".join(child.cmdline()):
+                    child.parent().kill()
+                    return True
+        time.sleep(0.02)
+    return False
 
 
 def kill_run_with_workers(trial: Trial) -> None:
@@ -311,18 +318,52 @@ def clock_backwards(trial: Trial) -> None:
         trial.check(bool(after) and max(after.values()) < before, f"the clock did not go back: {after}")
 
 
+def with_own(what: int) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
+    """Let a kind of fault have file systems, or a network, of its own."""
+
+    def decorated(kind: Callable[[Trial], None]) -> Callable[[Trial], None]:
+        @wraps(kind)
+        def run(trial: Trial) -> None:
+            trial.lost += apart(what, lambda: tried(kind, trial))
+
+        return run
+
+    return decorated
+
+
+@with_own(FILES)
 def full_disk_in_run(trial: Trial) -> None:
-    """A full disk while notebooks run (a limit on the size of files)."""
-    limit = trial.chance.randint(200, 6000)
-    process = started(suite(trial), lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
-    process.join(60)
-    trial.check(not process.is_alive(), "it did not end")
+    """A full disk while notebooks run."""
+    trial.out.mkdir()
+    mount(trial.out, 4096 * trial.chance.randint(1, 16))
+    code, said = here(suite(trial))
     kept = finished(trial)
-    trial.check(process.exitcode != 0 or set(kept) == set(NAMES), "it ended as if all were well")
+    trial.check(code != 0 or set(kept) == set(NAMES), "it ended as if all were well")
+    trial.check("Traceback" not in said, f"it ended with a traceback: {said[-300:]}")
+    mount(trial.out, ROOM, again=True)
     resumed(trial, kept)
 
 
+@with_own(FILES)
 def read_only_outputs(trial: Trial) -> None:
+    """A folder that is read-only from the start, or from one notebook to the next."""
+    trial.out.mkdir()
+    mount(trial.out, ROOM)
+    begun = trial.chance.random() < 0.5
+    if begun:
+        here(suite(trial, "--only", NAMES[0]))
+    kept = finished(trial)
+    trial.check(set(kept) == set(NAMES[:begun]), "the first notebook did not finish")
+    mount(trial.out, ROOM, again=True, read_only=True)
+    code, said = here(suite(trial, *["--resume"] * begun))
+    words = code == 2 and "Read-only file system" in said
+    trial.check(words and "Traceback" not in said and "Errno" not in said, f"it ended with {code}: {said[-300:]}")
+    trial.check(finished(trial) == kept, "something is called done that was not run")
+    mount(trial.out, ROOM, again=True)
+    resumed(trial, kept)
+
+
+def no_folder(trial: Trial) -> None:
     """A place where no folder can be made."""
     trial.folder.joinpath("out").write_text("a file, where the folder should be")
     code, said = here(suite(trial))
@@ -455,12 +496,20 @@ def truncated_bench(trial: Trial) -> None:
     rest_of_bench(trial, recorded(trial))
 
 
+@with_own(FILES)
 def full_disk_in_bench(trial: Trial) -> None:
     """A full disk while a benchmark writes its records."""
-    limit = trial.chance.randint(300, 4000)
-    process = started(bench(trial), lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
-    process.join(60)
-    trial.check(process.exitcode != 0, "it ended as if all were well")
+    mount(trial.folder, ROOM)
+    here(bench(trial))
+    records = trial.folder / "bench.jsonl"
+    pages = trial.chance.randint(0, records.stat().st_size // 4096)
+    records.unlink()
+    mount(trial.folder, 4096 * (pages + 1), again=True)
+    trial.folder.joinpath("other").write_bytes(bytes(4096))
+    code, said = here(bench(trial))
+    told = "No space left on device" in said and "Errno" not in said and "Traceback" not in said
+    trial.check(code == 2 and told, f"it ended with {code}: {said[-300:]}")
+    mount(trial.folder, ROOM, again=True)
     rest_of_bench(trial, recorded(trial))
 
 
@@ -581,6 +630,7 @@ print(total(10))
 """
 
 
+@with_own(NETWORK)
 def hub_without_network(trial: Trial) -> None:
     """A hub name without a network."""
     began = time.monotonic()
@@ -595,7 +645,7 @@ def hub_without_network(trial: Trial) -> None:
 KINDS = (
     kill_runner, kill_runner_and_resume_at_once, terminate_runner, interrupt_runner, kill_kernel, kill_worker,
     kill_run_with_workers, hanging_notebook,
-    two_runs, second_run, clock_backwards, full_disk_in_run, read_only_outputs, truncated_receipt, truncated_notebook,
+    two_runs, second_run, clock_backwards, full_disk_in_run, read_only_outputs, no_folder, truncated_receipt, truncated_notebook,
     truncated_record, missing_record, flipped_byte, receipt_of_another_version, damaged_run_file, kill_bench,
     truncated_bench, full_disk_in_bench, records_of_another_setup, no_memory_on_the_device, kill_sweep, truncated_row,
     truncated_model, truncated_machine_code, hub_without_network,
@@ -612,12 +662,17 @@ def folders() -> Iterator[Path]:
 def inject(kind: Callable[[Trial], None], seed: int, folder: Path) -> list[str]:
     """Return what one injection lost; nothing, where all is well."""
     folder.mkdir(parents=True)
-    trial = Trial(folder, random.Random(f"{kind.__name__} {seed}"))
+    lost = tried(kind, Trial(folder, random.Random(f"{kind.__name__} {seed}")))
+    shutil.rmtree(folder, ignore_errors=True)
+    return lost
+
+
+def tried(kind: Callable[[Trial], None], trial: Trial) -> list[str]:
+    """Return what a trial lost."""
     try:
         kind(trial)
     except Exception as error:
         trial.lost.append(f"the injection itself failed: {type(error).__name__}: {error}")
-    shutil.rmtree(folder, ignore_errors=True)
     return trial.lost
 
 
@@ -631,7 +686,7 @@ def say(line: str, file: Any = None) -> None:
 def main() -> int:
     """Inject faults of every kind in turn and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--injections", type=int, default=224)
+    parser.add_argument("--injections", type=int, default=248)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", help="names separated by commas (default: all)")
     parser.add_argument("--out", type=Path, help="the table as JSON; kinds that it has already are replaced")
