@@ -66,6 +66,7 @@ def test_greedy_text_is_transformers(kind, name):
             out = generate(target, ids, drafter, max_new_tokens=len(expected))
             assert out.tokens == expected, (drafter, ids.shape)
             assert out.finish_reason == "length"
+            assert drafter.side_trees or not any(one.side_nodes for one in out.iterations)
 
 
 @pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)

@@ -280,9 +280,8 @@ def test_unions_that_cannot_be_are_refused():
         dt.UnionTree(sampled, dt.PromptLookup())
     with pytest.raises(TypeError, match="The second drafter is 'ptd'"):
         dt.UnionTree(dt.PromptLookup(), "ptd")
-    both = dt.UnionTree(dt.ProgressiveTree(), dt.Lookahead())
     with pytest.raises(ValueError, match="both draft inside the target's forward"):
-        dt.generate(TARGET, PROMPT, both, max_new_tokens=5)
+        dt.UnionTree(dt.ProgressiveTree(), dt.Switch(dt.Lookahead()))
     with pytest.raises(ValueError, match="'hf-generate' is no drafter"):
         variant("union-tree:second=hf-generate")
     with pytest.raises(ValueError, match="no method 'lookup'"):

@@ -11,7 +11,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
-from examples import needs_draft
+from examples import EVERY
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -94,8 +94,10 @@ def test_merged_paths_are_the_prefixes_of_what_was_merged(paths):
 
 
 # ---------------------------------------------------------------------------------------------------- drafters' options
-def values(name: str, kind: object) -> st.SearchStrategy:
+def values(name: str, kind: object, draft: dt.LanguageModel) -> st.SearchStrategy:
     """Values of an option by its type."""
+    if kind is dt.Drafter:
+        return st.sampled_from(DRAFTERS).flatmap(lambda part: drafters(part, draft))
     if kind is bool:
         return st.booleans()
     if kind is int:
@@ -112,9 +114,9 @@ def values(name: str, kind: object) -> st.SearchStrategy:
             return st.lists(st.floats(0.01, 1), min_size=1, max_size=6).map(
                 lambda steps: tuple(np.cumsum(steps).tolist())
             )
-        return st.lists(values(name, inner), min_size=1, max_size=4).map(tuple)
+        return st.lists(values(name, inner, draft), min_size=1, max_size=4).map(tuple)
     parts = typing.get_args(kind)
-    return st.one_of([values(name, part) for part in parts]) if parts else st.nothing()
+    return st.one_of([values(name, part, draft) for part in parts]) if parts else st.nothing()
 
 
 @st.composite
@@ -122,10 +124,11 @@ def drafters(draw, kind: type, draft: dt.LanguageModel):
     """A drafter with up to four options drawn; those that it refuses in a sentence are left out."""
     hints = typing.get_type_hints(kind)
     names = [field.name for field in fields(kind) if field.init and field.name not in ("draft", "drawing")]
+    needed = [name for name in names if hints[name] is dt.Drafter]
     chosen = draw(st.lists(st.sampled_from(names), unique=True, max_size=4)) if names else []
-    options = {name: draw(values(name, hints[name])) for name in chosen}
+    options = {name: draw(values(name, hints[name], draft)) for name in dict.fromkeys([*needed, *chosen])}
     try:
-        return kind(*([draft] if needs_draft(kind) else []), **options)
+        return kind(*([draft] if "draft" in hints else []), **options)
     except ValueError as error:
         refused = str(error)
     assert refused.endswith(".")
@@ -135,14 +138,28 @@ def drafters(draw, kind: type, draft: dt.LanguageModel):
 PROMPTS = st.lists(st.integers(0, 4), min_size=1, max_size=9)
 
 
-@pytest.mark.parametrize("kind", DRAFTERS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
 @REPEATABLE
 @given(st.data())
 def test_whatever_options_a_drafter_takes_its_greedy_text_is_the_targets(kind, data):
-    drafter, prompt = data.draw(drafters(kind, DRAFT)), data.draw(PROMPTS)
+    decodes_as_the_target_alone(data, kind, TARGET, DRAFT)
+
+
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
+@settings(REPEATABLE, max_examples=5)
+@given(st.data())
+def test_with_models_of_transformers_too(kind, data):
+    decodes_as_the_target_alone(data, kind, *_models(data.draw(st.sampled_from(["llama", "mistral-window", "gpt2"]))))
+
+
+def decodes_as_the_target_alone(data, kind, target, draft):
+    """At temperature 0, and where the most probable token alone may be drawn, by the rule that is the default there."""
+    drafter, prompt = data.draw(drafters(kind, draft)), data.draw(PROMPTS)
     budget, eos = data.draw(st.integers(1, 24)), data.draw(st.sets(st.integers(0, 4), max_size=2))
     options = {"max_new_tokens": budget, "eos_token_ids": sorted(eos)}
-    out, plain = dt.generate(TARGET, prompt, drafter, **options), dt.autoregressive(TARGET, prompt, **options)
+    sampling = data.draw(st.sampled_from([dt.Sampling(), dt.Sampling(temperature=1.0, top_k=1)]))
+    out = dt.generate(target, prompt, drafter, sampling=sampling, **options)
+    plain = dt.autoregressive(target, prompt, **options)
     assert out.tokens == plain.tokens
     assert out.finish_reason == plain.finish_reason
     most = getattr(drafter, "max_nodes", None)

@@ -645,7 +645,8 @@ def hub_without_network(trial: Trial) -> None:
 KINDS = (
     kill_runner, kill_runner_and_resume_at_once, terminate_runner, interrupt_runner, kill_kernel, kill_worker,
     kill_run_with_workers, hanging_notebook,
-    two_runs, second_run, clock_backwards, full_disk_in_run, read_only_outputs, no_folder, truncated_receipt, truncated_notebook,
+    two_runs, second_run, clock_backwards, full_disk_in_run, read_only_outputs, no_folder, truncated_receipt,
+    truncated_notebook,
     truncated_record, missing_record, flipped_byte, receipt_of_another_version, damaged_run_file, kill_bench,
     truncated_bench, full_disk_in_bench, records_of_another_setup, no_memory_on_the_device, kill_sweep, truncated_row,
     truncated_model, truncated_machine_code, hub_without_network,

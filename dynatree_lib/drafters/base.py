@@ -83,6 +83,11 @@ class Drafter(ABC):
         """Whether its trees never branch."""
         return False
 
+    @property
+    def side_trees(self) -> bool:
+        """Whether it drafts inside the target's own forward, by side trees."""
+        return False
+
     def check(self, target: LanguageModel) -> None:  # noqa: B027 - most drafters serve every target
         """Raise ValueError, before any work, where this drafter cannot serve the target."""
 

@@ -52,6 +52,7 @@ class Lookahead(NgramDrafter):
     guesses: int = 15
     text: bool = False
     name = "lookahead"
+    side_trees = True
 
     def __post_init__(self) -> None:
         check_switches(self, "text")

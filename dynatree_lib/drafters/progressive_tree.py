@@ -105,6 +105,7 @@ class ProgressiveTree(Drafter):
     verify_cost: tuple[float, ...] | None = None
     rate: float = 1.2
     name = "ptd"
+    side_trees = True
 
     def __post_init__(self) -> None:
         make_tuples(self, "start_tree", "verify_cost")

@@ -61,6 +61,7 @@ class SelfDraft(NgramDrafter):
     candidates: int = 10
     text: bool = True
     name = "self-draft"
+    side_trees = True
 
     def __post_init__(self) -> None:
         check_switches(self, "text")

@@ -104,6 +104,11 @@ class Switch(Drafter):
         return self.drafter.drawing
 
     @property
+    def side_trees(self) -> bool:
+        """As the drafter."""
+        return self.drafter.side_trees
+
+    @property
     def chain(self) -> bool:
         """As the drafter."""
         return self.drafter.chain

@@ -75,8 +75,8 @@ class UnionTree(Drafter):
 
     Raises:
         TypeError: for what is no drafter.
-        ValueError: for a drafter that draws its tokens, two drafts whose features differ, max_nodes < 2, costs that are
-            no curve, or a rate that is not positive.
+        ValueError: for a drafter that draws its tokens, two drafters by side trees, two drafts whose features differ,
+            max_nodes < 2, costs that are no curve, or a rate that is not positive.
     """
 
     first: Drafter
@@ -99,12 +99,22 @@ class UnionTree(Drafter):
                 f"The {role} drafter, '{part.name}', draws its tokens, and leaving some out would bias the text; give "
                 "drafters of deterministic trees.",
             )
+        require(
+            not (self.first.side_trees and self.second.side_trees),
+            f"'{self.first.name}' and '{self.second.name}' both draft inside the target's forward by a side tree; give "
+            "one such drafter.",
+        )
         layers = {part.feature_layers for part in self._parts if part.feature_layers is not None}
         require(len(layers) < 2, f"The two drafts read different features {sorted(layers)}; give one such draft.")
 
     @property
     def _parts(self) -> tuple[Drafter, Drafter]:
         return self.first, self.second
+
+    @property
+    def side_trees(self) -> bool:
+        """Whether one of them does."""
+        return any(part.side_trees for part in self._parts)
 
     @property
     def model(self) -> LanguageModel | None:
@@ -174,13 +184,8 @@ class UnionTree(Drafter):
         for part, own, place in zip(self._parts, state.parts, places, strict=True):
             part.renumber(own, number[place], len(keep))
         parts = (tree.tokens[keep], number[tree.parents[keep]], tree.logprobs[keep], tree.draws[keep])
-        side_trees = [proposal.side_tree for proposal in proposals if proposal.side_tree is not None]
-        if len(side_trees) > 1:
-            raise ValueError(
-                f"'{self.first.name}' and '{self.second.name}' both draft inside the target's forward by a side tree; "
-                "give one such drafter."
-            )
-        return Proposal(TokenTree(*parts), side_tree=next(iter(side_trees), None))
+        side_trees = (proposal.side_tree for proposal in proposals if proposal.side_tree is not None)
+        return Proposal(TokenTree(*parts), side_tree=next(side_trees, None))
 
     def _size(self, state: UnionState, estimate: np.ndarray) -> int:
         """Return how many nodes are verified."""
