@@ -84,8 +84,8 @@ def test_adaptation_carries_what_a_text_began_with():
     assert (firsts["base_depth"] == 5).all()  # nothing is carried
     assert firsts["acceptance"].isna().all()
     carried = ablation.decode(PAIR, [variant("cost-aware-tree:carry=true", "c")], PROMPTS, 20)
-    sharpness = ablation.adaptation_frame(carried).groupby("text")["sharpness"].first()
-    assert sharpness[1] != sharpness[0]
+    rates = ablation.adaptation_frame(carried).groupby("text")["rate"].first()
+    assert rates[1] != rates[0]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -98,21 +98,65 @@ def test_a_text_that_shows_itself(written):
     harmless(page)
 
 
-def test_steps_and_figures_of_a_text(written):
-    tokenizer = Tokenizer()
-    for number, iteration in enumerate(written.iterations):
-        harmless(str(plots.step_text(written, number, tokenizer, prompt=HOSTILE[0])))
-        harmless_figure(plots.draft_tree(iteration, tokenizer))
-        harmless_figure(plots.tree_mask(iteration.tree, 3, tokenizer))
+DRAWN = {
+    "draft_tree": lambda out, number, names: plots.draft_tree(out.iterations[number], names, title=""),
+    "forward_mask": lambda out, number, names: plots.forward_mask(out.iterations[number], names),
+    "forward_trees": lambda out, number, names: plots.forward_trees(out.iterations[number], names),
+    "positions": lambda out, number, names: plots.positions(out.iterations[number].tree, 3, names),
+    "seen_tree": lambda out, number, names: plots.seen_tree(out.iterations[number].tree, 0, names),
+    "stacked_trees": lambda out, number, names: plots.stacked_trees({"one": out.iterations[number]}, names),
+    "step_text": lambda out, number, names: plots.step_text(out, number, names, prompt=HOSTILE[0]),
+    "text_iterations": lambda out, _, names: plots.text_iterations(out, names, prompt=HOSTILE[0]),
+    "tree_mask": lambda out, number, names: plots.tree_mask(
+        out.iterations[number].tree, 2, names, prefix_tokens=(1, 2)
+    ),
+}
+"""Whatever of the plots shows tokens."""
+
+
+def test_everything_that_shows_tokens_is_looked_at():
+    shown = {name for name in plots.__all__ if "tokenizer" in getattr(getattr(plots, name), "__annotations__", {})}
+    assert shown == set(DRAWN)
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_steps_and_figures_of_a_text(written, name):
+    toy = dt.ToyModel.random(8, seed=1)
+    guessed = dt.generate(toy, [1, 2], dt.ProgressiveTree(depth=3, start_tree=2), max_new_tokens=20)
+    out = replace(guessed, tokenizer=Tokenizer()) if name.startswith("forward") else written
+    for number in range(len(out.iterations)):
+        drawn = DRAWN[name](out, number, Tokenizer())
+        (harmless_figure if hasattr(drawn, "to_json") else lambda page: harmless(str(page)))(drawn)
+
+
+class Writes:
+    """A tokenizer that reads every token as something that a page must not run."""
+
+    def __init__(self, own):
+        self.own = own
+
+    def __getattr__(self, name):
+        return getattr(self.own, name)
+
+    def __call__(self, *texts, **options):
+        return self.own(*texts, **options)
+
+    def __len__(self):
+        return len(self.own)
+
+    decode, convert_ids_to_tokens = Tokenizer.decode, Tokenizer.convert_ids_to_tokens
 
 
 def test_explorers(written):
     widgets = pytest.importorskip("ipywidgets")
-    from dynatree_lib.explore import Race, Walk
+    from dynatree_lib.explore import Live, Mask, Race, Walk
 
+    pair = dt.load_pair("tiny")
     for explorer in (
         Walk(written, Tokenizer(), prompt=HOSTILE[1]),
         Race({HOSTILE[0]: written}, Tokenizer(), prompt=HOSTILE[2]),
+        Mask(written.iterations[0].tree, [1, 2], Tokenizer()),
+        Live(replace(pair, tokenizer=Writes(pair.tokenizer)), HOSTILE[0], budget=8),
     ):
         places = [explorer]
         while places:
@@ -280,6 +324,8 @@ for command in sys.argv[1:]:
 """
 COMMANDS = (
     "bench --methods ar-fast,chain --limit 1 --max-new-tokens 4 --warmup 0",
+    "judge --limit 1 --max-new-tokens 4 --trees sampled-tree --out judged.jsonl",
+    "precision --limit 1 --max-new-tokens 4 --dtypes float32 --rows 2 --methods chain",
     "pairs",
     "audit --rounding --instances 8",
     "sweep grid.yml --out sweep",
