@@ -70,7 +70,7 @@ def test_a_copy_goes_on_with_what_followed_most_often_and_then_with_its_period()
 
 
 def test_copies_of_earlier_texts_end_with_them_and_are_asked_for():
-    earlier, new = SuffixCopies(2, []), SuffixCopies(2, [])
+    earlier = SuffixCopies(2, [])
     earlier.append([1, 2, 3, 4])
     for pool, expected in ((50, [3, 4]), (3, []), (0, [])):
         new = SuffixCopies(2, [])

@@ -92,6 +92,14 @@ def written():
     return replace(out, tokenizer=Tokenizer())
 
 
+@pytest.fixture(scope="module")
+def guessed():
+    """A text whose iterations have side trees."""
+    drafter = dt.ProgressiveTree(depth=3, start_tree=2)
+    out = dt.generate(dt.ToyModel.random(8, seed=1), [1, 2], drafter, max_new_tokens=20)
+    return replace(out, tokenizer=Tokenizer())
+
+
 def test_a_text_that_shows_itself(written):
     page = written._repr_html_()
     assert "alert(1)" in page  # it is shown, as text
@@ -120,13 +128,14 @@ def test_everything_that_shows_tokens_is_looked_at():
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_steps_and_figures_of_a_text(written, name):
-    toy = dt.ToyModel.random(8, seed=1)
-    guessed = dt.generate(toy, [1, 2], dt.ProgressiveTree(depth=3, start_tree=2), max_new_tokens=20)
-    out = replace(guessed, tokenizer=Tokenizer()) if name.startswith("forward") else written
+def test_steps_and_figures_of_a_text(written, guessed, name):
+    out = guessed if name.startswith("forward") else written
     for number in range(len(out.iterations)):
         drawn = DRAWN[name](out, number, Tokenizer())
-        (harmless_figure if hasattr(drawn, "to_json") else lambda page: harmless(str(page)))(drawn)
+        if hasattr(drawn, "to_json"):
+            harmless_figure(drawn)
+        else:
+            harmless(str(drawn))
 
 
 class Writes:

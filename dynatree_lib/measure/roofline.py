@@ -441,7 +441,7 @@ def speed(
 
 
 def largest_batch(machine: Machine, target: Shape, nodes: int = 1, kv: int = 0, devices: int = 1) -> int:
-    """Return how many texts' caches fit into the devices' memory beside the target's weights; 0 where these do not.
+    """Return how many texts' caches fit into the devices' memory with the target's weights; 0 where these do not.
 
     Raises:
         ValueError: for less than one node or device, or a cache below 0.

@@ -82,7 +82,7 @@ def local_workers(count: int, gpu: bool = False) -> Iterator[Client]:
         ValueError: for more workers than cores, or than GPUs.
     """
     require_distributed()
-    mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(available_cores()))
+    mine = sorted(_cores())
     cards = _gpus() if gpu else []
     there, what = (len(cards), "GPU") if gpu else (len(mine), "core")
     if gpu and not there:
@@ -214,7 +214,7 @@ class _Seen:
 
 def _seen(token: str, folders: Sequence[str]) -> _Seen:
     """On a worker: what it is and sees."""
-    cores = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(available_cores()))
+    cores = _cores()
     threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     sees = Path(token).is_file() and all(Path(folder).is_dir() for folder in folders)
     return _Seen((*own_version(), sees), socket.gethostname(), int(threads) if threads.isdigit() else len(cores), cores)
@@ -228,6 +228,11 @@ def dask_setup(_worker: Any) -> None:
     os.setsid()
     if (mine := os.environ.get(CORES)) and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, [int(core) for core in mine.split(",")])
+
+
+def _cores() -> frozenset[int]:
+    """The cores that this process may use."""
+    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(available_cores()))
 
 
 def _gpus() -> list[str]:
