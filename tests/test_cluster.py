@@ -106,6 +106,39 @@ def test_workers_that_die_notebooks_that_fail_or_hang_and_the_others(tmp_path):
     assert receipt(tmp_path, "10_good")["started"] == started
 
 
+@pytest.mark.slow
+def test_a_worker_that_starts_slowly_is_waited_for_and_one_that_never_does_is_not(tmp_path, monkeypatch):
+    from dask import config
+
+    from dynatree_lib.suite import cluster
+    from dynatree_lib.suite.plan import find_sources, make_jobs
+
+    write_notebook(tmp_path / "notebooks", "10_kills", KILL)
+    records_notebook(tmp_path / "notebooks", "20_good")
+    jobs, said, out = make_jobs(find_sources(tmp_path / "notebooks"), "smoke", {}), [], tmp_path / "out"
+    monkeypatch.setattr(cluster, "EVERY", 0.5)
+    with cluster.local_workers(1) as client:
+        assert (
+            config.get("distributed.deploy.lost-worker-timeout") == "300s"
+        )  # Dask's 15 s are too few for a busy machine
+        (nanny,) = client.cluster.workers.values()
+
+        async def never():
+            await nanny.close()
+
+        monkeypatch.setattr(nanny, "instantiate", never)
+        monkeypatch.setattr(cluster, "GONE", 2)
+        assert cluster.run_on_workers(jobs, out, ROOT, client, resume=False, say=said.append) == 1
+    assert cluster.NO_WORKER in said
+    assert "2 notebooks: 1 failed, 1 not started." in said[-1]
+    assert "10_kills failed: no worker has started again for 2 s" in said[-1]
+    assert Files(out, "10_kills").stopped("failed").is_file()
+    assert json.loads(Files(out, "10_kills").failure.read_text())["problem"] == "no worker has started again for 2 s"
+    assert (
+        main(["run", "--notebooks", str(tmp_path / "notebooks"), "--out", str(out), "--resume", "--only", "20*"]) == 0
+    )
+
+
 MEET = """import time
 from pathlib import Path
 folder = Path(os.environ['DYNATREE_OUT'])

@@ -1,6 +1,8 @@
 """Measure what docs/beyond.md reports on SmolLM2: other tokenizers, a self-drafting target, drawn trees, the switch.
 
-python3 -m tools.beyond_reference [OUT] [vocabularies] [skipping] [grown] [drawn] [switch] [rules-0.5] [rules-1]
+python3 -m tools.beyond_reference [OUT] [NAME ...]
+
+NAME is one of the records below, by default all of them.
 
 `vocabularies.json` is a benchmark of the target of `smollm2` with the draft of `tiny`, whose tokenizer is another one.
 One prompt of each task of the bundled workload.
@@ -13,7 +15,11 @@ trees of 8 nodes commit that grow by that probability, by a constant, or not at 
 `switch.jsonl.gz` compares drafters with and without a switch, with the weights read as 4 bits, on 39 prompts of
 Spec-Bench.
 `rules-0.5.jsonl.gz` and `rules-1.jsonl.gz` have every drafter under every rule that may serve it, at both temperatures,
-with the weights read as 4 bits, on one prompt of each category of Spec-Bench.
+with the weights read as 4 bits, on one prompt of each category of Spec-Bench; `made-0.5.jsonl.gz` and `made-1.jsonl.gz`
+the drafters that are made of others, or need a count or a search first (the layers to leave out are those of the kept
+`skipping.json`).
+`inherited.json` counts what a lookup tree commits that begins a text with what it has learnt about another one, by what
+that is, on 39 prompts of Spec-Bench.
 Runs of the packed records that are done stay in OUT/NAME.jsonl until all are, and a stopped benchmark goes on there.
 DYNATREE_DATA names the folder with spec_bench/. Nothing else should run.
 """
@@ -22,7 +28,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -30,10 +38,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from typing_extensions import override
 
 from dynatree_lib.cli.options import JUDGED
 from dynatree_lib.decoding import Iteration, generate
-from dynatree_lib.drafters import Drafter, DySpecTree, SampledTree
+from dynatree_lib.drafters import Drafter, DySpecTree, LookupTree, SampledTree
+from dynatree_lib.drafters.lookup_tree import LookupState
 from dynatree_lib.experiments.traversal.which import measured_rates
 from dynatree_lib.measure.audit import serves
 from dynatree_lib.measure.cost_model import measure_costs
@@ -51,10 +61,10 @@ from dynatree_lib.workloads import Workload, load_workload
 
 from .pack_records import pack
 
+REFERENCE = Path("outputs/reference")
 NEW_TOKENS = 64  # of a text
 PROMPTS = 9  # one of each task
 SEARCHED = 3  # prompts that layers are searched on
-TRIES = 8  # candidates of each step of the search
 DEEPEST = 8  # levels of a drawn tree
 CONSTANTS = (0.3, 0.4, 0.5, 0.6, 0.7)  # shares accepted that a tree is grown by
 EDGES = (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 1.01)  # of bins of probabilities
@@ -72,11 +82,11 @@ def vocabularies() -> dict[str, Any]:
 
 
 def skipping() -> dict[str, Any]:
-    """Search the layers to leave out and measure the chain that gains most, and the same with fewer and more layers."""
+    """Search the layers to leave out, of all at each step, and measure the chain that gains most, and one of more."""
     pair = load_pair("smollm2")
     workload = load_workload("bundled", limit=JUDGED + SEARCHED, tokenizer=pair.tokenizer)
     ids = [prompt.ids for prompt in prepare_prompts(pair, workload.prompts[JUDGED:], NEW_TOKENS)]
-    found = search_layers(pair.target, ids, max_new_tokens=NEW_TOKENS, tries=TRIES, progress=_say)
+    found = search_layers(pair.target, ids, max_new_tokens=NEW_TOKENS, progress=_say)
     few = max(found.steps, key=lambda step: (step.agreement >= 0.7, len(step.layers)))  # the most at this agreement
     specs = [
         f"{method},skip={'/'.join(map(str, step.layers))}"
@@ -153,9 +163,7 @@ def _first_children(iterations: Sequence[Iteration]) -> list[tuple[float, bool]]
 def switch(path: Path) -> None:
     """Measure two drafters with and without a switch that knows this machine's costs."""
     pair = load_pair("smollm2")
-    workload = load_workload("bundled", limit=JUDGED + SEARCHED, tokenizer=pair.tokenizer)
-    costs = measure_costs(pair, workload.prompts[JUDGED:], progress=_say).options()
-    priced = ",".join(f"{name}={text(value)}" for name, value in costs.items())
+    priced = _priced(pair)
     methods = [variant("ar-fast")]
     for name in ("prompt-lookup", "lookup-tree"):
         methods += [variant(name), variant(f"switch:drafter={name},{priced}", f"switch of {name}")]
@@ -173,16 +181,95 @@ GRID = (
 
 def rules(temperature: float, path: Path) -> None:
     """Measure every drafter under every rule that may serve it, against plain decoding."""
+    _ruled(path, load_pair("smollm2"), {spec: spec for spec in GRID}, Sampling(temperature))
+
+
+def made(temperature: float, path: Path) -> None:
+    """Measure what is made of other drafters, and what needs a count or a search first, as `rules` does."""
     pair, sampling = load_pair("smollm2"), Sampling(temperature)
+    workload = load_workload("bundled", limit=JUDGED + PROMPTS, tokenizer=pair.tokenizer)
+    wide = SampledTree(pair.draft, depth=6, branching=(4, 2, 1))
+    rates = measured_rates(pair, wide, workload.prompts[JUDGED:], sampling, NEW_TOKENS)
+    found = json.loads((REFERENCE / "skipping.json").read_text(encoding="utf-8"))["search"]["best"]
+    skip, priced = "/".join(map(str, found["layers"])), _priced(pair)
+    specs = {
+        "sampled-tree:Sequoia's shape": f"sampled-tree:shape={'/'.join(map(str, rates.slots(8, DEEPEST)))}",
+        "sampled-tree:branching=1,skip": f"sampled-tree:branching=1,skip={skip}",
+        "chain:length=4,skip": f"chain:length=4,skip={skip}",
+        "lookup-tree:match=suffix": "lookup-tree:match=suffix",
+        "union-tree": "union-tree",
+        "union-tree:no model": "union-tree:first=suffix-tree,second=token-recycling",
+        "switch:lookup-tree": f"switch:drafter=lookup-tree,{priced}",
+        "switch:sampled-tree": f"switch:drafter=sampled-tree,{priced}",
+    }
+    _ruled(path, pair, specs, sampling)
+
+
+def _ruled(path: Path, pair: Pair, specs: Mapping[str, str], sampling: Sampling) -> None:
+    """Measure drafters, label -> specification, under every rule that may serve each, against plain decoding."""
     methods = [variant("ar-fast")]
-    for spec in GRID:
-        made = variant(spec)
-        drafter = made.method.drafter(made.options, pair.draft)
+    for label, spec in specs.items():
+        given = variant(spec)
+        drafter = given.method.drafter(given.options, pair.draft)
         for rule in (*VERIFIERS, *BEYOND):
             if rule is not Greedy and serves(rule(), drafter, sampling):
-                methods.append(variant(f"{spec}{',' if ':' in spec else ':'}verifier={rule.name}"))
+                full, named = (f"{one}{',' if ':' in one else ':'}verifier={rule.name}" for one in (spec, label))
+                methods.append(variant(full, named))
     prompts = load_workload("spec-bench/categories", limit=13, tokenizer=pair.tokenizer)
     _lines(path, pair, methods, prompts, NEW_TOKENS, sampling)
+
+
+def inherited() -> dict[str, Any]:
+    """Count what a lookup tree commits that inherits what it has learnt about the text before, by what that is."""
+    pair = load_pair("smollm2", dtype="float32", engine="compiled")
+    workload = load_workload("spec-bench/categories", limit=39, tokenizer=pair.tokenizer)
+    trees = {name: _Inheriting(pair.draft, keeps=keeps) for name, keeps in KEPT.items()}
+    before, counts = dict[str, Any](), []
+    for prompt in prepare_prompts(pair, workload.prompts, 2 * NEW_TOKENS):
+        _say(f"[{len(counts) // len(trees) + 1}/{len(workload.prompts)}] {prompt.id}")
+        for name, tree in trees.items():
+            out = generate(
+                pair.target, prompt.ids, tree, max_new_tokens=2 * NEW_TOKENS, eos_token_ids=(), warm=before.get(name)
+            )
+            before[name] = out.state
+            one = {"tokens": len(out.tokens), "iterations": len(out.iterations)}
+            counts.append({"inherited": name, "prompt": prompt.id, **one})
+    about = {"environment": describe_environment(), "pair": pair.name, "tokens": 2 * NEW_TOKENS}
+    return {**about, "source": workload.source, "counts": counts}
+
+
+KEPT: dict[str, frozenset[str]] = {
+    "nothing": frozenset(),
+    "the rate": frozenset({"rate"}),
+    "the sharpness": frozenset({"sharpness"}),
+    "the shares of right copies": frozenset({"copies"}),
+    "all three": frozenset({"rate", "sharpness", "copies"}),
+}
+"""What a text may inherit -> parts of the state."""
+
+
+@dataclass(frozen=True)
+class _Inheriting(LookupTree):
+    """A lookup tree that inherits some parts of its state."""
+
+    keeps: frozenset[str] = frozenset()
+
+    @override
+    def inherit(self, state: LookupState, earlier: LookupState) -> LookupState:
+        if "rate" in self.keeps:
+            state = super().inherit(state, earlier)
+        if "sharpness" in self.keeps:
+            state.sharpness = earlier.sharpness
+        if "copies" in self.keeps:
+            state.copies.rates = deepcopy(earlier.copies.rates)
+        return state
+
+
+def _priced(pair: Pair) -> str:
+    """The costs of this machine, as options of a method."""
+    workload = load_workload("bundled", limit=JUDGED + SEARCHED, tokenizer=pair.tokenizer)
+    costs = measure_costs(pair, workload.prompts[JUDGED:], progress=_say).options()
+    return ",".join(f"{name}={text(value)}" for name, value in costs.items())
 
 
 def _lines(
@@ -206,15 +293,18 @@ def _say(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 
-RECORDS = {"vocabularies": vocabularies, "skipping": skipping, "grown": grown}
-LINES = {"drawn": drawn, "switch": switch, "rules-0.5": partial(rules, 0.5), "rules-1": partial(rules, 1.0)}
+RECORDS = {"vocabularies": vocabularies, "skipping": skipping, "grown": grown, "inherited": inherited}
+LINES = {
+    "drawn": drawn, "switch": switch, "rules-0.5": partial(rules, 0.5), "rules-1": partial(rules, 1.0),
+    "made-0.5": partial(made, 0.5), "made-1": partial(made, 1.0),
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> None:
     """Write the records that are named, by default all, into the folder that comes first."""
     known = [*RECORDS, *LINES]
     names = [argument for argument in arguments if argument in known] or known
-    folder = next((Path(argument) for argument in arguments if argument not in known), Path("outputs/reference"))
+    folder = next((Path(argument) for argument in arguments if argument not in known), REFERENCE)
     folder.mkdir(parents=True, exist_ok=True)  # before hours of work, not after
     for name in names:
         if name in LINES:

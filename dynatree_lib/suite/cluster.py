@@ -47,6 +47,8 @@ DELAY = 60
 EVERY = 30.0
 """Seconds between two lines on what is running."""
 NO_WORKER = "No worker is left; the run goes on when one comes, or stop it by Ctrl-C."
+GONE = 300
+"""Seconds that a run waits for a worker of this machine where none is left. Each starts again by itself, or never."""
 GPU = "GPU"
 """The resource that a worker with a GPU declares."""
 CORES = "DYNATREE_WORKER_CORES"
@@ -90,6 +92,7 @@ def local_workers(count: int, gpu: bool = False) -> Iterator[Client]:
     if not 1 <= count <= there:
         have = f"there {'is' if there == 1 else 'are'} {there} {what}{'' if there == 1 else 's'}"
         raise ValueError(f"--workers is {count} and {have} here; give 1 to {there}, at most one worker for each.")
+    from dask import config
     from distributed import Client, Nanny, Scheduler, SpecCluster
 
     threads = str(max(1, len(mine) // count))
@@ -103,7 +106,11 @@ def local_workers(count: int, gpu: bool = False) -> Iterator[Client]:
         }  # fmt: skip
         workers[number] = {"cls": Nanny, "options": options}
     plan = {"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard": False, "allowed_failures": DEATHS - 1}}
-    with SpecCluster(workers=workers, scheduler=plan, silence_logs=False) as cluster, Client(cluster) as client:
+    with (
+        config.set({"distributed.deploy.lost-worker-timeout": f"{GONE}s"}),  # a busy machine starts one in 20 s, not 15
+        SpecCluster(workers=workers, scheduler=plan, silence_logs=False) as cluster,
+        Client(cluster) as client,
+    ):
         try:
             client.wait_for_workers(count, timeout=STARTING)
         except TimeoutError as error:
@@ -299,6 +306,7 @@ class _Fanout:
         self.running: dict[Future, Job] = {}
         self.basis: dict[str, dict[str, Any]] = {}
         self.seen: set[str] = set()
+        self.alone: float | None = None  # since when there has been no worker
         self.waiting: list[Job] = []
         for job in jobs:
             if resume and why_rerun(Files(out, job.name), fingerprint(job)) is None:
@@ -324,6 +332,8 @@ class _Fanout:
                 if time.monotonic() - spoken > EVERY:
                     spoken = time.monotonic()
                     self._report()
+                    if self._abandoned():
+                        break
                 time.sleep(0.2)
         except KeyboardInterrupt:
             self._stop()
@@ -363,22 +373,40 @@ class _Fanout:
             problem = f"the worker says that it finished, but here {reason}"
         outcome = found.outcome
         if problem:
-            outcome = Outcome(job.name, "failed", problem)
-            if files.partial.is_file():
-                files.partial.replace(files.stopped("failed"))
-            write_failure(files, job, outcome, basis, {"finished": now()})
+            outcome = self._failed(job, problem)
         self.outcomes.append(outcome)
         again = ", started again after its worker died" if found.again and outcome.status == "finished" else ""
         problem = f": {outcome.problem}" if outcome.problem else ""
         place = f"[{len(self.outcomes)}/{self.count}]"
         self.say(f"{place} {job.name}: {outcome.status} after {found.cost} on {found.where}{again}{problem}")
 
+    def _failed(self, job: Job, problem: str) -> Outcome:
+        """Keep what a notebook has got to, and its problem."""
+        files, outcome = Files(self.out, job.name), Outcome(job.name, "failed", problem)
+        if files.partial.is_file():
+            files.partial.replace(files.stopped("failed"))
+        write_failure(files, job, outcome, self.basis[job.name], {"finished": now()})
+        return outcome
+
     def _report(self) -> None:
         """Say what is running; that no worker is left, where none is."""
         if not workers_of(self.client):
+            self.alone = self.alone or time.monotonic()
             self.say(NO_WORKER)
-        elif line := under_way(self.running.values(), self.out):
+            return
+        self.alone = None
+        if line := under_way(self.running.values(), self.out):
             self.say(line)
+
+    def _abandoned(self) -> bool:
+        """Whether this machine has had no worker for too long; then what was running has failed."""
+        if self.client.cluster is None or self.alone is None or time.monotonic() - self.alone < GONE:
+            return False
+        self.client.cancel(list(self.running), force=True)
+        for job in self.running.values():
+            self.outcomes.append(self._failed(job, f"no worker has started again for {GONE} s"))
+        self.running.clear()
+        return True
 
     def _stop(self) -> None:
         """Cancel what is running, which its workers notice, and wait until they have settled its files."""
