@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -195,7 +195,6 @@ def made(temperature: float, path: Path) -> None:
     specs = {
         "sampled-tree:Sequoia's shape": f"sampled-tree:shape={'/'.join(map(str, rates.slots(8, DEEPEST)))}",
         "sampled-tree:branching=1,skip": f"sampled-tree:branching=1,skip={skip}",
-        "chain:length=4,skip": f"chain:length=4,skip={skip}",
         "lookup-tree:match=suffix": "lookup-tree:match=suffix",
         "union-tree": "union-tree",
         "union-tree:no model": "union-tree:first=suffix-tree,second=token-recycling",
@@ -210,6 +209,7 @@ def _ruled(path: Path, pair: Pair, specs: Mapping[str, str], sampling: Sampling)
     methods = [variant("ar-fast")]
     for label, spec in specs.items():
         given = variant(spec)
+        assert given.method.drafter is not None
         drafter = given.method.drafter(given.options, pair.draft)
         for rule in (*VERIFIERS, *BEYOND):
             if rule is not Greedy and serves(rule(), drafter, sampling):
@@ -223,8 +223,10 @@ def inherited() -> dict[str, Any]:
     """Count what a lookup tree commits that inherits what it has learnt about the text before, by what that is."""
     pair = load_pair("smollm2", dtype="float32", engine="compiled")
     workload = load_workload("spec-bench/categories", limit=39, tokenizer=pair.tokenizer)
-    trees = {name: _Inheriting(pair.draft, keeps=keeps) for name, keeps in KEPT.items()}
-    before, counts = dict[str, Any](), []
+    trees: dict[str, LookupTree] = {name: _Inheriting(pair.draft, keeps=keeps) for name, keeps in KEPT.items()}
+    for name, pool in (("the rate, copies by suffix", 0), ("the rate, copies by suffix of earlier texts too", 50_000)):
+        trees[name] = LookupTree(pair.draft, match="suffix", pool=pool)
+    before, counts = dict[str, Any](), list[dict[str, Any]]()
     for prompt in prepare_prompts(pair, workload.prompts, 2 * NEW_TOKENS):
         _say(f"[{len(counts) // len(trees) + 1}/{len(workload.prompts)}] {prompt.id}")
         for name, tree in trees.items():
@@ -294,7 +296,7 @@ def _say(line: str) -> None:
 
 
 RECORDS = {"vocabularies": vocabularies, "skipping": skipping, "grown": grown, "inherited": inherited}
-LINES = {
+LINES: dict[str, Callable[[Path], None]] = {
     "drawn": drawn, "switch": switch, "rules-0.5": partial(rules, 0.5), "rules-1": partial(rules, 1.0),
     "made-0.5": partial(made, 0.5), "made-1": partial(made, 1.0),
 }  # fmt: skip
