@@ -57,6 +57,8 @@ CONFIGS: dict[str, tuple[str, dict]] = {
     ),
     "gpt_oss-window": ("GptOssConfig", {**_GROUPED, **_MIXED, **_EXPERTS, "head_dim": 8}),
     "mixtral": ("MixtralConfig", {**_GROUPED, **_EXPERTS}),
+    "qwen3_moe": ("Qwen3MoeConfig", {**_GROUPED, **_EXPERTS, "moe_intermediate_size": 32, "head_dim": 8}),
+    "olmoe": ("OlmoeConfig", {**_GROUPED, **_EXPERTS}),
     "deepseek_v3": ("DeepseekV3Config", {**_SMALL, **_LATENT}),
 }  # fmt: skip
 """Architectures that are served."""

@@ -661,7 +661,7 @@ def test_a_fault_that_looks_like_rounding_is_none_in_float32(shift, monkeypatch)
         HFModel(raw_model("gpt2", dtype=torch.bfloat16), engine="eager")
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss-window", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "olmoe", "gpt_oss-window", "deepseek_v3"])
 def test_undecided_routers_are_no_fault(kind, monkeypatch):
     """Scores of a router that are tied but for rounding: other experts in the tree than in a plain forward."""
     model = raw_model(kind, dtype=torch.bfloat16)

@@ -27,7 +27,7 @@ from dynatree_lib.models.pairs import Pair
 from dynatree_lib.verifiers import VERIFIERS, Drawing, Greedy
 from tools import try_architectures
 
-EXPERTS = ("mixtral", "deepseek_v3")
+EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "deepseek_v3")
 FULL = [kind for kind in CONFIGS if "window" not in kind and kind not in EXPERTS]
 SIZES = [(1, 20), (2, 1), (40, 20), (290, 8)]
 
