@@ -25,7 +25,7 @@ from ..checks import of_kind
 from ..masks import depth_positions, laid_out
 from ..models.cache import TreeCache
 from ..models.check import check_tree_attention, mixes_experts
-from ..models.engines import Modules, hooked
+from ..models.engines import Modules, check_threads, hooked
 from ..models.huggingface import HFModel, HFSession, in_inference_mode
 from ..models.pairs import Pair
 from ..models.translated import TranslatedHFModel
@@ -97,6 +97,7 @@ class StaticModel(HFModel):
     @override
     def check_modules(self) -> None:
         """Raise ValueError where hooks or other modules were added: the buffers' steps are captured without them."""
+        check_threads()
         added = self.modules.added()
         if added:
             raise ValueError(

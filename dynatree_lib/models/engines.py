@@ -6,6 +6,7 @@ few calls, and how the weights lie in memory, is what engines differ in. `eager`
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib import import_module
 from inspect import signature
@@ -216,6 +217,31 @@ def foreign(model: Module) -> str | None:
     return hooked(model)
 
 
+_threads = {"used": False, "lost": False}
+"""Whether models were loaded in this process; whether they were in the one that it is a fork of."""
+
+
+def _note_fork() -> None:
+    _threads["lost"] = _threads["used"]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+def check_threads() -> None:
+    """Raise RuntimeError in a fork of a process that had loaded models: a forward would wait for threads that are lost.
+
+    In one thread nothing is waited for.
+    """
+    if _threads["lost"] and (threads := torch.get_num_threads()) > 1:
+        raise RuntimeError(
+            f"Process {os.getpid()} is a fork of one that had loaded models, and has lost that one's threads: a "
+            f"forward in {threads} threads would wait for them for ever. Call torch.set_num_threads(1) here first, or "
+            'start processes by multiprocessing.get_context("spawn").'
+        )
+
+
 class Modules:
     """The modules of a model, to notice at the beginning of a text that they are not what they were.
 
@@ -231,6 +257,7 @@ class Modules:
 
     def __init__(self, model: Module) -> None:
         self.model, self.told = model, False
+        _threads["used"] = True
         self.look()
 
     def look(self) -> None:

@@ -19,7 +19,7 @@ from ..sampling import Sampling
 from .base import LanguageModel, Session
 from .cache import TreeCache
 from .check import WINDOWED, check_loaded, check_tree_attention, reach
-from .engines import ArrayEngine, Eager, Engine, Modules, engine_of
+from .engines import ArrayEngine, Eager, Engine, Modules, check_threads, engine_of
 from .generation_config import warn_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -144,7 +144,11 @@ class HFModel(LanguageModel):
 
         A warning says so: another engine would leave them out. It is back when they are gone. Whatever begins a text
         calls this.
+
+        Raises:
+            RuntimeError: in a fork of a process that had loaded models (`check_threads`).
         """
+        check_threads()
         if self.set_aside is None and type(self.engine) is Eager:
             return
         added = self.modules.added()
