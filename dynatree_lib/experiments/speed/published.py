@@ -322,20 +322,31 @@ def form_rows(speeds: Sequence[Speed]) -> list[Row]:
             kind: float(np.median([abs(row[name] / row["published"] - 1) for row in rows if row["drafts"] == drafts]))
             for kind, (drafts, name) in kinds.items()
         }
-        spread = explaining_host(speeds, machines)
-        out.append({"form": form, **medians, **{f"host ms, {name}": value for name, value in spread.items()}})
+        hosts = explaining_host(speeds, machines).items()
+        spread = {f"host ms, {paper}": np.quantile(times, [0.25, 0.75]) for paper, times in hosts}
+        out.append(
+            {"form": form, **medians, **{name: "{:.1f} to {:.1f}".format(*ends) for name, ends in spread.items()}}
+        )
     return out
 
 
-def explaining_host(speeds: Sequence[Speed], machines: Mapping[str, Mapping[str, Machine]]) -> dict[str, str]:
-    """Return paper -> quartiles of the host's milliseconds that would make each speed with drafting what it is."""
+def explaining_host(
+    speeds: Sequence[Speed], machines: Mapping[str, Mapping[str, Machine]], by: str = "paper"
+) -> dict[str, list[float]]:
+    """Return the host's milliseconds that would make each speed with drafting what it is.
+
+    Args:
+        speeds: published ones.
+        machines: of `machines_of`.
+        by: field of a speed to group by, such as "paper" or "target".
+    """
     found: dict[str, list[float]] = {}
     for one in speeds:
         if one.drafts:
             launched = machines[one.paper]["their loop"]
-            found.setdefault(one.paper, []).append(one.tokens / one.published - seconds_per_iteration(launched, one))
-    quartiles = {paper: np.quantile(1000 * np.array(times), [0.25, 0.75]) for paper, times in found.items()}
-    return {paper: f"{low:.1f} to {high:.1f}" for paper, (low, high) in quartiles.items()}
+            time = one.tokens / one.published - seconds_per_iteration(launched, one)
+            found.setdefault(getattr(one, by), []).append(1000 * time)
+    return found
 
 
 # --------------------------------------------------------------------------------------------------------- acceptance
