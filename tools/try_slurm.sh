@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Try docs/cluster.md's way to SLURM on this machine alone: a cluster of one node, two jobs with a Dask worker each, two
-# notebooks, and a job that is cancelled in the middle. For Debian or Ubuntu, as root:
+# notebooks at a time, and a job that is cancelled in the middle. For Debian or Ubuntu, as root:
 #
-#   apt-get install slurm-wlm && pip install dask-jobqueue && tools/try_slurm.sh
+#   apt-get install slurm-wlm && pip install dask-jobqueue && tools/try_slurm.sh [RECORD.json]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=$(mktemp -d)
@@ -37,14 +37,19 @@ slurmd
 for _ in $(seq 30); do sinfo -h -o %t | grep -q idle && break || sleep 1; done
 sinfo
 
-python3 - <<'PYTHON'
-import subprocess, sys, threading, time
+python3 - "$@" <<'PYTHON'
+import json, subprocess, sys, threading, time
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import mkdtemp
 
 from dask_jobqueue import SLURMCluster
 
-out = mkdtemp()
+from dynatree_lib.measure.environment import describe_environment
+
+NAMES = ("01_speculative_decoding", "02_tree_attention_masks", "03_draft_trees")
+AGAIN = "started again after its worker died"
+out, cancelled = Path(mkdtemp()), []
 cluster = SLURMCluster(
     cores=1, processes=1, memory="2GB", walltime="00:20:00", interface="lo", scheduler_options={"interface": "lo"},
     job_extra_directives=["--cpus-per-task=1", "--mem=0"], job_directives_skip=["--mem="],
@@ -52,21 +57,34 @@ cluster = SLURMCluster(
 )
 cluster.scale(jobs=2)
 cluster.wait_for_workers(2)
-command = [sys.executable, "-m", "dynatree_lib", "run", "--profile", "smoke", "--only", "0[123]*", "--out", out]
+command = [sys.executable, "-m", "dynatree_lib", "run", "--profile", "smoke", "--only", "0[123]*", "--out", str(out)]
 
 
 def cancel_one():
     """Cancel the job of a worker that is running a notebook, and ask for another."""
-    while not list(Path(out).glob("*.partial.ipynb")):
+    while len(list(out.glob("*.partial.ipynb"))) < 2:
         time.sleep(0.2)
     time.sleep(3)
     job = subprocess.run(["squeue", "-h", "-o", "%i"], capture_output=True, text=True, check=True).stdout.split()[0]
     subprocess.run(["scancel", job], check=True)
+    cancelled.append(job)
     cluster.scale(jobs=3)
 
 
 threading.Thread(target=cancel_one, daemon=True).start()
-code = subprocess.run([*command, "--scheduler", cluster.scheduler_address], check=False).returncode
+done = subprocess.run([*command, "--scheduler", cluster.scheduler_address], capture_output=True, text=True, check=False)
 cluster.close()
-sys.exit(code)
+print(done.stdout + done.stderr)
+receipts = {name: json.loads((out / f"{name}.receipt.json").read_text(encoding="utf-8")) for name in NAMES}
+again = [name for name in NAMES if any(name in line and AGAIN in line for line in done.stdout.splitlines())]
+record = {
+    "environment": describe_environment(), "dask_jobqueue": version("dask-jobqueue"), "distributed": version("distributed"),
+    "slurm": subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=True).stdout.strip(),
+    "jobs": 3, "cancelled": len(cancelled), "exit_code": done.returncode, "started_again": again,
+    "finished": sorted(receipts), "seconds": {name: receipt["seconds"] for name, receipt in receipts.items()},
+}
+for file in sys.argv[1:]:
+    Path(file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+if done.returncode or len(cancelled) != 1 or len(again) != 1:
+    sys.exit(f"One job was to be cancelled, and its notebook alone to start again: {json.dumps(record)}")
 PYTHON
