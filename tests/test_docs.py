@@ -766,6 +766,13 @@ def test_the_table_of_faults_is_that_of_its_record():
     assert f"{total} injections of {len(record['kinds'])} kinds" in " ".join(text.split())
 
 
+def test_what_is_said_of_slurm_is_in_its_record():
+    record = json.loads((ROOT / "outputs" / "reference" / "slurm.json").read_text(encoding="utf-8"))
+    assert record["slurm"] in " ".join(page("docs/cluster.md").partition("slurm.json")[0].split())
+    assert (record["exit_code"], record["cancelled"], len(record["finished"])) == (0, 1, 3)
+    assert len(record["started_again"]) == 1
+
+
 def test_the_page_of_commands_has_every_environment_variable():
     told = set(re.findall(r"^\| `(DYNATREE_\w+)`", page("docs/cli.md"), flags=re.M))
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "dynatree_lib").rglob("*.py")]

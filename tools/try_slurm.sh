@@ -8,7 +8,17 @@ cd "$(dirname "$0")/.."
 folder=$(mktemp -d)
 host=$(hostname -s)
 export SLURM_CONF=$folder/slurm.conf
-trap 'scancel --user root 2>/dev/null; pkill -F "$folder/slurmd.pid" 2>/dev/null; pkill -F "$folder/slurmctld.pid" 2>/dev/null; rm -rf "$folder"' EXIT
+cleanup() {
+    local status=$?
+    scancel --user root 2>/dev/null || true
+    for daemon in slurmd slurmctld; do
+        pkill -F "$folder/$daemon.pid" 2>/dev/null || true
+        while pgrep -F "$folder/$daemon.pid" >/dev/null 2>&1; do sleep 0.2; done  # it still writes there
+    done
+    rm -rf "$folder"
+    exit "$status"
+}
+trap cleanup EXIT
 
 pgrep munged >/dev/null || { install -d -o munge -g munge /run/munge; su -s /bin/sh munge -c /usr/sbin/munged; }
 mkdir "$folder/state" "$folder/spool"
