@@ -26,6 +26,7 @@ SHIPPED = (
     "outputs/reference/rules-1.jsonl.gz",
     "outputs/reference/skipping.json",
     "outputs/reference/switch.jsonl.gz",
+    "outputs/reference/vocabularies.json",
 )
 """Files and folders of a checkout that a wheel carries in `shipped/`: notebooks, and the records that they read."""
 
