@@ -130,7 +130,15 @@ def test_traversal_may_emit_fewer_tokens_on_a_tree_and_stays_lossless():
 
 
 # ------------------------------------------------------------------------------------------------------------- controls
-@pytest.mark.parametrize("name", CONTROLS)
+def test_biased_readings_are_seen_on_a_chain_that_every_rule_serves():
+    cases = (case for case in audit.control_cases(seed=3) if case.tree == audit.SOUND)
+    found = audit_of(*(case for case in cases if case.seed - 300_000 < 6))
+    assert {row["rule"]: row["biased"] > 0 for row in found.control_summary()} == dict.fromkeys(audit.BIASED, True)
+    assert set(found.checks["rule"]) == RULES
+    assert found.checks["deviation"].max() < LIMIT
+
+
+@pytest.mark.parametrize("name", [name for name in CONTROLS if name != audit.SOUND])
 def test_every_control_is_seen_and_served_by_the_target_walk(name):
     chosen = (case for case in audit.control_cases(seed=3) if case.tree == name)
     found = audit_of(*(case for case in chosen if case.seed - 300_000 in (0, 1, 4, 7)))

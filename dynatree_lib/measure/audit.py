@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, fields
 from functools import cache
 from itertools import chain, count, product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -39,6 +39,7 @@ from ..verifiers import (
     Traversal,
     Verifier,
 )
+from ..verifiers.hierarchical import LOSSLESS, Reading
 from ..verifiers.residual import ImpossibleToken, ResidualRule
 from .ceiling import best_tokens
 from .environment import describe_environment
@@ -118,6 +119,13 @@ ON_CHAINS = (Block, Traversal, Hierarchical, ConditionalTransport, MultiPath)
 """Rules that are one rule on a chain."""
 ON_FIXED = (TargetWalk, TokenLevel, Traversal, KSequential, Transport, ConditionalTransport)
 """Rules that are one rule on a deterministic tree."""
+SOUND = "a sound chain"
+BIASED: dict[str, Verifier] = {
+    f"hierarchical, {reading}": Hierarchical(reading=reading, unsafe=True)
+    for reading in get_args(Reading)
+    if reading not in LOSSLESS
+}
+"""Name -> a rule that is biased with any drafter: readings of HSD."""
 CONTROLS: dict[str, Make] = {
     **{kind.name: _control(kind) for kind in UNSOUND},
     Reranked.name: _control(Reranked, nodes=2),
@@ -127,8 +135,9 @@ CONTROLS: dict[str, Make] = {
     f"{UnlikelyRemoved.name} chain": _control(UnlikelyRemoved, shape=(0, 1)),
     GrownSiblings.name: _control(GrownSiblings),
     f"{GrownSiblings.name} iid": _control(GrownSiblings, draw="iid"),
+    SOUND: _control(SampledTree, shape=(0, 1, 2)),
 }
-"""Drafters that some rule must be biased for."""
+"""Drafters that some rule must be biased for; and one that is sound, for rules that are biased with any."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +183,8 @@ class Audit:
             included), `outcomes` (ways the iteration may go).
         identities: a row per case and rules that must emit the same: `identity` (what is equal) and `deviation`
             (largest total variation between the distributions of what is emitted).
-        controls: a row per case of a control and rule that refuses its drafter, made to verify its trees all the same:
+        controls: a row per case of a control and rule that refuses its drafter, made to verify its trees all the same,
+            and of a biased reading of a rule:
             `rule` and `bias`, NaN where the rule met a token that its recorded distribution cannot have drawn.
         optima: a row per case whose `optimum` was asked for: the most tokens per iteration that a lossless rule can
             emit on average (`ceiling.best_tokens`).
@@ -404,18 +414,20 @@ def check_case(case: Case, optimum: bool = False) -> dict[str, list[tuple[Any, .
     make = CONTROLS.get(case.tree) or TREES[case.tree][1]
     drafter, sampling, head = make(draft), SAMPLINGS[case.sampling], astuple(case)
     out: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
-    results = {}
+    results, biased = {}, dict(BIASED) if case.tree == SOUND else {}
     for rule in RULES:
         if serves(rule(), drafter, sampling):
             deviation, result = bias(target, drafter, rule(), PROMPT, sampling)
             out["checks"].append((*head, rule.name, _short(deviation), round(result.tokens, 10), result.outcomes))
             results[rule.name] = result
         elif case.tree in CONTROLS and issubclass(rule, ResidualRule) and (drafter.chain or not rule.for_chains):
-            try:
-                seen = _short(bias(target, drafter, rule(unsafe=True), PROMPT, sampling)[0])
-            except ImpossibleToken:
-                seen = None
-            out["controls"].append((*head, rule.name, seen))
+            biased[rule.name] = rule(unsafe=True)
+    for name, unsound in biased.items():
+        try:
+            seen = _short(bias(target, drafter, unsound, PROMPT, sampling)[0])
+        except ImpossibleToken:
+            seen = None
+        out["controls"].append((*head, name, seen))
     if case.tree not in CONTROLS:
         if optimum:
             out["optima"].append((*head, round(best_tokens(target, drafter, PROMPT, sampling), 10)))
