@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 import torch
 
@@ -657,7 +658,8 @@ def test_tables_of_other_tokenizers_and_of_skipped_layers_are_those_of_their_rec
         assert one["identical"] == f"{prompts}/{prompts}"
     assert sorted(cells for _, *cells in table_rows(text)) == sorted(known.values())
     if "search" in record:
-        assert record["search"]["forwards"] == 8 * len(record["search"]["steps"])
+        assert record["search"]["forwards"] == sum(30 - number for number in range(len(record["search"]["steps"])))
+        assert f"{record['search']['forwards']} drafts on" in text
         assert f"on {record['search']['tokens']} tokens" in text
         steps = record["search"]["steps"]
         told = " ".join(text.split())
@@ -704,21 +706,24 @@ def test_the_tables_of_drawn_trees_and_of_the_switch_are_those_of_their_records(
 
 def test_the_table_of_rules_on_the_real_pair_is_that_of_its_records():
     folder, text = ROOT / "outputs" / "reference", page("docs/beyond.md")
-    frames = [read_records(folder / f"rules-{temperature}.jsonl.gz").frame() for temperature in ("1", "0.5")]
+    frames = [
+        pd.concat([read_records(folder / f"{name}-{temperature}.jsonl.gz").frame() for name in ("rules", "made")])
+        for temperature in ("1", "0.5")
+    ]
     names = {rule.__name__: rule.name for rule in (*VERIFIERS, *BEYOND)}
-    drawn = ("sampled-tree", "dyspec-tree", "cost-aware-sampled-tree")
+    drawn = {"sampled-tree", "dyspec-tree", "cost-aware-sampled-tree"}
 
     def over(frame, rule, other, drawing=True):
         served = {one: {} for one in (rule, other)}
         for label in frame["method"].unique():
             drafter, _, its = label.rpartition("verifier=")
-            if its in served and label.startswith(drawn) == drawing:
+            if its in served and drawn.isdisjoint(drafter.replace(":", ",").split(",")) != drawing:
                 served[its][drafter] = label
         both = [drafter for drafter in served[rule] if drafter in served[other]]
         labels, others = ([served[one][drafter] for drafter in both] for one in (rule, other))
         return len(both), ratio(frame, labels, over=others, of="tokens", per="iterations")
 
-    table = table_rows(text.partition("[rules-1.jsonl.gz]")[2].partition("\n\nOn one path")[0])
+    table = table_rows(text.partition("[made-0.5.jsonl.gz]")[2].partition("\n\nOn one path")[0])
     assert {cells[0].strip("`") for cells in table} == {*names} - {"Greedy", "Traversal"}
     for rule, drafters, *cells in table:
         found = [over(frame, names[rule.strip("`")], "traversal") for frame in frames]

@@ -19,6 +19,8 @@ SHIPPED = (
     "outputs/reference/drawn.jsonl.gz",
     "outputs/reference/grown.json",
     "outputs/reference/h200/gpu_speed.json",
+    "outputs/reference/made-0.5.jsonl.gz",
+    "outputs/reference/made-1.jsonl.gz",
     "outputs/reference/roofline.json",
     "outputs/reference/smollm2",
     "outputs/reference/smollm2-epyc/forwards.json",
