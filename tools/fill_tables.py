@@ -169,15 +169,20 @@ def quote_architectures(body: Mapping[str, Any], name: str) -> str:
         table = pd.DataFrame({"architecture": [f"`{label}`" for label in part["architecture"]]})
         if result == "served":
             table["attention"], table["numbers"] = part["attention"].to_numpy(), part["dtype"].to_numpy()
-            for column, title in (("float32", "engine in float32"), ("engine", "engine")):
+            for column, title in (
+                ("float32", "engine in float32"), ("bfloat16", "in bfloat16"), ("engine", "engine"),
+            ):  # fmt: skip
                 if column in part:
-                    table[title] = [f"`{engine}`" for engine in part[column]]
+                    table[title] = [f"`{engine}`" if " " not in engine else "refused" for engine in part[column]]
             table["identical texts"] = [
                 f"{texts - ties:.0f} of {texts:.0f}" for texts, ties in zip(part["texts"], part["ties"], strict=True)
             ]
+            if (eager := "with eager attention") in part:
+                table[eager] = [text if ":" not in text else "refused" for text in part[eager]]
         else:
             table["why"] = [_reason(text) for text in part["reason"]]
-        lines += [f"\n**{len(part)} {result}**", *_markdown(table, text=4 if result == "served" else 2)]
+        words = [*table].index("identical texts") if result == "served" else 2
+        lines += [f"\n**{len(part)} {result}**", *_markdown(table, text=words)]
     lengths = ", ".join(map(str, setup["prompts"]))
     lines += [
         f"transformers {setup['transformers']}, torch {setup['torch']}. Prompts of {lengths} tokens, "

@@ -4,10 +4,11 @@
 
 Each family that `AutoModelForCausalLM` knows, and a few that also read pictures (`PICTURES`), is made small, with
 random weights, in float64 (float32 where one of its kernels has no float64), its windows shorter than the prompts. The
-library then either refuses it at loading, with the reason, or its greedy texts by several drafters are compared with
-those of transformers' `generate`. "Wrong" would be a model that is served and writes another text. Without families all
-are tried, which takes a quarter of an hour; FILE gets the result, and docs/architectures.md its table of it
-(tools/fill_tables.py). The exit status is 1 if one is wrong.
+library then either refuses it at loading, with the reason, or its greedy texts by ten drafters are compared with those
+of transformers' `generate`, and those of one drafter with eager attention. "Wrong" would be a model that is served and
+writes another text. It is loaded in float32 and bfloat16, too. Without families all are tried, which takes three
+quarters of an hour; FILE gets the result, and docs/architectures.md its table of it (tools/fill_tables.py). The exit status is 1 if
+one is wrong.
 """
 
 from __future__ import annotations
@@ -191,12 +192,12 @@ def of_pictures(maker: Any, given: dict[str, Any]) -> Any:
     return maker(**parts, **tied)
 
 
-def random_model(kind: str, given: dict[str, Any], dtype: torch.dtype) -> Any:
+def random_model(kind: str, given: dict[str, Any], dtype: torch.dtype, attention: str | None = None) -> Any:
     """A tiny model with random weights whose greedy text does not collapse to one token."""
     config = configuration(kind, given)
     loader, made = loader_of(config)
     torch.manual_seed(0)
-    attention = "sdpa" if made._supports_sdpa else "eager"
+    attention = attention or ("sdpa" if made._supports_sdpa else "eager")
     with torch.device("meta"):
         weights = sum(weight.numel() for weight in made(copy.deepcopy(config)).parameters())
     if weights > LARGEST:
@@ -265,28 +266,46 @@ def tried(label: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
             if dtype is torch.float64:
                 continue
             return {**row, "reason": f"transformers' generate: {_told(error)}"}
-        return {**row, **compared(target, noisy(model), expected), "float32": in_float32(kind, given)}
+        row |= compared(target, expected, drafters_of(dt.HFModel(noisy(model), check=False)))
+        for other in (torch.float32, torch.bfloat16):
+            row[str(other).removeprefix("torch.")] = engine_in(other, kind, given)
+        return row | (with_eager(kind, given, dtype) if row["attention"] != "eager" else {})
     return row
 
 
-def in_float32(kind: str, given: dict[str, Any]) -> str:
-    """The engine that serves a family in float32, or why it is refused."""
+def engine_in(dtype: torch.dtype, kind: str, given: dict[str, Any]) -> str:
+    """The engine that serves a family in this dtype, or why it is refused."""
     try:
-        return dt.HFModel(random_model(kind, given, torch.float32)).engine.name
-    except ValueError as error:
+        return dt.HFModel(random_model(kind, given, dtype)).engine.name
+    except (RuntimeError, ValueError) as error:
         return _told(error)
 
 
-def compared(target: dt.HFModel, other: Any, expected: list[list[int]]) -> dict[str, Any]:
-    """Decode by several drafters, some with another raw model, and count the texts that are transformers' own."""
-    draft = dt.HFModel(other, check=False)
-    drafters = [
-        dt.FixedTree(draft, tau=None),
-        dt.AdaptiveTree(draft),
-        dt.Chain(draft),
-        dt.ProgressiveTree(),
-        dt.PromptLookup(),
-    ]
+def with_eager(kind: str, given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Return a row's parts on eager attention: how many texts of one drafter are transformers' own, or why none."""
+    try:
+        model = random_model(kind, given, dtype, "eager")
+        target = dt.HFModel(model)
+        expected = [greedy(model, ids) for ids in prompts(target.vocab_size)]
+    except (RuntimeError, TypeError, ValueError) as error:
+        return {"with eager attention": _told(error)}
+    found = compared(target, expected, [dt.FixedTree(dt.HFModel(noisy(model), check=False), tau=None)])
+    same = f"{found['texts'] - found['ties']} of {found['texts']}"
+    wrong = {name: found[name] for name in ("result", "reason") if found["result"] == "wrong"}
+    return {"with eager attention": same, **wrong}
+
+
+def drafters_of(draft: dt.HFModel) -> list[dt.Drafter]:
+    """The ten drafters that are tried; a draft model's trees first."""
+    return [
+        dt.FixedTree(draft, tau=None), dt.AdaptiveTree(draft), dt.Chain(draft), dt.BestFirstTree(draft),
+        dt.CostAwareTree(draft), dt.LookupTree(draft), dt.ProgressiveTree(), dt.PromptLookup(), dt.SuffixTree(),
+        dt.TokenRecycling(),
+    ]  # fmt: skip
+
+
+def compared(target: dt.HFModel, expected: list[list[int]], drafters: list[dt.Drafter]) -> dict[str, Any]:
+    """Decode by drafters and count the texts that are transformers' own."""
     texts, ties, wrong, accepted, nodes = 0, 0, [], 0, 0
     for drafter in drafters:
         for ids, text in zip(prompts(target.vocab_size), expected, strict=True):
