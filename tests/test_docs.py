@@ -101,14 +101,16 @@ def test_what_the_results_say_of_repetition_and_of_temperature_1_is_in_the_recor
 @pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
 def test_what_the_docs_say_of_the_audit_is_in_its_record(name):
     from dynatree_lib.measure import unsound
-    from dynatree_lib.measure.audit import read_audit
+    from dynatree_lib.measure.audit import BIASED, SOUND, read_audit
 
     audit = read_audit(ROOT / "outputs" / "reference" / "audit.json.gz")
     told = re.search(r"audit\.json\.gz\): ([\d,]+) instances, none off by more than ([\de-]+)", page(name))
     assert int(told[1].replace(",", "")) == len(audit.checks)
     assert audit.checks["deviation"].max() < float(told[2].rstrip("."))
     assert len(unsound.UNSOUND) == 9
-    seen = {tree.split()[0] for tree in audit.controls.query("bias > 1e-3")["tree"]}
+    biased = audit.controls.query("bias > 1e-3")
+    assert set(biased.query("tree == @SOUND")["rule"]) == {*BIASED}
+    seen = {tree.split()[0] for tree in biased.query("tree != @SOUND")["tree"]}
     assert seen == {mistake.name for mistake in unsound.UNSOUND} | {unsound.GrownSiblings.name}
 
 
@@ -666,6 +668,20 @@ def test_tables_of_other_tokenizers_and_of_skipped_layers_are_those_of_their_rec
         assert f"still chooses {steps[0]['agreement']:.2f} of its tokens" in told
         assert f"without {len(steps[-1]['layers'])} layers it chooses {steps[-1]['agreement']:.2f}" in told
         assert f"best predicted gain is {record['search']['best']['gain']:.2f}" in told
+
+
+def test_what_is_said_of_inheriting_is_in_its_record():
+    record = json.loads((ROOT / "outputs" / "reference" / "inherited.json").read_text(encoding="utf-8"))
+    counts, told = pd.DataFrame(record["counts"]), " ".join(page("docs/beyond.md").split())
+    words = {"of": "tokens", "per": "iterations", "by": "prompt", "column": "inherited"}
+    alone = {name: ratio(counts, name, over="nothing", **words) for name in counts["inherited"].unique()[1:]}
+    assert f"inherits the sharpness commits {alone['the sharpness']} times" in told
+    assert f"with the shares of right copies it is {alone['the shares of right copies']}, with the rate" in told
+    assert f"with the rate {alone['the rate']}, with all three {alone['all three']} (record" in told
+    names = ("the rate, copies by suffix", "the rate, copies by suffix of earlier texts too")
+    found = [ratio(counts, name, over="the rate", **words) for name in names]
+    assert "the last two tokens: {} times; of earlier texts too: {}.".format(*found) in told
+    assert len(counts["prompt"].unique()) == 39
 
 
 def test_the_tables_of_drawn_trees_and_of_the_switch_are_those_of_their_records():
