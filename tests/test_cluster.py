@@ -209,7 +209,7 @@ def test_ctrl_c_stops_the_kernels_and_keeps_what_has_finished(tmp_path):
 def test_a_scheduler_that_runs_already_and_workers_that_cannot_serve(tmp_path, capsys):
     records_notebook(tmp_path / "notebooks", "10_good")
     options = ["run", "--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out"), "--profile", "smoke"]
-    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster:
         address = cluster.scheduler_address
         assert main([*options, "--scheduler", address]) == 0, capsys.readouterr()
         write_notebook(tmp_path / "notebooks", "20_gpu", parameters="device = 'cpu'")
@@ -217,7 +217,7 @@ def test_a_scheduler_that_runs_already_and_workers_that_cannot_serve(tmp_path, c
         assert "no worker declares one" in capsys.readouterr().err
     options[4] = str(tmp_path / "other")
     with distributed.LocalCluster(
-        n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None
+        n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0"
     ) as cluster:
         assert main([*options, "--scheduler", cluster.scheduler_address]) == 2
         assert "has 2 threads" in capsys.readouterr().err

@@ -105,7 +105,8 @@ def local_workers(count: int, gpu: bool = False) -> Iterator[Client]:
             "resources": {GPU: 1} if gpu else {}, "preload": [__name__], "silence_logs": logging.CRITICAL,
         }  # fmt: skip
         workers[number] = {"cls": Nanny, "options": options}
-    plan = {"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard": False, "allowed_failures": DEATHS - 1}}
+    alone = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": "127.0.0.1:0"}  # a free port, not Dask's own
+    plan = {"cls": Scheduler, "options": {**alone, "allowed_failures": DEATHS - 1}}
     with (
         config.set({"distributed.deploy.lost-worker-timeout": f"{GONE}s"}),  # a busy machine starts one in 20 s, not 15
         SpecCluster(workers=workers, scheduler=plan, silence_logs=False) as cluster,
