@@ -334,6 +334,7 @@ class _Fanout:
                     spoken = time.monotonic()
                     self._report()
                     if self._abandoned():
+                        self._give_up()
                         break
                 time.sleep(0.2)
         except KeyboardInterrupt:
@@ -400,14 +401,15 @@ class _Fanout:
             self.say(line)
 
     def _abandoned(self) -> bool:
-        """Whether this machine has had no worker for too long; then what was running has failed."""
-        if self.client.cluster is None or self.alone is None or time.monotonic() - self.alone < GONE:
-            return False
+        """Whether this machine has had no worker for too long; those of a scheduler's may come at any time."""
+        return self.client.cluster is not None and self.alone is not None and time.monotonic() - self.alone >= GONE
+
+    def _give_up(self) -> None:
+        """Note that what was running has failed, because no worker is left."""
         self.client.cancel(list(self.running), force=True)
         for job in self.running.values():
             self.outcomes.append(self._failed(job, f"no worker has started again for {GONE} s"))
         self.running.clear()
-        return True
 
     def _stop(self) -> None:
         """Cancel what is running, which its workers notice, and wait until they have settled its files."""

@@ -322,11 +322,11 @@ def form_rows(speeds: Sequence[Speed]) -> list[Row]:
             kind: float(np.median([abs(row[name] / row["published"] - 1) for row in rows if row["drafts"] == drafts]))
             for kind, (drafts, name) in kinds.items()
         }
-        hosts = explaining_host(speeds, machines).items()
-        spread = {f"host ms, {paper}": np.quantile(times, [0.25, 0.75]) for paper, times in hosts}
-        out.append(
-            {"form": form, **medians, **{name: "{:.1f} to {:.1f}".format(*ends) for name, ends in spread.items()}}
-        )
+        row: Row = {"form": form, **medians}
+        for paper, times in explaining_host(speeds, machines).items():
+            low, high = np.quantile(times, [0.25, 0.75])
+            row[f"host ms, {paper}"] = f"{low:.1f} to {high:.1f}"
+        out.append(row)
     return out
 
 
