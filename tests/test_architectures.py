@@ -764,8 +764,11 @@ def test_the_record_has_many_architectures_and_none_is_served_and_wrong():
     assert len(served) >= 40
     assert "wrong" not in results.values()
     assert {"llama", "qwen3", "gemma3_text", "gpt_oss", "mixtral", "deepseek_v3", "llama4_text"} <= {*served}
-    assert all(row["texts"] == 15 and row["distinct"] > 3 for row in RECORD["rows"] if row["result"] == "served")
+    assert all(row["texts"] == 30 and row["distinct"] > 3 for row in RECORD["rows"] if row["result"] == "served")
     assert {row["float32"] for row in RECORD["rows"] if row["result"] == "served"} <= {*engines.ENGINES}
+    assert len([row for row in RECORD["rows"] if row.get("with eager attention") == "3 of 3"]) >= 40
+    in_half = {row["architecture"] for row in RECORD["rows"] if row.get("bfloat16") in engines.ENGINES}
+    assert {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"} <= in_half
     assert all(row["reason"] for row in RECORD["rows"] if row["result"] == "refused")
     assert {"mpt", "bloom", "mamba", "gpt_neo"} <= {name for name, result in results.items() if result == "refused"}
 

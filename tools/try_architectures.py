@@ -6,9 +6,9 @@ Each family that `AutoModelForCausalLM` knows, and a few that also read pictures
 random weights, in float64 (float32 where one of its kernels has no float64), its windows shorter than the prompts. The
 library then either refuses it at loading, with the reason, or its greedy texts by ten drafters are compared with those
 of transformers' `generate`, and those of one drafter with eager attention. "Wrong" would be a model that is served and
-writes another text. It is loaded in float32 and bfloat16, too. Without families all are tried, which takes three
-quarters of an hour; FILE gets the result, and docs/architectures.md its table of it (tools/fill_tables.py). The exit
-status is 1 if one is wrong.
+writes another text. It is loaded in float32 and bfloat16, too. Without families all are tried, which takes about
+half an hour; FILE gets the result, and docs/architectures.md its table of it (tools/fill_tables.py). The exit status
+is 1 if one is wrong.
 """
 
 from __future__ import annotations
