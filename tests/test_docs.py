@@ -788,6 +788,16 @@ def test_the_table_of_faults_is_that_of_its_record():
     assert f"{total} injections of {len(record['kinds'])} kinds" in " ".join(text.split())
 
 
+def test_what_is_said_of_one_and_two_workers_is_in_its_record():
+    from tools.workers_reference import speedup
+
+    record = json.loads((ROOT / "outputs" / "reference" / "workers.json").read_text(encoding="utf-8"))
+    runs, found = record["runs"], speedup(record["runs"])
+    said = f"{found} times as fast as one ({len(runs) // 2} runs of each, {len(runs[0]['notebooks'])} notebooks"
+    assert said in " ".join(page("docs/cluster.md").split())
+    assert found.low > 1
+
+
 def test_what_is_said_of_slurm_is_in_its_record():
     record = json.loads((ROOT / "outputs" / "reference" / "slurm.json").read_text(encoding="utf-8"))
     assert record["slurm"] in " ".join(page("docs/cluster.md").partition("slurm.json")[0].split())

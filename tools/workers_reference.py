@@ -1,4 +1,4 @@
-"""Write the record of how long the smoke suite takes with one Dask worker and with two; half an hour on two cores.
+"""Write the record of how long the smoke suite takes with one Dask worker and with two; an hour on two cores.
 
 Runs with one and two workers take turns, and the first of a turn alternates. Nothing else should run: the load before
 and after each run goes into the record. A run counts from the command to its end, the start of its workers included.
