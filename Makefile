@@ -25,7 +25,7 @@ help:
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
-	@echo 'Setting up $(VENV): two to five minutes and about 2 GB the first time.'
+	@echo 'Setting up $(VENV): a few minutes and about 3 GB the first time.'
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python >= 3.11 is needed: make setup PYTHON=/path/to/python3.11"'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'

@@ -4,12 +4,15 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from jupyter_client.connect import LocalPortCache
 from suite_notebooks import records_notebook, write_notebook
 
 from dynatree_lib.cli.main import main
@@ -73,6 +76,25 @@ def test_kernels_know_profile_folder_root_and_library(run):
     code, text = run("--profile", "smoke")
     assert code == 0, text
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("room", ["short", "too long for a socket"])
+def test_a_kernel_whose_ports_another_took_runs_where_sockets_are_files(run, tmp_path, monkeypatch, room):
+    """Two kernels that start at once may be given the same TCP port; the second dies as it binds it."""
+    write_notebook(run.notebooks, "10_x", "print('ran')")
+    short = room == "short"
+    folder = tempfile.mkdtemp() if short else str(tmp_path / ("t" * 80))
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        monkeypatch.setattr(LocalPortCache, "find_available_port", lambda *_: taken)
+        code, text = run("--profile", "smoke")
+    assert (code == 0) == short, text
+    assert ("Kernel died" in text) == (not short), text
+    assert not list(Path(folder).iterdir())
 
 
 def test_resume_redoes_only_what_changed(run):

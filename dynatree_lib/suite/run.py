@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any
 
@@ -39,6 +40,7 @@ from .receipts import (
 
 INTERRUPTED = 130  # a shell's exit code for Ctrl-C
 PACKAGES = ("datasets", "papermill", "plotly")  # of the notebooks, besides those that decoding needs
+LONGEST_SOCKET = 100  # bytes; macOS takes 103, of which Jupyter adds "-1" to "-5"
 SOONEST = 0.25  # seconds between two looks at a kernel's memory and at the time
 Say = Callable[[str], None]
 
@@ -219,19 +221,32 @@ def run_papermill(job: Job, target: Path, root: Path, progress: bool) -> None:
 
     # papermill fills parameters into the braces of paths
     source, partial = (str(path).replace("{", "{{").replace("}", "}}") for path in (job.source.path, target))
-    notebook = papermill.execute_notebook(
-        source,
-        partial,
-        parameters=dict(job.parameters),
-        kernel_name="python3",
-        progress_bar={"desc": job.name, "leave": False} if progress else False,
-        store_widget_state=False,  # a widget's state can add megabytes; every widget has a static figure beside it
-        config=Config({"KernelManager": {"transport_encryption": "auto"}}),  # else the kernel warns about plain TCP
-    )
+    with TemporaryDirectory(prefix="kernel-", ignore_cleanup_errors=True) as folder:
+        notebook = papermill.execute_notebook(
+            source,
+            partial,
+            parameters=dict(job.parameters),
+            kernel_name="python3",
+            progress_bar={"desc": job.name, "leave": False} if progress else False,
+            store_widget_state=False,  # a widget's state can add megabytes; every widget has a static figure beside it
+            config=Config({"KernelManager": kernel_connection(folder)}),
+        )
     paths = {"input_path": job.source.path, "output_path": target.with_name(f"{job.name}.ipynb")}
     for key, path in paths.items():  # papermill notes full paths, which mean nothing on another machine
         notebook.metadata.papermill[key] = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
     write_ipynb(notebook, str(target))
+
+
+def kernel_connection(folder: str) -> dict[str, str]:
+    """Return a kernel manager's options: how the kernel is reached, by sockets that are files in an empty folder.
+
+    TCP ports are chosen before the kernel binds them: of kernels that start at once, two may be given the same one,
+    and a kernel dies. TCP is left where sockets cannot be files: on Windows, and where the folder's path is too long.
+    """
+    sockets = Path(folder) / "socket"
+    if os.name != "posix" or len(bytes(sockets)) > LONGEST_SOCKET:
+        return {"transport_encryption": "auto"}  # else the kernel warns about plain TCP
+    return {"transport": "ipc", "ip": str(sockets)}
 
 
 @contextmanager
