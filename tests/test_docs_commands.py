@@ -105,6 +105,14 @@ def reads_dask(words):
     {"scheduler": dask_scheduler, "worker": dask_worker}[words[0]].main.make_context(words[0], words[1:])
 
 
+def reads_jupyter(words):
+    """JupyterLab, and a notebook that `dynatree notebooks` copies."""
+    assert words[0] == "lab", words
+    assert importlib.util.find_spec("jupyterlab")
+    for path in words[1:]:
+        assert (ROOT / path.removeprefix("dynatree-notebooks/")).is_file(), path
+
+
 def reads_script(script, words):
     """The shell reads the script."""
     assert os.access(ROOT / script, os.X_OK), script
@@ -113,7 +121,7 @@ def reads_script(script, words):
 
 READERS = {
     "dynatree": reads_dynatree, "make": reads_make, "pip": reads_pip, "python": reads_python, "python3": reads_python,
-    "dask": reads_dask,
+    "dask": reads_dask, "jupyter": reads_jupyter,
 }  # fmt: skip
 
 
@@ -142,6 +150,7 @@ def test_a_quoted_command_is_one(line):
         ("python3 -m tools.none", AssertionError, "tools.none"),
         ("dask worker --nthreads x", UsageError, "'x' is not a valid integer"),
         ("dask worker tcp://HOST:1 --speed 3", UsageError, "No such option '--speed'"),
+        ("jupyter lab dynatree-notebooks/notebooks/00_none.ipynb", AssertionError, "00_none"),
         ("curl https://x.org", AssertionError, "nothing reads `curl"),
         ("tools/none.sh", AssertionError, "tools/none.sh"),
     ],
