@@ -1,6 +1,6 @@
 """What nbval runs notebooks with: kernels that are reached as those of `dynatree run` are."""
 
-import tempfile
+from contextlib import ExitStack
 
 import pytest
 
@@ -14,11 +14,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
     from dynatree_lib.suite.run import kernel_connection
 
-    manager = nbval.kernel.KernelManager
+    manager, stack = nbval.kernel.KernelManager, ExitStack()
+    config.add_cleanup(stack.close)
 
     def connected(**options: object) -> object:
-        folder = tempfile.TemporaryDirectory(prefix="kernel-", ignore_cleanup_errors=True)
-        config.add_cleanup(folder.cleanup)
-        return manager(config=Config({"KernelManager": kernel_connection(folder.name)}), **options)
+        return manager(config=Config({"KernelManager": stack.enter_context(kernel_connection())}), **options)
 
     nbval.kernel.KernelManager = connected

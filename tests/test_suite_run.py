@@ -83,9 +83,9 @@ def test_a_kernel_whose_ports_another_took_runs_where_sockets_are_files(run, tmp
     """Two kernels that start at once may be given the same TCP port; the second dies as it binds it."""
     write_notebook(run.notebooks, "10_x", "print('ran')")
     short = room == "short"
-    folder = tempfile.mkdtemp() if short else str(tmp_path / ("t" * 80))
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    monkeypatch.setattr(tempfile, "tempdir", folder)
+    folder = Path(tempfile.mkdtemp()) if short else tmp_path / ("t" * 80)
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -94,7 +94,7 @@ def test_a_kernel_whose_ports_another_took_runs_where_sockets_are_files(run, tmp
         code, text = run("--profile", "smoke")
     assert (code == 0) == short, text
     assert ("Kernel died" in text) == (not short), text
-    assert not list(Path(folder).iterdir())
+    assert not list(folder.iterdir())
 
 
 def test_resume_redoes_only_what_changed(run):

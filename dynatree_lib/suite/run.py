@@ -221,7 +221,7 @@ def run_papermill(job: Job, target: Path, root: Path, progress: bool) -> None:
 
     # papermill fills parameters into the braces of paths
     source, partial = (str(path).replace("{", "{{").replace("}", "}}") for path in (job.source.path, target))
-    with TemporaryDirectory(prefix="kernel-", ignore_cleanup_errors=True) as folder:
+    with kernel_connection() as connection:
         notebook = papermill.execute_notebook(
             source,
             partial,
@@ -229,7 +229,7 @@ def run_papermill(job: Job, target: Path, root: Path, progress: bool) -> None:
             kernel_name="python3",
             progress_bar={"desc": job.name, "leave": False} if progress else False,
             store_widget_state=False,  # a widget's state can add megabytes; every widget has a static figure beside it
-            config=Config({"KernelManager": kernel_connection(folder)}),
+            config=Config({"KernelManager": connection}),
         )
     paths = {"input_path": job.source.path, "output_path": target.with_name(f"{job.name}.ipynb")}
     for key, path in paths.items():  # papermill notes full paths, which mean nothing on another machine
@@ -237,16 +237,19 @@ def run_papermill(job: Job, target: Path, root: Path, progress: bool) -> None:
     write_ipynb(notebook, str(target))
 
 
-def kernel_connection(folder: str) -> dict[str, str]:
-    """Return a kernel manager's options: how the kernel is reached, by sockets that are files in an empty folder.
+@contextmanager
+def kernel_connection() -> Iterator[dict[str, str]]:
+    """Yield a kernel manager's options: how the kernel is reached, by sockets that are files in a folder of its own.
 
     TCP ports are chosen before the kernel binds them: of kernels that start at once, two may be given the same one,
     and a kernel dies. TCP is left where sockets cannot be files: on Windows, and where the folder's path is too long.
     """
-    sockets = Path(folder) / "socket"
-    if os.name != "posix" or len(bytes(sockets)) > LONGEST_SOCKET:
-        return {"transport_encryption": "auto"}  # else the kernel warns about plain TCP
-    return {"transport": "ipc", "ip": str(sockets)}
+    with TemporaryDirectory(prefix="kernel-", ignore_cleanup_errors=True) as folder:
+        sockets = Path(folder) / "socket"
+        if os.name == "posix" and len(bytes(sockets)) <= LONGEST_SOCKET:
+            yield {"transport": "ipc", "ip": str(sockets)}
+        else:
+            yield {"transport_encryption": "auto"}  # else the kernel warns about plain TCP
 
 
 @contextmanager
