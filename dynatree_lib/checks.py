@@ -67,6 +67,17 @@ def decodes(tokenizer: object) -> None:
         )
 
 
+def check_unicode(text: str, name: str) -> None:
+    """Raise ValueError for a text that has no UTF-8; `name` begins the message."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} has {text[error.start]!r}, which is no character but stands for a byte that is not UTF-8; give a "
+            "text in UTF-8."
+        ) from None
+
+
 def described(value: object) -> str:
     """Return a short description of a value that is out of place: itself, or its class where it is an object."""
     if isinstance(value, type):

@@ -450,7 +450,7 @@ def checked_ends(target: LanguageModel, eos_token_ids: int | Sequence[int] | Non
 def as_tuple(value: Any) -> tuple[Any, ...]:
     """Return one value as a tuple of one, several as a tuple."""
     value = value.tolist() if hasattr(value, "tolist") else value
-    return (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    return (value,) if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable) else tuple(value)
 
 
 def check_vocabularies(target: LanguageModel, drafter: Drafter) -> None:

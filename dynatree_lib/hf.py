@@ -29,8 +29,9 @@ from .models.check import check_loaded
 from .models.engines import CACHE_NAMES, foreign
 from .models.huggingface import HFModel
 from .models.texts import Prompt, says_nothing
-from .processing import answer
+from .processing import answer, check_functions, met
 from .sampling import Sampling
+from .stopping import Stopping
 from .verifiers import TokenLevel, Traversal, Verifier, default_verifier
 
 DrafterOrClass = Drafter | Callable[..., Drafter]
@@ -56,6 +57,8 @@ ASSISTING = (
     "target_lookbehind", "assistant_ensemble_weight", "assistant_tokenizer",
 )  # fmt: skip
 """Arguments that say how transformers drafts with an assistant model."""
+SAID_HERE = ("inputs", "input_ids", "attention_mask", "position_ids", "custom_generate")
+"""Arguments of `model.generate` that `options` gives it."""
 OUTPUTS = ("streamer", "output_scores", "output_logits", "return_dict_in_generate")
 """Arguments that say what `model.generate` gives besides the text."""
 
@@ -121,6 +124,8 @@ def generate(
     _check_call(call)
     _check_config(generation_config)
     prompts = _prompts(input_ids, model_kwargs)
+    check_functions("logits_processor", logits_processor)
+    check_functions("stopping_criteria", stopping_criteria)
     _check_rows(prompts, logits_processor, stopping_criteria, generation_config, streamer)
     processors, warpers, sampling = _split(logits_processor, bool(generation_config.do_sample))
     target = wrapped(model, engine)
@@ -218,7 +223,7 @@ def recipe(
     )
 
 
-def options(target: HFModel, prompt: Prompt, max_new_tokens: int = 128, **asked: Any) -> dict[str, Any]:
+def options(target: HFModel, prompt: Prompt, max_new_tokens: int | None = None, **asked: Any) -> dict[str, Any]:
     """Return arguments of `dt.generate` that do what `model.generate` is asked to, also by its generation config.
 
     The text of `dt.generate(target, prompt, drafter, **options(target, prompt))` is that of `generate`: its own at
@@ -228,15 +233,23 @@ def options(target: HFModel, prompt: Prompt, max_new_tokens: int = 128, **asked:
     Args:
         target: an `HFModel`.
         prompt: as for `dt.generate`, where a text begins.
-        max_new_tokens: token budget.
+        max_new_tokens: token budget; by default that of max_length or of the generation config, and 128 where none is
+            asked for.
         asked: further arguments of `model.generate`, which go before the generation config; those that give more than a
-            text (a streamer, scores) are refused.
+            text (a streamer, scores), or say what the text begins with, are refused.
 
     Raises:
         TypeError, ValueError: as `generate` for arguments that cannot be honoured, and as `dt.generate` for a prompt.
     """
     of_kind("The target", target, HFModel, "wrap a transformers model as HFModel(model, tokenizer)")
-    ids = decoding.checked_prompt(target, prompt, None, max_new_tokens, target.tokenizer)
+    ids = decoding.checked_prompt(
+        target, prompt, None, 1 if max_new_tokens is None else max_new_tokens, target.tokenizer
+    )
+    said = [name for name in SAID_HERE if name in asked]
+    if said:
+        raise ValueError(
+            f"{said[0]} was given, which options() says itself, from the target and the prompt; leave it out."
+        )
     outputs = [name for name in OUTPUTS if asked.get(name)]
     if outputs:
         raise ValueError(
@@ -244,6 +257,10 @@ def options(target: HFModel, prompt: Prompt, max_new_tokens: int = 128, **asked:
             "argument on_tokens), or give it to model.generate with custom_generate=hf.generate."
         )
     config, criteria = asked.get("generation_config"), asked.pop("stopping_criteria", None)
+    if max_new_tokens is not None:
+        asked["max_new_tokens"] = max_new_tokens
+    elif all(_setting(name, target.model, config, asked) is None for name in ("max_new_tokens", "max_length")):
+        asked["max_new_tokens"] = 128
     _check_healing(target.model, config, asked)
     tokenizer = asked.pop("tokenizer", None) or target.tokenizer
     criteria = _with_stop_strings(criteria, target.model, config, tokenizer, asked)
@@ -264,8 +281,7 @@ def options(target: HFModel, prompt: Prompt, max_new_tokens: int = 128, **asked:
 
     row = torch.tensor([ids], device=target.device)
     found: Any = target.model.generate(
-        row, attention_mask=torch.ones_like(row), max_new_tokens=max_new_tokens, stopping_criteria=criteria,
-        custom_generate=arguments, **asked,
+        row, attention_mask=torch.ones_like(row), stopping_criteria=criteria, custom_generate=arguments, **asked
     )  # fmt: skip
     return dict(found)
 
@@ -283,11 +299,18 @@ def _with_stop_strings(
     criteria: Sequence[Any] | None, model: Any, config: Any, tokenizer: Any, asked: dict[str, Any]
 ) -> list[Any]:
     """Return the criteria with one for the stop strings, of the arguments `asked` or a config, which are taken out."""
+    if criteria is not None and not isinstance(criteria, Sequence):
+        raise TypeError(f"stopping_criteria is {described(criteria)}; give a list of them, also for one.")
     strings = _setting("stop_strings", model, config, asked)
     if strings is None:
         return list(criteria or [])
     if tokenizer is None:
         raise ValueError(f"stop_strings is {strings!r} and there is no tokenizer to read them with; pass tokenizer=.")
+    if not hasattr(tokenizer, "get_vocab") or isinstance(tokenizer, type):
+        raise TypeError(
+            f"The tokenizer is {described(tokenizer)}; give a loaded one, such as AutoTokenizer.from_pretrained(name)."
+        )
+    Stopping(1, (), decoding.as_tuple(strings), tokenizer)
     asked["stop_strings"] = None  # transformers would ask for a tokenizer that it hands to no function
     return [*(criteria or []), StopStringCriteria(tokenizer, strings)]
 
@@ -361,6 +384,8 @@ def _check_config(config: Any) -> None:
 
 def _prompts(ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]:
     """Return the prompt of each row without its padding; ValueError for inputs that are not (B, L) ids padded left."""
+    if ids.ndim != 2 or not len(ids):
+        raise ValueError(f"The ids have shape {tuple(ids.shape)}; give (B, L), with a row for each text, also for one.")
     # A model that could read pictures is handed an empty dict of them.
     empty = {name for name, value in given.items() if isinstance(value, dict) and not value}
     named = {name for name, value in given.items() if not says_nothing(name, value)} - empty
@@ -383,13 +408,23 @@ def _prompts(ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]:
     mask = torch.ones_like(ids) if mask is None else mask.to(ids.device).long()
     if mask.shape != ids.shape or not bool(((mask == 0) | (mask == 1)).all() & (mask.diff(dim=1) >= 0).all()):
         raise ValueError(
-            "attention_mask has to be 0 for padding on the left of a row and 1 after it, (B, L) as the ids."
+            "attention_mask has to be 0 for padding on the left of a row and 1 after it, (B, L) as the ids. Where none "
+            "is given, transformers takes pad tokens of the prompt for padding; give torch.ones_like(ids) if they are "
+            "part of the text."
         )
     if not bool(mask[:, -1:].all()):
-        raise ValueError("A row of attention_mask is 0 at its end; pad prompts on the left (padding_side='left').")
+        raise ValueError(
+            "A row of attention_mask is 0 at its end, or of the pad token where no mask is given; pad prompts on the "
+            "left (padding_side='left')."
+        )
     positions, usual = given.get("position_ids"), (mask.cumsum(-1) - 1).clamp(min=0)
-    if positions is not None and not bool((positions.to(ids.device) == usual).all()):
-        raise ValueError("position_ids do not count the tokens of a row from 0; leave them out.")
+    if positions is not None and (
+        positions.shape not in (usual.shape, usual[:1].shape) or not bool((positions.to(ids.device) == usual).all())
+    ):
+        raise ValueError(
+            f"position_ids, which transformers makes of the attention_mask, have shape {tuple(positions.shape)} or do "
+            f"not count the tokens of a row from 0; leave them out, and give a mask of shape {tuple(ids.shape)}."
+        )
     return [row[seen.bool()].tolist() for row, seen in zip(ids, mask, strict=True)]
 
 
@@ -453,7 +488,13 @@ def _endings(criteria: Sequence[Any], length: int, vocab_size: int) -> tuple[int
 
 
 def _check_context(target: LanguageModel, prompts: Sequence[Sequence[int]], budget: int) -> None:
-    room = target.context - max(len(prompt) for prompt in prompts)
+    longest = max(len(prompt) for prompt in prompts)
+    room = target.context - longest
+    if room < 1:
+        raise ValueError(
+            f"The longest prompt has {longest} tokens and the context of '{target.name}' is {target.context}; shorten "
+            "it so that new tokens fit."
+        )
     if budget > room:
         raise ValueError(
             f"{budget} new tokens were asked for, and the context of '{target.name}' ({target.context}) holds {room} "
@@ -538,7 +579,7 @@ def _drafter(drafter: DrafterOrClass | None, draft_model: Draft | None, engine: 
             )
         return drafter
     kind = getattr(drafter, "func", drafter)
-    if not (isinstance(kind, type) and issubclass(kind, Drafter)):
+    if not (isinstance(kind, type) and issubclass(kind, Drafter)) or inspect.isabstract(kind):
         raise TypeError(f"drafter is {described(drafter)}; give a drafter, or the class of one, such as dt.FixedTree.")
     if issubclass(kind, ModelDrafter) != (draft is not None):
         needs = "needs a draft_model, and there is none" if draft is None else "has no use for the draft_model"
@@ -584,6 +625,7 @@ class _Row:
     def process(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Apply the row's processors in order: a logits processor of `dt.generate`."""
         ids, logits = self._padded(ids), logits.to(self.padding.device)
+        new = self._new(ids)  # before a processor of the user's can write into the ids
         seen = {"logits": logits.clone().float()} if "logits" in self.record else {}
         for processor in self.processors:
             logits = answer(processor, ids, logits)
@@ -592,14 +634,14 @@ class _Row:
             for warper in self.warpers:
                 seen["scores"] = warper(ids, seen["scores"])
             seen["scores"] = seen["scores"].float()
-        self._seen[self._new(ids)] = seen
+        self._seen[new] = seen
         return logits
 
     def met(self, ids: torch.Tensor, _: None) -> bool:
         """Return whether one of the row's criteria ends the text: a stopping criterion of `dt.generate`."""
         ids = self._padded(ids)
         scores = tuple(self._steps(self._new(ids), "scores")) if "scores" in self.record else None
-        answers = [bool(criterion(ids, scores)) for criterion in self.criteria]
+        answers = [met(criterion, ids, scores) for criterion in self.criteria]
         return any(answers)
 
     def commit(self, tokens: list[int]) -> None:

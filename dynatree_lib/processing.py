@@ -51,6 +51,31 @@ def answer(processor: LogitsProcessor, ids: torch.Tensor, logits: torch.Tensor) 
     )
 
 
+def met(criterion: Callable[[torch.Tensor, Any], Any], ids: torch.Tensor, scores: Any) -> bool:
+    """Return whether a stopping criterion ends the text of (1, L) ids; TypeError for an answer that is neither."""
+    found = criterion(ids, scores)
+    try:
+        return bool(found)
+    except (RuntimeError, TypeError, ValueError) as error:
+        shape = f" of shape {tuple(found.shape)}" if hasattr(found, "shape") else ""
+        name = getattr(criterion, "__name__", type(criterion).__name__)
+        raise TypeError(
+            f"The stopping criterion {name} returned {described(found)}{shape}; let it return True or False, or a "
+            "tensor of one."
+        ) from error
+
+
+def check_functions(name: str, given: object) -> None:
+    """Raise TypeError for what is no sequence of functions; a class in place of an object is none."""
+    for one in given if isinstance(given, Sequence) else ():
+        if isinstance(one, type):
+            raise TypeError(
+                f"{name} holds the class {one.__name__}; give an object of it, such as {one.__name__}(...)."
+            )
+    if not isinstance(given, Sequence) or not all(map(callable, given)):
+        raise TypeError(f"{name} is {given!r}; give a list of functions, such as transformers' own.")
+
+
 class ProcessedScores(Scores):
     """Scores of a tree whose logits are processed, each node's with the text up to it.
 
@@ -108,9 +133,8 @@ class Processing:
         Raises:
             TypeError: for what is no sequence of functions.
         """
-        for name, given in (("logits_processors", processors), ("stopping_criteria", criteria)):
-            if not isinstance(given, Sequence) or not all(callable(one) for one in given):
-                raise TypeError(f"{name} is {given!r}; give a list of functions, such as transformers' own.")
+        check_functions("logits_processors", processors)
+        check_functions("stopping_criteria", criteria)
         return cls(tuple(processors), tuple(criteria)) if processors or criteria else None
 
     def start(self, text: Sequence[int]) -> None:
@@ -145,7 +169,7 @@ class Processing:
         if key not in self._met:
             with torch.inference_mode(False), torch.no_grad():
                 ids = self._ids(key)
-                answers = [bool(criterion(ids, None)) for criterion in self.criteria]
+                answers = [met(criterion, ids, None) for criterion in self.criteria]
             self._met[key] = any(answers)
         return self._met[key]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .checks import decodes, described
+from .checks import check_unicode, decodes, described
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Stopping:
         for text in self.stop_strings:
             if not isinstance(text, str):
                 raise ValueError(f"A stop string is {described(text)}; give texts, such as stop_strings=['END'].")
+            check_unicode(text, "A stop string")
         if self.stop_strings and self.tokenizer is None:
             raise ValueError("stop_strings need a tokenizer to decode the text; pass tokenizer=.")
         if self.stop_strings:

@@ -30,6 +30,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging
 
 import dynatree_lib as dt
+from dynatree_lib.measure.environment import git_commit
 from dynatree_lib.models.check import check_architecture
 from dynatree_lib.models.pairs import loader_of
 
@@ -369,7 +370,7 @@ def write(record: Path, row: dict[str, Any]) -> None:
     """Put a row into a record, in the place of an earlier one of this architecture."""
     body = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {"rows": []}
     others = [one for one in body["rows"] if one["architecture"] != row["architecture"]]
-    body["rows"] = sorted([*others, row], key=lambda one: one["architecture"])
+    body["rows"] = sorted([*others, row | {"commit": git_commit()}], key=lambda one: one["architecture"])
     versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
     setup = {"prompts": LENGTHS, "max_new_tokens": BUDGET, "window": WINDOW, **versions}
     lines = ",\n".join("  " + json.dumps(one, ensure_ascii=False) for one in body["rows"])

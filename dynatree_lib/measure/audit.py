@@ -64,8 +64,8 @@ PROMPT = (0,)
 Row = dict[str, Any]
 Make = Callable[[LanguageModel], Drafter]
 
-PAIRS = ("generic", "zeros in p", "zeros in q", "p = q", "disjoint", "one-hot p")
-"""Kinds of model pairs; p is the target's distribution and q the draft's."""
+PAIRS = ("generic", "zeros in p", "zeros in q", "p = q", "disjoint", "one-hot p", "peaked q", "peaked p and q")
+"""Kinds of model pairs; p is the target's distribution and q the draft's. A peak leaves the others 0.1 to 1e-16."""
 SAMPLINGS = {"T=1": Sampling(1.0), "T=0.6 top-k 2": Sampling(0.6, top_k=2), "T=1.5 top-p 0.8": Sampling(1.5, top_p=0.8)}
 
 
@@ -372,12 +372,23 @@ def toy_pair(kind: str, vocabulary: int, seed: int) -> tuple[ToyModel, ToyModel]
             p = np.eye(vocabulary)[order[0]]
         if kind == "p = q":
             q = p
+        if kind == "peaked p and q":
+            p = _peaked(p, rng)
+        if kind in ("peaked q", "peaked p and q"):
+            q = _peaked(q, rng)
         return (p / p.sum()).tolist(), (q / q.sum()).tolist()
 
     def model(side: int) -> ToyModel:
         return ToyModel(lambda context: distributions(context)[side], vocabulary)
 
     return model(0), model(1)
+
+
+def _peaked(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return a distribution that leaves to all tokens but one a random share of any order of magnitude."""
+    out = values * 10 ** rng.uniform(-16, -1)
+    out[rng.integers(len(out))] = 1
+    return out
 
 
 _SEEDS = 100_000  # tables of one audit, so that another seed has others

@@ -145,7 +145,7 @@ def check_loaded(model: Any, tokenizer: Any = None) -> None:
         )
     loaded: Any = model
     check_architecture(loaded.config)
-    if loaded.get_output_embeddings() is None:
+    if loaded.get_output_embeddings() is None or not hasattr(loaded, "generation_config"):
         raise TypeError(
             f"The model is {described(model)}, which has no head that scores tokens; load it with AutoModelForCausalLM."
         )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import compress
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..checks import described
+from ..checks import check_unicode, described
 
 TokenIds = Sequence[int] | np.ndarray | torch.Tensor
 """(L,) or (1, L) token ids."""
@@ -99,13 +100,7 @@ def text_ids(text: str, tokenizer: Any, owner: str, *, special: bool = True) -> 
             f"The prompt is a text and '{owner}' has no tokenizer to encode it; give token ids, or the tokenizer: "
             "HFModel(model, tokenizer), or tokenizer=."
         )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"The text has {text[error.start]!r}, which is no character but stands for a byte that is not UTF-8; give "
-            "a text in UTF-8."
-        ) from None
+    check_unicode(text, "The text")
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
@@ -168,7 +163,7 @@ def _unpadded(encoding: Mapping[str, Any]) -> list[int]:
     _check_inputs(encoding)
     ids = _numbers(encoding["input_ids"])
     mask, positions = encoding.get("attention_mask"), encoding.get("position_ids")
-    seen = [1] * len(ids) if mask is None else _numbers(mask)
+    seen = [1] * len(ids) if mask is None else _mask(mask)
     if len(seen) != len(ids):
         raise ValueError(f"The prompt has {len(ids)} input_ids and an attention_mask of {len(seen)}; give one each.")
     if not re.fullmatch("0*1*0*", "".join(map(str, seen))):
@@ -181,10 +176,19 @@ def _unpadded(encoding: Mapping[str, Any]) -> list[int]:
     return list(compress(ids, seen))
 
 
+def _mask(mask: Any) -> list[int]:
+    """Return (L,) or (1, L) of 0 and 1 as whole numbers; they may be of any kind, as for models."""
+    with suppress(TypeError, ValueError, RuntimeError):  # what is no tensor has its sentence below
+        tensor = torch.as_tensor(mask, device="cpu")
+        if bool(((tensor == 0) | (tensor == 1)).all()):
+            mask = tensor.long()
+    return _numbers(mask)
+
+
 def _numbers(ids: Any) -> list[int]:
     """Return (L,) or (1, L) whole numbers as a list."""
     try:
-        if ids is None or isinstance(ids, str | bytes):
+        if ids is None or isinstance(ids, str | bytes | bytearray):
             raise TypeError
         array = torch.as_tensor(ids, device="cpu").numpy()
         if not array.ndim:

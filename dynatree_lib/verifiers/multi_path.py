@@ -143,10 +143,7 @@ class _Best:
 
     def _below(self, values: np.ndarray) -> np.ndarray:
         """Return for each token the sum of the values of those that come before it in the order."""
-        ordered = values[self._order]
-        out = np.empty_like(values)
-        out[self._order] = ordered.cumsum() - ordered
-        return out
+        return _sums_before(values, self._order)
 
     def _best_of(self, counts: dict[int, float]) -> np.ndarray:
         """Return the distribution of the best of so many draws with replacement, by the probability of the number."""
@@ -159,7 +156,8 @@ class _Best:
     def _better_of_two(self) -> np.ndarray:
         """Return the distribution of the better of two draws without replacement."""
         q, worse = self._q, self._below(self._q)
-        over = np.divide(q, 1 - q, out=np.zeros_like(q), where=q < 1)
+        others = worse + _sums_before(q, self._order[::-1])  # 1 - q would lose them where q is close to 1
+        over = np.divide(q, others, out=np.zeros_like(q), where=others > 0)
         out = over * worse + q * self._below(over)
         return out / out.sum()
 
@@ -180,3 +178,10 @@ class _Best:
                 out[copies] = out.get(copies, 0.0) + share * drawn
         total = sum(out.values())
         return {number: share / total for number, share in out.items()}
+
+
+def _sums_before(values: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Return (V,) for each token the sum of the values that come before it in an order, with no digit lost to it."""
+    out = np.empty_like(values)
+    out[order] = np.concatenate([[0.0], values[order][:-1].cumsum()])
+    return out
