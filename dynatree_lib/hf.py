@@ -414,12 +414,14 @@ def _prompts(ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]:
         )
     if not bool(mask[:, -1:].all()):
         raise ValueError(
-            "A row of attention_mask is 0 at its end, or of the pad token where no mask is given; pad prompts on the "
-            "left (padding_side='left')."
+            "A row of attention_mask is 0 at its end; pad prompts on the left (padding_side='left'). Where no mask is "
+            "given, transformers takes pad tokens for padding."
         )
     positions, usual = given.get("position_ids"), (mask.cumsum(-1) - 1).clamp(min=0)
     if positions is not None and (
-        positions.shape not in (usual.shape, usual[:1].shape) or not bool((positions.to(ids.device) == usual).all())
+        positions.shape[-1] != usual.shape[-1]
+        or positions.shape[-2] not in (1, len(usual))
+        or not bool((positions.to(ids.device) == usual).all())
     ):
         raise ValueError(
             f"position_ids, which transformers makes of the attention_mask, have shape {tuple(positions.shape)} or do "

@@ -345,6 +345,14 @@ def test_a_fault_is_noticed_at_loading(kind, fault, monkeypatch):
         HFModel(raw_model(kind))
 
 
+def test_a_window_of_one_token_is_refused():
+    """Transformers' cache keeps all entries of it, so its own texts with and without a cache differ."""
+    model = raw_model("mistral-window")
+    model.config.sliding_window = 1
+    with pytest.raises(ValueError, match="has a window of one token, which transformers' own cache does not keep to"):
+        HFModel(model)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "fault",

@@ -520,6 +520,44 @@ NOT_TAKEN = {
 }
 
 
+BUDGETS = {
+    "length": {"max_length": 20},
+    "config": {"generation_config": transformers.GenerationConfig(max_new_tokens=9, pad_token_id=0)},
+    "config's length": {"generation_config": transformers.GenerationConfig(max_length=25, pad_token_id=0)},
+}
+
+
+@pytest.mark.parametrize("asked", BUDGETS.values(), ids=BUDGETS)
+def test_options_take_the_budget_that_transformers_would(tiny, asked):
+    pair, inputs = tiny
+    ids = inputs["input_ids"]
+    own = pair.target.model.generate(ids, attention_mask=torch.ones_like(ids), **asked)
+    expected = own[0, ids.shape[1] :].tolist()
+    found = hf.options(pair.target, ids, **asked)
+    assert dt.generate(pair.target, ids, dt.PromptLookup(), **found).tokens == expected
+    assert found["max_new_tokens"] == len(expected)
+    assert hf.options(pair.target, ids, max_new_tokens=3, **asked)["max_new_tokens"] == 3
+    assert hf.options(pair.target, ids)["max_new_tokens"] == 128
+
+
+WRONGLY_ASKED = {
+    "inputs": ({"inputs": torch.ones(1, 3).long()}, ValueError, "inputs was given, which options"),
+    "mask": ({"attention_mask": torch.ones(1, 3).long()}, ValueError, "attention_mask was given, which options"),
+    "function": ({"custom_generate": hf.generate}, ValueError, "custom_generate was given, which options"),
+    "a number to stop at": ({"stop_strings": [3]}, ValueError, "A stop string is 3; give texts"),
+    "half a character to stop at": ({"stop_strings": "\ud800"}, ValueError, "A stop string has .*no character"),
+    "tokenizer": ({"stop_strings": ["a"], "tokenizer": "x"}, TypeError, "The tokenizer is 'x'; give a loaded one"),
+    "criterion": ({"stopping_criteria": max}, TypeError, "stopping_criteria is a builtin.*; give a list"),
+}
+
+
+@pytest.mark.parametrize("name", WRONGLY_ASKED)
+def test_what_options_cannot_give_is_refused(tiny, name):
+    given, kind, sentence = WRONGLY_ASKED[name]
+    with pytest.raises(kind, match=sentence):
+        hf.options(tiny[0].target, TEXT, **given)
+
+
 @pytest.mark.parametrize("name", NOT_TAKEN)
 def test_options_take_no_argument_that_they_would_drop(tiny, name):
     given, sentence = NOT_TAKEN[name]
@@ -920,7 +958,12 @@ REFUSED = {
     "hidden states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
     "chunks": ({"prefill_chunk_size": 8}, "prefill_chunk_size is 8"),
     "embeddings": ({"inputs_embeds": torch.zeros(1, 20, 32, dtype=torch.float64)}, "inputs_embeds was given"),
-    "positions": ({"position_ids": torch.arange(5, 25)[None]}, "position_ids do not count"),
+    "positions of a longer mask": ({"attention_mask": torch.ones(1, 25).long()}, r"shape \(1, 25\).* shape \(1, 20\)"),
+    "positions of a shorter mask": ({"attention_mask": torch.ones(1, 5).long()}, r"shape \(1, 5\).* shape \(1, 20\)"),
+    "other positions": ({"position_ids": torch.arange(10)[None]}, r"position_ids.* have shape \(1, 10\)"),
+    "a class that processes": ({"logits_processor": [RepetitionPenaltyLogitsProcessor]}, "the class RepetitionPenalty"),
+    "an abstract drafter": ({"drafter": dt.Drafter}, "the class Drafter; give a drafter"),
+    "positions": ({"position_ids": torch.arange(5, 25)[None]}, "do not count the tokens"),
     "right padding": ({"attention_mask": torch.tensor([[1] * 15 + [0] * 5])}, "0 for padding on the left"),
     "all padding": ({"attention_mask": torch.zeros(1, 20, dtype=torch.int64)}, "0 at its end; pad prompts on the left"),
     "holes": ({"attention_mask": torch.tensor([[1] * 5 + [0] * 5 + [1] * 10])}, "0 for padding on the left"),
@@ -948,6 +991,32 @@ def test_what_cannot_be_honoured_is_refused_before_any_work(name, monkeypatch):
     monkeypatch.setattr(decoding._Loop, "run", begun)
     with pytest.raises((ValueError, TypeError), match=sentence):
         added(model, ids, custom_generate=hf.generate, **options)
+
+
+@pytest.mark.parametrize(
+    ("ids", "sentence"),
+    [
+        (torch.zeros(0, 5).long(), r"The ids have shape \(0, 5\); give \(B, L\)"),
+        (torch.ones(1, 600).long(), "has 600 tokens and the context of 'llama' is 600; shorten it"),
+        (torch.tensor([[5, 0, 7]]), r"torch.ones_like\(ids\)"),
+    ],
+)
+def test_prompts_that_cannot_be_decoded_are_refused(ids, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        model_of("llama").generate(
+            ids, custom_generate=hf.generate, max_new_tokens=3, pad_token_id=0, eos_token_id=9, do_sample=False
+        )
+
+
+def test_a_processor_that_writes_into_the_ids_spoils_no_scores():
+    def process(ids, logits):
+        ids[:] = 0
+        return logits
+
+    options = {"output_scores": True, "return_dict_in_generate": True, "logits_processor": [process]}
+    model, ids = model_of("llama"), prompt(20)
+    found = model.generate(ids, **asked(ids, custom_generate=hf.generate, **options))
+    assert len(found.scores) == NEW
 
 
 def test_synthid_is_refused():

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from dynatree_lib.models.fetch import fetched
 from dynatree_lib.models.translated import TranslatedHFModel, TranslatedModel
 from dynatree_lib.models.vocabulary import Translation, Vocabulary
 from dynatree_lib.sampling import GREEDY, DraftDistributions
-from dynatree_lib.verifiers import VERIFIERS, Drawing, Greedy, TargetWalk
+from dynatree_lib.verifiers import VERIFIERS, Drawing, Greedy, TargetWalk, default_verifier
 
 WORDS = "a bad cab fed a bee; dad added a bead. feed a cab a bed, a fad faded"
 DRAFTING = [kind for kind in DRAFTERS if issubclass(kind, ModelDrafter)]
@@ -264,6 +265,17 @@ def test_a_text_that_is_split_again_drafts_tokens_that_the_draft_lacks():
     assert len(out.iterations) == 10  # four drafted tokens are two of the target's, and the bonus token
     both = generate(target, [2], Chain(TranslatedModel(draft, translation), 4), max_new_tokens=30)
     assert len(both.iterations) == 30
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling(1.0)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("drafter", [Chain, FixedTree, partial(SampledTree, depth=2, branching=2)], ids=str)
+def test_a_draft_that_has_nothing_for_the_shared_tokens_costs_acceptance_alone(drafter, sampling):
+    target, draft = ToyModel(lambda _: (0.5, 0.5), 2), ToyModel(lambda _: (0.0, 0.0, 1.0), 3)
+    translation = Translation(Vocabulary([b"a", b"b"]), Vocabulary([b"a", b"b", b"c"]))
+    made = drafter(TranslatedModel(draft, translation))
+    assert len(generate(target, [0], made, sampling=sampling, max_new_tokens=9).tokens) == 9
+    if sampling and made.name == SampledTree.name:
+        assert exact.bias(target, made, default_verifier(False, made.drawing), (0,), sampling)[0] < 1e-12
 
 
 def test_texts_go_on_and_end_inside_a_path():

@@ -145,6 +145,7 @@ PROMPTS = {
     "nothing": (None, TypeError, "The prompt is None.*give a text"),
     "a number": (7, TypeError, "The prompt is 7,.*give a text"),
     "bytes": (b"text", TypeError, "The prompt is b'text'.*give a text"),
+    "an array of bytes": (bytearray(b"abc"), TypeError, "The prompt is a bytearray.*give a text"),
     "an empty text": ("", ValueError, "no tokenizer"),
     "texts": (["a", "b"], ValueError, "list of 2 texts.*generate_batch"),
     "rows of several texts": ([[1, 2], [3, 4]], ValueError, r"shape \(2, 2\).*generate_batch"),
@@ -206,23 +207,39 @@ OPTIONS = {
                        ("9", "is '9'"), (0, "is 0"), (None, "is None")],
     "eos_token_ids": [("</s>", "eos_token_ids holds '</s>'; give token ids"), (6, "holds 6; 'toy' has tokens 0 to 5"),
                       ([1, -1], "holds -1"), (2.0, "holds 2.0"), ([True], "holds True"), (["a"], "holds 'a'"),
-                      (torch.tensor([9]), "holds 9")],
+                      (b"a", "holds b'a'"), (torch.tensor([9]), "holds 9")],
     "stop_strings": [([5], "A stop string is 5; give texts"), (5, "is 5"), (["a", None], "is None"),
-                     (b"x", "A stop string is 120"), ("x", "need a tokenizer")],
+                     (b"x", "A stop string is b'x'"), ("\ud800", "A stop string has .*no character"),
+                     ("x", "need a tokenizer")],
     "commit": [("copy", "commit is 'copy'; choose from 'gather', 'rebuild'"), (None, "is None")],
     "interrupt": [("stop", "interrupt is 'stop'; choose from 'raise', 'return'")],
 }  # fmt: skip
+
+
 KINDS = {
     "verifier": [("greedy", "The verifier is 'greedy'; give an object, such as verifier=Greedy()"),
                  (dt.Greedy, "is the class Greedy; give an object"), (0, "is 0")],
     "sampling": [(0.7, r"sampling is 0.7; give Sampling\(temperature"), (dt.Sampling, "is the class Sampling"),
                  ("greedy", "is 'greedy'"), ({}, "is a dict"), (0, "is 0")],
+    "logits_processors": [([dict], "logits_processors holds the class dict; give an object"), (len, "give a list of")],
+    "stopping_criteria": [([dict], "stopping_criteria holds the class dict; give an object"), (5, "give a list of")],
     "on_tokens": [("print", "on_tokens is 'print'; give a function")],
     "tokenizer": [("gpt2", "The tokenizer is 'gpt2'; give an object that decodes")],
     "state": [({}, "state is a dict; give the attribute `state` of an earlier Generation"),
               (dt.autoregressive(dt.ToyModel.random(6), [1], max_new_tokens=1), "state is a Generation; give")],
     "warm": [("yes", "warm is 'yes'; give the attribute `state`")],
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("truths", [[False, True], []], ids=str)
+def test_a_criterion_answers_with_one_truth(truths):
+    def answer(ids, scores):
+        return torch.tensor(truths, dtype=torch.bool)
+
+    with pytest.raises(
+        TypeError, match=rf"criterion answer returned a Tensor of shape \({len(truths)},\); let it return"
+    ):
+        dt.generate(dt.ToyModel.random(6), [1], dt.NoDraft(), stopping_criteria=[answer])
 
 
 def cases(table):

@@ -80,7 +80,7 @@ LARGEST_TREE = 1024
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
 """Largest difference ever allowed, as a share of the logits' spread. (In float64 as well, some models compute softmax
 and norms in float32.)"""
-LEAST = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 0.003, torch.bfloat16: 0.02}
+LEAST = {torch.float64: 4e-6, torch.float32: 1e-4, torch.float16: 0.003, torch.bfloat16: 0.02}
 """Difference that is rounding in any model of this dtype, a part of which may be in float32."""
 MASKED = 745
 """Distance from the largest logit at which a probability is 0 in float64."""
@@ -285,6 +285,11 @@ def check_tree_attention(model: HFModel, *, engine_only: bool = False, may_fall_
     Raises:
         ValueError: if any logit differs by more than rounding; the sentence says what differed.
     """
+    if model.window == 1:  # its cache keeps the last `window - 1` entries as [-0:], which are all
+        raise ValueError(
+            f"Model '{model.name}' has a window of one token, which transformers' own cache does not keep to, so there "
+            "is no text that ours could be equal to; give a window of at least 2."
+        )
     short, long = _Trial.of(model, PREFIX, routed=not engine_only), None
     with windows_of(SHORT, model.model):
         plain = _attempt(model, "plain forward", lambda: short.plain(model))

@@ -195,7 +195,9 @@ class TranslatedSession(Session):
         else:
             logits = self.inner.score(tokens, parents, GREEDY).logits
         self._columns = self._columns.to(logits.device)
-        return logits.index_select(-1, self._columns)
+        shared = logits.index_select(-1, self._columns)
+        # A draft that has no probability for any of them says nothing here: all are equal then.
+        return shared.masked_fill(shared.isneginf().all(-1, keepdim=True), 0.0)
 
     @override
     def _keep(self, nodes: np.ndarray) -> None:
