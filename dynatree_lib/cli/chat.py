@@ -33,6 +33,8 @@ An empty line lets an answer that was cut go on. Ctrl-C stops an answer."""
 
 def main(args: argparse.Namespace) -> int:
     """Answer lines until the last one."""
+    if sys.stdin is None:
+        raise ValueError("Standard input is closed, and chat reads its lines; open it, or call dt.generate.")
     sampling = arguments.sampling_of(args)
     arguments.check_least(args, max_new_tokens=1)
     runner_of(args.method)  # before models are loaded

@@ -19,6 +19,8 @@ from .options import COMMANDS
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 2 and one sentence on standard error for bad input, 130 after Ctrl-C."""
+    if sys.stdout is None:  # closed, as by `>&-`
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show must not end a command
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `dynatree pairs | head`
         _drop_output()
         return 1
-    except (ValueError, RuntimeError, OSError, ImportError, MemoryError) as error:
+    except (ValueError, RuntimeError, OSError, ImportError, MemoryError, ArithmeticError) as error:
         if os.environ.get("DYNATREE_DEBUG") == "1":
             raise
         sys.stderr.write(f"dynatree: {sentence(error)}\n")

@@ -7,12 +7,13 @@ by another worker; one that fails does not stop the others.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,7 @@ def local_workers(count: int, gpu: bool = False) -> Iterator[Client]:
         raise ValueError(f"--workers is {count} and {have} here; give 1 to {there}, at most one worker for each.")
     from dask import config
     from distributed import Client, Nanny, Scheduler, SpecCluster
+    from distributed.deploy import spec
 
     threads = str(max(1, len(mine) // count))
     limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), threads)
@@ -107,17 +109,23 @@ def local_workers(count: int, gpu: bool = False) -> Iterator[Client]:
         workers[number] = {"cls": Nanny, "options": options}
     alone = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": "127.0.0.1:0"}  # a free port, not Dask's own
     plan = {"cls": Scheduler, "options": {**alone, "allowed_failures": DEATHS - 1}}
-    with (
-        config.set({"distributed.deploy.lost-worker-timeout": f"{GONE}s"}),  # a busy machine starts one in 20 s, not 15
-        SpecCluster(workers=workers, scheduler=plan, silence_logs=False) as cluster,
-        Client(cluster) as client,
-    ):
+    # A busy machine starts a worker in 20 s, not 15.
+    with config.set({"distributed.deploy.lost-worker-timeout": f"{GONE}s"}), ExitStack() as stack:
         try:
+            cluster = stack.enter_context(SpecCluster(workers=workers, scheduler=plan, silence_logs=False))
+            client = stack.enter_context(Client(cluster))
             client.wait_for_workers(count, timeout=STARTING)
         except TimeoutError as error:
             raise RuntimeError(
                 f"The {count} workers did not start within {STARTING} s; run without --workers."
             ) from error
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"The {count} workers did not start ({error}); try again, or run without --workers."
+            ) from error
+        except KeyboardInterrupt:
+            atexit.unregister(spec.close_clusters)  # of a cluster that has not begun it says that it cannot be closed
+            raise
         yield client
 
 
@@ -456,7 +464,9 @@ def run_one(job: Job, basis: Mapping[str, Any], out: str, root: str, timeout: fl
     files, where = Files(Path(out), job.name), f"{socket.gethostname()}, process {os.getpid()}"
     if others := differences(fingerprint(job), basis):
         problem = f"the worker on {where} does not have the same: {' and '.join(others)}"
-        return Finished(Outcome(job.name, "failed", problem), Cost(), where, False)
+        outcome = Outcome(job.name, "failed", problem)
+        write_failure(files, job, outcome, basis, {"finished": now()})
+        return Finished(outcome, Cost(), where, False)
     again = files.partial.is_file() or files.receipt.is_file()
     if why_rerun(files, basis, Path(root)) is None:
         files.failure.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..paths import write_atomically
 from .receipts import Files
 from .report import notebook_names, page_style, read_run, read_status, read_subject, read_summary, template
 
@@ -39,7 +40,7 @@ def compare_runs(first: Path, second: Path) -> Path:
         changed=[claim for claim in claims if claim["changed"]],
         style=page_style(),
     )
-    page.write_text(text, encoding="utf-8")
+    write_atomically(page, text)
     return page
 
 

@@ -12,6 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ..paths import write_atomically
+
 try:
     import nbformat
     from jinja2 import DictLoader
@@ -61,7 +63,7 @@ def figure_html(figure_json: str) -> str:
 
 def copy_plotly(out: Path) -> None:
     """Write plotly's script beside the pages, once for all of them."""
-    (out / SCRIPT).write_text(get_plotlyjs(), encoding="utf-8")
+    write_atomically(out / SCRIPT, get_plotlyjs())
 
 
 def make_exporter() -> Any:
@@ -84,7 +86,7 @@ def export_page(exporter: Any, notebook: Path, page: Path) -> None:
             elif WIDGET_TYPE in output.get("data", {}):
                 output["data"] = {"text/html": WIDGET_NOTE}
     html, _ = exporter.from_notebook_node(content, resources={"metadata": {"name": page.stem}})
-    page.write_text(html, encoding="utf-8")
+    write_atomically(page, html)
 
 
 def draw_formulas(markdown: str) -> str:

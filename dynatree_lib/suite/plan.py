@@ -12,13 +12,13 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from ..checks import has_shape
+from ..checks import check_unicode, has_shape
 
 PROFILES = ("smoke", "laptop", "paper")
 PARAMETERS_TAG = "parameters"
@@ -113,6 +113,8 @@ def project_root(start: Path | None = None) -> Path:
 def read_source(path: Path) -> Source:
     """Read a notebook; ValueError when it is no notebook, or has no parameters cell, or several."""
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no file")
         notebook = json.loads(path.read_text(encoding="utf-8"))
         if not has_shape(notebook, NOTEBOOK):
             raise ValueError("its cells or its metadata are not as the notebook format has them")
@@ -121,6 +123,8 @@ def read_source(path: Path) -> Source:
         estimates = {profile: Cost(**cost) for profile, cost in (about.get("estimate") or {}).items()}
         if not all(has_shape(asdict(cost), COST) for cost in estimates.values()):
             raise ValueError("its estimates are no numbers")
+        if not all(value is None or 0 <= value < 1e12 for cost in estimates.values() for value in astuple(cost)):
+            raise ValueError("its estimates are no seconds and MB that can be")
         sources = [cell_source(cell) for cell in cells]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not a readable notebook: {error}. Restore it from the repository.") from error
@@ -154,8 +158,9 @@ def assigned_names(code: str, path: Path) -> tuple[str, ...]:
     """
     try:
         tree = ast.parse(code)
-    except SyntaxError as error:
-        raise ValueError(f"The parameters cell of {path} is not valid Python: {error}.") from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two for too deep an expression
+        told = error if str(error) else "it is nested too deeply"
+        raise ValueError(f"The parameters cell of {path} is not valid Python: {told}.") from error
     assignments = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
     names = [node for assignment in assignments for node in ast.walk(assignment) if isinstance(node, ast.Name)]
     return tuple(dict.fromkeys(name.id for name in names if isinstance(name.ctx, ast.Store)))
@@ -214,13 +219,26 @@ def parse_override(text: str) -> tuple[str, Any]:
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         found = value
     try:
-        json.dumps(found)
-    except TypeError as error:
+        return name, _parameter(found)
+    except (TypeError, ValueError) as error:
         raise ValueError(
             f"-p {name}={value[:60]} cannot be a parameter ({error}); give a number, a text, or a list or dictionary "
             "of such values."
         ) from error
-    return name, found
+
+
+def _parameter(value: Any) -> Any:
+    """Return a value as papermill writes it and JSON keeps it: tuples as lists; an error for what neither can hold."""
+    if isinstance(value, list | tuple):
+        return [_parameter(one) for one in value]
+    if isinstance(value, dict):
+        if others := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"the key {others[0]!r} is no text")
+        return {_parameter(key): _parameter(one) for key, one in value.items()}
+    if isinstance(value, str):
+        check_unicode(value, "a text")
+    json.dumps(value)
+    return value
 
 
 def make_jobs(sources: Sequence[Source], profile: str, overrides: Mapping[str, Any]) -> list[Job]:

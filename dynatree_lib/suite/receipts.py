@@ -162,6 +162,8 @@ def read_json(path: Path, shape: Mapping[str, Any] | None = None) -> dict[str, A
     Raises:
         ValueError: in a full sentence, where it is truncated, no JSON object, or has an entry of another shape.
     """
+    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        raise ValueError(f"{path.name} is no file; remove it.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

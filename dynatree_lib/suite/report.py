@@ -13,6 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, Template
 
+from ..paths import write_atomically
 from ..plots.theme import dark_css
 from .pages import asset, copy_plotly, export_page, figure_html, figure_scripts, make_exporter
 from .plan import Cost
@@ -43,7 +44,7 @@ def build_report(out: Path) -> Path:
         scripts=figure_scripts(inline=True),
     )
     report = out / "report.html"
-    report.write_text(page, encoding="utf-8")
+    write_atomically(report, page)
     return report
 
 

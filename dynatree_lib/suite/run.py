@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any
 
+from ..checks import check_unicode
 from ..measure.environment import describe_environment, git_commit, package_version
 from ..paths import sole_run
 from .plan import Cost, Job, cell_source
@@ -221,7 +222,7 @@ def run_papermill(job: Job, target: Path, root: Path, progress: bool) -> None:
 
     # papermill fills parameters into the braces of paths
     source, partial = (str(path).replace("{", "{{").replace("}", "}}") for path in (job.source.path, target))
-    with kernel_connection() as connection:
+    with kernel_connection() as connection, no_kernel_left():
         notebook = papermill.execute_notebook(
             source,
             partial,
@@ -242,14 +243,40 @@ def kernel_connection() -> Iterator[dict[str, str]]:
     """Yield a kernel manager's options: how the kernel is reached, by sockets that are files in a folder of its own.
 
     TCP ports are chosen before the kernel binds them: of kernels that start at once, two may be given the same one,
-    and a kernel dies. TCP is left where sockets cannot be files: on Windows, and where the folder's path is too long.
+    and a kernel dies. TCP is left where sockets cannot be files: on Windows, and where the folder's path is too long
+    or not ASCII.
     """
     with TemporaryDirectory(prefix="kernel-", ignore_cleanup_errors=True) as folder:
         sockets = Path(folder) / "socket"
-        if os.name == "posix" and len(bytes(sockets)) <= LONGEST_SOCKET:
+        if os.name == "posix" and folder.isascii() and len(bytes(sockets)) <= LONGEST_SOCKET:
             yield {"transport": "ipc", "ip": str(sockets)}
         else:
             yield {"transport_encryption": "auto"}  # else the kernel warns about plain TCP
+
+
+@contextmanager
+def no_kernel_left() -> Iterator[None]:
+    """Kill this process's kernels after Ctrl-C or an error: one that was about to start would miss its sockets."""
+    try:
+        yield
+    except BaseException:
+        import psutil
+
+        kill_kernels(psutil.Process().children(recursive=True))
+        raise
+
+
+def kill_kernels(processes: Iterable[Any]) -> None:
+    """Kill those of these processes that are kernels, and what they have started."""
+    import psutil
+
+    for process in processes:
+        with suppress(psutil.Error):
+            if any("ipykernel_launcher" in part for part in process.cmdline()):
+                below = process.children(recursive=True)
+                for one in (process, *below):
+                    with suppress(psutil.Error):
+                        one.kill()
 
 
 @contextmanager
@@ -323,13 +350,7 @@ class Watch:
             elif self._wanted is not None and not self._wanted():
                 self.status, self.reason = "interrupted", "the run was stopped"
             if self.status:
-                for child in children:
-                    with suppress(psutil.Error):
-                        if any("ipykernel_launcher" in part for part in child.cmdline()):
-                            below = child.children(recursive=True)
-                            for one in (child, *below):
-                                with suppress(psutil.Error):
-                                    one.kill()
+                kill_kernels(children)
 
 
 @contextmanager
@@ -338,6 +359,7 @@ def begun_run(jobs: Sequence[Job], out: Path, resume: bool, overwrite: bool) -> 
 
     What has finished is looked for once the folder is held: another run may have finished it a moment before.
     """
+    check_unicode(str(out), "The folder of the run")  # notebooks and records name it
     with sole_run(out):
         check_place(jobs, out, resume, overwrite)
         write_run_file(out, jobs)
@@ -369,7 +391,14 @@ def describe_failure(error: Exception, left: Path) -> str:
         cell = describe_cell(error.exec_count, failing_line(error.traceback) or error.source)
         return f"{cell} raised {error.ename}: {shorten(error.evalue)}"
     cell = at_cell(left)  # a dead kernel says nothing of the cell
-    return f"{cell}{' ended with ' if cell else ''}{type(error).__name__}: {shorten(str(error))}"
+    return f"{cell}{' ended with ' if cell else ''}{type(error).__name__}: {shorten(told(error))}"
+
+
+def told(error: Exception) -> str:
+    """Return an error's words; those of the operating system without their number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def at_cell(left: Path) -> str:

@@ -31,7 +31,7 @@ from ..paths import data_path, sole_run
 from ..sampling import Sampling
 from ..workloads import WORKLOADS, Workload, load_workload
 from .receipts import now, own_version, read_json, read_or_empty, write_json
-from .run import INTERRUPTED, Say, shorten
+from .run import INTERRUPTED, Say, shorten, told
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -122,13 +122,22 @@ def read_grid(path: str | Path) -> list[Point]:
         points.append(Point(spec, setting, tuple(point.items())))
     for one in points:
         _check(one)
-    if len({one.key for one in points}) < len(points):
+    if len({(one.method, one.setting) for one in points}) < len(points):  # 0 and 0.0 are one
         raise ValueError(f"The grid of {path} has the same configuration twice; give each value of an axis once.")
     return points
 
 
 def _content(path: str | Path) -> dict[str, Any]:
     import yaml  # type: ignore[import-untyped]
+
+    class Loader(yaml.SafeLoader):
+        """YAML's own takes the last of several equal keys without a word."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            names = [key.value for key, _ in node.value]
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise ValueError(f"it has '{twice[0]}' twice; give it once")
+            return super().construct_mapping(node, deep)
 
     file = Path(path)
     if not file.is_file():
@@ -138,7 +147,7 @@ def _content(path: str | Path) -> dict[str, Any]:
             raise ValueError(f"There is no file {path}; give a YAML file, or a grid of the library ({names}).")
         file = shipped[str(path)]
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:  # of a wrong !!tag, too
         raise ValueError(f"{path} is no YAML; write `method: ...` and `grid: ...` ({shorten(str(error))}).") from error
     if not isinstance(content, dict):
@@ -290,6 +299,10 @@ class Sweep:
         """
         if (self.out / HEAD).exists() and not resume:
             raise ValueError(f"{self.out} holds a sweep already; go on with it by --resume, or give another --out.")
+        rows, table = self.rows.file(self.points[0]).parent, self.out / TABLE
+        for place, wrong in ((rows, rows.is_symlink() or not rows.is_dir()), (table, not table.is_file())):
+            if wrong and (place.exists() or place.is_symlink()):
+                raise ValueError(f"{place} is not what a sweep writes there; remove it, or give another --out.")
         head = {"points": len(self.points), "commit": git_commit(), "environment": describe_environment()}
         write_json(
             self.out / HEAD, {**head, "started": now(), "grid": [(_plain(point), point.axes) for point in self.points]}
@@ -401,5 +414,5 @@ def attempt(rows: Rows, point: Point) -> str:
         if rows.row(point) is None:
             rows.keep(point)
     except Exception as error:  # one configuration must not stop the others
-        return f"failed: {type(error).__name__}: {shorten(str(error))}"
+        return f"failed: {type(error).__name__}: {shorten(told(error))}"
     return ""

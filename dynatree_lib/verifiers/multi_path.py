@@ -82,7 +82,7 @@ class MultiPath(ResidualRule):
 
         def acceptance(level: int) -> float:
             mass = float(rest(level).sum())
-            return mass / (mass + 1 - weights[level]) if mass > 0 else 0.0
+            return mass / (mass + (1 - weights[level])) if mass > 0 else 0.0  # mass + 1 may be 1
 
         if not random.accept(weights[level]):
             level -= 1
