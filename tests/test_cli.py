@@ -1,5 +1,6 @@
 """The command line: help, lazy commands, and errors as one sentence."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -169,3 +170,14 @@ def test_help_and_misspelled_options_load_nothing_slow(arguments):
     code += "print([n for n in slow if n in sys.modules])"
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert text.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"), [("pairs >&-", 0, ""), ("chat <&-", 2, "Standard input is closed")]
+)
+def test_a_closed_stream_is_no_traceback(command, code, words):
+    line = f"{shlex.quote(sys.executable)} -m dynatree_lib {command}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr

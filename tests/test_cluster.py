@@ -14,7 +14,8 @@ from suite_notebooks import records_notebook, write_notebook
 
 from dynatree_lib.cli.main import main
 from dynatree_lib.measure.environment import available_cores
-from dynatree_lib.suite.receipts import Files
+from dynatree_lib.suite.plan import find_sources, make_jobs
+from dynatree_lib.suite.receipts import Files, fingerprint
 
 pytest.importorskip("papermill")
 distributed = pytest.importorskip("distributed")
@@ -224,6 +225,20 @@ def test_a_scheduler_that_runs_already_and_workers_that_cannot_serve(tmp_path, c
             time.sleep(0.1)
         assert main([*options, "--scheduler", cluster.scheduler_address]) == 2
         assert "The scheduler has no workers" in capsys.readouterr().err
+
+
+def test_a_notebook_that_a_worker_refuses_leaves_a_note(tmp_path):
+    from dynatree_lib.suite import cluster
+
+    records_notebook(tmp_path / "notebooks", "10_x")
+    (job,) = make_jobs(find_sources(tmp_path / "notebooks"), "smoke", {})
+    out = tmp_path / "out"
+    out.mkdir()
+    basis = {**fingerprint(job), "library_sha256": "another"}
+    found = cluster.run_one(job, basis, str(out), str(tmp_path), None, False)
+    assert "does not have the same: the library" in found.outcome.problem
+    note = json.loads((out / "10_x.failure.json").read_text())
+    assert (note["status"], note["problem"]) == ("failed", found.outcome.problem)
 
 
 def test_workers_of_another_version_or_without_the_folders_are_refused(tmp_path, monkeypatch):

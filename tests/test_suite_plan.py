@@ -1,6 +1,7 @@
 """What would run, and every request that is refused before a kernel starts."""
 
 import json
+import os
 
 import pytest
 from suite_notebooks import write_notebook
@@ -38,6 +39,8 @@ def test_a_source_knows_title_parameters_and_estimates(folder):
         lambda notebook: notebook["metadata"].update(dynatree=[1]),
         lambda notebook: notebook["metadata"]["dynatree"].update(estimate={"smoke": {"seconds": "many"}}),
         lambda notebook: notebook["metadata"]["dynatree"].update(estimate={"smoke": {"hours": 3}}),
+        lambda notebook: notebook["metadata"]["dynatree"].update(estimate={"smoke": {"seconds": 10**400}}),
+        lambda notebook: notebook["metadata"]["dynatree"].update(estimate={"smoke": {"memory_mb": -1}}),
     ],
 )
 def test_json_that_is_no_notebook_is_refused(folder, harm):
@@ -123,6 +126,8 @@ def test_the_profile_is_not_an_override(folder):
         ("x=true", True),
         ("x=None", None),
         ("x=[1, 2]", [1, 2]),
+        ("x=(1, 2)", [1, 2]),
+        ("x=[(1,), {'a': (2, (3,))}]", [[1], {"a": [2, [3]]}]),
         ("x=tiny", "tiny"),
         ("x='1'", "1"),
         ("x=a=b", "a=b"),
@@ -132,6 +137,28 @@ def test_the_profile_is_not_an_override(folder):
 )
 def test_override_values(text, value):
     assert parse_override(text) == ("x", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("{1: 2}", "the key 1 is no text"),
+        ("{'a': 1, 1: 2}", "the key 1 is no text"),
+        ("{1, 2}", "set"),
+        (r"'\ud800'", "a text has .*no character"),
+        (r"[{'\udcff': 1}]", "a text has .*no character"),
+        ("0x" + "f" * 5000, "4300 digits"),
+    ],
+)
+def test_a_value_that_papermill_or_json_cannot_hold_is_refused(value, words):
+    with pytest.raises(ValueError, match=f"-p x=.* cannot be a parameter .*{words}.*; give a number, a text"):
+        parse_override(f"x={value}")
+
+
+def test_a_pipe_is_no_notebook(folder):
+    os.mkfifo(folder / "20_pipe.ipynb")
+    with pytest.raises(ValueError, match=r"20_pipe.ipynb is not a readable notebook: it is no file"):
+        find_sources(folder)
 
 
 @pytest.mark.parametrize("text", ["seed", "=1", "a b=1", ""])
@@ -147,8 +174,9 @@ def test_a_broken_notebook_is_named(tmp_path, text):
         find_sources(tmp_path)
 
 
-def test_a_parameters_cell_that_is_not_python(tmp_path):
-    path = write_notebook(tmp_path, "bad", parameters="seed = = 1")
+@pytest.mark.parametrize("parameters", ["seed = = 1", "seed = \0", "seed = " + "-" * 90_000 + "1"])
+def test_a_parameters_cell_that_is_not_python(tmp_path, parameters):
+    path = write_notebook(tmp_path, "bad", parameters=parameters)
     with pytest.raises(ValueError, match="parameters cell of .*bad.ipynb is not valid Python"):
         read_source(path)
 

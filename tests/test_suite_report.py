@@ -175,6 +175,16 @@ def test_json_of_another_shape_is_named_and_the_rest_is_shown(finished, tmp_path
     capsys.readouterr()
 
 
+def test_what_is_no_unicode_is_escaped_and_an_earlier_page_is_not_lost(finished, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    (receipt,) = sorted(out.glob("*.receipt.json"))[:1]
+    content = json.loads(receipt.read_text())
+    receipt.write_text(json.dumps(content | {"title": "A \ud800 title"}))
+    assert main(["report", str(out)]) == 0
+    assert "A \\ud800 title" in (out / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_notebook_that_cannot_be_shown_is_a_problem_of_its_own(finished, tmp_path):
     out = shutil.copytree(finished, tmp_path / "out")
     (out / "10_x.ipynb").write_text('{"cells": 3}')

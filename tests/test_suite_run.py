@@ -17,6 +17,7 @@ from suite_notebooks import records_notebook, write_notebook
 
 from dynatree_lib.cli.main import main
 from dynatree_lib.suite import receipts
+from dynatree_lib.suite.run import describe_failure
 
 pytest.importorskip("papermill")
 ROOT = Path(__file__).resolve().parents[1]
@@ -444,6 +445,47 @@ def test_peak_memory_is_in_the_receipt(run):
     write_notebook(run.notebooks, "10_x", "import time\nblock = bytearray(150_000_000)\ntime.sleep(0.7)")
     run()
     assert 150 < receipt(run, "10_x")["memory_mb"] < 600
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("later", [0.1, 0.4, 0.8])
+def test_ctrl_c_while_a_kernel_starts_says_no_more_than_that(run, later):
+    """The kernel is killed: without its folder of sockets it would print a traceback."""
+    write_notebook(run.notebooks, "10_x", "import time\ntime.sleep(300)")
+    command = [sys.executable, "-m", "dynatree_lib", "run", "--notebooks", str(run.notebooks), "--out", str(run.out)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as runner:
+        while "running" not in runner.stdout.readline():
+            pass
+        time.sleep(later)
+        runner.send_signal(signal.SIGINT)
+        text, _ = runner.communicate(timeout=60)
+    assert runner.returncode == 130
+    assert "Traceback" not in text
+    assert "interrupted" in text
+
+
+@pytest.mark.parametrize("error", [OSError(27, "File too large"), OSError(28, "No space left", "a.ipynb")])
+def test_what_the_system_refuses_is_told_without_its_number(error, tmp_path):
+    words = describe_failure(error, tmp_path / "none.ipynb")
+    assert "Errno" not in words
+    assert error.strerror in words
+
+
+def test_a_folder_that_is_no_utf_8_is_refused(run):
+    records_notebook(run.notebooks, "10_x")
+    code, text = run("--out", os.fsdecode(os.fsencode(str(run.out)) + b"\xff"))
+    assert code == 2
+    assert "The folder of the run has '\\udcff', which is no character" in text
+
+
+def test_a_pipe_where_a_receipt_belongs_is_no_receipt(run):
+    records_notebook(run.notebooks, "10_x")
+    run.out.mkdir()
+    os.mkfifo(run.out / "10_x.failure.json")
+    assert receipts.read_or_empty(run.out / "10_x.failure.json") == {}
 
 
 @pytest.mark.slow

@@ -253,6 +253,10 @@ def test_the_grid_of_the_paper_has_its_450_configurations():
         ("method: fixed-tree\nagainst: 3", "against is 3; give a name"),
         ("method: fixed-tree\ngrid: {max_new_tokens: [8, 99999]}", "max_new_tokens is 99999 and the context"),
         ("method: fixed-tree:verifier=block\ntemperature: 1", "cannot run"),
+        ("method: fixed-tree\ngrid: {temperature: [0, 0.0]}", "same configuration twice"),
+        ("method: fixed-tree\ngrid: {temperature: [0, -0.0]}", "same configuration twice"),
+        ("method: fixed-tree\nmethod: chain", "it has 'method' twice"),
+        ("method: fixed-tree\ngrid: {depth: [1], depth: [2]}", "it has 'depth' twice"),
         ("- a list", "holds a list"),
         ("method: [", "is no YAML"),
         ("method: fixed-tree\nrepeats: !!bool maybe", "is no YAML"),
@@ -269,6 +273,17 @@ def test_a_grid_that_cannot_be_measured(tmp_path, capsys, text, words):
     assert main(["sweep", str(path), "--out", str(tmp_path / "out")]) == 2
     assert not (tmp_path / "out").exists()
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("harm", [lambda out: (out / "rows").touch(), lambda out: (out / "sweep.csv").mkdir(),
+                                  lambda out: (out / "rows").symlink_to(out / "none")])  # fmt: skip
+def test_a_place_that_no_row_can_be_written_to_is_named_before_any_is_measured(tmp_path, measured, capsys, harm):
+    path, out = grid(tmp_path, "method: fixed-tree\ngrid: {depth: [1, 2]}"), tmp_path / "out"
+    out.mkdir()
+    harm(out)
+    assert main(["sweep", str(path), "--out", str(out)]) == 2
+    assert "is not what a sweep writes there; remove it" in capsys.readouterr().err
+    assert not measured
 
 
 def test_what_is_no_grid_and_no_sweep(tmp_path):
