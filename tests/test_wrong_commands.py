@@ -122,6 +122,7 @@ WRONG = {
     "audit": {
         "--instances 0": "0",
         "--instances many": "many",
+        f"--instances {10**10}": f"--instances is {10**10}; give at most",
         "--pair tiny --methods fly": "fly",
         "--pair tiny --seeds 0": "0",
         "--pair tiny --temperature 0": "0",
@@ -144,6 +145,7 @@ WRONG = {
         "--rules block,block": "block",
         "--rules ,": "rule",
         "--seeds 0": "0",
+        f"--seeds {10**25}": f"--seeds is {10**25}; give at most",
         "--temperature 0": "0",
         "--limit 0": "0",
         "--out FILE": "FILE",

@@ -92,10 +92,13 @@ def names_in(text: str, known: Collection[str], what: str, use: str) -> list[str
 
 
 def check_least(args: argparse.Namespace, **least: int) -> None:
-    """Raise ValueError for an option with a value below its least."""
+    """Raise ValueError for an option with a value below its least, and for a count (its least is 1) of over 10^9."""
     for name, count in least.items():
-        if getattr(args, name) < count:
-            raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}; give at least {count}.")
+        value, option = getattr(args, name), f"--{name.replace('_', '-')}"
+        if value < count:
+            raise ValueError(f"{option} is {value}; give at least {count}.")
+        if count and value > 10**9:
+            raise ValueError(f"{option} is {value}; give at most {10**9}.")
 
 
 def on_workers(args: argparse.Namespace) -> bool:

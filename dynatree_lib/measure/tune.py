@@ -150,7 +150,7 @@ def load_tuned(path: str | Path) -> Tuned:
         body["costs"] = MeasuredCosts.from_json(body["costs"])
         tuned: Tuned = typed({one.name: body[one.name] for one in fields(Tuned)}, Tuned)
         variant(tuned.spec)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} holds no tuned configuration of format {FORMAT}; tune again ({error}).") from error
     return tuned
 
