@@ -420,7 +420,7 @@ def _prompts(ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]:
     positions, usual = given.get("position_ids"), (mask.cumsum(-1) - 1).clamp(min=0)
     if positions is not None and (
         positions.shape[-1] != usual.shape[-1]
-        or positions.shape[-2] not in (1, len(usual))
+        or (positions.ndim > 1 and positions.shape[-2] not in (1, len(usual)))
         or not bool((positions.to(ids.device) == usual).all())
     ):
         raise ValueError(

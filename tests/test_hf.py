@@ -316,12 +316,12 @@ def test_what_sampling_can_do_is_left_to_it():
 
 
 def test_seeds_come_from_torch():
-    model, ids = model_of("llama"), prompt(20)
+    model, draft, ids = model_of("llama"), draft_of("llama"), prompt(20)  # made once, from torch's generator as well
 
     def sample(seed=None):
         if seed is not None:
             transformers.set_seed(seed)
-        return added(model, ids, custom_generate=hf.generate, do_sample=True, draft_model=draft_of("llama"))
+        return added(model, ids, custom_generate=hf.generate, do_sample=True, draft_model=draft)
 
     assert sample(1) == sample(1) != sample(2)
     assert sample() != sample()

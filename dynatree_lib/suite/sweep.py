@@ -300,8 +300,8 @@ class Sweep:
         if (self.out / HEAD).exists() and not resume:
             raise ValueError(f"{self.out} holds a sweep already; go on with it by --resume, or give another --out.")
         rows, table = self.rows.file(self.points[0]).parent, self.out / TABLE
-        for place, wrong in ((rows, rows.is_symlink() or not rows.is_dir()), (table, not table.is_file())):
-            if wrong and (place.exists() or place.is_symlink()):
+        for place, fits in ((rows, rows.is_dir()), (table, table.is_file())):
+            if not fits and (place.exists() or place.is_symlink()):
                 raise ValueError(f"{place} is not what a sweep writes there; remove it, or give another --out.")
         head = {"points": len(self.points), "commit": git_commit(), "environment": describe_environment()}
         write_json(
