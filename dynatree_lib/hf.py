@@ -25,7 +25,7 @@ from .checks import described, of_kind
 from .drafters import LookupTree, ModelDrafter, PromptLookup, SampledTree
 from .drafters.base import Drafter
 from .models.base import LanguageModel
-from .models.check import check_loaded
+from .models.check import check_loaded, check_tokenizer
 from .models.engines import CACHE_NAMES, foreign
 from .models.huggingface import HFModel
 from .models.texts import Prompt, says_nothing
@@ -306,10 +306,7 @@ def _with_stop_strings(
         return list(criteria or [])
     if tokenizer is None:
         raise ValueError(f"stop_strings is {strings!r} and there is no tokenizer to read them with; pass tokenizer=.")
-    if not hasattr(tokenizer, "get_vocab") or isinstance(tokenizer, type):
-        raise TypeError(
-            f"The tokenizer is {described(tokenizer)}; give a loaded one, such as AutoTokenizer.from_pretrained(name)."
-        )
+    check_tokenizer(tokenizer)
     Stopping(1, (), decoding.as_tuple(strings), tokenizer)
     asked["stop_strings"] = None  # transformers would ask for a tokenizer that it hands to no function
     return [*(criteria or []), StopStringCriteria(tokenizer, strings)]

@@ -9,6 +9,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+import psutil
 import pytest
 from suite_notebooks import records_notebook, write_notebook
 
@@ -198,6 +199,31 @@ def test_ctrl_c_stops_the_kernels_and_keeps_what_has_finished(tmp_path):
     assert "2 notebooks: 1 finished, 1 interrupted." in text, text
     assert receipt(tmp_path, "10_good")["seconds"] > 0
     assert not Files(tmp_path / "out", "20_waits").receipt.exists()
+    until = time.monotonic() + 10
+    while kernels_of(tmp_path):
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("later", [None, 0.0, 0.5, 1.5])
+def test_ctrl_c_while_workers_or_a_kernel_start_is_said_in_a_sentence(later, tmp_path):
+    write_notebook(tmp_path / "notebooks", "10_waits", "import time\ntime.sleep(300)")
+    process = subprocess.Popen(
+        command(tmp_path, "--workers", "2"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    until = time.monotonic() + 90
+    while not (psutil.Process(process.pid).children() if later is None else (tmp_path / "out").exists()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    time.sleep(later or 0)
+    os.killpg(process.pid, signal.SIGINT)
+    text, _ = process.communicate(timeout=90)
+    assert process.returncode == 130, text
+    assert "Traceback" not in text
+    assert not Files(tmp_path / "out", "10_waits").receipt.exists()
     until = time.monotonic() + 10
     while kernels_of(tmp_path):
         assert time.monotonic() < until

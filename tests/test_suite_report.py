@@ -175,7 +175,7 @@ def test_json_of_another_shape_is_named_and_the_rest_is_shown(finished, tmp_path
     capsys.readouterr()
 
 
-def test_what_is_no_unicode_is_escaped_and_an_earlier_page_is_not_lost(finished, tmp_path):
+def test_what_is_no_unicode_is_escaped(finished, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     (receipt,) = sorted(out.glob("*.receipt.json"))[:1]

@@ -92,7 +92,7 @@ def names_in(text: str, known: Collection[str], what: str, use: str) -> list[str
 
 
 def check_least(args: argparse.Namespace, **least: int) -> None:
-    """Raise ValueError for an option with a value below its least, and for a count (its least is 1) of over 10^9."""
+    """Raise ValueError for an option with a value below its least, and for a count (least above 0) of over 10^9."""
     for name, count in least.items():
         value, option = getattr(args, name), f"--{name.replace('_', '-')}"
         if value < count:

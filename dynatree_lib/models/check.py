@@ -138,11 +138,7 @@ def check_loaded(model: Any, tokenizer: Any = None) -> None:
             f"The model is {described(model)}; give a loaded transformers model, such as "
             f"AutoModelForCausalLM.from_pretrained({name}), or load a pair by names: load_pair(target=..., draft=...)."
         )
-    if tokenizer is not None and not hasattr(tokenizer, "get_vocab"):
-        raise TypeError(
-            f"The tokenizer is {described(tokenizer)}; give a loaded one, such as AutoTokenizer.from_pretrained(name), "
-            "or None."
-        )
+    check_tokenizer(tokenizer)
     loaded: Any = model
     check_architecture(loaded.config)
     if loaded.get_output_embeddings() is None or not hasattr(loaded, "generation_config"):
@@ -154,6 +150,15 @@ def check_loaded(model: Any, tokenizer: Any = None) -> None:
             f"Weights of the {loaded.config.model_type} model are on the meta device, which holds no numbers; load "
             "them with from_pretrained onto a device that holds all of them (device_map='auto' leaves out what is too "
             "large)."
+        )
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise TypeError for what is neither a loaded tokenizer nor None, such as its class or its name."""
+    if tokenizer is not None and (not hasattr(tokenizer, "get_vocab") or isinstance(tokenizer, type)):
+        raise TypeError(
+            f"The tokenizer is {described(tokenizer)}; give a loaded one, such as AutoTokenizer.from_pretrained(name), "
+            "or None."
         )
 
 

@@ -197,7 +197,7 @@ class TranslatedSession(Session):
         self._columns = self._columns.to(logits.device)
         shared = logits.index_select(-1, self._columns)
         # A draft that has no probability for any of them says nothing here: all are equal then.
-        return shared.masked_fill(shared.isneginf().all(-1, keepdim=True), 0.0)
+        return shared.masked_fill_(shared.amax(-1, keepdim=True).isneginf(), 0.0)
 
     @override
     def _keep(self, nodes: np.ndarray) -> None:

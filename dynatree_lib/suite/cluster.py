@@ -10,11 +10,13 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from ..measure.environment import available_cores
 from .plan import Cost, Job
 from .receipts import Files, differences, fingerprint, now, own_version, read_or_empty, why_rerun
 from .run import (
+    INTERRUPTED,
     Outcome,
     Say,
     begun,
@@ -112,7 +115,8 @@ def local_workers(count: int, gpu: bool = False) -> Iterator[Client]:
     # A busy machine starts a worker in 20 s, not 15.
     with config.set({"distributed.deploy.lost-worker-timeout": f"{GONE}s"}), ExitStack() as stack:
         try:
-            cluster = stack.enter_context(SpecCluster(workers=workers, scheduler=plan, silence_logs=False))
+            loop = stack.enter_context(_loop_without_ctrl_c())
+            cluster = stack.enter_context(SpecCluster(workers=workers, scheduler=plan, loop=loop, silence_logs=False))
             client = stack.enter_context(Client(cluster))
             client.wait_for_workers(count, timeout=STARTING)
         except TimeoutError as error:
@@ -127,6 +131,27 @@ def local_workers(count: int, gpu: bool = False) -> Iterator[Client]:
             atexit.unregister(spec.close_clusters)  # of a cluster that has not begun it says that it cannot be closed
             raise
         yield client
+
+
+@contextmanager
+def _loop_without_ctrl_c() -> Iterator[Any]:
+    """Yield Dask's event loop, in a thread that blocks SIGINT, as do the workers it starts until they have set up.
+
+    Otherwise Ctrl-C reaches them while they import, and each prints a traceback.
+    """
+    from distributed.utils import LoopRunner
+
+    resource_tracker.ensure_running()  # by the workers' first start it would unblock SIGINT in the starting thread
+    runner = LoopRunner()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        runner.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        yield runner.loop
+    finally:
+        runner.stop()
 
 
 @contextmanager
@@ -242,6 +267,7 @@ def dask_setup(_worker: Any) -> None:
     So Ctrl-C reaches the run alone, and the kernels that the worker starts have its cores.
     """
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `_loop_without_ctrl_c`
     if (mine := os.environ.get(CORES)) and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, [int(core) for core in mine.split(",")])
 
@@ -328,7 +354,7 @@ class _Fanout:
 
     def run(self) -> int:
         """Run everything and return the exit code."""
-        spoken = time.monotonic()
+        spoken, stopped = time.monotonic(), False
         try:
             while self.running or (self.waiting and self.client.status != "closed"):
                 self._send()
@@ -346,11 +372,12 @@ class _Fanout:
                         break
                 time.sleep(0.2)
         except KeyboardInterrupt:
+            stopped = True
             self._stop()
         if self.client.status == "closed":
             self.say("The scheduler is gone.")
         self.say(describe_outcomes(self.outcomes, self.count, self.out))
-        return exit_code(self.outcomes) or int(bool(self.waiting))
+        return INTERRUPTED if stopped else exit_code(self.outcomes) or int(bool(self.waiting))
 
     def _send(self) -> None:
         """Send as many notebooks as there are workers for, so that none waits at a worker that may die."""

@@ -200,7 +200,7 @@ def execute(
         files.partial.replace(files.executed)
         write_receipt(files, job, basis, facts)
         files.failure.unlink(missing_ok=True)
-    else:  # keep the notebook as far as it came, and the problem beside it
+    else:  # keep the notebook as far as it came, and the problem with it
         if files.partial.is_file():
             files.partial.replace(files.stopped(outcome.status))
         write_failure(files, job, outcome, basis, facts)
@@ -229,7 +229,7 @@ def run_papermill(job: Job, target: Path, root: Path, progress: bool) -> None:
             parameters=dict(job.parameters),
             kernel_name="python3",
             progress_bar={"desc": job.name, "leave": False} if progress else False,
-            store_widget_state=False,  # a widget's state can add megabytes; every widget has a static figure beside it
+            store_widget_state=False,  # a widget's state can add megabytes; every widget has a static figure too
             config=Config({"KernelManager": connection}),
         )
     paths = {"input_path": job.source.path, "output_path": target.with_name(f"{job.name}.ipynb")}
@@ -391,10 +391,10 @@ def describe_failure(error: Exception, left: Path) -> str:
         cell = describe_cell(error.exec_count, failing_line(error.traceback) or error.source)
         return f"{cell} raised {error.ename}: {shorten(error.evalue)}"
     cell = at_cell(left)  # a dead kernel says nothing of the cell
-    return f"{cell}{' ended with ' if cell else ''}{type(error).__name__}: {shorten(told(error))}"
+    return f"{cell}{' ended with ' if cell else ''}{type(error).__name__}: {shorten(words_of(error))}"
 
 
-def told(error: Exception) -> str:
+def words_of(error: Exception) -> str:
     """Return an error's words; those of the operating system without their number."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror

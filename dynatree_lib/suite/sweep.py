@@ -31,7 +31,7 @@ from ..paths import data_path, sole_run
 from ..sampling import Sampling
 from ..workloads import WORKLOADS, Workload, load_workload
 from .receipts import now, own_version, read_json, read_or_empty, write_json
-from .run import INTERRUPTED, Say, shorten, told
+from .run import INTERRUPTED, Say, shorten, words_of
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -237,9 +237,14 @@ class Rows:
     library_sha256: str
     data_sha256: str
 
+    @property
+    def folder(self) -> Path:
+        """Where each configuration's row is a file."""
+        return self.out / "rows"
+
     def file(self, point: Point) -> Path:
         """The file of a configuration's row."""
-        return self.out / "rows" / f"{point.key}.json"
+        return self.folder / f"{point.key}.json"
 
     def row(self, point: Point) -> dict[str, Any] | None:
         """The row of a configuration that was measured with this library and these data; None where there is none."""
@@ -299,7 +304,7 @@ class Sweep:
         """
         if (self.out / HEAD).exists() and not resume:
             raise ValueError(f"{self.out} holds a sweep already; go on with it by --resume, or give another --out.")
-        rows, table = self.rows.file(self.points[0]).parent, self.out / TABLE
+        rows, table = self.rows.folder, self.out / TABLE
         for place, fits in ((rows, rows.is_dir()), (table, table.is_file())):
             if not fits and (place.exists() or place.is_symlink()):
                 raise ValueError(f"{place} is not what a sweep writes there; remove it, or give another --out.")
@@ -414,5 +419,5 @@ def attempt(rows: Rows, point: Point) -> str:
         if rows.row(point) is None:
             rows.keep(point)
     except Exception as error:  # one configuration must not stop the others
-        return f"failed: {type(error).__name__}: {shorten(told(error))}"
+        return f"failed: {type(error).__name__}: {shorten(words_of(error))}"
     return ""
