@@ -437,6 +437,7 @@ def test_a_model_is_wrapped_once_it_is_loaded():
         ((torch.nn.Linear(2, 2),), TypeError, "The model is a Linear"),
         ((RAW, "gpt2"), TypeError, "The tokenizer is 'gpt2'; give a loaded one"),
         ((RAW, RAW), TypeError, "The tokenizer is a GPTNeoXForCausalLM"),
+        ((RAW, type(TOKENIZER)), TypeError, "The tokenizer is the class TokenizersBackend"),
         ((GPT2Model(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9)),), TypeError, "GPT2Model, which has no h"),
         ((empty,), ValueError, "on the meta device, which holds no numbers; load them"),
     ]

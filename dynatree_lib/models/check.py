@@ -157,8 +157,7 @@ def check_tokenizer(tokenizer: Any) -> None:
     """Raise TypeError for what is neither a loaded tokenizer nor None, such as its class or its name."""
     if tokenizer is not None and (not hasattr(tokenizer, "get_vocab") or isinstance(tokenizer, type)):
         raise TypeError(
-            f"The tokenizer is {described(tokenizer)}; give a loaded one, such as AutoTokenizer.from_pretrained(name), "
-            "or None."
+            f"The tokenizer is {described(tokenizer)}; give a loaded one, such as AutoTokenizer.from_pretrained(name)."
         )
 
 

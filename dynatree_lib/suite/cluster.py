@@ -128,27 +128,29 @@ def local_workers(count: int, gpu: bool = False) -> Iterator[Client]:
                 f"The {count} workers did not start ({error}); try again, or run without --workers."
             ) from error
         except KeyboardInterrupt:
-            atexit.unregister(spec.close_clusters)  # of a cluster that has not begun it says that it cannot be closed
+            # Of a cluster that has not begun these would say that it cannot be closed, and that its workers are gone.
+            atexit.unregister(spec.close_clusters)
+            logging.getLogger("asyncio").setLevel(logging.CRITICAL)
             raise
         yield client
 
 
 @contextmanager
 def _loop_without_ctrl_c() -> Iterator[Any]:
-    """Yield Dask's event loop, in a thread that blocks SIGINT, as do the workers it starts until they have set up.
+    """Yield Dask's event loop, in a thread that blocks SIGINT; its workers inherit that and unblock it in `dask_setup`.
 
-    Otherwise Ctrl-C reaches them while they import, and each prints a traceback.
+    Otherwise Ctrl-C reaches workers while they import, and each prints a traceback.
     """
     from distributed.utils import LoopRunner
 
-    resource_tracker.ensure_running()  # by the workers' first start it would unblock SIGINT in the starting thread
-    runner = LoopRunner()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    resource_tracker.ensure_running()  # to launch it unblocks SIGINT in its caller, which would start workers next
+    runner, before = LoopRunner(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        runner.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    try:
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            runner.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield runner.loop
     finally:
         runner.stop()
@@ -267,7 +269,9 @@ def dask_setup(_worker: Any) -> None:
     So Ctrl-C reaches the run alone, and the kernels that the worker starts have its cores.
     """
     os.setsid()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `_loop_without_ctrl_c`
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops what came since `_loop_without_ctrl_c` blocked it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGINT, handler)
     if (mine := os.environ.get(CORES)) and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, [int(core) for core in mine.split(",")])
 

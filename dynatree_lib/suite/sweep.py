@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 SCHEMA = 1
-HEAD, TABLE = "sweep.json", "sweep.csv"
+HEAD, TABLE, ROWS = "sweep.json", "sweep.csv", "rows"
 MOST = 10_000
 """Configurations of a grid: each is checked before the first is measured."""
 MEASURED = (
@@ -240,7 +240,7 @@ class Rows:
     @property
     def folder(self) -> Path:
         """Where each configuration's row is a file."""
-        return self.out / "rows"
+        return self.out / ROWS
 
     def file(self, point: Point) -> Path:
         """The file of a configuration's row."""
@@ -343,7 +343,7 @@ def read_sweep(folder: str | Path) -> pd.DataFrame:
         raise ValueError(f"{folder / HEAD} has no grid, so another program wrote it; name the folder of a sweep.")
     order = {json.dumps(point): rank for rank, (point, _) in enumerate(grid)}
     found, (library, _) = {}, own_version()
-    for path in sorted((folder / "rows").glob("*.json")):
+    for path in sorted((folder / ROWS).glob("*.json")):
         content = read_or_empty(path)
         rank = order.get(json.dumps(content.get("point")))
         if rank is not None and isinstance(content.get("row"), dict):
