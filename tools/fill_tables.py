@@ -31,7 +31,7 @@ from dynatree_lib.measure.grids import text
 from dynatree_lib.measure.methods import METHODS
 from dynatree_lib.measure.protocol import Results, read_results
 from dynatree_lib.measure.statistics import ratio
-from dynatree_lib.measure.tables import Method, bound_sentence, brief, method_table, sampling_text
+from dynatree_lib.measure.tables import Method, bound_sentence, brief, disturbed_sentence, method_table, sampling_text
 from dynatree_lib.papers import shown_where
 
 DOCS = (
@@ -66,6 +66,8 @@ def quote(results: Mapping[str, Any], name: str, only: Sequence[str] = (), colum
         lines.append(bound_sentence(results["bandwidth"]))
     if "draft/verify/host %" in table and any(method["split"] for method in methods):
         lines.append("Draft and verify: time in the models' forwards; host: all the rest (traced runs).")
+    if disturbed := [method for method in methods if method.get("disturbed")]:
+        lines.append(disturbed_sentence(disturbed))
     return "\n".join([*lines, *_tuned(methods), "", ""])
 
 
