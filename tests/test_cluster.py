@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -60,6 +61,13 @@ def kernels_of(folder: Path) -> list[int]:
         except psutil.Error:
             continue
     return found
+
+
+def wait_until(happens: Callable[[], object], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -190,20 +198,14 @@ def test_ctrl_c_stops_the_kernels_and_keeps_what_has_finished(tmp_path):
         command(tmp_path, "--workers", "1"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
-    until = time.monotonic() + 90
-    while not (Files(tmp_path / "out", "20_waits").partial.exists() and kernels_of(tmp_path)):
-        assert time.monotonic() < until
-        time.sleep(0.2)
+    wait_until(lambda: Files(tmp_path / "out", "20_waits").partial.exists() and kernels_of(tmp_path), 90)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 130, text
     assert "2 notebooks: 1 finished, 1 interrupted." in text, text
     assert receipt(tmp_path, "10_good")["seconds"] > 0
     assert not Files(tmp_path / "out", "20_waits").receipt.exists()
-    until = time.monotonic() + 10
-    while kernels_of(tmp_path):
-        assert time.monotonic() < until
-        time.sleep(0.2)
+    wait_until(lambda: not kernels_of(tmp_path), 10)
 
 
 @pytest.mark.slow
@@ -223,11 +225,8 @@ def test_ctrl_c_while_workers_or_a_kernel_start_is_said_in_a_sentence(what, late
         start_new_session=True, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
-    until = time.monotonic() + 90
     try:
-        while not has_begun():
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(has_begun, 90)
         time.sleep(later)
         os.killpg(process.pid, signal.SIGINT)
         text, _ = process.communicate(timeout=90)
@@ -237,10 +236,7 @@ def test_ctrl_c_while_workers_or_a_kernel_start_is_said_in_a_sentence(what, late
     assert "Traceback" not in text, text
     assert re.search("stopped by Ctrl-C|1 not started|1 interrupted", text), text
     assert not Files(tmp_path / "out", "10_waits").receipt.exists()
-    until = time.monotonic() + 10
-    while kernels_of(tmp_path):
-        assert time.monotonic() < until
-        time.sleep(0.2)
+    wait_until(lambda: not kernels_of(tmp_path), 10)
 
 
 @pytest.mark.slow

@@ -639,8 +639,18 @@ def test_the_table_of_drafters_that_nobody_trained_is_that_of_its_records():
         "a suffix tree gives {:.2f} and token recycling {:.2f}",
     )
     assert all(one.format(*gains) in text for one, text in zip(words, pages, strict=True))
-    few = ratio(cold, first, over=many["token-recycling"], of="tokens", per="iterations")
-    assert f"{few} times as much as token recycling with the same limit" in told
+    few, more = (
+        ratio(frame, named(first), over=named(many["token-recycling"]), of="tokens", per="iterations")
+        for frame, named in ((cold, str), (carried, kept))
+    )
+    assert f"{few} times as much as token recycling with the same limit, carried {more} times" in told
+    recycling, suffix = (ratio(carried, kept(one), over="ar-fast") for one in ("token-recycling", "suffix-tree"))
+    grown = [
+        counted(frame, label, "nodes")
+        for frame, label in ((carried, kept("token-recycling")), (cold, "token-recycling"))
+    ]
+    assert "drafts {:.1f} nodes instead of {:.1f}".format(*grown) in told
+    assert f"runs at {recycling} of `ar-fast`, the suffix tree at {suffix}" in told
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ texts() {
     --max-new-tokens 64 --out "$tuned" | grep -v "^Saved in " | tee "$out/tuned-$run.txt"
   dynatree bench --pair smollm2 --dtype "$dtype" --engine $engine --workload spec-bench/categories --limit 39 --max-new-tokens 128 --stop-at-eos \
     --temperature "$temperature" --methods "$methods" --tuned "$tuned" --trace --json "$out/$run.json" --records "$lines" \
-    $([ -f "$lines" ] && echo --resume) | tee "$out/$run.txt"
+    $([ -f "$lines" ] && echo --resume) | grep -v "^Saved in " | tee "$out/$run.txt"
   python3 -m tools.pack_records "$lines"
 }
 
