@@ -1,6 +1,7 @@
-"""Tiny notebooks for the suite's own tests."""
+"""Tiny notebooks for the suite's own tests, and a wait for what their runs do."""
 
 import json
+import time
 from pathlib import Path
 
 PARAMETERS = 'import os\n\nprofile = os.environ.get("DYNATREE_PROFILE", "laptop")\nseed = 0\nsizes = {\n    "a": 1,\n}'
@@ -29,6 +30,14 @@ def write_notebook(folder, name, *cells, parameters=PARAMETERS, about=None, mark
 def records_notebook(folder, name, **options):
     """A notebook that writes one record file, without loading the library."""
     return write_notebook(folder, name, f"name = {name!r}", *RECORDS, **options)
+
+
+def wait_for(condition, seconds=60):
+    """Return once the condition holds; fail where it does not within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s"
+        time.sleep(0.05)
 
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}

@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
-from suite_notebooks import records_notebook, write_notebook
+from suite_notebooks import records_notebook, wait_for, write_notebook
 
 from dynatree_lib.cli.main import main
 from dynatree_lib.measure.environment import available_cores
@@ -61,13 +60,6 @@ def kernels_of(folder: Path) -> list[int]:
         except psutil.Error:
             continue
     return found
-
-
-def wait_until(happens: Callable[[], object], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not happens():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -198,14 +190,14 @@ def test_ctrl_c_stops_the_kernels_and_keeps_what_has_finished(tmp_path):
         command(tmp_path, "--workers", "1"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
-    wait_until(lambda: Files(tmp_path / "out", "20_waits").partial.exists() and kernels_of(tmp_path), 90)
+    wait_for(lambda: Files(tmp_path / "out", "20_waits").partial.exists() and kernels_of(tmp_path), 90)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 130, text
     assert "2 notebooks: 1 finished, 1 interrupted." in text, text
     assert receipt(tmp_path, "10_good")["seconds"] > 0
     assert not Files(tmp_path / "out", "20_waits").receipt.exists()
-    wait_until(lambda: not kernels_of(tmp_path), 10)
+    wait_for(lambda: not kernels_of(tmp_path), 10)
 
 
 @pytest.mark.slow
@@ -226,7 +218,7 @@ def test_ctrl_c_while_workers_or_a_kernel_start_is_said_in_a_sentence(what, late
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     try:
-        wait_until(has_begun, 90)
+        wait_for(has_begun, 90)
         time.sleep(later)
         os.killpg(process.pid, signal.SIGINT)
         text, _ = process.communicate(timeout=90)
@@ -236,7 +228,7 @@ def test_ctrl_c_while_workers_or_a_kernel_start_is_said_in_a_sentence(what, late
     assert "Traceback" not in text, text
     assert re.search("stopped by Ctrl-C|1 not started|1 interrupted", text), text
     assert not Files(tmp_path / "out", "10_waits").receipt.exists()
-    wait_until(lambda: not kernels_of(tmp_path), 10)
+    wait_for(lambda: not kernels_of(tmp_path), 10)
 
 
 @pytest.mark.slow

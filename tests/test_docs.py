@@ -624,9 +624,10 @@ def test_the_table_of_drafters_that_nobody_trained_is_that_of_its_records():
         wanted.append(str(ratio(cold, f"{priced[label]} (tuned)", over="ar-fast")) if label in priced else "")
         assert cells == wanted, label
     told = " ".join(text.split())
+    runs = ((cold, str), (carried, kept))
     parts = {"suffix-tree": ("prompt-lookup",), second: (many["lookup-tree"], many["token-recycling"])}
     for one, other in ((one, other) for one, others in parts.items() for other in others):
-        for frame, named in ((cold, str), (carried, kept)):
+        for frame, named in runs:
             found = ratio(frame, named(one), over=named(other), of="tokens", per="iterations")
             assert str(found) in told, (one, other, str(found))
             assert found.low > 1
@@ -641,15 +642,12 @@ def test_the_table_of_drafters_that_nobody_trained_is_that_of_its_records():
     assert all(one.format(*gains) in text for one, text in zip(words, pages, strict=True))
     few, more = (
         ratio(frame, named(first), over=named(many["token-recycling"]), of="tokens", per="iterations")
-        for frame, named in ((cold, str), (carried, kept))
+        for frame, named in runs
     )
     assert f"{few} times as much as token recycling with the same limit, carried {more} times" in told
     recycling, suffix = (ratio(carried, kept(one), over="ar-fast") for one in ("token-recycling", "suffix-tree"))
-    grown = [
-        counted(frame, label, "nodes")
-        for frame, label in ((carried, kept("token-recycling")), (cold, "token-recycling"))
-    ]
-    assert "drafts {:.1f} nodes instead of {:.1f}".format(*grown) in told
+    fewer, grown = (counted(frame, named("token-recycling"), "nodes") for frame, named in runs)
+    assert f"drafts {grown:.1f} nodes instead of {fewer:.1f}" in told
     assert f"runs at {recycling} of `ar-fast`, the suffix tree at {suffix}" in told
 
 

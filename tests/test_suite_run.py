@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from jupyter_client.connect import LocalPortCache
-from suite_notebooks import records_notebook, write_notebook
+from suite_notebooks import records_notebook, wait_for, write_notebook
 
 from dynatree_lib.cli.main import main
 from dynatree_lib.suite import receipts
@@ -511,10 +511,3 @@ def test_ctrl_c_marks_the_running_notebook_and_keeps_the_finished(run):
     write_notebook(run.notebooks, "20_y", "1")
     assert main(["run", "--notebooks", str(run.notebooks), "--out", str(run.out), "--resume"]) == 0
     assert not (run.out / "20_y.interrupted.ipynb").exists()
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the notebook did not start in time"
-        time.sleep(0.1)

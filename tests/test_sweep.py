@@ -7,11 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from suite_notebooks import wait_for
 
 from dynatree_lib.cli.main import main
 from dynatree_lib.paths import data_path
@@ -328,11 +328,8 @@ def test_three_kills_and_each_of_450_configurations_once(tmp_path):
         process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        before, until = len(list(out.glob("rows/*.json"))), time.monotonic() + 180
-        wanted = before + chance.randint(20, 120)
-        while len(list(out.glob("rows/*.json"))) < wanted:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wanted = len(list(out.glob("rows/*.json"))) + chance.randint(20, 120)
+        wait_for(lambda wanted=wanted: len(list(out.glob("rows/*.json"))) >= wanted, 180)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         counts.append(len(list(out.glob("rows/*.json"))))

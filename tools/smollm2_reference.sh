@@ -25,7 +25,7 @@ out=${1:-outputs/reference/smollm2}
 shift || true
 runs=${*:-forwards float32 bfloat16 quantised float32-0.5 float32-1 quantised-1 float32-peers bfloat16-peers untrained untrained-carried llama-bench judged precision audit}
 mkdir -p "$out"
-dynatree() { python3 -m dynatree_lib "$@"; }
+dynatree() { python3 -m dynatree_lib "$@" | sed "/^Saved in /d"; } # no record names where it was saved
 
 forwards() {
   python3 - "$out/forwards.json" <<'PYTHON'
@@ -90,10 +90,10 @@ texts() {
   local tuned=$out/tuned-$run.json lines=$out/$run.jsonl
   [ ! -f "$lines.gz" ] || return 0
   [ -f "$tuned" ] || dynatree tune --pair smollm2 --dtype "$dtype" --engine $engine --temperature "$temperature" --methods "$kinds" \
-    --max-new-tokens 64 --out "$tuned" | grep -v "^Saved in " | tee "$out/tuned-$run.txt"
+    --max-new-tokens 64 --out "$tuned" | tee "$out/tuned-$run.txt"
   dynatree bench --pair smollm2 --dtype "$dtype" --engine $engine --workload spec-bench/categories --limit 39 --max-new-tokens 128 --stop-at-eos \
     --temperature "$temperature" --methods "$methods" --tuned "$tuned" --trace --json "$out/$run.json" --records "$lines" \
-    $([ -f "$lines" ] && echo --resume) | grep -v "^Saved in " | tee "$out/$run.txt"
+    $([ -f "$lines" ] && echo --resume) | tee "$out/$run.txt"
   python3 -m tools.pack_records "$lines"
 }
 
