@@ -61,7 +61,7 @@ notebooks: setup
 test-slow: setup
 	$(PYTEST) -m slow --timeout 600 -n $(WORKERS)
 
-# Lines of code per room of the library, without comments, docstrings and blank lines.
+# Lines of code per room of the three packages, without comments, docstrings and blank lines.
 lines:
 	@$(PYTHON) tools/lines.py
 

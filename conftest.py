@@ -12,7 +12,7 @@ def pytest_configure(config: pytest.Config) -> None:
     import nbval.kernel
     from traitlets.config import Config
 
-    from dynatree_lib.suite.run import kernel_connection
+    from dynatree_suite.runs.run import kernel_connection
 
     manager, stack = nbval.kernel.KernelManager, ExitStack()
     config.add_cleanup(stack.close)

@@ -37,13 +37,14 @@ autodoc_default_options = {"ignore-module-all": True}  # each name once, where i
 exclude_patterns = ["outputs/api/modules.rst"]
 apidoc_modules = [
     {
-        "path": "../dynatree_lib",
+        "path": f"../{package}",
         "destination": "outputs/api",
-        "exclude_patterns": ["../dynatree_lib/experiments", "../dynatree_lib/__main__.py"],
+        "exclude_patterns": [f"../{package}/papers", f"../{package}/__main__.py"],
         "separate_modules": True,
         "module_first": True,
         "automodule_options": {"members", "show-inheritance"},
     }
+    for package in ("dynatree_lib", "dynatree_cpu", "dynatree_suite")
 ]
 
 

@@ -1,4 +1,4 @@
-"""Tree speculative decoding: one interface for drafters, verifiers and measurement.
+"""Tree speculative decoding: drafters, verification rules, the loop, and pictures of one decode.
 
 import dynatree_lib as dt
 pair = dt.load_pair("tiny")
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import decoding, drafters, fast, verifiers  # `fast` registers its engines
+from . import decoding, drafters, verifiers
 from .decoding import Generation, Iteration, autoregressive, generate
 from .drafters import *
 from .drafters.retokenized import Retokenized
@@ -22,9 +22,9 @@ from .verifiers import *
 
 if TYPE_CHECKING:
     from . import hf, plots
-    from .fast.batching import generate_batch
-    from .fast.plain import autoregressive_fast
-    from .fast.static import StaticModel, static_pair
+    from .engines.batching import generate_batch
+    from .engines.plain import autoregressive_fast
+    from .engines.static import StaticModel, static_pair
     from .models.huggingface import HFModel
     from .models.pairs import Pair, load_pair, make_pair
     from .models.skipping import skipping
@@ -42,10 +42,10 @@ _LAZY = {
     "skipping": ".models.skipping",
     "TranslatedHFModel": ".models.translated",
     "TranslatedModel": ".models.translated",
-    "StaticModel": ".fast.static",
-    "static_pair": ".fast.static",
-    "autoregressive_fast": ".fast.plain",
-    "generate_batch": ".fast.batching",
+    "StaticModel": ".engines.static",
+    "static_pair": ".engines.static",
+    "autoregressive_fast": ".engines.plain",
+    "generate_batch": ".engines.batching",
     "plots": ".plots",
     "hf": ".hf",
 }
@@ -76,7 +76,6 @@ __all__ = [
     "TranslatedModel",
     "autoregressive",
     "autoregressive_fast",
-    "fast",
     "generate",
     "generate_batch",
     "hf",

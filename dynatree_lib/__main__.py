@@ -1,8 +1,5 @@
-"""`python -m dynatree_lib COMMAND` is `dynatree COMMAND`."""
+"""`python -m dynatree_lib COMMAND` is `dynatree COMMAND`, for notebooks that were handed out when it stood here."""
 
-import sys
+from runpy import run_module
 
-from .cli.main import main
-
-if __name__ == "__main__":
-    sys.exit(main())
+run_module("dynatree_suite", run_name="__main__", alter_sys=True)

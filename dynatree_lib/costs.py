@@ -1,7 +1,7 @@
 """What a forward costs by the number of tokens it scores, for cost-aware drafting and for the cost model.
 
 Costs are in units of one greedy step of the target, so that they carry over between texts. How they are measured
-belongs to `measure.cost_model`.
+belongs to `costs.cost_model`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The decoding loop: draft a tree, score it with the target in one forward, accept a path, repeat.
 
 The loop knows no drafting or verification rule, measures nothing and prints nothing. Several sequences at once:
-`fast.batching`.
+`engines.batching`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from .drafters import LookupTree, ModelDrafter, PromptLookup, SampledTree
 from .drafters.base import Drafter
 from .models.base import LanguageModel
 from .models.check import check_loaded, check_tokenizer
-from .models.engines import CACHE_NAMES, foreign
+from .models.engine import CACHE_NAMES, foreign
 from .models.huggingface import HFModel
 from .models.texts import Prompt, says_nothing
 from .processing import answer, check_functions, met

@@ -40,24 +40,24 @@ import numpy as np
 import pandas as pd
 from typing_extensions import override
 
-from dynatree_lib.cli.options import JUDGED
 from dynatree_lib.decoding import Iteration, generate
 from dynatree_lib.drafters import Drafter, DySpecTree, LookupTree, SampledTree
 from dynatree_lib.drafters.lookup_tree import LookupState
-from dynatree_lib.experiments.traversal.which import measured_rates
-from dynatree_lib.measure.audit import serves
-from dynatree_lib.measure.cost_model import measure_costs
-from dynatree_lib.measure.environment import describe_environment
-from dynatree_lib.measure.grids import text
-from dynatree_lib.measure.layers import search_layers
-from dynatree_lib.measure.methods import Variant, variant
-from dynatree_lib.measure.prompts import prepare_prompts
-from dynatree_lib.measure.protocol import run_benchmark
 from dynatree_lib.models.pairs import Pair, load_pair
 from dynatree_lib.paths import write_atomically
 from dynatree_lib.sampling import Sampling
 from dynatree_lib.verifiers import BEYOND, VERIFIERS, Greedy
-from dynatree_lib.workloads import Workload, load_workload
+from dynatree_suite.bench.environment import describe_environment
+from dynatree_suite.bench.grids import text
+from dynatree_suite.bench.methods import Variant, variant
+from dynatree_suite.bench.prompts import prepare_prompts
+from dynatree_suite.bench.protocol import run_benchmark
+from dynatree_suite.cli.options import JUDGED
+from dynatree_suite.costs.cost_model import measure_costs
+from dynatree_suite.costs.layers import search_layers
+from dynatree_suite.papers.traversal.which import measured_rates
+from dynatree_suite.papers.workloads import Workload, load_workload
+from dynatree_suite.proofs.audit import serves
 
 from .pack_records import pack
 

@@ -6,7 +6,7 @@ python3 -m tools.compile_kernels
 import numba
 import numpy as np
 
-from dynatree_lib.fast import kernels
+from dynatree_cpu import kernels
 
 
 def main() -> None:

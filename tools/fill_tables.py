@@ -27,12 +27,12 @@ from typing import Any
 
 import pandas as pd
 
-from dynatree_lib.measure.grids import text
-from dynatree_lib.measure.methods import METHODS
-from dynatree_lib.measure.protocol import Results, read_results
-from dynatree_lib.measure.statistics import ratio
-from dynatree_lib.measure.tables import Method, bound_sentence, brief, disturbed_sentence, method_table, sampling_text
-from dynatree_lib.papers import shown_where
+from dynatree_suite.bench.grids import text
+from dynatree_suite.bench.methods import METHODS
+from dynatree_suite.bench.protocol import Results, read_results
+from dynatree_suite.bench.statistics import ratio
+from dynatree_suite.bench.tables import Method, bound_sentence, brief, disturbed_sentence, method_table, sampling_text
+from dynatree_suite.papers.published import shown_where
 
 DOCS = (
     "tokens/s", "x hf-generate", "x ar", "x ar-fast", "x bound", "tokens/iteration", "iteration cost",

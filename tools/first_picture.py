@@ -19,8 +19,8 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
-from dynatree_lib.measure.environment import describe_environment
 from dynatree_lib.plots.theme import FIGURE_TYPE
+from dynatree_suite.bench.environment import describe_environment
 
 NAME = "00_start_here"
 
@@ -50,7 +50,7 @@ def waits(folder: Path) -> dict[str, float]:
         if any(FIGURE_TYPE in output.get("data", {}) for output in cell.get("outputs", [])):
             note("first picture")
 
-    copy = [sys.executable, "-m", "dynatree_lib", "notebooks", str(folder / "work")]
+    copy = [sys.executable, "-m", "dynatree_suite", "notebooks", str(folder / "work")]
     subprocess.run(copy, check=True, stdout=subprocess.DEVNULL)
     note("notebooks copied")
     os.environ |= {"NUMBA_CACHE_DIR": str(folder / "compiled"), "DYNATREE_OUT": str(folder / "out")}

@@ -34,14 +34,14 @@ import psutil
 import torch
 
 import dynatree_lib as dt
-from dynatree_lib.cli.main import main as command
-from dynatree_lib.measure import protocol
-from dynatree_lib.measure.environment import git_commit
-from dynatree_lib.measure.records import read_records
 from dynatree_lib.paths import data_path
-from dynatree_lib.suite import receipts, sweep
-from dynatree_lib.suite import run as runs_of_suite
-from dynatree_lib.suite.receipts import Files, damage, read_or_empty
+from dynatree_suite.bench import protocol
+from dynatree_suite.bench.environment import git_commit
+from dynatree_suite.bench.records import read_records
+from dynatree_suite.cli.main import main as command
+from dynatree_suite.runs import receipts, sweep
+from dynatree_suite.runs import run as runs_of_suite
+from dynatree_suite.runs.receipts import Files, damage, read_or_empty
 
 from .apart import FILES, NETWORK, apart, mount
 
@@ -613,7 +613,7 @@ def truncated_machine_code(trial: Trial) -> None:
     trial.check(found == [wanted, wanted], f"{found} instead of {wanted}")
 
 
-SUMS = """from dynatree_lib.fast.machine_code import machine_code
+SUMS = """from dynatree_cpu.machine_code import machine_code
 
 @machine_code(nogil=True)
 def add(first, second):

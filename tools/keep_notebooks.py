@@ -21,9 +21,10 @@ from typing import Any
 import nbformat
 
 from dynatree_lib.plots.theme import FIGURE_TYPE
-from dynatree_lib.suite.pages import WIDGET_NOTE, WIDGET_TYPE
-from dynatree_lib.suite.plan import read_source
-from dynatree_lib.suite.receipts import RUN_FILE, Files, damage, read_json
+from dynatree_suite import PACKAGES
+from dynatree_suite.runs.pages import WIDGET_NOTE, WIDGET_TYPE
+from dynatree_suite.runs.plan import read_source
+from dynatree_suite.runs.receipts import RUN_FILE, Files, damage, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS, KEPT = ROOT / "notebooks", ROOT / "outputs" / "reference" / "notebooks"
@@ -84,7 +85,7 @@ def kept(files: Files) -> Any:
 
 def changed_since(commit: str, folder: Path = ROOT) -> str:
     """Return a sentence on the library's latest change after this commit; nothing where it is as it was."""
-    command = ["git", "log", "-1", "--format=%H", f"{commit}..HEAD", "--", "dynatree_lib"]
+    command = ["git", "log", "-1", "--format=%H", f"{commit}..HEAD", "--", *PACKAGES]
     latest = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
     told = f" The library has changed since, last with commit {latest[:12]}, and may print other numbers."
     return told if latest else ""

@@ -1,6 +1,6 @@
-"""Print the lines of code of each room of the library, without comments, docstrings and blank lines.
+"""Print the lines of code of each room of the three packages, without comments, docstrings and blank lines.
 
-python3 tools/lines.py [dynatree_lib]
+python3 tools/lines.py [PACKAGE ...]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import tokenize
 from collections import Counter
 from pathlib import Path
 
+PACKAGES = ("dynatree_lib", "dynatree_cpu", "dynatree_suite")
 QUIET = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -35,6 +36,12 @@ def rooms(package: Path) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    counted = rooms(Path(sys.argv[1] if len(sys.argv) > 1 else "dynatree_lib"))
-    for name, lines in [*counted.most_common(), ("all", counted.total())]:
-        sys.stdout.write(f"{lines:7,}  {name}\n")
+    packages = [Path(name) for name in sys.argv[1:] or PACKAGES]
+    total = 0
+    for package in packages:
+        counted, files = rooms(package), sum(1 for _ in package.rglob("*.py"))
+        total += counted.total()
+        sys.stdout.write(f"{counted.total():7,}  {package.name}, {files} files\n")
+        for name, lines in counted.most_common():
+            sys.stdout.write(f"{lines:11,}  {name}\n")
+    sys.stdout.write(f"{total:7,}  all\n")

@@ -21,8 +21,8 @@ from dynatree_lib.drafters import Chain, FixedTree
 from dynatree_lib.models.pairs import Pair, load_pair
 from dynatree_lib.sampling import Sampling
 from dynatree_lib.summary import repeated_ngrams, summarize
-from dynatree_lib.training.card import CARD, write_card
-from dynatree_lib.workloads import Prompt, load_workload
+from dynatree_suite.papers.workloads import Prompt, load_workload
+from dynatree_suite.training.card import CARD, write_card
 
 NEW_TOKENS = 128  # of a text
 

@@ -20,8 +20,8 @@ python3 - "$out" <<'PYTHON'
 import json, sys
 from pathlib import Path
 from dynatree_lib import Sampling, load_pair
-from dynatree_lib.measure.protocol import run_benchmark
-from dynatree_lib.workloads import load_workload
+from dynatree_suite.bench.protocol import run_benchmark
+from dynatree_suite.papers.workloads import load_workload
 
 options = ["start_tree=1", "start_tree=2", "start_tree=3", "start_tree=6", "start_tree=2/2", "start_tree=4/2",
            "max_draft=32", "max_draft=200", "max_candidates=8", "max_candidates=16", "max_candidates=100"]
@@ -43,9 +43,9 @@ python3 - "$out" "$aware" <<'PYTHON'
 import json, sys
 from pathlib import Path
 from dynatree_lib import load_pair
-from dynatree_lib.measure.environment import describe_environment
-from dynatree_lib.experiments.ptd.analysis import stage_rows
-from dynatree_lib.workloads import load_workload
+from dynatree_suite.bench.environment import describe_environment
+from dynatree_suite.papers.ptd.analysis import stage_rows
+from dynatree_suite.papers.workloads import load_workload
 
 rows = stage_rows(load_pair("tiny"), ["ar", "ptd", sys.argv[2]], load_workload("bundled").prompts[:10], 200)
 found = {"environment": describe_environment(), "rows": rows}

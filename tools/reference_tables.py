@@ -25,13 +25,13 @@ DIGITS = 10
 
 def run_tables() -> Iterator[tuple[str, Any]]:
     """Summaries, ratios, drafting metrics, memory, predictions and printed tables of the four recorded runs."""
-    from dynatree_lib.cli.bench import report
-    from dynatree_lib.experiments.adaptive.footprint import footprint
-    from dynatree_lib.measure.cost_model import prediction_rows
-    from dynatree_lib.measure.metrics import drafting_metrics
-    from dynatree_lib.measure.protocol import read_results
-    from dynatree_lib.measure.statistics import ratio
-    from dynatree_lib.measure.tune import load_tuned
+    from dynatree_suite.bench.metrics import drafting_metrics
+    from dynatree_suite.bench.protocol import read_results
+    from dynatree_suite.bench.statistics import ratio
+    from dynatree_suite.cli.bench import report
+    from dynatree_suite.costs.cost_model import prediction_rows
+    from dynatree_suite.costs.tune import load_tuned
+    from dynatree_suite.papers.adaptive.footprint import footprint
     from tools.fill_tables import quote
 
     costs = load_tuned(CPU / "tuned.json").costs
@@ -54,9 +54,9 @@ def run_tables() -> Iterator[tuple[str, Any]]:
 
 def length_tables() -> Iterator[tuple[str, Any]]:
     """What notebooks 13 and 14 compute: budgets read off one run, stretches of texts, the luck of a choice."""
-    from dynatree_lib.experiments.adaptive import scaling
-    from dynatree_lib.experiments.adaptive.sensitivity import luck
-    from dynatree_lib.measure.protocol import read_results
+    from dynatree_suite.bench.protocol import read_results
+    from dynatree_suite.papers.adaptive import scaling
+    from dynatree_suite.papers.adaptive.sensitivity import luck
 
     ptd, greedy = (read_results(CPU / f"{name}.jsonl.gz") for name in ("ptd", "bench"))
     labels = ["hf-generate", "ar", "chain:length=4", "ptd", "lookahead", "prompt-lookup"]
@@ -75,9 +75,9 @@ def length_tables() -> Iterator[tuple[str, Any]]:
 
 def ptd_tables() -> Iterator[tuple[str, Any]]:
     """What notebooks 20 and 21 compute: the quantities of PTD's section 4.1, fronts, stages."""
-    from dynatree_lib.experiments.ptd import analysis
-    from dynatree_lib.measure.protocol import read_results
-    from dynatree_lib.measure.tune import load_tuned
+    from dynatree_suite.bench.protocol import read_results
+    from dynatree_suite.costs.tune import load_tuned
+    from dynatree_suite.papers.ptd import analysis
 
     costs = load_tuned(CPU / "tuned.json").costs
     ours = ["ptd", "ptd:prune_first=false", "ptd:text_depth=6"]
@@ -100,10 +100,10 @@ def ptd_tables() -> Iterator[tuple[str, Any]]:
 
 def judged_tables() -> Iterator[tuple[str, Any]]:
     """What notebooks 30 to 32 compute from judged trees."""
-    from dynatree_lib.cli.judge import report
-    from dynatree_lib.experiments.traversal import tables as traversal_tables
-    from dynatree_lib.experiments.traversal import which
-    from dynatree_lib.measure.judge import read_judged
+    from dynatree_suite.cli.judge import report
+    from dynatree_suite.papers.traversal import tables as traversal_tables
+    from dynatree_suite.papers.traversal import which
+    from dynatree_suite.proofs.judge import read_judged
 
     judged = read_judged(CPU / "judged.jsonl.gz")
     trees = list(judged.setup["rules"])
@@ -125,12 +125,12 @@ def judged_tables() -> Iterator[tuple[str, Any]]:
 
 def other_tables() -> Iterator[tuple[str, Any]]:
     """Records with a format of their own: growth, rounding, the audit, tuning."""
-    from dynatree_lib.cli import audit as audit_command
-    from dynatree_lib.cli import precision as precision_command
-    from dynatree_lib.cli import tune as tune_command
-    from dynatree_lib.experiments.speed.cost_growth import flatness
-    from dynatree_lib.measure.audit import read_audit
-    from dynatree_lib.measure.tune import load_tuned
+    from dynatree_suite.cli import audit as audit_command
+    from dynatree_suite.cli import precision as precision_command
+    from dynatree_suite.cli import tune as tune_command
+    from dynatree_suite.costs.cost_growth import flatness
+    from dynatree_suite.costs.tune import load_tuned
+    from dynatree_suite.proofs.audit import read_audit
 
     parts = json.loads((CPU / "growth.json").read_text())["rows"]
     for name, rows in parts.items():

@@ -32,9 +32,9 @@ forwards() {
 import json, sys
 from pathlib import Path
 from dynatree_lib import load_pair
-from dynatree_lib.experiments.speed.cost_growth import forward_times
-from dynatree_lib.measure.bandwidth import ceilings, forward_bytes, measure_bandwidth
-from dynatree_lib.measure.environment import describe_environment
+from dynatree_suite.costs.cost_growth import forward_times
+from dynatree_suite.bench.bandwidth import ceilings, forward_bytes, measure_bandwidth
+from dynatree_suite.bench.environment import describe_environment
 
 PREFIX, found = 256, {}
 for dtype in ("float32", "bfloat16"):

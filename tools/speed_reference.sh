@@ -15,10 +15,10 @@ python3 - "$out" <<'PYTHON'
 import json, sys
 from pathlib import Path
 from dynatree_lib import load_pair
-from dynatree_lib.measure.environment import describe_environment
-from dynatree_lib.experiments.speed.cost_growth import forward_times
-from dynatree_lib.experiments.speed.throughput import throughput
-from dynatree_lib.workloads import load_workload
+from dynatree_suite.bench.environment import describe_environment
+from dynatree_suite.costs.cost_growth import forward_times
+from dynatree_suite.bench.throughput import throughput
+from dynatree_suite.papers.workloads import load_workload
 
 def write(name, **found):
     text = json.dumps({"environment": describe_environment(), **found}, indent=1) + "\n"

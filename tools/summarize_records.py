@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dynatree_lib.cli.bench import report
-from dynatree_lib.measure.protocol import read_results
 from dynatree_lib.paths import write_atomically
+from dynatree_suite.bench.protocol import read_results
+from dynatree_suite.cli.bench import report
 
 
 def main(paths: Sequence[str]) -> None:

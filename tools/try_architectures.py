@@ -30,9 +30,9 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging
 
 import dynatree_lib as dt
-from dynatree_lib.measure.environment import git_commit
 from dynatree_lib.models.check import check_architecture
 from dynatree_lib.models.pairs import loader_of
+from dynatree_suite.bench.environment import git_commit
 
 FILE = Path(__file__).resolve().parents[1] / "outputs" / "reference" / "architectures.json"
 LENGTHS, BUDGET, WINDOW = (3, 40, 290), 24, 8

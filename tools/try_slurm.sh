@@ -55,7 +55,7 @@ from tempfile import mkdtemp
 
 from dask_jobqueue import SLURMCluster
 
-from dynatree_lib.measure.environment import describe_environment
+from dynatree_suite.bench.environment import describe_environment
 
 NAMES = ("01_speculative_decoding", "02_tree_attention_masks", "03_draft_trees")
 AGAIN = "started again after its worker died"
@@ -67,7 +67,7 @@ cluster = SLURMCluster(
 )
 cluster.scale(jobs=2)
 cluster.wait_for_workers(2)
-command = [sys.executable, "-m", "dynatree_lib", "run", "--profile", "smoke", "--only", "0[123]*", "--out", str(out)]
+command = [sys.executable, "-m", "dynatree_suite", "run", "--profile", "smoke", "--only", "0[123]*", "--out", str(out)]
 
 
 def cancel_one():

@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dynatree_lib.measure.clock import rotated
-from dynatree_lib.measure.environment import describe_environment
-from dynatree_lib.measure.statistics import Estimate, ratio
 from dynatree_lib.paths import write_atomically
-from dynatree_lib.suite.receipts import read_json
+from dynatree_suite.bench.clock import rotated
+from dynatree_suite.bench.environment import describe_environment
+from dynatree_suite.bench.statistics import Estimate, ratio
+from dynatree_suite.runs.receipts import read_json
 
 OUT = Path("outputs/reference/workers.json")
 WORKERS = (1, 2)
@@ -70,7 +70,7 @@ def measured(suite: Suite, turns: int, out: Path) -> list[dict[str, Any]]:
 def run_suite(workers: int, options: Sequence[str]) -> dict[str, float]:
     """Run the smoke suite into a folder of its own; return the seconds of each notebook, by its receipt."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "dynatree_lib", "run", "--profile=smoke", f"--workers={workers}", *options]
+        command = [sys.executable, "-m", "dynatree_suite", "run", "--profile=smoke", f"--workers={workers}", *options]
         subprocess.run([*command, f"--out={folder}/out"], check=True, stdout=subprocess.DEVNULL)
         receipts = sorted(Path(folder, "out").glob("*.receipt.json"))
         return {path.name.removesuffix(".receipt.json"): read_json(path)["seconds"] for path in receipts}

@@ -27,7 +27,7 @@ from transformers import PretrainedConfig
 from ..checks import described
 from ..sampling import GREEDY
 from ..tree import ROOT, TokenTree
-from .engines import Eager, cache_name
+from .engine import Eager, cache_name
 
 if TYPE_CHECKING:
     from .cache import TreeCache

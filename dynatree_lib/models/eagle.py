@@ -20,7 +20,7 @@ from ..sampling import GREEDY
 from ..tree import TokenTree
 from .base import Session
 from .check import difference_from_paths
-from .engines import Eager
+from .engine import Eager
 from .huggingface import HFModel, HFSession, in_inference_mode
 
 RECENT = 256

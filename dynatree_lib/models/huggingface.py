@@ -19,7 +19,7 @@ from ..sampling import Sampling
 from .base import LanguageModel, Session
 from .cache import TreeCache
 from .check import WINDOWED, check_loaded, check_tree_attention, reach
-from .engines import ArrayEngine, Eager, Engine, Modules, check_threads, engine_of
+from .engine import ArrayEngine, Eager, Engine, Modules, check_threads, engine_of
 from .generation_config import warn_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -40,7 +40,7 @@ class HFModel(LanguageModel):
     Args:
         model: a `PreTrainedModel` with sdpa or eager attention; it is put in eval mode.
         tokenizer: its tokenizer, or None.
-        engine: what runs its forwards (one of `engines.ENGINES`); "auto" is the fastest that serves it.
+        engine: what runs its forwards (one of `engine.engines()`); "auto" is the fastest that serves it.
         check: score small trees both ways once and refuse the model if the logits differ.
 
     Raises:

@@ -17,7 +17,7 @@ from . import hub
 from .base import check_model
 from .check import check_architecture
 from .eagle import EagleModel
-from .engines import check_engine
+from .engine import check_engine
 from .fetch import PACKAGED, fetched
 from .huggingface import HFModel, in_dtype
 from .pruned import load_pruned, short_head
@@ -132,7 +132,7 @@ def load_pair(
         draft_dtype: of the draft. By default the target's, and for "smollm2" bfloat16 where the processor multiplies in
             it, its head in 8 bits where it can: texts stay the target's, whatever the draft rounds.
         attn_implementation: "sdpa" or "eager"; architectures without sdpa (GPT-OSS, Gemma 2) are always loaded eager.
-        engine: what runs the forwards, one of `models.engines.ENGINES`; "auto" takes the fastest for each model. With
+        engine: what runs the forwards, one of `models.engine.engines()`; "auto" takes the fastest for each model. With
             "quantised" the drafts of "smollm2", whose weights are not quantised, run by "compiled".
         vocabularies: as for `make_pair`.
 

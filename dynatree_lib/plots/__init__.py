@@ -1,10 +1,8 @@
-"""Figures: pure functions from iterations and record rows to plotly figures. Nothing is run, measured or read here.
+"""Pictures of one decode: pure functions from trees, iterations and verdicts to plotly figures and HTML.
 
 `trees` draws a tree (`draft_tree`, `seen_tree`, `tree_mask`, `positions`) or several (`stacked_trees`), `forward` one
-with a side tree (`forward_trees`, `forward_mask`). `iterations` counts nodes (`node_rows`, `depth_rows`, `rank_rows`,
-`calibration_rows`, `iteration_rows`) and draws many iterations. `charts` draws records, `methods` places methods beside
-each other, `clock` draws a traced run, `verification` the steps of a verification rule. Figures of one paper stand in
-`experiments`.
+with a side tree (`forward_trees`, `forward_mask`). `iterations` lists nodes and iterations as rows (`node_rows`,
+`iteration_rows`) and shows a text by iteration. `verification` draws the steps of a verification rule.
 """
 
 from __future__ import annotations
@@ -12,42 +10,16 @@ from __future__ import annotations
 try:
     import plotly as _plotly  # noqa: F401
 except ImportError as error:
-    raise ImportError("Drawing needs plotly: pip install 'dynatree-lib[notebooks]'.") from error
+    raise ImportError("Drawing needs plotly: pip install plotly.") from error
 
-from .charts import (
-    bars_by_panel,
-    bars_with_intervals,
-    heatmap,
-    interval_dots,
-    line_panels,
-    scatter,
-    stacked_bars,
-    sweep_lines,
-)
-from .clock import iteration_timeline
 from .forward import forward_mask, forward_trees
-from .iterations import (
-    acceptance_by_depth,
-    calibration,
-    calibration_rows,
-    depth_rows,
-    iteration_rows,
-    node_rows,
-    rank_rows,
-    step_text,
-    text_iterations,
-    timeline,
-)
-from .methods import method_plane, method_speeds
+from .iterations import iteration_rows, node_rows, step_text, text_iterations, timeline
 from .theme import METHOD_COLORS, TEMPLATE
 from .trees import draft_tree, positions, seen_tree, stacked_trees, tree_mask
 from .verification import acceptance_tree, distribution_panels, fraction, step_row, verification_steps
 
 __all__ = [
-    "METHOD_COLORS", "TEMPLATE", "acceptance_by_depth", "acceptance_tree", "bars_by_panel", "bars_with_intervals",
-    "calibration", "calibration_rows", "depth_rows", "distribution_panels", "draft_tree", "forward_mask",
-    "forward_trees", "fraction", "heatmap", "interval_dots", "iteration_rows", "iteration_timeline", "line_panels",
-    "method_plane", "method_speeds", "node_rows", "positions", "rank_rows", "scatter", "seen_tree", "stacked_bars",
-    "stacked_trees", "step_row", "step_text", "sweep_lines", "text_iterations", "timeline", "tree_mask",
-    "verification_steps",
+    "METHOD_COLORS", "TEMPLATE", "acceptance_tree", "distribution_panels", "draft_tree", "forward_mask",
+    "forward_trees", "fraction", "iteration_rows", "node_rows", "positions", "seen_tree", "stacked_trees", "step_row",
+    "step_text", "text_iterations", "timeline", "tree_mask", "verification_steps",
 ]  # fmt: skip

@@ -12,11 +12,10 @@ import pandas as pd
 from plotly import graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..measure.statistics import Table
 from ..tree import TokenTree
 from ..verifiers.residual import Recorded, Residual
 from . import theme
-from .charts import Row
+from .iterations import Row
 from .trees import leaf_places
 
 STATES = {
@@ -200,7 +199,7 @@ def fraction(value: float, largest: int = 1000) -> str:
 
 
 def distribution_panels(
-    rows: Table, parts: Sequence[str], panel: str = "panel", *, columns: int = 3, title: str = ""
+    rows: Any, parts: Sequence[str], panel: str = "panel", *, columns: int = 3, title: str = ""
 ) -> go.Figure:
     """Draw distributions beside the target's: a bar per outcome, outlined where the target's probability ends.
 

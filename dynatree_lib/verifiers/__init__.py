@@ -17,7 +17,7 @@ from .traversal import Traversal
 VERIFIERS: tuple[type[Verifier], ...] = (Greedy, TargetWalk, TokenLevel, Block, Traversal)
 """The papers' verifiers; the contract tests run over all of them."""
 BEYOND: tuple[type[Verifier], ...] = (Hierarchical, KSequential, Transport, ConditionalTransport, MultiPath)
-"""Rules beyond the papers; tests/test_rules_beyond.py has their tests. `dynatree audit` enumerates both kinds."""
+"""Rules beyond the papers; tests/lib/test_rules_beyond.py has their tests. `dynatree audit` enumerates both kinds."""
 
 
 def default_verifier(greedy: bool, drawing: Drawing) -> Verifier:

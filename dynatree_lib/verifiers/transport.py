@@ -3,7 +3,7 @@
 A plan says, for each group of siblings that may be drawn, with which probability which of them is accepted. Summed over
 all groups that may be drawn, no token may be accepted more often than the target wants it. What then is missing of each
 token is known, and so a rule with any such plan is lossless. Plans differ in how often they accept one of the group;
-the most that any plan accepts is the optimum of a linear programme (`measure.ceiling`).
+the most that any plan accepts is the optimum of a linear programme (`proofs.ceiling`).
 
 `Transport` goes top down, as token-level verification (SpecTr; SpecHub). `ConditionalTransport` goes from leaf to root,
 as traversal: the row of a node is scaled by the acceptance of its path before a plan is made for its children. That is

@@ -1,1 +1,0 @@
-"""Speed: how cost grows, batches, rounding, and their figures."""

@@ -1,0 +1,483 @@
+"""Running notebooks one after another through papermill, each in a kernel of its own.
+
+A notebook runs under a partial name. Once it has finished it gets its own name, and then its receipt. A notebook that
+fails keeps its output, and the others still run. `plan` decides what to run; `receipts` decides what is done; `cluster`
+runs several at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event, Thread
+from typing import Any
+
+from dynatree_lib.checks import check_unicode
+from dynatree_lib.paths import sole_run
+
+from ..bench.environment import describe_environment, git_commit, package_version
+from .plan import Cost, Job, cell_source
+from .receipts import (
+    NOTE,
+    RUN,
+    RUN_FILE,
+    Files,
+    asked_otherwise,
+    changed_since,
+    fingerprint,
+    now,
+    read_or_empty,
+    why_rerun,
+    write_json,
+    write_receipt,
+)
+
+INTERRUPTED = 130  # a shell's exit code for Ctrl-C
+PACKAGES = ("datasets", "papermill", "plotly")  # of the notebooks, besides those that decoding needs
+LONGEST_SOCKET = 100  # bytes; macOS takes 103, of which Jupyter adds "-1" to "-5"
+SOONEST = 0.25  # seconds between two looks at a kernel's memory and at the time
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a notebook: finished, kept (its receipt is valid), failed or interrupted."""
+
+    name: str
+    status: str
+    problem: str = ""
+
+
+def require_papermill() -> None:
+    """Raise RuntimeError with the way out where the notebooks extra is not installed."""
+    try:
+        import papermill  # noqa: F401
+    except ImportError as error:
+        raise RuntimeError("Running notebooks needs papermill: pip install 'dynatree-lib[notebooks]'.") from error
+
+
+def default_out(root: Path, profile: str, resume: bool) -> Path:
+    """Return a new folder named by profile and time; to resume, the last such folder there is, by name.
+
+    A new folder's name comes after those that are there, also where the clock was set back since.
+    """
+    outputs = root / "outputs"
+    earlier = sorted(path.parent for path in outputs.glob(f"{profile}-*/{RUN_FILE}"))
+    if resume and earlier:
+        return earlier[-1]
+    new = outputs / f"{profile}-{datetime.now():%Y%m%d-%H%M%S}"
+    return new if not earlier or earlier[-1] < new else earlier[-1].with_name(f"{earlier[-1].name}-2")
+
+
+def check_place(jobs: Sequence[Job], out: Path, resume: bool, overwrite: bool) -> None:
+    """Check that a run into this folder replaces nothing that it should not.
+
+    Raises:
+        ValueError: where a notebook lies that no run wrote, such as the one to be run; where a notebook has finished,
+            without `resume` and `overwrite`; with `resume`, where it has finished with other parameters.
+    """
+    for job in jobs:
+        files = Files(out, job.name)
+        ours = any(path.is_file() for path in (out / RUN_FILE, files.receipt, files.failure))
+        if files.executed.exists() and (not ours or files.executed.samefile(job.source.path)):
+            raise ValueError(
+                f"{files.executed} is a notebook that no run wrote and this one would replace it; give another --out."
+            )
+    finished = [job.name for job in jobs if Files(out, job.name).receipt.is_file()]
+    if finished and not (resume or overwrite):
+        others = f" and {len(finished) - 1} more" if len(finished) > 1 else ""
+        raise ValueError(
+            f"{finished[0]}{others} finished in {out} before; keep what is valid with --resume, run all again with "
+            "--overwrite, or give another --out."
+        )
+    for job in jobs if resume else ():
+        if asked := asked_otherwise(Files(out, job.name), fingerprint(job)):
+            raise ValueError(
+                f"{job.name} finished in {out} with other parameters ({asked}) and would be run again; give the same, "
+                "another --out, or --overwrite."
+            )
+
+
+# ----------------------------------------------------------------------------------------------------------- execution
+def run_jobs(
+    jobs: Sequence[Job],
+    out: Path,
+    root: Path,
+    *,
+    resume: bool,
+    say: Say,
+    overwrite: bool = False,
+    progress: bool = False,
+    timeout: float | None = None,
+) -> int:
+    """Run jobs in order into `out` and return the exit code; with `resume` skip those whose receipt is valid.
+
+    Ctrl-C ends the run and keeps everything that has finished. A notebook that takes longer than `timeout` seconds
+    fails.
+
+    Raises:
+        ValueError: as for `check_place`.
+        RuntimeError: where another run works in `out`.
+    """
+    with begun_run(jobs, out, resume, overwrite):
+        return _run_jobs(jobs, out, root, resume, say, progress, timeout)
+
+
+def _run_jobs(
+    jobs: Sequence[Job], out: Path, root: Path, resume: bool, say: Say, progress: bool, timeout: float | None
+) -> int:
+    outcomes: list[Outcome] = []
+    for number, job in enumerate(jobs, 1):
+        files, basis = Files(out, job.name), fingerprint(job)
+        head, reason = f"[{number}/{len(jobs)}] {job.name}:", why_rerun(files, basis) if resume else ""
+        if reason is None:
+            files.failure.unlink(missing_ok=True)  # of a run that was killed just after it had written the receipt
+            outcome, result = Outcome(job.name, "kept"), "kept, its receipt is valid"
+        else:
+            again = f" again, because {reason}" if reason and files.receipt.is_file() else ""
+            say(f"{head} running{again}{job.expected}")
+            files.prepare(basis, resume)
+            outcome, cost = execute(job, files, basis, root, progress, timeout)
+            result = f"{outcome.status} after {cost}{': ' + outcome.problem if outcome.problem else ''}"
+        say(f"{head} {result}")
+        outcomes.append(outcome)
+        if outcome.status == "interrupted":
+            break
+    say(describe_outcomes(outcomes, len(jobs), out))
+    return exit_code(outcomes)
+
+
+def exit_code(outcomes: Iterable[Outcome]) -> int:
+    """Return 130 after Ctrl-C, 1 after a failure, else 0."""
+    statuses = {outcome.status for outcome in outcomes}
+    return INTERRUPTED if "interrupted" in statuses else int("failed" in statuses)
+
+
+def execute(
+    job: Job,
+    files: Files,
+    basis: Mapping[str, Any],
+    root: Path,
+    progress: bool,
+    timeout: float | None = None,
+    wanted: Callable[[], bool] | None = None,
+) -> tuple[Outcome, Cost]:
+    """Execute a notebook and settle its files; return the outcome and the cost.
+
+    Args:
+        job: what to execute.
+        files: where everything about it lies.
+        basis: the job's fingerprint.
+        root: the checkout, or the folder of the notebooks.
+        progress: whether to show a bar.
+        timeout, wanted: of `Watch`.
+    """
+    facts: dict[str, Any] = {"started": now(), "environment": describe_machine()}
+    clock = time.perf_counter()
+    outcome = Outcome(job.name, "finished")
+    killed = Outcome(job.name, "interrupted", "its runner was killed, or it runs now")
+    write_failure(files, job, killed, basis, facts)  # so that it goes on from its records even then
+    with Watch(timeout, wanted) as watch, kernel_environment(job, files.out, root):
+        try:
+            run_papermill(job, files.partial, root, progress)
+        except KeyboardInterrupt:
+            outcome = Outcome(job.name, "interrupted", "stopped by Ctrl-C")
+        except Exception as error:  # a dead kernel, a time-out or a broken notebook must not stop the others
+            told = " in ".join(filter(None, (watch.reason, watch.reason and at_cell(files.partial))))
+            outcome = Outcome(job.name, watch.status or "failed", told or describe_failure(error, files.partial))
+    if outcome.status == "finished" and (changed := changed_since(job, basis)):
+        outcome = Outcome(job.name, "failed", f"{' and '.join(changed)} changed while it ran; run it again")
+    cost = Cost(round(time.perf_counter() - clock, 2), max(watch.readings, default=None))
+    facts |= {"finished": now(), **asdict(cost)}
+    if outcome.status == "finished":
+        files.partial.replace(files.executed)
+        write_receipt(files, job, basis, facts)
+        files.failure.unlink(missing_ok=True)
+    else:  # keep the notebook as far as it came, and the problem with it
+        if files.partial.is_file():
+            files.partial.replace(files.stopped(outcome.status))
+        write_failure(files, job, outcome, basis, facts)
+    return outcome, cost
+
+
+def write_failure(files: Files, job: Job, outcome: Outcome, basis: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Write what stopped a notebook, in place of a receipt."""
+    about = {"notebook": job.name, "title": job.source.title, "status": outcome.status, "problem": outcome.problem}
+    where = {"profile": job.profile, "commit": git_commit()}
+    write_json(files.failure, {**about, "fingerprint": basis, **where, **facts})
+
+
+def run_papermill(job: Job, target: Path, root: Path, progress: bool) -> None:
+    """Execute a notebook into its partial file, and let its errors through."""
+    import papermill
+    from papermill.iorw import write_ipynb
+    from traitlets.config import Config
+
+    # papermill fills parameters into the braces of paths
+    source, partial = (str(path).replace("{", "{{").replace("}", "}}") for path in (job.source.path, target))
+    with kernel_connection() as connection, no_kernel_left():
+        notebook = papermill.execute_notebook(
+            source,
+            partial,
+            parameters=dict(job.parameters),
+            kernel_name="python3",
+            progress_bar={"desc": job.name, "leave": False} if progress else False,
+            store_widget_state=False,  # a widget's state can add megabytes; every widget has a static figure too
+            config=Config({"KernelManager": connection}),
+        )
+    paths = {"input_path": job.source.path, "output_path": target.with_name(f"{job.name}.ipynb")}
+    for key, path in paths.items():  # papermill notes full paths, which mean nothing on another machine
+        notebook.metadata.papermill[key] = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+    write_ipynb(notebook, str(target))
+
+
+@contextmanager
+def kernel_connection() -> Iterator[dict[str, str]]:
+    """Yield a kernel manager's options: how the kernel is reached, by sockets that are files in a folder of its own.
+
+    TCP ports are chosen before the kernel binds them: of kernels that start at once, two may be given the same one,
+    and a kernel dies. TCP is left where sockets cannot be files: on Windows, and where the folder's path is too long
+    or not ASCII.
+    """
+    with TemporaryDirectory(prefix="kernel-", ignore_cleanup_errors=True) as folder:
+        sockets = Path(folder) / "socket"
+        if os.name == "posix" and folder.isascii() and len(bytes(sockets)) <= LONGEST_SOCKET:
+            yield {"transport": "ipc", "ip": str(sockets)}
+        else:
+            yield {"transport_encryption": "auto"}  # else the kernel warns about plain TCP
+
+
+@contextmanager
+def no_kernel_left() -> Iterator[None]:
+    """Kill this process's kernels after Ctrl-C or an error: one that was about to start would miss its sockets."""
+    try:
+        yield
+    except BaseException:
+        import psutil
+
+        kill_kernels(psutil.Process().children(recursive=True))
+        raise
+
+
+def kill_kernels(processes: Iterable[Any]) -> None:
+    """Kill those of these processes that are kernels, and what they have started."""
+    import psutil
+
+    for process in processes:
+        with suppress(psutil.Error):
+            if any("ipykernel_launcher" in part for part in process.cmdline()):
+                below = process.children(recursive=True)
+                for one in (process, *below):
+                    with suppress(psutil.Error):
+                        one.kill()
+
+
+@contextmanager
+def kernel_environment(job: Job, out: Path, root: Path) -> Iterator[None]:
+    """Set environment variables for the kernels, which inherit those of this process; restore them afterwards.
+
+    PYTHONPATH makes a kernel import the very library whose hash goes into the receipt.
+    """
+    home = Path(__file__).resolve().parents[2]
+    checkout = [str(home)] if (home / "pyproject.toml").is_file() else []
+    inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    variables = {
+        "DYNATREE_ROOT": str(root),
+        "DYNATREE_PROFILE": job.profile,
+        "DYNATREE_OUT": str(out),
+        "PYTHONPATH": os.pathsep.join([*checkout, *inherited]),
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Figures as data: the report renders them with one shared plotly.min.js instead of 5 MB in every notebook.
+        "PLOTLY_RENDERER": "plotly_mimetype",
+    }
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+class Watch:
+    """Watches a running notebook: reads its memory, and kills its kernel after the time-out or when told to.
+
+    Args:
+        timeout: seconds after which the notebook has failed; None for no limit.
+        wanted: tells whether the notebook's result is still asked for; asked four times a second.
+
+    Attributes:
+        readings: resident memory of this process's children in MB, read four times a second.
+        status, reason: outcome of a notebook whose kernel was killed here, and why; empty where none was.
+    """
+
+    def __init__(self, timeout: float | None, wanted: Callable[[], bool] | None = None) -> None:
+        self.readings: list[float] = []
+        self.status, self.reason = "", ""
+        self._timeout, self._wanted, self._done = timeout, wanted, Event()
+        self._thread = Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        import psutil
+
+        process, started = psutil.Process(), time.monotonic()
+        while not self._done.wait(SOONEST):
+            children, used = process.children(recursive=True), 0
+            for child in children:
+                with suppress(psutil.Error):  # gone since it was listed
+                    used += child.memory_info().rss
+            self.readings.append(round(used / 2**20, 1))
+            if self.status:
+                pass  # a kernel that was only about to start is killed now
+            elif self._timeout is not None and time.monotonic() - started > self._timeout:
+                self.status, self.reason = "failed", f"it took longer than the time-out of {Cost(self._timeout).time}"
+            elif self._wanted is not None and not self._wanted():
+                self.status, self.reason = "interrupted", "the run was stopped"
+            if self.status:
+                kill_kernels(children)
+
+
+@contextmanager
+def begun_run(jobs: Sequence[Job], out: Path, resume: bool, overwrite: bool) -> Iterator[None]:
+    """Hold a folder for a run of these jobs, and write its subject; errors as for `sole_run` and `check_place`.
+
+    What has finished is looked for once the folder is held: another run may have finished it a moment before.
+    """
+    check_unicode(str(out), "The folder of the run")  # notebooks and records name it
+    with sole_run(out):
+        check_place(jobs, out, resume, overwrite)
+        write_run_file(out, jobs)
+        yield
+
+
+def write_run_file(out: Path, jobs: Sequence[Job]) -> None:
+    """Write how a run's folder was begun; a later run into the folder adds its notebooks alone.
+
+    Receipts and failure notes say of each notebook when, where and in which profile it ran.
+    """
+    begun = {"profile": jobs[0].profile, "started": now(), "commit": git_commit(), "environment": describe_machine()}
+    known = read_or_empty(out / RUN_FILE, RUN)
+    names = sorted({*known.get("notebooks", []), *(job.name for job in jobs)})
+    write_json(out / RUN_FILE, {**begun, **known, "notebooks": names})
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return everything about this machine and this code that may change a notebook's results."""
+    return describe_environment() | {name: package_version(name) for name in PACKAGES}
+
+
+# --------------------------------------------------------------------------------------------------------------- words
+def describe_failure(error: Exception, left: Path) -> str:
+    """Return one line that names the cell and the error; `left` is the notebook as far as it came."""
+    from papermill.exceptions import PapermillExecutionError
+
+    if isinstance(error, PapermillExecutionError):
+        cell = describe_cell(error.exec_count, failing_line(error.traceback) or error.source)
+        return f"{cell} raised {error.ename}: {shorten(error.evalue)}"
+    cell = at_cell(left)  # a dead kernel says nothing of the cell
+    return f"{cell}{' ended with ' if cell else ''}{type(error).__name__}: {shorten(words_of(error))}"
+
+
+def words_of(error: Exception) -> str:
+    """Return an error's words; those of the operating system without their number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def at_cell(left: Path) -> str:
+    """Return number and first line of the cell that was started last; empty where none was."""
+    started = [cell for cell in code_cells(left) if begun(cell)]
+    if not started:
+        return ""
+    return describe_cell(started[-1].get("execution_count") or len(started), cell_source(started[-1]))
+
+
+def code_cells(notebook: Path) -> list[dict[str, Any]]:
+    """Return the code cells of a notebook that runs or has stopped; none where it cannot be read."""
+    return [cell for cell in read_or_empty(notebook).get("cells", []) if cell["cell_type"] == "code"]
+
+
+def begun(cell: Mapping[str, Any]) -> bool:
+    """Whether papermill has started a cell."""
+    return bool(cell.get("metadata", {}).get("papermill", {}).get("start_time"))
+
+
+def failing_line(traceback: Iterable[str]) -> str:
+    """Return the cell's line that a kernel's coloured traceback points at, or an empty text."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(traceback))
+    pointed = re.search(r"^-+> ?\d+ (.*)", plain, re.MULTILINE)
+    return pointed[1].strip() if pointed else ""
+
+
+def describe_cell(count: int | None, source: str) -> str:
+    """Return a cell's number and first line."""
+    lines = [line for line in source.splitlines() if line.strip()] or [""]
+    return f"cell In [{count}] `{shorten(lines[0], 60)}`"
+
+
+def shorten(text: str, limit: int = 300) -> str:
+    """Return a text on one line of limited length."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def describe_outcomes(outcomes: Sequence[Outcome], planned: int, out: Path) -> str:
+    """Return the last lines of a run: how many of each status, every problem, and the way on."""
+    counts = Counter(outcome.status for outcome in outcomes)
+    order = ("finished", "kept", "failed", "interrupted")
+    words = [f"{counts[status]} {status}" for status in order if counts[status]]
+    words += [f"{planned - len(outcomes)} not started"] if planned > len(outcomes) else []
+    lines = [f"{planned} notebook{'' if planned == 1 else 's'}: {', '.join(words)}."]
+    lines += [f"  {outcome.name} {outcome.status}: {outcome.problem}" for outcome in outcomes if outcome.problem]
+    lines += [f"Results: {out}"]
+    if counts["failed"] or counts["interrupted"] or planned > len(outcomes):
+        lines += [f"Finished notebooks stay; run only the rest with the same command and --resume --out {out}."]
+    return "\n".join(lines)
+
+
+def describe_plan(jobs: Sequence[Job], out: Path, resume: bool) -> str:
+    """Return the dry run: a line per notebook with time and memory, then the totals."""
+    rows = [("notebook", "time", "memory", "action", "parameters")]
+    costs: list[Cost] = []
+    for job in jobs:
+        files = Files(out, job.name)
+        cost, reason = expected_cost(job, files), why_rerun(files, fingerprint(job)) if resume else "asked for"
+        costs += [] if reason is None else [cost]
+        parameters = ", ".join(f"{name}={value}" for name, value in job.parameters.items())
+        action = "keep: its receipt is valid" if reason is None else f"run: {reason}"
+        rows.append((job.name, cost.time, cost.memory, action, parameters))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    seconds = [cost.seconds for cost in costs if cost.seconds is not None]
+    memory = [cost.memory_mb for cost in costs if cost.memory_mb is not None]
+    total = Cost(sum(seconds), max(memory, default=None))
+    bound = "at least" if len(seconds) < len(costs) else "about"
+    peak = f", at most {total.memory} at a time" if memory else ""
+    summary = f"{len(costs)} to run, {bound} {total.time} in all{peak}."
+    return "\n".join([f"Would run into {out}:", *lines, summary])
+
+
+def expected_cost(job: Job, files: Files) -> Cost:
+    """Return the cost of an earlier run of this profile in the same folder, else the author's estimate."""
+    receipt = read_or_empty(files.receipt, NOTE)
+    if receipt.get("profile") != job.profile:
+        return job.estimate
+    return Cost(receipt.get("seconds"), receipt.get("memory_mb"))

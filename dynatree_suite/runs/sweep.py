@@ -1,0 +1,424 @@
+"""Sweeps: every combination of a grid measured, one file per configuration, and all of them as one data frame.
+
+A configuration is a small benchmark of its own: a method against plain decoding, prompt by prompt in turn. Its row is
+written when it is done, whole or not at all, with what it depends on. So a sweep that was stopped goes on with the
+configurations that are missing, here or on the workers of `cluster`, and no configuration is measured twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from dynatree_lib.models.engine import check_engine
+from dynatree_lib.models.pairs import Pair, load_pair, pair_files
+from dynatree_lib.paths import data_path, sole_run
+from dynatree_lib.sampling import Sampling
+
+from ..bench.environment import describe_environment, git_commit
+from ..bench.grids import text
+from ..bench.methods import variant
+from ..bench.protocol import checked_runner, run_benchmark
+from ..bench.statistics import ratio
+from ..papers.workloads import WORKLOADS, Workload, load_workload
+from .receipts import now, own_version, read_json, read_or_empty, write_json
+from .run import INTERRUPTED, Say, shorten, words_of
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+SCHEMA = 1
+HEAD, TABLE, ROWS = "sweep.json", "sweep.csv", "rows"
+MOST = 10_000
+"""Configurations of a grid: each is checked before the first is measured."""
+MEASURED = (
+    "tokens_per_iteration", "acceptance", "nodes_per_iteration", "draft_levels", "tokens_per_second", "iteration_cost",
+    "tokens", "iterations", "identical",
+)  # fmt: skip
+"""Columns of a row that are taken from the method's summary (`metrics.summarize_records`)."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a benchmark of a sweep runs on; every field may be an axis of the grid."""
+
+    pair: str = "tiny"
+    device: str = "cpu"
+    dtype: str | None = None
+    engine: str = "auto"
+    workload: str = "bundled"
+    data: str | None = None
+    limit: int = 1
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+    repeats: int = 1
+    against: str = "ar-fast"
+
+
+SETTINGS = tuple(field.name for field in fields(Setting))
+
+
+@dataclass(frozen=True)
+class Point:
+    """One configuration of a sweep: a method with its options, and what it runs on."""
+
+    method: str
+    setting: Setting
+    axes: tuple[tuple[str, Any], ...]  # name and value of each axis
+
+    @property
+    def key(self) -> str:
+        """The name of its file: a hash of all that it is."""
+        return hashlib.sha256(json.dumps([self.method, asdict(self.setting)]).encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={text(value)}" for name, value in self.axes) or self.method
+
+
+# ---------------------------------------------------------------------------------------------------------------- grids
+def read_grid(path: str | Path) -> list[Point]:
+    """Return the configurations of a YAML file, or of a grid that comes with the library, such as `dynatree-fixed`.
+
+    The file has `method`, `grid` (name -> list of values), and, where they differ from the defaults, `options` of the
+    method and the fields of `Setting`. An axis is an option of the method or a field of `Setting`.
+
+    Raises:
+        ValueError: for a file that cannot be read, an unknown key, option, workload or value.
+    """
+    content = _content(path)
+    known = ("method", "options", "grid", *SETTINGS)
+    if unknown := [key for key in content if key not in known]:
+        raise ValueError(f"{path} has the key '{unknown[0]}'; a sweep has {', '.join(known)}.")
+    axes, options = content.get("grid") or {}, content.get("options") or {}
+    for name, value in (("grid", axes), ("options", options)):
+        if not isinstance(value, dict):
+            raise ValueError(f"'{name}' of {path} is {value!r}; write it as name: value pairs.")
+    for name, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"The axis '{name}' of {path} is {values!r}; give a list of at least one value.")
+        if name in options or name in content:
+            raise ValueError(f"'{name}' of {path} is an axis and a fixed value; give it once.")
+    if not isinstance(content.get("method"), str):
+        raise ValueError(f"{path} names no method; add a line such as `method: fixed-tree`.")
+    if (count := prod(map(len, axes.values()))) > MOST:
+        raise ValueError(f"The grid of {path} has {count:,} configurations; give at most {MOST:,}, or several grids.")
+    fixed = {name: content[name] for name in SETTINGS if name in content}
+    points = []
+    for values in product(*axes.values()):
+        point = dict(zip(axes, values, strict=True))
+        own = {**options, **{name: value for name, value in point.items() if name not in SETTINGS}}
+        spec = f"{content['method']}:{','.join(f'{k}={text(v)}' for k, v in own.items())}" if own else content["method"]
+        setting = Setting(**{**fixed, **{name: value for name, value in point.items() if name in SETTINGS}})
+        points.append(Point(spec, setting, tuple(point.items())))
+    for one in points:
+        _check(one)
+    if len({(one.method, one.setting) for one in points}) < len(points):  # 0 and 0.0 are one
+        raise ValueError(f"The grid of {path} has the same configuration twice; give each value of an axis once.")
+    return points
+
+
+def _content(path: str | Path) -> dict[str, Any]:
+    import yaml  # type: ignore[import-untyped]
+
+    class Loader(yaml.SafeLoader):
+        """YAML's own takes the last of several equal keys without a word."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            names = [key.value for key, _ in node.value]
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise ValueError(f"it has '{twice[0]}' twice; give it once")
+            return super().construct_mapping(node, deep)
+
+    file = Path(path)
+    if not file.is_file():
+        shipped = {one.stem: one for one in data_path("sweeps").glob("*.yml")}
+        if str(path) not in shipped:
+            names = ", ".join(sorted(shipped))
+            raise ValueError(f"There is no file {path}; give a YAML file, or a grid of the library ({names}).")
+        file = shipped[str(path)]
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader)
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:  # of a wrong !!tag, too
+        raise ValueError(f"{path} is no YAML; write `method: ...` and `grid: ...` ({shorten(str(error))}).") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}; a sweep is `method: ...` and `grid: ...`.")
+    return content
+
+
+def _check(point: Point) -> None:
+    """Raise ValueError for a configuration of wrong values, before any is measured."""
+    setting = point.setting
+    for name, least in (("limit", 1), ("max_new_tokens", 1), ("repeats", 1), ("seed", 0)):
+        value = getattr(setting, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} is {value!r}; give a whole number of at least {least}.")
+    for name in ("pair", "device", "engine", "workload", "against", "dtype", "data"):
+        value = getattr(setting, name)
+        if not isinstance(value, str) and not (value is None and name in ("dtype", "data")):
+            raise ValueError(f"{name} is {value!r}; give a name.")
+    check_engine(setting.engine)
+    if setting.workload not in WORKLOADS:
+        raise ValueError(f"There is no workload {setting.workload!r}; choose from {', '.join(WORKLOADS)}.")
+    if isinstance(setting.temperature, bool) or not isinstance(setting.temperature, int | float):
+        raise ValueError(f"temperature is {setting.temperature!r}; give a number, 0 for greedy decoding.")
+    sampling = Sampling(temperature=setting.temperature)
+    method, against = variant(point.method), variant(setting.against)
+    if method.label == against.label:
+        raise ValueError(f"'{method.label}' would be compared with itself; name another method in `against`.")
+    if setting.device == "cpu":  # a GPU may be another machine's
+        pair = _loaded(setting)
+        for one in (method, against):
+            checked_runner(pair, one, sampling, setting.repeats)
+        if pair.target.context <= setting.max_new_tokens:
+            context = pair.target.context
+            raise ValueError(
+                f"max_new_tokens is {setting.max_new_tokens} and the context of '{setting.pair}' {context}."
+            )
+
+
+# ------------------------------------------------------------------------------------------------------------ measuring
+def measure(point: Point) -> dict[str, Any]:
+    """Measure a configuration and return its row: its axes, the method, the columns `MEASURED`, and the speed-up.
+
+    `speedup` is tokens per second over the method in `against`, prompt by prompt in turn, with `low` and `high` (95 %
+    bootstrap over prompts).
+    """
+    setting = point.setting
+    pair = _loaded(setting)
+    workload = _workload(pair, setting)
+    results = run_benchmark(
+        pair, [setting.against, point.method], workload.prompts, max_new_tokens=setting.max_new_tokens,
+        sampling=Sampling(temperature=setting.temperature), seed=setting.seed, repeats=setting.repeats,
+        source=workload.source,
+    )  # fmt: skip
+    if failures := results.records.failures:
+        raise RuntimeError(next(iter(failures.values())).error)
+    summary = results.summary(point.method)
+    speed = ratio(results.records.frame(), point.method, over=setting.against)
+    return {
+        **dict(point.axes), "method": point.method, **{name: summary[name] for name in MEASURED},
+        "speedup": speed.value, "low": speed.low, "high": speed.high,
+    }  # fmt: skip
+
+
+def _loaded(setting: Setting) -> Pair:
+    files = tuple(pair_files(setting.pair).items())
+    return _pair(setting.pair, setting.device, setting.dtype, setting.engine, files)
+
+
+@lru_cache(maxsize=1)
+def _pair(name: str, device: str, dtype: str | None, engine: str, _files: tuple[tuple[str, str], ...]) -> Pair:
+    return load_pair(name, device_map=device, dtype=dtype, engine=engine)
+
+
+def _workload(pair: Pair, setting: Setting) -> Workload:
+    longest = pair.target.context - setting.max_new_tokens
+    return load_workload(
+        setting.workload, limit=setting.limit, seed=setting.seed, source=setting.data or "auto", max_tokens=longest,
+        tokenizer=pair.tokenizer,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a sweep's folder, as one version of the library, its data and a pair's files measures them."""
+
+    out: Path
+    library_sha256: str
+    data_sha256: str
+
+    @property
+    def folder(self) -> Path:
+        """Where each configuration's row is a file."""
+        return self.out / ROWS
+
+    def file(self, point: Point) -> Path:
+        """The file of a configuration's row."""
+        return self.folder / f"{point.key}.json"
+
+    def row(self, point: Point) -> dict[str, Any] | None:
+        """The row of a configuration that was measured with this library and these data; None where there is none."""
+        content = read_or_empty(self.file(point))
+        row = content.get("row")
+        if not isinstance(row, dict) or any(content.get(name) != value for name, value in self._basis(point).items()):
+            return None
+        return {**dict(point.axes), **row}
+
+    def keep(self, point: Point) -> None:
+        """Measure a configuration and write its row; ValueError where this process has another library or data."""
+        if own_version() != (self.library_sha256, self.data_sha256):
+            raise ValueError("This worker has another version of the library or its data; install the same everywhere.")
+        basis = self._basis(point)
+        row = measure(point)
+        if self._basis(point) != basis:
+            raise ValueError(
+                f"The files of the pair {point.setting.pair} changed while it was measured; measure again."
+            )
+        content = {**basis, "measured": now(), "environment": describe_environment(), "row": row}
+        write_json(self.file(point), content)
+
+    def _basis(self, point: Point) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA, "library_sha256": self.library_sha256, "data_sha256": self.data_sha256,
+            "point": _plain(point), "pair_files": pair_files(point.setting.pair),
+        }  # fmt: skip
+
+
+class Sweep:
+    """The folder of a sweep.
+
+    Attributes:
+        out: the folder.
+        points: the configurations of its grid, in order.
+        rows: where their rows are.
+    """
+
+    def __init__(self, out: Path, points: Sequence[Point]) -> None:
+        self.out, self.points = out, list(points)
+        self.rows = Rows(out, *own_version())
+
+    def missing(self) -> list[Point]:
+        """The configurations that have no row yet."""
+        return [point for point in self.points if self.rows.row(point) is None]
+
+    def frame(self) -> pd.DataFrame:
+        """Return the rows that there are, in the order of the grid."""
+        rows = [row for point in self.points if (row := self.rows.row(point)) is not None]
+        return pd.DataFrame([{name: text(v) if isinstance(v, list) else v for name, v in row.items()} for row in rows])
+
+    def begin(self, resume: bool) -> None:
+        """Write the head of the folder.
+
+        Raises:
+            ValueError: where it holds a sweep already and `resume` is not given.
+        """
+        if (self.out / HEAD).exists() and not resume:
+            raise ValueError(f"{self.out} holds a sweep already; go on with it by --resume, or give another --out.")
+        rows, table = self.rows.folder, self.out / TABLE
+        for place, fits in ((rows, rows.is_dir()), (table, table.is_file())):
+            if not fits and (place.exists() or place.is_symlink()):
+                raise ValueError(f"{place} is not what a sweep writes there; remove it, or give another --out.")
+        head = {"points": len(self.points), "commit": git_commit(), "environment": describe_environment()}
+        write_json(
+            self.out / HEAD, {**head, "started": now(), "grid": [(_plain(point), point.axes) for point in self.points]}
+        )
+
+    def write_table(self) -> Path:
+        """Write all rows as one table and return its file."""
+        path = self.out / TABLE
+        partial = path.with_suffix(".partial")
+        self.frame().to_csv(partial, index=False)
+        partial.replace(path)
+        return path
+
+
+def _plain(point: Point) -> dict[str, Any]:
+    """Return a point as JSON holds it."""
+    return dict(json.loads(json.dumps({"method": point.method, **asdict(point.setting)})))
+
+
+def read_sweep(folder: str | Path) -> pd.DataFrame:
+    """Return the rows of a sweep's folder as a data frame, finished or not, in the order of the grid.
+
+    Rows of earlier versions of the library are among them, with `library` False; sweep.csv leaves them out.
+
+    Raises:
+        ValueError: for a folder without a sweep, or with a damaged one.
+    """
+    folder = Path(folder)
+    if not (folder / HEAD).is_file():
+        raise ValueError(f"{folder} holds no sweep ({HEAD} is missing); `dynatree sweep GRID --out DIR` makes one.")
+    grid = read_json(folder / HEAD, {"grid": [[(dict, list)]]}).get("grid")
+    if grid is None:
+        raise ValueError(f"{folder / HEAD} has no grid, so another program wrote it; name the folder of a sweep.")
+    order = {json.dumps(point): rank for rank, (point, _) in enumerate(grid)}
+    found, (library, _) = {}, own_version()
+    for path in sorted((folder / ROWS).glob("*.json")):
+        content = read_or_empty(path)
+        rank = order.get(json.dumps(content.get("point")))
+        if rank is not None and isinstance(content.get("row"), dict):
+            found[rank] = {**dict(grid[rank][1]), **content["row"], "library": content["library_sha256"] == library}
+    return pd.DataFrame([found[rank] for rank in sorted(found)])
+
+
+# ------------------------------------------------------------------------------------------------------------- running
+def run_sweep(sweep: Sweep, *, resume: bool, say: Say, client: Client | None = None) -> int:
+    """Measure the configurations that are missing and return the exit code: 0, 1 after a failure, 130 after Ctrl-C."""
+    with sole_run(sweep.out):
+        sweep.begin(resume)
+        return _run(sweep, say, client)
+
+
+def _run(sweep: Sweep, say: Say, client: Client | None) -> int:
+    todo, failed, began = sweep.missing(), 0, time.monotonic()
+    kept = len(sweep.points) - len(todo)
+    code = 0
+    try:
+        for number, (point, problem) in enumerate(_measured(sweep, todo, say, client), 1):
+            failed += bool(problem)
+            rest = (time.monotonic() - began) / number * (len(todo) - number)
+            say(f"[{kept + number}/{len(sweep.points)}] {point}: {problem or 'done'}, about {rest / 60:.0f} min left")
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    table, left = sweep.write_table(), len(sweep.missing())
+    say(f"{len(sweep.points) - left} of {len(sweep.points)} configurations have a row, {kept} of them from before.")
+    say(f"Table: {table}")
+    if left:
+        say(f"{failed} failed, {left - failed} not measured; the same command with --resume --out {sweep.out} goes on.")
+    return code or int(left > 0)
+
+
+def _measured(sweep: Sweep, todo: Sequence[Point], say: Say, client: Client | None) -> Iterator[tuple[Point, str]]:
+    """Measure configurations, and yield each with what went wrong: nothing, most often; end where no scheduler is."""
+    if client is None:
+        for point in todo:
+            yield point, attempt(sweep.rows, point)
+        return
+    from . import cluster
+
+    waiting = {
+        cluster.submitted(
+            client, attempt, sweep.rows, point, name=point.key, gpu=point.setting.device.startswith("cuda")
+        ): point
+        for point in todo
+    }
+    spoken = time.monotonic()
+    try:
+        while waiting:
+            done = [future for future in waiting if future.done()]
+            if any(future.status == "cancelled" for future in done):
+                say("The connection to the scheduler was lost.")
+                return
+            for future in done:
+                error = future.exception()
+                problem = f"failed: {type(error).__name__}: {error}" if error else future.result()
+                yield waiting.pop(future), problem
+            if time.monotonic() - spoken > cluster.EVERY:
+                spoken = time.monotonic()
+                if not cluster.workers_of(client):
+                    say(cluster.NO_WORKER)
+            time.sleep(0.2)
+    finally:
+        if client.status == "running":
+            client.cancel(list(waiting), force=True)
+
+
+def attempt(rows: Rows, point: Point) -> str:
+    """Measure a configuration, unless a worker that died had; return what went wrong, or an empty text."""
+    try:
+        if rows.row(point) is None:
+            rows.keep(point)
+    except Exception as error:  # one configuration must not stop the others
+        return f"failed: {type(error).__name__}: {shorten(words_of(error))}"
+    return ""

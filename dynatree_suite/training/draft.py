@@ -1,0 +1,288 @@
+"""From a model to a draft for it, stage by stage; every stage leaves files, so that a stopped run goes on.
+
+prompts and the user turns that the model writes -> its answers -> its features -> the draft -> agreement -> card.
+Drafts of one target learn from the same answers, in one working folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dynatree_lib.models.engine import engine_of
+from dynatree_lib.models.fetch import ORIGIN, fetch
+from dynatree_lib.models.huggingface import HFModel
+from dynatree_lib.models.pairs import load_model
+from dynatree_lib.models.pruned import LAYERS, TOKENS, WEIGHTS, store_pruned, untrained
+from dynatree_lib.paths import check_own, sole_run, write_atomically
+
+from ..papers.workloads import load_workload
+from .answers import SOURCES, ask, continued, requests, sequences, store_answers, write_answers
+from .card import CARD, hardware, versions, write_card
+from .losses import chain_agreement, windows_loss
+from .optimize import Log, Run, Runtime
+from .recipe import DraftRecipe, read_object
+from .texts import Windows, frequent, read_texts, write_features
+
+HELD_OUT_FILES = 1
+"""Files of answers, the first ones, that the draft does not learn from."""
+EVALUATED = 64
+"""Held-out texts that are compared at every checkpoint; the card compares all."""
+FADING = 0.8
+"""Weight of a step over a draft's own features relative to the step before."""
+JUDGED, JUDGED_TOKENS = 39, 128
+"""Prompts of Spec-Bench, of all its categories in turn, whose answers of so many tokens the card judges a draft on."""
+TOGETHER = 16
+"""Texts that the target reads at a time for their features."""
+
+
+@dataclass(frozen=True)
+class DraftTraining:
+    """The training of a draft: recipe, texts to ask about, working folder `work` and the pair's folder `out`."""
+
+    recipe: DraftRecipe
+    data: Path
+    work: Path
+    out: Path
+    runtime: Runtime
+    log: Log
+
+    def mark(self) -> str:
+        """Return what the answers of a working folder are recognised by."""
+        recipe = self.recipe
+        of_answers = recipe.target, recipe.seed, recipe.own, recipe.temperatures, recipe.limit, recipe.batch
+        return hashlib.sha256(repr(of_answers).encode()).hexdigest()
+
+    @property
+    def checkpoint(self) -> Path:
+        """File of the optimization, which a stopped run goes on with."""
+        return self.work / f"{self.recipe.kind}.checkpoint"
+
+    @property
+    def begun(self) -> Path:
+        """File next to the checkpoint: the recipe and the texts that it is of, and the factor of `--max-minutes`."""
+        return self.work / f"{self.recipe.kind}.json"
+
+    def check_checkpoint(self, **found: Any) -> dict[str, Any]:
+        """Return what `begun` says, {} without a checkpoint; ValueError where it says something else than `found`."""
+        if not self.checkpoint.is_file():
+            return {}
+        stored = read_object(self.begun) if self.begun.is_file() else {}
+        changed = [name for name, value in found.items() if stored.get(name) != value]
+        if changed:
+            raise ValueError(
+                f"{self.checkpoint} is of another recipe or other texts (what differs: {', '.join(changed)}), so this "
+                "run cannot go on with it; pass --force to train anew from the same answers."
+            )
+        return stored
+
+
+def open_draft_training(
+    recipe: DraftRecipe, data: Path | None, work: Path, out: Path, runtime: Runtime, log: Log, force: bool = False
+) -> DraftTraining:
+    """Check what can be wrong before any work. Answers are kept between runs; `force` forgets the draft's checkpoint.
+
+    Raises:
+        FileExistsError: when `out` holds a finished draft, or where it would be, something else.
+        ValueError: for a GPU, without a folder of data sets, or when `work` has another recipe's answers or checkpoint.
+        RuntimeError: where another training works in `work`.
+    """
+    if runtime.device != "cpu":
+        raise ValueError(
+            f"--device is {runtime.device}, but a draft for an existing model is trained on a CPU; leave --device out."
+        )
+    if (out / recipe.kind / LAYERS).is_file() and not force:
+        raise FileExistsError(
+            f"{out / recipe.kind} already holds a draft; pass --force to replace it, or another --out."
+        )
+    check_own(out / recipe.kind, CARD, "--out")
+    if data is None:
+        raise ValueError(
+            "Prompts come from local data sets: give --data DIR with wikitext-2-raw/, gsm8k/, mbpp/ and spec_bench/."
+        )
+    training = DraftTraining(recipe, data, work, out, runtime, log)
+    begun = work / "begun.json"
+    if begun.is_file() and read_object(begun).get("mark") != training.mark():
+        raise ValueError(f"{work} holds the answers of another recipe; remove it, or give another --work.")
+    if not force:
+        training.check_checkpoint(recipe=recipe.as_json())
+    with sole_run(work):
+        if force:
+            training.checkpoint.unlink(missing_ok=True)
+        write_atomically(begun, json.dumps({"mark": training.mark(), "recipe": recipe.as_json()}, indent=2) + "\n")
+    return training
+
+
+def train_draft(training: DraftTraining, max_minutes: float | None = None) -> dict[str, Any]:
+    """Run every stage that is not done yet and write the draft.
+
+    Args:
+        training: from `open_draft_training`.
+        max_minutes: shortens the optimization, by the speed measured here; answers are written in any case. A run
+            that goes on keeps its steps.
+
+    Returns:
+        the draft's card.
+
+    Raises:
+        ValueError: where the checkpoint is of other texts.
+    """
+    recipe, log = training.recipe, training.log
+    folder = fetch(recipe.target, log=log)
+    reader = _reader(training, folder)
+    files = _answered(training, reader)
+    states = _features(training, reader, files)
+    length, split = recipe.draft.phases[0].length, HELD_OUT_FILES
+    held_out = Windows(read_texts(files[:split]), tuple(states[:split]), length)
+    texts = Windows(read_texts(files[split:]), tuple(states[split:]), length)
+    log(f"{len(texts.texts):,} texts with {len(texts.texts.answers):,} answer tokens; {len(held_out.texts):,} held out")
+    target = load_model(folder, engine="eager")
+    tokens = frequent(texts.texts, recipe.tokens, target.eos_token_ids)
+    about = {"recipe": recipe.as_json(), "texts": _sha256(*files)}
+    begun = training.check_checkpoint(**about)
+    factor = begun.get("factor", 1.0)
+    run = _run(training, target, texts, held_out, tokens, factor)
+    if max_minutes is not None and begun:
+        log("--max-minutes is not applied again: the steps were fixed when this run began")
+    elif max_minutes is not None:
+        factor = min(1.0, max_minutes * 60 / run.predicted_seconds())
+        log(f"steps multiplied by {factor:.3f} for --max-minutes {max_minutes:g}")
+        run = _run(training, target, texts, held_out, tokens, factor)
+    if not begun:
+        write_atomically(training.begun, json.dumps({**about, "factor": factor}, indent=2) + "\n")
+    run.train()
+    draft = run.model.eval()
+    out = training.out / recipe.kind
+    partial_folder = out.with_name(f"{recipe.kind}.partial")
+    shutil.rmtree(partial_folder, ignore_errors=True)
+    store_pruned(draft, recipe.layers, tokens, partial_folder)
+    card = {
+        "recipe": recipe.as_json(),
+        "target": json.loads((folder / ORIGIN).read_text(encoding="utf-8")),
+        "texts": {
+            name: {
+                "texts": len(part),
+                "tokens": len(part.tokens),
+                "answer_tokens": len(part.answers),
+                "by_kind": part.by_kind(),
+            }
+            for name, part in (("training", texts.texts), ("held_out", held_out.texts))
+        },
+        "parameters": sum(weight.numel() for weight in draft.parameters() if weight.requires_grad),
+        "steps": run.step,
+        "minutes": round(run.seconds / 60, 1),
+        "tokens_seen": run.recipe.tokens,
+        "curve": run.curve,
+        "curve_texts": EVALUATED,
+        "sources": SOURCES,
+        "agreement": chain_agreement(draft, held_out, tokens, training.runtime),
+        "spec_bench": judged_agreement(training, reader, draft, tokens),
+        "head_covers": float(np.isin(held_out.texts.answers, tokens).mean()),
+        "files": {name: _sha256(partial_folder / name) for name in (WEIGHTS, TOKENS)},
+        "hardware": hardware(training.runtime.device),
+        "versions": versions(),
+    }
+    write_card(partial_folder, card, "draft_card")
+    shutil.rmtree(out, ignore_errors=True)
+    partial_folder.replace(out)
+    return card
+
+
+def _sha256(*files: Path) -> str:
+    """The hash of what files hold, one after another."""
+    found = hashlib.sha256()
+    for file in files:
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def _answered(training: DraftTraining, model: HFModel) -> list[Path]:
+    """Write what answers are missing; return their files."""
+    recipe, log = training.recipe, training.log
+    asked = ask(model.tokenizer, requests(training.data))
+    judged = load_workload("spec-bench", source=training.data)
+    known = set[str]().union(*(sequences(turn) for prompt in judged for turn in prompt.turns))
+    log(f"{len(asked):,} prompts from data sets; what overlaps with Spec-Bench is left out")
+    return write_answers(
+        model, asked, training.work / "answers", files=recipe.files, own=recipe.own, temperatures=recipe.temperatures,
+        batch=recipe.batch, limit=recipe.limit, seed=recipe.seed, known=known, log=log,
+    )  # fmt: skip
+
+
+def _features(training: DraftTraining, reader: HFModel, files: Sequence[Path]) -> list[np.ndarray]:
+    """The states that the draft reads, in a folder of their layers; a draft on tokens learns from the last alone."""
+    layers = training.recipe.feature_layers or (-1,)
+    folder = training.work / "-".join(["features", *map(str, layers[:-1])])
+    return write_features(reader.model, files, folder, TOGETHER, training.log, layers)
+
+
+def judged_agreement(training: DraftTraining, reader: HFModel, draft: Any, tokens: np.ndarray) -> dict[str, Any]:
+    """Compare a draft with its target on Spec-Bench, from which it learnt nothing.
+
+    Returns:
+        `texts`, what was compared; `kinds`: category -> the figures of `chain_agreement`, and `covered`, the share of
+        the answers' tokens that the draft drafts.
+    """
+    path = training.work / "spec-bench.npz"
+    if not path.is_file():
+        workload = load_workload("spec-bench/categories", source=training.data, limit=JUDGED)
+        turns = [(prompt.task, prompt.text) for prompt in workload]
+        asked = 2 * ask(reader.tokenizer, turns, reader.context - JUDGED_TOKENS)
+        heats = [float(number >= len(asked) // 2) for number in range(len(asked))]
+        random = torch.Generator().manual_seed(training.recipe.seed)
+        answers = continued(reader, [one.ids for one in asked], heats, JUDGED_TOKENS, random, training.recipe.batch)
+        store_answers(path, asked, answers, heats)
+    texts = read_texts([path])
+    states = _features(training, reader, [path])
+    windows = Windows(texts, tuple(states), training.recipe.draft.phases[0].length)
+    kinds = chain_agreement(draft, windows, tokens, training.runtime)
+    for kind, found in kinds.items():
+        chosen = np.flatnonzero((texts.kinds == kind) | (kind == "all"))
+        found["covered"] = float(np.isin(texts.chosen(chosen).answers, tokens).mean())
+    about = f"the target's answers of at most {JUDGED_TOKENS} tokens to {len(texts) // 2} prompts of all categories"
+    return {"texts": f"{about}, greedy and at temperature 1", "kinds": kinds}
+
+
+def _reader(training: DraftTraining, folder: Path) -> HFModel:
+    """The target, to write and to read texts in batches."""
+    dtype = torch.bfloat16 if training.runtime.autocast else torch.float32
+    model = load_model(folder, dtype=dtype, engine="eager", device=training.runtime.device)
+    try:
+        return model.altered(engine=engine_of(model.model, "packed"))  # the fastest one that takes batches
+    except ValueError:  # which serves no model of this kind, or none here
+        return model
+
+
+def _run(
+    training: DraftTraining, target: HFModel, texts: Windows, held_out: Windows, tokens: np.ndarray, factor: float = 1.0
+) -> Run:
+    """The optimization of a fresh draft."""
+    recipe, runtime = training.recipe, training.runtime
+    draft = _trainable(untrained(target.model, recipe.layers, recipe.feature_layers))
+    few = held_out.spread(EVALUATED)
+
+    def evaluate() -> dict[str, float]:
+        found = chain_agreement(draft, few, tokens, runtime)["all"]
+        return {"first": found["first"][0], "last": found["first"][-1], **{k: found[k] for k in ("loss", "greedy")}}
+
+    return Run(
+        draft, recipe.draft.rescaled(factor), lambda index, phase: texts.batches((recipe.seed, index)),
+        windows_loss(draft, texts, tokens, max(recipe.unrolled, 1), FADING, recipe.variation, runtime), runtime,
+        training.log, training.checkpoint, evaluate=evaluate,
+    )  # fmt: skip
+
+
+def _trainable(draft: Any) -> Any:
+    """Let all weights learn that the draft does not share with its target."""
+    draft.requires_grad_(True)
+    for shared in (draft.model.embed_tokens, draft.lm_head):
+        shared.requires_grad_(False)
+    return draft

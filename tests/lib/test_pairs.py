@@ -1,0 +1,175 @@
+"""Loading models as a user does, from local folders: the layout of a checkpoint on the hub."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from models import prompt, random_model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from dynatree_lib import Chain, FixedTree, HFModel, autoregressive, generate, load_pair, make_pair
+from dynatree_lib.models import pairs
+from dynatree_lib.models.pairs import MODELS_FOLDER, PAIRS
+
+
+def in_memory(width: int, words: int = 97) -> HFModel:
+    """A model whose embeddings are wider than its vocabulary, as some families pad them."""
+    made = random_model("gpt_neox", seed=width).model
+    model = type(made)(type(made.config)(**{**made.config.to_dict(), "vocab_size": width})).double()
+    return HFModel(model, tokenizer(words))
+
+
+@pytest.mark.parametrize("widths", [(97, 128), (128, 97)])
+def test_models_in_memory_with_padded_embeddings(widths):
+    target, draft = map(in_memory, widths)
+    pair = make_pair(target, draft)
+    plain = autoregressive(pair.target, prompt(9), max_new_tokens=40, eos_token_ids=()).tokens
+    for drafter in (Chain(pair.draft), FixedTree(pair.draft, tau=None)):
+        assert generate(pair.target, prompt(9), drafter, max_new_tokens=40, eos_token_ids=()).tokens == plain
+
+
+def test_a_token_the_draft_lacks_is_harmless():
+    target = in_memory(128)
+    with torch.no_grad():  # this target likes padded ids
+        target.model.get_output_embeddings().weight[97:] *= 30
+    draft = make_pair(target, in_memory(97)).draft
+    plain = autoregressive(target, prompt(9), max_new_tokens=40, eos_token_ids=()).tokens
+    assert max(plain) >= 97
+    assert generate(target, prompt(9), Chain(draft), max_new_tokens=40, eos_token_ids=()).tokens == plain
+
+
+def test_a_wider_draft_outside_a_pair_is_refused():
+    with pytest.raises(ValueError, match="make_pair"):
+        generate(in_memory(97), prompt(5), Chain(in_memory(128)))
+
+
+def test_a_draft_with_a_part_of_the_vocabulary_serves():
+    pair = make_pair(in_memory(97), in_memory(97, words=90))
+    assert pair.draft.vocabulary == pair.target.vocabulary
+    with pytest.raises(ValueError, match="different vocabularies"):
+        make_pair(in_memory(97, words=90), in_memory(97))
+
+
+def tokenizer(words: int, prefix: str = "w") -> PreTrainedTokenizerFast:
+    vocabulary = {f"{prefix}{index}": index for index in range(words)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token=f"{prefix}0")))
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """org/target and org/draft with tokenizers, org/bare without one, org/other with another vocabulary."""
+    root = tmp_path_factory.mktemp("models")
+    for name, words in (
+        ("target", tokenizer(97)),
+        ("draft", tokenizer(97)),
+        ("bare", None),
+        ("other", tokenizer(97, "v")),
+    ):
+        random_model("gpt_neox", dtype=torch.float32).model.save_pretrained(root / "org" / name)
+        if words:
+            words.save_pretrained(root / "org" / name)
+    return root
+
+
+def test_two_folders_make_a_pair(checkpoints):
+    pair = load_pair(target=checkpoints / "org/target", draft=checkpoints / "org/draft", dtype="float64")
+    assert pair.target.dtype == torch.float64
+    assert pair.target.vocab_size == 97
+    out = generate(pair.target, prompt(5), Chain(pair.draft), max_new_tokens=8)
+    assert len(out.tokens) == 8
+
+
+def test_a_folder_with_both_is_a_pair(checkpoints, tmp_path):
+    for part in ("target", "draft"):
+        shutil.copytree(checkpoints / "org" / part, tmp_path / part)
+    assert load_pair(str(tmp_path)).draft.vocab_size == 97
+
+
+def test_a_draft_without_tokenizer_has_its_targets(checkpoints):
+    pair = load_pair(target=checkpoints / "org/target", draft=checkpoints / "org/bare")
+    assert pair.draft.tokenizer is pair.target.tokenizer
+
+
+def test_hub_names_are_looked_up_in_the_models_folder(checkpoints, monkeypatch):
+    monkeypatch.setenv(MODELS_FOLDER, str(checkpoints))
+    monkeypatch.setitem(PAIRS, "mine", pairs.PairSpec("org/target", "org/draft", "a test"))
+    assert load_pair("mine").target.parameters == random_model("gpt_neox").parameters
+
+
+def test_other_vocabulary_is_refused(checkpoints):
+    with pytest.raises(ValueError, match="different vocabularies"):
+        load_pair(target=checkpoints / "org/target", draft=checkpoints / "org/other")
+
+
+def test_padded_draft_embeddings_are_cut_to_the_targets_width(checkpoints, tmp_path):
+    wide = random_model("gpt_neox", seed=3, dtype=torch.float32).model
+    wide.resize_token_embeddings(128)
+    wide.save_pretrained(tmp_path)
+    tokenizer(97).save_pretrained(tmp_path)
+    wide.resize_token_embeddings(97)  # the model is shared between tests
+    pair = load_pair(target=checkpoints / "org/target", draft=tmp_path)
+    assert pair.draft.vocab_size == 97
+    session = pair.draft.session()
+    session.start([1, 2])
+    assert session.score([3], [-1], pairs_sampling()).logits.shape == (1, 97)
+
+
+def pairs_sampling():
+    from dynatree_lib import Sampling
+
+    return Sampling()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"name": "huge"}, "no pair named 'huge'"),
+        ({}, "Give both"),
+        ({"target": "a"}, "Give both"),
+        ({"name": "tiny", "target": "a"}, "not both"),
+        ({"name": "tiny", "dtype": "int8"}, "dtype is 'int8'"),
+        ({"name": "tiny", "dtype": "nonsense"}, "dtype is 'nonsense'"),
+    ],
+)
+def test_bad_requests_are_named(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        load_pair(**options)
+
+
+def test_a_missing_gpu_is_named():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    with pytest.raises(ValueError, match="no CUDA device"):
+        load_pair("tiny", device_map="cuda")
+
+
+def test_what_cannot_be_loaded_says_what_would_serve(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match=r"could not be loaded.*config\.json.*DYNATREE_MODELS"):
+        load_pair(target=tmp_path, draft=tmp_path)
+
+
+def test_an_unsupported_checkpoint_is_refused(checkpoints, tmp_path):
+    shutil.copytree(checkpoints / "org/target", tmp_path / "m")
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    (tmp_path / "m/config.json").write_text(json.dumps({**config, "model_type": "bloom"}))
+    with pytest.raises(ValueError, match="bloom"):
+        load_pair(target=tmp_path / "m", draft=checkpoints / "org/draft")
+
+
+def test_a_pair_of_two_folders_has_a_public_name_without_them(tmp_path):
+    from types import SimpleNamespace
+
+    from dynatree_suite.bench.environment import public_pair_name
+
+    def pair(target, draft, name=None):
+        models = [SimpleNamespace(name=str(one)) for one in (target, draft)]
+        return SimpleNamespace(name=name or f"{target} + {draft}", target=models[0], draft=models[1])
+
+    assert public_pair_name(pair(tmp_path / "a + b" / "big", tmp_path / "c" / "small")) == "a + b/big + c/small"
+    assert public_pair_name(pair("org/big", "org/small")) == "org/big + org/small"
+    assert public_pair_name(pair(tmp_path / "tiny/target", tmp_path / "tiny/draft", "tiny")) == "tiny"
+    assert public_pair_name(pair("x", "y", str(tmp_path / "trained"))).endswith("/trained")
