@@ -8,83 +8,68 @@ print(out.text(), dt.summarize(out))
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-
-from . import decoding, drafters, verifiers
-from .decoding import Generation, Iteration, autoregressive, generate
-from .drafters import *
-from .drafters.retokenized import Retokenized
-from .models import ToyModel
-from .sampling import RandomSource, Sampling
-from .summary import Summary, summarize
-from .tree import TokenTree
-from .verifiers import *
 
 if TYPE_CHECKING:
     from . import hf, plots
+    from .decoding import Generation, Iteration, autoregressive, generate
+    from .drafters import *
+    from .drafters.retokenized import Retokenized
     from .engines.batching import generate_batch
     from .engines.plain import autoregressive_fast
     from .engines.static import StaticModel, static_pair
     from .models.huggingface import HFModel
     from .models.pairs import Pair, load_pair, make_pair
     from .models.skipping import skipping
+    from .models.toy import ToyModel
     from .models.translated import TranslatedHFModel, TranslatedModel
+    from .sampling import RandomSource, Sampling
+    from .summary import Summary, summarize
+    from .tree import TokenTree
+    from .verifiers import *
 
 __version__ = "0.1.0"
-decoding.VIEW = f"{__name__}.plots.iterations:generation_view"
 
-# transformers and plotly are slow to import; they are loaded when first used.
-_LAZY = {
-    "HFModel": ".models.huggingface",
-    "load_pair": ".models.pairs",
-    "make_pair": ".models.pairs",
-    "Pair": ".models.pairs",
-    "skipping": ".models.skipping",
-    "TranslatedHFModel": ".models.translated",
-    "TranslatedModel": ".models.translated",
-    "StaticModel": ".engines.static",
-    "static_pair": ".engines.static",
-    "autoregressive_fast": ".engines.plain",
-    "generate_batch": ".engines.batching",
-    "plots": ".plots",
-    "hf": ".hf",
+# Nothing is imported before it is named: torch takes a second, transformers and plotly take several.
+_ROOMS = ("drafters", "verifiers")
+"""Rooms that offer everything in their `__all__` here."""
+_PLACES = {
+    "decoding": ("Generation", "Iteration", "autoregressive", "generate"),
+    "drafters.retokenized": ("Retokenized",),
+    "engines.batching": ("generate_batch",),
+    "engines.plain": ("autoregressive_fast",),
+    "engines.static": ("StaticModel", "static_pair"),
+    "hf": ("hf",),
+    "models.huggingface": ("HFModel",),
+    "models.pairs": ("Pair", "load_pair", "make_pair"),
+    "models.skipping": ("skipping",),
+    "models.toy": ("ToyModel",),
+    "models.translated": ("TranslatedHFModel", "TranslatedModel"),
+    "plots": ("plots",),
+    "sampling": ("RandomSource", "Sampling"),
+    "summary": ("Summary", "summarize"),
+    "tree": ("TokenTree",),
 }
+"""Module -> the names that it offers here."""
+_MODULES = {name: place for place, names in _PLACES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'dynatree_lib' has no attribute '{name}'")
-    from importlib import import_module
+    if name == "__all__":
+        return [*_MODULES, *(each for room in _ROOMS for each in import_module(f".{room}", __name__).__all__)]
+    if name in _MODULES:
+        module = import_module(f".{_MODULES[name]}", __name__)
+        return module if name == _MODULES[name] else getattr(module, name)
+    if not name.startswith("_"):
+        for room in _ROOMS:
+            if name in (module := import_module(f".{room}", __name__)).__all__:
+                return getattr(module, name)
+        if find_spec(f".{name}", __name__):  # a module, as in `dt.sampling.Scores`
+            return import_module(f".{name}", __name__)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
-    module = import_module(_LAZY[name], __name__)
-    return module if name in ("plots", "hf") else getattr(module, name)
 
-
-__all__ = [
-    "Generation",
-    "HFModel",
-    "Iteration",
-    "Pair",
-    "RandomSource",
-    "Retokenized",
-    "Sampling",
-    "StaticModel",
-    "Summary",
-    "TokenTree",
-    "ToyModel",
-    "TranslatedHFModel",
-    "TranslatedModel",
-    "autoregressive",
-    "autoregressive_fast",
-    "generate",
-    "generate_batch",
-    "hf",
-    "load_pair",
-    "make_pair",
-    "plots",
-    "skipping",
-    "static_pair",
-    "summarize",
-]
-__all__ += drafters.__all__
-__all__ += verifiers.__all__
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

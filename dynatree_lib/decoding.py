@@ -87,9 +87,9 @@ class DecodingState:
     spent: bool = False
 
 
-VIEW: str | None = None
-"""What notebooks show a `Generation` with: "module:function", imported when the first is shown. `dynatree_lib` sets it,
-because figures stand above the decoder."""
+VIEW = f"{__package__}.plots.iterations:generation_view"
+"""What notebooks show a `Generation` with: "module:function", imported when the first is shown, because pictures stand
+above the decoder."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -145,8 +145,6 @@ class Generation:
 
     def _repr_html_(self) -> str | None:
         """Return the text coloured by iteration; None, so that a notebook shows the line, where plots cannot draw."""
-        if VIEW is None:
-            return None
         module, _, function = VIEW.partition(":")
         try:
             view = getattr(import_module(module), function)
