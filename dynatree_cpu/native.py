@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, ClassVar, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 
 from dynatree_lib.masks import additive
 from dynatree_lib.models.check import reach
-from dynatree_lib.models.engine import Eager
+from dynatree_lib.models.engine import Eager, Features
 
 from . import kernels
 
@@ -236,7 +237,7 @@ class CompiledLlama:
             widest = max(width, heads * size, mlp)
             job[kernels.SPLIT_BYTES] = kernels.SPACE + rows_of_tiles * kernels.split_bytes(widest)
         self.known_slots: dict[tuple[int, ...], np.ndarray] = {}
-        self.no_slots = self._slots(())
+        self.arranged: WeakKeyDictionary[Any, torch.Tensor] = WeakKeyDictionary()
         self.scratch: list[torch.Tensor | np.ndarray] = []
         self._make_room(FIRST_COLUMNS, torch.get_num_threads())
         self.eps = config.rms_norm_eps
@@ -323,13 +324,19 @@ class CompiledLlama:
         return cls(model)
 
     def __call__(
-        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Any, keep: int
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: Any,
+        keep: int,
+        features: Features | None = None,
     ) -> torch.Tensor:
         """Compute (B, keep, V) logits, float32, as `Engine` says."""
         if len(ids) > 1 or not self.runs(ids.shape[1], cache):
-            return self.wide(ids, positions, mask, cache, keep)
+            return self.wide(ids, positions, mask, cache, keep, features)
         seen = None if mask is None else (mask[0, 0] >= 0).numpy()
-        return self.read(ids[0].numpy(), positions[0].numpy(), seen, cache, keep)[None]
+        return self.read(ids[0].numpy(), positions[0].numpy(), seen, cache, keep, features)[None]
 
     def _slots(self, wanted: tuple[int, ...]) -> np.ndarray:
         """Say of every layer which of the wanted states is the one after it, or -1."""
@@ -351,56 +358,73 @@ class CompiledLlama:
         return count <= FEW and hasattr(cache, "room_for")
 
     def read(
-        self, tokens: np.ndarray, positions: np.ndarray, seen: np.ndarray | None, cache: Any, keep: int
+        self,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        seen: np.ndarray | None,
+        cache: Any,
+        keep: int,
+        features: Features | None = None,
     ) -> torch.Tensor:
         """Compute (keep, V) logits, float32, as `ArrayEngine` says."""
         if self.parts and len(tokens) > FEW and hasattr(cache, "room_for"):
-            return self._read_in_parts(tokens, positions, seen, cache, keep)
+            return self._read_in_parts(tokens, positions, seen, cache, keep, features)
         if not self.runs(len(tokens), cache):
             mask = None if seen is None else additive(seen, self.dtype, cache.size + len(tokens) - seen.shape[1])
             ids, places = torch.from_numpy(tokens)[None], torch.from_numpy(positions)[None]
-            return self.wide(ids, places, None if mask is None else mask[None, None], cache, keep)[0]
+            return self.wide(ids, places, None if mask is None else mask[None, None], cache, keep, features)[0]
         members = team(torch.get_num_threads(), self.kind)
         with self.lock, members.lock:  # one forward at a time: of the engine's buffers, and of the threads
-            return self._run(members, tokens, positions, seen, cache, keep)
+            return self._run(members, tokens, positions, seen, cache, keep, features or Features())
 
     def _read_in_parts(
-        self, tokens: np.ndarray, positions: np.ndarray, seen: np.ndarray | None, cache: Any, keep: int
+        self,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        seen: np.ndarray | None,
+        cache: Any,
+        keep: int,
+        features: Features | None,
     ) -> torch.Tensor:
         """Do what `read` does by forwards of at most `FEW` tokens; nothing is left of them where one is interrupted."""
-        base, kept = cache.size, 0 if cache.features is None else len(cache.features)
+        base, kept = cache.size, 0 if features is None else len(features.read)
         count, rows = len(tokens), []
         try:
             for begin in range(0, count, FEW):
                 end = min(begin + FEW, count)
                 part = None if seen is None else seen[begin:end, : seen.shape[1] - count + end]
                 wanted = max(0, end - max(begin, count - keep))
-                rows.append(self.read(tokens[begin:end], positions[begin:end], part, cache, wanted))
+                rows.append(self.read(tokens[begin:end], positions[begin:end], part, cache, wanted, features))
         except BaseException:
             cache.keep(base, np.empty(0, np.int64))
-            if cache.features is not None:
-                del cache.features[kept:]
+            if features is not None:
+                del features.read[kept:]
             raise
         return torch.cat(rows)
 
     def _run(
-        self, members: Team, tokens: np.ndarray, positions: np.ndarray, seen: np.ndarray | None, cache: Any, keep: int
+        self,
+        members: Team,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        seen: np.ndarray | None,
+        cache: Any,
+        keep: int,
+        features: Features,
     ) -> torch.Tensor:
         count, tail = len(tokens), 0 if seen is None else seen.shape[1]
         self._prepare(members, cache, count)
         self.ids[:count], self.positions[:count] = tokens, positions
         if seen is not None:
             self.seen[: count * tail] = seen.reshape(-1)
-        given, found, wanted, slots = None, None, (), self.no_slots
+        given, found, wanted = None, None, features.layers
         if len(self.joint):
-            given = cache.take(count).float().contiguous()
-        if cache.features is not None:
-            wanted = cache.feature_layers
+            given = features.take(count).float().contiguous()
+        if wanted:
             found = torch.empty(count, len(wanted) * self.width)
-            cache.features.append(found)
-            slots = self._slots(wanted)
+            features.read.append(found)
         places = (0 if given is None else given.data_ptr(), 0 if found is None else found.data_ptr())
-        return self._forward(members, cache, (count, keep, tail), places, slots, len(wanted))
+        return self._forward(members, cache, (count, keep, tail), places, wanted)
 
     def _prepare(self, members: Team, cache: Any, count: int) -> None:
         """Make room for `count` further tokens, in the cache and in what threads work in."""
@@ -409,13 +433,7 @@ class CompiledLlama:
             self._make_room(max(self.columns, columns + columns // 2), max(self.threads, members.threads))
 
     def _forward(
-        self,
-        members: Team,
-        cache: Any,
-        sizes: tuple[int, int, int],
-        features: tuple[int, int],
-        slots: np.ndarray,
-        states: int,
+        self, members: Team, cache: Any, sizes: tuple[int, int, int], features: tuple[int, int], wanted: tuple[int, ...]
     ) -> torch.Tensor:
         """Run a forward of what lies in `ids`, `positions` and `seen`.
 
@@ -424,8 +442,7 @@ class CompiledLlama:
             cache: with room for the tokens.
             sizes: tokens, those that logits are wanted of, columns that `seen` tells of.
             features: addresses of those that tokens come with, and of space for hidden states; 0 without.
-            slots: layers of those states, see `_slots`.
-            states: how many of a token.
+            wanted: layers of those states.
         """
         job, (count, keep, tail), store = self.job, sizes, cache.states
         self.teams.add(members)
@@ -434,11 +451,11 @@ class CompiledLlama:
         logits = torch.empty(keep, self.rows)
         job[VARYING] = (
             count, keep, cache.size, cache.size + count, tail, store.shape[-2], store.data_ptr(),
-            self.mask if tail else 0, self.counters[alone], logits.data_ptr(), *features, slots.ctypes.data, states,
-            self._arranged(cache).data_ptr(), cache.settled,
+            self.mask if tail else 0, self.counters[alone], logits.data_ptr(), *features,
+            self._slots(wanted).ctypes.data, len(wanted), self._arranged(cache).data_ptr(), cache.unchanged,
         )  # fmt: skip
         members.run(job, alone)
-        cache.settled = cache.size - cache.size % kernels.WIDTH
+        cache.unchanged = cache.size - cache.size % kernels.WIDTH
         cache.size += count
         return logits[:, : self.vocab_size]
 
@@ -446,9 +463,11 @@ class CompiledLlama:
         """Return where keys and values of a cache are kept as attention reads them (`kernels.lay_out`)."""
         columns, wide = cache.states.shape[-2], self.size + -self.size % kernels.WIDTH
         count = self.layers * self.groups * (columns + -columns % kernels.WIDTH) * (self.size + wide)
-        if cache.arranged is None or len(cache.arranged) != count:
-            cache.arranged, cache.settled = aligned(count, torch.float32), 0
-        return cache.arranged
+        arranged = self.arranged.get(cache)
+        if arranged is None or len(arranged) != count:
+            arranged = self.arranged[cache] = aligned(count, torch.float32)
+            cache.unchanged = 0
+        return arranged
 
     def level(
         self,
@@ -468,14 +487,15 @@ class CompiledLlama:
             ids, positions, seen = self.ids[: len(tokens)], self.positions[: len(tokens)], self.seen
             ids[:] = tokens
             kernels.lay(ids, parents, queued, position, positions, seen)
-            places, slots, states = (0, 0), self.no_slots, 0
+            places = 0, 0
+            wanted: tuple[int, ...] = ()
             if features is not None:
                 waiting, known = (self._bits(each) for each in features)
                 kernels.give(waiting, known, parents, nodes, self.given)
-                places, slots, states = (self.given.ctypes.data, self.found.ctypes.data), self._slots((-1,)), 1
+                places, wanted = (self.given.ctypes.data, self.found.ctypes.data), (-1,)
 
             def run(*_: Any) -> torch.Tensor:
-                return self._forward(members, cache, (len(tokens), nodes, tail), places, slots, states)
+                return self._forward(members, cache, (len(tokens), nodes, tail), places, wanted)
 
             if around is None:
                 logits = run()

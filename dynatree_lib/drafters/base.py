@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from typing_extensions import override
 
 from ..models.base import LanguageModel, check_model
@@ -197,45 +196,25 @@ class ModelDrafter(Drafter):
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> Any:
         session = self.draft.session()
-        prompt = prompt[-(self.draft.recent or len(prompt)) :]
-        if self.feature_layers:
-            return DraftState(session, int(prompt[-1]), random, unread=self._known(prompt))
-        session.start(self._known(prompt[:-1]))  # read by the first forward of `propose`
+        session.begin(self._known(prompt))
         return DraftState(session, int(prompt[-1]), random)
 
     @override
     def extend(self, state: Any, tokens: Sequence[int]) -> Any:
-        if self.feature_layers:
-            state.unread += self._known(tokens if state.unread else [state.root, *tokens])
-        else:
-            state.session.extend(self._known([state.root, *tokens[:-1]]))
+        state.session.resume(self._known([state.root, *tokens]))
         state.root = int(tokens[-1])
         return state
 
     @override
     def check(self, target: LanguageModel) -> None:
-        if self.feature_layers is None:
-            return
-        wanted, given = self.draft.feature_size, target.feature_size
-        if wanted != given:
-            raise ValueError(
-                f"Draft '{self.draft.name}' reads features of width {wanted} of its target, and '{target.name}' gives "
-                f"{'none' if given is None else given}; take the target it was trained for, as an HFModel, or a draft "
-                "that reads tokens alone."
-            )
-        deepest, layers = max(self.feature_layers), getattr(target, "layers", 0)
-        if deepest > layers:
-            raise ValueError(
-                f"Draft '{self.draft.name}' reads the states after layer {deepest} of its target, and '{target.name}' "
-                f"has {layers} layers; take the target it was trained for."
-            )
+        self.draft.check_target(target)
 
     @override
     def propose(self, state: Any, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         state.session.rollback()  # an interrupted iteration may have left nodes behind
         max_depth = min(max_depth, self.draft.context - state.session.position - 1)
         builder = TreeBuilder(state, self.draft.vocab_size - 1, sampling)
-        if max_depth > 0 and not state.unread:  # the draft's own context is not exhausted
+        if max_depth > 0 and state.session.ready:  # the draft's own context is not exhausted
             self.grow(builder, max_depth)
         state.pending = builder.pending
         return Proposal(builder.tree(), builder.distributions)
@@ -261,36 +240,6 @@ class ModelDrafter(Drafter):
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
         path = [0, *verdict.path]
         read = [int(node) for node in state.pending[path] if node >= 0]
-        if self.feature_layers:
-            self._follow(state, read[:1], proposal.tree.tokens[path].tolist(), path, scores)
-        else:
-            state.session.commit(read)
-            state.session.extend(self._known(proposal.tree.tokens[path[len(read) :]].tolist()))
+        state.session.follow(read, self._known(proposal.tree.tokens[path].tolist()), path, scores)
         state.root = verdict.next_token
         return state
-
-    def _follow(self, state: Any, read: list[int], tokens: list[int], path: list[int], scores: Scores) -> None:
-        """Let a draft on features read the path with the target's features in place of those it predicted.
-
-        Args:
-            state: of the text.
-            read: pending node of node 0, which came with a feature of the target; empty where it was not read.
-            tokens: of the path.
-            path: its nodes.
-            scores: of the target, for the queue that it read and for the nodes.
-        """
-        session, states = state.session, scores.features
-        assert states is not None
-        session.commit(read)
-        queued = len(states) - len(scores)
-        waiting = len(state.unread) - 1 if state.unread else 0  # node 0 is the last of them
-        known = min(waiting, queued)  # of the others, those that the target has just read
-        tokens = [*state.unread[waiting - known : waiting], *tokens]
-        if path == [*range(len(path))]:
-            states = states[queued - known : queued + len(path)]
-        else:
-            states = torch.cat([states[queued - known : queued], states[queued:][path]])
-        if read or known < waiting or not session.position:  # it was read, or nothing is known of the place before it
-            tokens = tokens[1:]
-        session.follow(self._known(tokens), states)
-        state.unread = []

@@ -26,15 +26,12 @@ class DraftState:
         root: the last committed token, node 0 of the next tree.
         random: the drafting stream.
         pending: (n,) number of each node of the current tree among the session's pending nodes, -1 where not read.
-        unread: committed tokens, `root` the last, that a draft on features waits to read: the target gives their
-            features with its next forward. Until then nothing is drafted.
     """
 
     session: Any
     root: int
     random: RandomSource
     pending: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    unread: list[int] = field(default_factory=list)
 
 
 CAPACITY = 64

@@ -25,7 +25,7 @@ from ..checks import of_kind
 from ..masks import depth_positions, laid_out
 from ..models.cache import TreeCache
 from ..models.check import check_tree_attention, mixes_experts
-from ..models.engine import Modules, check_threads, hooked
+from ..models.engine import Features, Modules, check_threads, hooked
 from ..models.huggingface import HFModel, HFSession, in_inference_mode
 from ..models.pairs import Pair
 from ..models.translated import TranslatedHFModel
@@ -82,7 +82,7 @@ class StaticModel(HFModel):
         if reason:
             raise ValueError(reason)
         model.check_modules()
-        self.__dict__.update(model.__dict__)
+        self._take_over(model)
         self.modules = Modules(model.modules.model)
         self.context = min(model.context, CAPACITY if capacity is None else capacity)
         if self.context < 2 or not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
@@ -106,10 +106,18 @@ class StaticModel(HFModel):
             )
 
     @override
-    def run_forward(self, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: Any, keep: int) -> torch.Tensor:
+    def run_forward(
+        self,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        mask: Any,
+        cache: Any,
+        keep: int,
+        features: Features | None = None,
+    ) -> torch.Tensor:
         """Run one forward; over the buffers' cache, `mask` is the answer of `Buffers.send`, None for text alone."""
         if cache is not self.buffers.cache:
-            return super().run_forward(tokens, positions, mask, cache, keep)
+            return super().run_forward(tokens, positions, mask, cache, keep, features)
         if mask is None:
             return self.buffers.read(tokens, positions)[:, : self.vocab_size]
         logits, end = self.buffers.forward(*mask), len(tokens)

@@ -30,7 +30,6 @@ class LanguageModel(ABC):
             they give none.
         feature_layers: layers of its target whose hidden states it drafts from, counted from 1, -1 being the last,
             normed; None for a draft that reads tokens alone.
-        recent: tokens of a prompt, the last ones, that it reads as a draft, or None for all.
     """
 
     name: str
@@ -40,11 +39,13 @@ class LanguageModel(ABC):
     vocabulary: str | None = None
     feature_size: int | None = None
     feature_layers: tuple[int, ...] | None = None
-    recent: int | None = None
 
     @abstractmethod
     def session(self) -> Session:
         """Return a new, empty session."""
+
+    def check_target(self, target: LanguageModel) -> None:  # noqa: B027 - most drafts read tokens alone
+        """Raise ValueError where this model, as a draft, needs what the target does not give."""
 
     def warn_of_config(  # noqa: B027 - most have none
         self, sampling: Sampling | None, processed: bool = False, ended: bool = False
@@ -77,6 +78,8 @@ class Session(ABC):
     drafted: np.ndarray | None = None
     most_probable: MostProbable = staticmethod(most_probable)
     feature_layers: tuple[int, ...] | None = None
+    ready = True
+    """Whether it can draft: a draft on features waits for those of the text."""
 
     def __init__(self, owner: str, vocab_size: int) -> None:
         self.owner, self.vocab_size = owner, vocab_size
@@ -107,6 +110,28 @@ class Session(ABC):
         self._queue.extend(int(token) for token in tokens)
         self.position += len(tokens)
 
+    # ---------------------------------------------------------------------------------------- a draft beside its target
+    def begin(self, text: Sequence[int]) -> None:
+        """Begin a text as a draft. Its last token is node 0 of the first tree, which is read with the tree."""
+        self.start(text[:-1])
+
+    def resume(self, text: Sequence[int]) -> None:
+        """Go on with a text as a draft: node 0 of the last tree, and what came after it, whose last token is node 0."""
+        self.extend(text[:-1])
+
+    def follow(self, read: Sequence[int], tokens: Sequence[int], path: Sequence[int], scores: Scores) -> None:
+        """Go on with what the target accepted of a draft's tree.
+
+        Args:
+            read: pending nodes of this session that are the first of the path, node 0 included.
+            tokens: of the path, from node 0 on.
+            path: nodes of the scored tree.
+            scores: the target's, of that tree.
+        """
+        self.commit(read)
+        self.extend(tokens[len(read) :])
+
+    # --------------------------------------------------------------------------------------------------------- reading
     def score(
         self, tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling
     ) -> Scores:

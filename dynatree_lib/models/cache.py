@@ -24,11 +24,8 @@ class TreeCache(Cache):
             has values narrower than keys.
         size: entries in use. A forward appends its entries layer by layer; they count once the last layer has them,
             so that an interrupted forward leaves nothing behind.
-        features: None, or a list to which every forward appends (n, k h) hidden states of its n tokens, those after the
-            k `feature_layers` side by side.
-        given: (m, h) features that the next m tokens come with, for a model that takes features; forwards use them up.
-        arranged: what an engine keeps of the entries in an order of its own, or None.
-        settled: entries of `arranged` that are still those of the stores.
+        unchanged: entries, from the first on, that are what they were when this was last set. An engine that keeps
+            them in an order of its own sets it after each forward.
 
     Args:
         layers: L of the model.
@@ -47,11 +44,7 @@ class TreeCache(Cache):
         self.stores: list[torch.Tensor] = []
         self.widths = (0, 0)
         self.size = 0
-        self.features: list[torch.Tensor] | None = None
-        self.feature_layers: tuple[int, ...] = (-1,)
-        self.given: torch.Tensor | None = None
-        self.arranged: torch.Tensor | None = None
-        self.settled = 0
+        self.unchanged = 0
 
     @property
     def states(self) -> torch.Tensor:
@@ -73,18 +66,6 @@ class TreeCache(Cache):
         if layer_idx == self.last:
             self.size = end
         return keys[:, :, :end], values[:, :, :end]
-
-    def take(self, count: int) -> torch.Tensor:
-        """Return the (count, h) features that the next tokens come with, and forget them.
-
-        Raises:
-            ValueError: where there are not so many.
-        """
-        if self.given is None or len(self.given) < count:
-            have = 0 if self.given is None else len(self.given)
-            raise ValueError(f"A forward of {count} tokens needs as many features and was given {have}.")
-        taken, self.given = self.given[:count], self.given[count:]
-        return taken
 
     def room_for(self, like: torch.Tensor, heads: int, width: int, count: int) -> tuple[int, torch.Tensor]:
         """Allocate what `count` further entries of (heads, width) states need, with the dtype and device of `like`.
@@ -138,7 +119,7 @@ class TreeCache(Cache):
             for store in self.stores:
                 index = torch.from_numpy(base + entries).to(store.device)
                 store[..., base : base + count, :] = store.index_select(4, index)
-        self.size, self.settled = base + count, min(self.settled, base)
+        self.size, self.unchanged = base + count, min(self.unchanged, base)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of entries in use."""

@@ -9,18 +9,18 @@ features that it predicted itself. Hidden states after earlier layers may be joi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ..sampling import GREEDY
+from ..sampling import GREEDY, Scores
 from ..tree import TokenTree
-from .base import Session
+from .base import LanguageModel, Session
 from .check import difference_from_paths
-from .engine import Eager
+from .engine import Eager, Features
 from .huggingface import HFModel, HFSession, in_inference_mode
 
 RECENT = 256
@@ -32,6 +32,9 @@ CAPACITY = 64
 class EagleModel(HFModel):
     """A draft on features as a `LanguageModel`; drafters use it like any other draft model.
 
+    Attributes:
+        recent: tokens of a prompt, the last ones, that it reads; None for all.
+
     Args:
         model: from `pruned.on_features`.
         tokenizer: of the target.
@@ -42,25 +45,45 @@ class EagleModel(HFModel):
         ValueError: where the two differ.
     """
 
+    FIELDS: ClassVar[tuple[str, ...]] = (*HFModel.FIELDS, "feature_layers", "recent")
+
     def __init__(self, model: Any, tokenizer: Any = None, *, check: bool = True, engine: str = "auto") -> None:
         super().__init__(model, tokenizer, check=False, engine=engine)
         self.feature_layers, self.session_class = tuple(model.feature_layers), EagleSession
-        self.recent = RECENT
+        self.recent: int | None = RECENT
         if not getattr(self.engine, "gives_features", False):
             self.engine = Eager(model)
         if check:
             _check_features(self)
 
+    @override
+    def check_target(self, target: LanguageModel) -> None:
+        wanted, given = self.feature_size, target.feature_size
+        if wanted != given:
+            raise ValueError(
+                f"Draft '{self.name}' reads features of width {wanted} of its target, and '{target.name}' gives "
+                f"{'none' if given is None else given}; take the target it was trained for, as an HFModel, or a draft "
+                "that reads tokens alone."
+            )
+        deepest, layers = max(self.feature_layers or ()), getattr(target, "layers", 0)
+        if deepest > layers:
+            raise ValueError(
+                f"Draft '{self.name}' reads the states after layer {deepest} of its target, and '{target.name}' "
+                f"has {layers} layers; take the target it was trained for."
+            )
 
-class EagleSession(HFSession):
+
+class EagleSession(HFSession, in_one_call=True):
     """A sequence of tokens with their features.
+
+    As a draft it reads a token when the target has given its state at the place before; until then it drafts nothing.
 
     The first token of a text has no place before it and is never read, so positions are smaller by one than the
     target's; attention looks at distances alone.
     """
 
+    model: EagleModel
     feature_layers = (-1,)  # its own, for the nodes below
-    in_one_call = True
 
     @override
     def _reset(self) -> None:
@@ -69,7 +92,13 @@ class EagleSession(HFSession):
         width = model.feature_size or 0
         self._known = torch.zeros(CAPACITY, width, dtype=model.dtype, device=model.device)  # below the text, of nodes
         self._waiting: list[Tensor] = []  # features of the queue
-        self._unfused: list[tuple[Tensor, int]] = []  # what `follow` was given since
+        self._unfused: list[tuple[Tensor, int]] = []  # what `append` was given since
+        self._unread: list[int] = []  # committed tokens, node 0 the last, whose features the target has not given yet
+
+    @property
+    @override
+    def ready(self) -> bool:  # type: ignore[override]
+        return not self._unread
 
     @property
     def feature(self) -> Tensor:
@@ -102,7 +131,38 @@ class EagleSession(HFSession):
             self._waiting.append(given.to(self._known))
             self._known[0] = 0
 
-    def follow(self, tokens: Sequence[int], states: Tensor) -> None:
+    @override
+    def begin(self, text: Sequence[int]) -> None:
+        self.start([])
+        self._unread = list(text[-(self.model.recent or len(text)) :])
+
+    @override
+    def resume(self, text: Sequence[int]) -> None:
+        self._unread += text[1:] if self._unread else text
+
+    @override
+    def follow(self, read: Sequence[int], tokens: Sequence[int], path: Sequence[int], scores: Scores) -> None:
+        """Read the path with the target's states in place of the features that were predicted; node 0 alone stays.
+
+        It came with a state of the target. `scores` hold those of the target's queue, then of the nodes.
+        """
+        states = scores.features
+        assert states is not None
+        self.commit(read[:1])
+        queued = len(states) - len(scores)
+        waiting = len(self._unread) - 1 if self._unread else 0  # node 0 is the last of them
+        known = min(waiting, queued)  # of the others, those that the target has just read
+        tokens = [*self._unread[waiting - known : waiting], *tokens]
+        if [*path] == [*range(len(path))]:
+            states = states[queued - known : queued + len(path)]
+        else:
+            states = torch.cat([states[queued - known : queued], states[queued:][[*path]]])
+        if read or known < waiting or not self.position:  # it was read, or nothing is known of the place before it
+            tokens = tokens[1:]
+        self.append(tokens, states)
+        self._unread = []
+
+    def append(self, tokens: Sequence[int], states: Tensor) -> None:
         """Append committed tokens, and the target's states at the last places of the text.
 
         They become features when tokens are read next, so that places where nothing is drafted cost no more than this.
@@ -115,7 +175,7 @@ class EagleSession(HFSession):
         self._unfused.append((states, len(tokens)))
 
     def _fuse(self) -> None:
-        """Turn what `follow` was given into features of the queue, and the one of the last committed token."""
+        """Turn what `append` was given into features of the queue, and the one of the last committed token."""
         if not self._unfused:
             return
         several, self._unfused = self._unfused, []
@@ -132,16 +192,19 @@ class EagleSession(HFSession):
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> Tensor:
         self._fuse()
         pending, before = len(parents), len(parents) - len(tokens)
-        above = parents[before:]
         _check_level(parents, before)
-        given = self._known[torch.from_numpy(above + 1).to(self._known.device)]
-        self._cache.given = torch.cat([*self._waiting, given]) if self._waiting else given
         logits = super()._read(queue, tokens, parents)
         read = self._features()
         assert read is not None
         self._make_room(pending)
         self._known[before + 1 : pending + 1] = read[len(read) - len(tokens) :]
         return logits
+
+    @override
+    def _features_of(self, parents: np.ndarray, nodes: int) -> Features:
+        above = parents[len(parents) - nodes :]
+        given = self._known[torch.from_numpy(above + 1).to(self._known.device)]
+        return Features((-1,), torch.cat([*self._waiting, given]) if self._waiting else given)
 
     @override
     def _have_read(self, parents: np.ndarray, nodes: int) -> None:

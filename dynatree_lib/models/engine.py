@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -53,6 +54,33 @@ def cache_name(model: torch.nn.Module) -> str:
     return CACHE_NAMES[-1]
 
 
+@dataclass
+class Features:
+    """Hidden states beside the forwards of one sequence: those that tokens come with, and those that are wanted.
+
+    Attributes:
+        layers: layers whose hidden states are wanted, counted from 1, -1 being the last, normed; () for none.
+        given: (m, h) features of the next m tokens, for a model that reads features; forwards use them up.
+        read: (n, k h) hidden states after the k `layers`, side by side, which every forward of n tokens appends.
+    """
+
+    layers: tuple[int, ...] = ()
+    given: torch.Tensor | None = None
+    read: list[torch.Tensor] = field(default_factory=list)
+
+    def take(self, count: int) -> torch.Tensor:
+        """Return the (count, h) features that the next tokens come with, and forget them.
+
+        Raises:
+            ValueError: where there are not so many.
+        """
+        if self.given is None or len(self.given) < count:
+            have = 0 if self.given is None else len(self.given)
+            raise ValueError(f"A forward of {count} tokens needs as many features and was given {have}.")
+        taken, self.given = self.given[:count], self.given[count:]
+        return taken
+
+
 class Engine(Protocol):
     """Runs forwards of one model.
 
@@ -61,8 +89,8 @@ class Engine(Protocol):
         copies_weights: whether it holds a copy of the model's weights.
         serves: the models it serves, for messages.
 
-    An engine that knows a cache's `features` and `given` (`TreeCache`) says so with `gives_features = True`. One that
-    reads arrays is an `ArrayEngine` too. `narrow`, where it has that, is the dtype in which it runs the fastest here;
+    An engine that takes `features` says so with `gives_features = True`; others are called without. One that reads
+    arrays is an `ArrayEngine` too. `narrow`, where it has that, is the dtype in which it runs the fastest here;
     `forward_bytes` are the bytes of weights that a forward reads, where they are not the model's.
     """
 
@@ -87,6 +115,8 @@ class Engine(Protocol):
                 token sees the cache and the tokens before it, for an empty cache or a single token.
             cache: `update(key, value, layer)` takes (B, H, n, D) states and returns (B, H, m, D) of all columns.
             keep: tokens to compute logits of.
+
+        With `gives_features` there is a sixth argument, a `Features` or None.
         """
         ...
 
@@ -95,7 +125,13 @@ class ArrayEngine(Protocol):
     """What an engine on the CPU may have besides: forwards and choices without tensors, which take time to make."""
 
     def read(
-        self, tokens: np.ndarray, positions: np.ndarray, seen: np.ndarray | None, cache: Any, keep: int
+        self,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        seen: np.ndarray | None,
+        cache: Any,
+        keep: int,
+        features: Features | None = None,
     ) -> torch.Tensor:
         """(keep, V) logits of the last `keep` of (n,) tokens of one sequence.
 
@@ -106,6 +142,7 @@ class ArrayEngine(Protocol):
                 before them. None as for `Engine`.
             cache: as for `Engine`.
             keep: tokens to compute logits of.
+            features: beside the forward.
         """
         ...
 
@@ -168,22 +205,30 @@ class Eager:
         """The engine of this model."""
         return cls(model)
 
-    def __call__(self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any, keep: int) -> torch.Tensor:
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: Any,
+        cache: Any,
+        keep: int,
+        features: Features | None = None,
+    ) -> torch.Tensor:
         """See `Engine`; a model with several types of layers takes a mask for each, in a dict."""
-        features, given = getattr(cache, "features", None), getattr(cache, "given", None)
-        if given is None:
+        wanted = () if features is None else features.layers
+        if features is None or features.given is None:
             inputs: dict[str, Any] = {"input_ids": ids}
-        else:  # a model that takes features (`eagle`)
+        else:  # a model that reads features (`eagle`)
             embedded = self.model.get_input_embeddings()(ids)
-            inputs = {"inputs_embeds": self.model.joint(embedded, cache.take(ids.shape[1])[None])}
+            inputs = {"inputs_embeds": self.model.joint(embedded, features.take(ids.shape[1])[None])}
         if self.trims:
             inputs["logits_to_keep"] = keep
-        if features is not None:
+        if wanted:
             inputs["output_hidden_states"] = True
         inputs[self.cache_name] = cache
         output = self.model(**inputs, position_ids=positions, attention_mask=mask, use_cache=True)
-        if features is not None:
-            features.append(torch.cat([output.hidden_states[layer][0] for layer in cache.feature_layers], -1))
+        if features is not None and wanted:
+            features.read.append(torch.cat([output.hidden_states[layer][0] for layer in wanted], -1))
         logits: torch.Tensor = output.logits
         return logits[:, -keep:]
 

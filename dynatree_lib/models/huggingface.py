@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import Callable
 from functools import cached_property, wraps
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from ..sampling import Sampling
 from .base import LanguageModel, Session
 from .cache import TreeCache
 from .check import WINDOWED, check_loaded, check_tree_attention, reach
-from .engine import ArrayEngine, Eager, Engine, Modules, check_threads, engine_of
+from .engine import ArrayEngine, Eager, Engine, Features, Modules, check_threads, engine_of
 from .generation_config import warn_of
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -36,6 +36,8 @@ class HFModel(LanguageModel):
 
     Attributes:
         configured: whether its caller applies the checkpoint's generation config, as `hf.generate` does.
+        drafted: (K,) ids of the tokens that its logits are of, see `Session`; None for all.
+        around: observes every forward, see `observed`.
 
     Args:
         model: a `PreTrainedModel` with sdpa or eager attention; it is put in eval mode.
@@ -49,7 +51,11 @@ class HFModel(LanguageModel):
             engine that cannot serve it; the sentence says why.
     """
 
-    configured = False
+    FIELDS: ClassVar[tuple[str, ...]] = (
+        "model", "tokenizer", "name", "vocab_size", "context", "eos_token_ids", "vocabulary", "layers", "feature_size",
+        "session_class", "around", "drafted", "engine", "set_aside", "modules", "configured",
+    )  # fmt: skip
+    """What a model is made of: `altered` changes these, and a model over the same weights takes them over."""
 
     def __init__(
         self,
@@ -75,6 +81,7 @@ class HFModel(LanguageModel):
         self.around: Callable[..., torch.Tensor] | None = None
         self.drafted: np.ndarray | None = None
         self.set_aside: Engine | None = None
+        self.configured = False
         self.engine: Engine = engine_of(model, engine)
         self.modules = Modules(model)
         if check:
@@ -172,44 +179,62 @@ class HFModel(LanguageModel):
         if not self.configured:
             warn_of(self.model, self.name, sampling, processed, ended)
 
-    def altered(self, **attributes: Any) -> HFModel:
-        """Return the same model (weights shared) with other attributes.
+    def altered(self, **fields: Any) -> Self:
+        """Return the same model (weights shared) with other values of some `FIELDS`.
 
         Args:
-            attributes: `engine`, for example one that wraps this model's; `session_class`; `vocab_size`, where the
-                logits end: some families pad their embeddings differently per size, and the surplus columns are no
-                tokens; `vocabulary`; `configured`; `drafted` (see `Session`); or `around` (see `observed`).
+            fields: such as `engine`, one that wraps this model's; or `vocab_size`, where the logits end: some families
+                pad their embeddings differently per size, and the surplus columns are no tokens.
 
         Raises:
-            AttributeError: for an attribute that the model does not have.
+            AttributeError: for what is no field of the model.
         """
         other = copy.copy(self)
-        for name, value in attributes.items():
-            getattr(other, name)  # a misspelled name is an error here, not an attribute that nothing reads
+        for name, value in fields.items():
+            if name not in self.FIELDS:
+                raise AttributeError(f"A model has no field '{name}' to alter; it has {', '.join(self.FIELDS)}.")
             setattr(other, name, value)
         return other
 
+    def _take_over(self, other: HFModel) -> None:
+        """Be the model that `other` is; a subclass that runs it in another way begins with this."""
+        for name in HFModel.FIELDS:
+            setattr(self, name, getattr(other, name))
+
     def forward(
-        self, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: TreeCache, keep: int
+        self,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        mask: Any,
+        cache: TreeCache,
+        keep: int,
+        features: Features | None = None,
     ) -> torch.Tensor:
         """Run one forward of (n,) tokens of one sequence and return (keep, V) logits of the last `keep` tokens.
 
         Without a mask each token sees the cache and the tokens before it: for an empty cache, or a single token.
         """
         if self.around is not None:
-            return self.around(self.run_forward, tokens, positions, mask, cache, keep)
-        return self.run_forward(tokens, positions, mask, cache, keep)
+            return self.around(self.run_forward, tokens, positions, mask, cache, keep, features)
+        return self.run_forward(tokens, positions, mask, cache, keep, features)
 
     def run_forward(
-        self, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: TreeCache, keep: int
+        self,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        mask: Any,
+        cache: TreeCache,
+        keep: int,
+        features: Features | None = None,
     ) -> torch.Tensor:
         """Run what `forward` runs, without the observer of `observed`."""
+        beside = () if features is None else (features,)
         if self.arrays is not None:
-            return self.arrays.read(tokens, positions, mask, cache, keep)[:, : self.vocab_size]
+            return self.arrays.read(tokens, positions, mask, cache, keep, *beside)[:, : self.vocab_size]
         ids, places = torch.from_numpy(np.stack((tokens, positions))).to(self.device).split(1)
-        return self.engine(ids, places, mask, cache, keep)[0, :, : self.vocab_size]
+        return self.engine(ids, places, mask, cache, keep, *beside)[0, :, : self.vocab_size]
 
-    def observed(self, around: Callable[..., torch.Tensor]) -> HFModel:
+    def observed(self, around: Callable[..., torch.Tensor]) -> Self:
         """Return the same model (weights shared) whose sessions run each forward as `around(run, *arguments)`.
 
         `around` returns the logits of `run(*arguments)`; it may time the call or keep its arguments.
@@ -277,11 +302,15 @@ def in_inference_mode(method: Method) -> Method:
 class HFSession(Session):
     """One sequence in the cache of a transformers model.
 
-    A class whose `level` may be one call of its engine, past `_read` and `_positions`, says so for itself
-    with `in_one_call`; subclasses do not inherit it.
+    Args of a subclass:
+        in_one_call: whether `level` may be one call of the engine, past this class's `_read` and `_positions`.
     """
 
     in_one_call = True
+
+    def __init_subclass__(cls, in_one_call: bool = False, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.in_one_call = in_one_call
 
     def __init__(self, model: HFModel) -> None:
         model.check_modules()
@@ -292,7 +321,7 @@ class HFSession(Session):
 
     def _reset(self) -> None:
         self._cache = self.model.new_cache()
-        self._cache.feature_layers = self.feature_layers or ()
+        self._beside: Features | None = None
         if self.feature_layers and not getattr(self.model.engine, "gives_features", False):
             self.model = self.model.altered(engine=Eager(self.model.model))
 
@@ -303,8 +332,7 @@ class HFSession(Session):
 
     @in_inference_mode
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
-        if self.feature_layers:
-            self._cache.features = []
+        self._beside = self._features_of(parents, len(tokens))
         if len(queue) > LONGEST_JOINT_PREFILL or not len(tokens):
             self._prefill(np.asarray(queue, np.int64))
             queue = []
@@ -316,13 +344,17 @@ class HFSession(Session):
         if len(joined) > 1 or not tail.all():  # a token that sees everything needs no mask, which is faster
             base = self._cache.size - (len(parents) - len(tokens))  # committed KV entries
             mask = self.model.mask(base, tail, queries, keys)
-        return self.model.forward(joined, queries, mask, self._cache, keep=len(tokens))
+        return self.model.forward(joined, queries, mask, self._cache, len(tokens), self._beside)
+
+    def _features_of(self, parents: np.ndarray, nodes: int) -> Features | None:
+        """Features beside the forwards that read the queue and the last `nodes` of the pending nodes."""
+        return Features(self.feature_layers) if self.feature_layers else None
 
     @override
     @in_inference_mode
     def level(self, tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
         engine, queue, model = self.model.arrays, self._queue, self.model
-        if engine is None or not vars(type(self)).get("in_one_call"):
+        if engine is None or not self.in_one_call:
             return super().level(tokens, parents)
         joined, every = np.array([*queue, *tokens], np.int64), self._all_parents(parents)
         if not engine.runs(len(joined), self._cache):
@@ -348,7 +380,7 @@ class HFSession(Session):
             base, mask = self._cache.size, None
             if base and len(part) > 1:
                 mask = self.model.mask(base, np.tri(len(part), dtype=bool), positions, positions)
-            self.model.forward(part, positions, mask, self._cache, keep=1)
+            self.model.forward(part, positions, mask, self._cache, 1, self._beside)
 
     def _positions(self, forest: np.ndarray, first: int) -> np.ndarray:
         return depth_positions(forest, first)
@@ -356,7 +388,7 @@ class HFSession(Session):
     def _features(self) -> torch.Tensor | None:
         if not self.feature_layers:
             return None
-        read = self._cache.features
+        read: list[torch.Tensor] = [] if self._beside is None else self._beside.read
         if not read:
             return torch.empty(0, len(self.feature_layers) * (self.model.feature_size or 0), device=self.model.device)
         return read[0] if len(read) == 1 else torch.cat(read)

@@ -37,7 +37,7 @@ class TranslatedModel(LanguageModel):
     def __init__(self, draft: LanguageModel, translation: Translation) -> None:
         check_translated(draft, translation)
         self.untranslated, self.translation = draft, translation
-        self.name, self.context, self.recent = draft.name, draft.context, draft.recent
+        self.name, self.context = draft.name, draft.context
         self.vocab_size, self.vocabulary = len(translation.target), translation.target.fingerprint
         self.drafted = drafted_of(draft, translation)
 
@@ -52,7 +52,7 @@ class TranslatedHFModel(HFModel):
     def __init__(self, draft: HFModel, translation: Translation) -> None:
         of_kind("The draft", draft, HFModel, "wrap other models with TranslatedModel")
         check_translated(draft, translation)
-        self.__dict__.update(draft.__dict__)
+        self._take_over(draft)
         self._draft, self.translation = draft, translation
         self.vocab_size, self.vocabulary = len(translation.target), translation.target.fingerprint
         self.eos_token_ids, self.drafted = (), drafted_of(draft, translation)

@@ -64,9 +64,10 @@ class Trace:
     def instrument(self, model: Any, role: str) -> Any:
         """Return a model that can be observed (`HFModel.observed`) with timed forwards."""
 
-        def timed(run: Forward, tokens: np.ndarray, positions: np.ndarray, mask: Any, cache: Any, keep: int) -> Any:
+        def timed(run: Forward, *arguments: Any) -> Any:
+            tokens, _, mask, _, keep, *_ = arguments
             start = self.now()
-            logits = run(tokens, positions, mask, cache, keep)
+            logits = run(*arguments)
             nodes = 0 if mask is None and len(tokens) > keep else keep  # a prompt, read whole
             self.events.append([role, start, self.now(), nodes])
             return logits

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from typing import Any
@@ -316,8 +317,9 @@ def _alone(session: Session, nodes: Nodes, clock: Clock, repeats: int = BLOCK //
     for _ in range(repeats):
         session.rollback()
         if model.feature_layers:
-            tokens, *_, cache, _ = arguments
-            cache.given = torch.zeros(len(tokens), model.feature_size or 0, dtype=model.dtype)
+            tokens, *others, features = arguments
+            given = torch.zeros(len(tokens), model.feature_size or 0, dtype=model.dtype)
+            arguments = tokens, *others, replace(features, given=given)
         synchronize(model.device)
         start = clock()
         model.run_forward(*arguments)

@@ -13,6 +13,7 @@ from dynatree_lib import Chain, FixedTree, SampledTree, Sampling, generate
 from dynatree_lib.engines.batching import generate_batch
 from dynatree_lib.models.base import Session
 from dynatree_lib.models.eagle import RECENT, EagleModel
+from dynatree_lib.models.engine import Features
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pruned import on_features
 from dynatree_lib.models.toy import ToyModel
@@ -109,16 +110,16 @@ def test_a_level_read_in_one_call_is_what_scoring_gives(features, dtype):
     model = EagleModel(on_features(target.model, [1], (1, -1))) if features else target
     seen = []
 
-    def around(run, tokens, positions, mask, cache, keep):
+    def around(run, tokens, positions, mask, cache, keep, *features):
         seen[-1].append((tokens.tolist(), positions.tolist(), None if mask is None else mask.astype(bool), keep))
-        return run(tokens, positions, mask, cache, keep)
+        return run(tokens, positions, mask, cache, keep, *features)
 
     given = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     found = []
     for one_call in (True, False):
         seen.append([])
         session = model.observed(around).session()
-        assert vars(type(session))["in_one_call"]
+        assert session.in_one_call
         level = session.level if one_call else partial(Session.level, session)
         session.extend(range(1, 4), *([given[:3]] if features else []))
         rows = [level(np.array([4]), np.array([-1])), level(np.array([5, 6]), np.array([0, 0]))]
@@ -264,6 +265,6 @@ def _wide(dtype, layers=2):
 def test_a_forward_without_features_is_refused():
     draft = feature_draft(random_model("llama"))
     cache = draft.session()._cache
-    cache.given = torch.zeros(1, draft.feature_size)
+    features = Features(given=torch.zeros(1, draft.feature_size))
     with torch.inference_mode(), pytest.raises(ValueError, match="of 2 tokens needs as many features and was given 1"):
-        draft.run_forward(np.array([1, 2]), np.arange(2), None, cache, 2)
+        draft.run_forward(np.array([1, 2]), np.arange(2), None, cache, 2, features)
