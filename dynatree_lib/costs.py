@@ -18,6 +18,34 @@ INITIAL_STEPS = 50.0
 """Greedy steps for which a given rate counts against the rate of the text itself."""
 
 
+@dataclass
+class Pace:
+    """Tokens that a text has gained, and their predicted cost in greedy steps.
+
+    Attributes:
+        committed: tokens.
+        spent: greedy steps.
+    """
+
+    committed: float
+    spent: float
+
+    @classmethod
+    def begun(cls, rate: float) -> Pace:
+        """Return the pace of a new text, which a given rate (tokens per greedy step) leads for `INITIAL_STEPS`."""
+        return cls(INITIAL_STEPS * rate, INITIAL_STEPS)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per greedy step."""
+        return self.committed / self.spent
+
+    def add(self, tokens: int, cost: float) -> None:
+        """Take in an iteration."""
+        self.committed += tokens
+        self.spent += cost
+
+
 @dataclass(frozen=True)
 class CostCurve:
     """The cost of a forward over 1, 2, 4, 8, ... tokens, read as a piecewise linear function that never falls.

@@ -11,24 +11,13 @@ import numpy as np
 from typing_extensions import override
 
 from ..models.base import LanguageModel
-from ..sampling import RandomSource, Scores
+from ..sampling import Scores
 from ..tree import POINT
 from ..verifiers.base import Drawing, Verdict
 from .base import ModelDrafter, Proposal
 from .builder import DraftState, Draw, TreeBuilder
 from .checks import check_choices, check_counts, check_max_nodes, check_rules
 from .history import History, Mode
-
-
-@dataclass(kw_only=True)
-class AdaptiveState(DraftState):
-    """A draft state, and the D_0 and tau_h of history adaptation.
-
-    Attributes:
-        history: the values in use and their past.
-    """
-
-    history: History
 
 
 @dataclass(frozen=True)
@@ -140,39 +129,38 @@ class AdaptiveTree(ModelDrafter):
 
     # ------------------------------------------------------------------------------------------------------ the state
     @override
-    def start(self, prompt: Sequence[int], random: RandomSource) -> AdaptiveState:
-        history = History(self.base_depth, self.tau_high, self.rho_deep)
-        return AdaptiveState(**vars(super().start(prompt, random)), history=history)
+    def begun(self, prompt: Sequence[int]) -> History:
+        return History(self.base_depth, self.tau_high, self.rho_deep)
 
     @override
-    def extend(self, state: AdaptiveState, tokens: Sequence[int]) -> AdaptiveState:
-        state.history = state.history.after_text(self)  # another turn is another text to the history
+    def extend(self, state: DraftState, tokens: Sequence[int]) -> DraftState:
+        state.learnt = state.learnt.after_text(self)  # another turn is another text to the history
         return super().extend(state, tokens)
 
     @override
-    def append(self, state: AdaptiveState, tokens: Sequence[int]) -> AdaptiveState:
+    def append(self, state: DraftState, tokens: Sequence[int]) -> DraftState:
         return super().extend(state, tokens)
 
     @override
-    def inherit(self, state: AdaptiveState, earlier: AdaptiveState) -> AdaptiveState:
-        state.history = earlier.history.after_text(self)
+    def inherit(self, state: DraftState, earlier: DraftState) -> DraftState:
+        state.learnt = earlier.learnt.after_text(self)
         return state
 
     @override
-    def observe(self, state: AdaptiveState, proposal: Proposal, scores: Scores, verdict: Verdict) -> AdaptiveState:
+    def observe(self, state: DraftState, proposal: Proposal, scores: Scores, verdict: Verdict) -> DraftState:
         if self.history:
             committed, drafted = len(verdict.path) + 1, len(proposal.tree) - 1
-            state.history = state.history.after_iteration(self, committed, drafted)
+            state.learnt = state.learnt.after_iteration(self, committed, drafted)
         return super().observe(state, proposal, scores, verdict)
 
-    def report(self, state: AdaptiveState) -> dict[str, float]:
+    def report(self, state: DraftState) -> dict[str, float]:
         """Return D_0, tau_h and rho_deep in use, and the mean acceptance they follow (NaN before the first)."""
-        return {name: getattr(state.history, name) for name in ("base_depth", "tau_high", "rho_deep", "acceptance")}
+        return {name: getattr(state.learnt, name) for name in ("base_depth", "tau_high", "rho_deep", "acceptance")}
 
     # ------------------------------------------------------------------------------------------------------- the tree
     @override
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:
-        now = builder.state.history
+        now = builder.state.learnt
         active = np.array([0])
         for level in range(min(self.max_depth, max_depth)):
             active = active[self._expandable(builder.cumulative[active], level, now)]

@@ -131,6 +131,10 @@ class Drafter(ABC):
         """Return the forwards of draft models in this text so far, and the nodes that they read."""
         return 0, 0
 
+    def drafting_cost(self, state: Any) -> float:
+        """Return the predicted cost of drafting the current tree in greedy steps; 0 from drafters that know none."""
+        return 0.0
+
     def report(self, state: Any) -> dict[str, float]:
         """Return the numbers of the state that each Iteration keeps (adaptation, pool sizes)."""
         return {}
@@ -170,7 +174,7 @@ class NoDraft(Drafter):
 class ModelDrafter(Drafter):
     """A drafter with a draft model, which is its first field; subclasses grow the tree level by level.
 
-    The draft's cache is kept between iterations. The state is a `DraftState`, or a subclass of it.
+    The draft's cache is kept between iterations. The state is a `DraftState`; what a drafter learns is in its `learnt`.
     """
 
     draft: LanguageModel
@@ -197,7 +201,11 @@ class ModelDrafter(Drafter):
     def start(self, prompt: Sequence[int], random: RandomSource) -> Any:
         session = self.draft.session()
         session.begin(self._known(prompt))
-        return DraftState(session, int(prompt[-1]), random)
+        return DraftState(session, int(prompt[-1]), random, learnt=self.begun(prompt))
+
+    def begun(self, prompt: Sequence[int]) -> Any:
+        """Return what this drafter learns while a text goes on, at its beginning; None for one that learns nothing."""
+        return None
 
     @override
     def extend(self, state: Any, tokens: Sequence[int]) -> Any:

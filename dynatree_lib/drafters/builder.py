@@ -26,12 +26,14 @@ class DraftState:
         root: the last committed token, node 0 of the next tree.
         random: the drafting stream.
         pending: (n,) number of each node of the current tree among the session's pending nodes, -1 where not read.
+        learnt: what the drafter keeps of the text besides, see `ModelDrafter.begun`.
     """
 
     session: Any
     root: int
     random: RandomSource
     pending: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    learnt: Any = None
 
 
 CAPACITY = 64

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from ..sampling import RandomSource, one_thread
+from ..sampling import one_thread
 from ..tree import TokenTree
 from ..verifiers.base import Drawing
 from .builder import TreeBuilder
-from .cost_aware_tree import CostAwareState, CostAwareTree
+from .cost_aware_tree import CostAwareTree, Economy
 from .rates import SuccessRates
 
 EDGES = (0.05, 0.2, 0.5, 0.8)
@@ -35,8 +35,8 @@ def _rates() -> tuple[SuccessRates, SuccessRates]:
 
 
 @dataclass
-class SampledState(CostAwareState):
-    """A cost-aware state, and how often drawn tokens were accepted.
+class SampledEconomy(Economy):
+    """The same, and how often drawn tokens were accepted.
 
     Attributes:
         accepted: by class of their draft probability, of first siblings and of later ones.
@@ -69,46 +69,44 @@ class CostAwareSampledTree(CostAwareTree):
 
     name = "cost-aware-sampled-tree"
     drawing = Drawing.RECORDED
+    learns = SampledEconomy
 
     @override
-    def start(self, prompt: Sequence[int], random: RandomSource) -> SampledState:
-        return SampledState(**vars(super().start(prompt, random)))
-
-    @override
-    def inherit(self, state: SampledState, earlier: SampledState) -> SampledState:
-        state.accepted, state.child = deepcopy((earlier.accepted, earlier.child))
+    def inherit(self, state: Any, earlier: Any) -> Any:
+        state.learnt.accepted, state.learnt.child = deepcopy((earlier.learnt.accepted, earlier.learnt.child))
         return super().inherit(state, earlier)
 
-    def report(self, state: SampledState) -> dict[str, float]:
+    def report(self, state: Any) -> dict[str, float]:
         """Return the rate in use, and the probability that an accepted node has an accepted child."""
-        return {"rate": state.rate, "child": state.child[0]}
+        return {"rate": state.learnt.pace.rate, "child": state.learnt.child[0]}
 
     @override
-    def learn(self, state: Any, tree: TokenTree, path: Sequence[int]) -> None:
+    def learn(self, learnt: Any, tree: TokenTree, path: Sequence[int]) -> None:
         if not tree.draws.any():
-            return super().learn(state, tree, path)
+            return super().learn(learnt, tree, path)
         for node, kept in zip([0, *path], [*path, -1], strict=True):
             children = tree.children(node).tolist()
             for place, child in enumerate(children):
-                state.accepted[place > 0].learn(int(state.classes[child]), child == kept)
+                learnt.accepted[place > 0].learn(int(learnt.classes[child]), child == kept)
                 if child == kept:
                     break
             if children:
-                state.child.learn(0, kept >= 0)
+                learnt.child.learn(0, kept >= 0)
         return None
 
     @override
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         if builder.sampling.greedy:
             return super().grow(builder, max_depth)
-        state, rate = builder.state, builder.state.rate
-        chances = np.array([[rates[kind] for kind in range(len(FIRST))] for rates in state.accepted])  # (2, classes)
+        learnt = builder.state.learnt
+        rate = learnt.pace.rate
+        chances = np.array([[rates[kind] for kind in range(len(FIRST))] for rates in learnt.accepted])  # (2, classes)
         estimate, classes, frontier = np.ones(1), np.zeros(1, np.int64), np.array([0])
         for level in range(min(self.depth, max_depth)):
-            frontier = self.paying(frontier, estimate[frontier], rate, len(builder), state.child[0])
+            frontier = self.paying(frontier, estimate[frontier], rate, len(builder), learnt.child[0])
             if not len(frontier) or len(builder) >= self.max_nodes:
                 break
-            state.drafting += float(self.level_costs[len(frontier)]) + (0.0 if level else self.overhead)
+            learnt.drafting += float(self.level_costs[len(frontier)]) + (0.0 if level else self.overhead)
             given = builder.distributions_of(frontier, builder.logits(frontier), builder.sampling)
             least = rate * self.marginal_costs[len(builder)]
             counts = self.children(given.sampled, estimate[frontier], chances, least, self.max_nodes - len(builder))
@@ -117,7 +115,7 @@ class CostAwareSampledTree(CostAwareTree):
             estimate = np.append(estimate, estimated(indices, kinds, estimate[frontier], chances))
             classes = np.append(classes, kinds)
             frontier = builder.add(frontier[indices], tokens, logprobs, draws)
-        state.classes = classes
+        learnt.classes = classes
         return None
 
     @one_thread()

@@ -6,19 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from typing_extensions import override
 
-from ..costs import INITIAL_STEPS, CostCurve
+from ..costs import CostCurve, Pace
 from ..models.base import LanguageModel
-from ..sampling import RandomSource, Scores
+from ..sampling import Scores
 from ..tree import TokenTree
 from ..verifiers.base import Verdict
 from .base import ModelDrafter, Proposal, renumbered
 from .best_first_tree import highest, most_paying
-from .builder import DraftState, TreeBuilder
+from .builder import TreeBuilder
 from .checks import check_counts, check_max_nodes, check_rules, make_tuples
 
 SHARPNESS = (0.5, 8.0)
@@ -26,19 +26,18 @@ SHARPNESS = (0.5, 8.0)
 
 
 @dataclass
-class CostAwareState(DraftState):
-    """A draft state, and what was learnt about the text.
+class Economy:
+    """What a cost-aware drafter learns about a text.
 
     Attributes:
         sharpness: exponent on the draft's probabilities, after its updates.
-        committed: tokens, and `spent`: predicted cost in greedy steps, so far.
+        pace: of the text.
         estimate: (n,) a(u) of the nodes of the current tree, 0 for those that another drafter added to it.
         drafting: predicted cost of drafting the current tree.
     """
 
-    sharpness: float = 1.0
-    committed: float = 0.0
-    spent: float = 0.0
+    sharpness: float
+    pace: Pace
     estimate: np.ndarray = field(default_factory=lambda: np.ones(1))
     drafting: float = 0.0
 
@@ -46,11 +45,6 @@ class CostAwareState(DraftState):
     def expected(self) -> float:
         """Accepted tokens that the draft promised for the current tree."""
         return float(self.estimate.sum()) - 1
-
-    @property
-    def rate(self) -> float:
-        """The rate in use, tokens per greedy step."""
-        return self.committed / self.spent
 
 
 @dataclass(frozen=True)
@@ -102,6 +96,7 @@ class CostAwareTree(ModelDrafter):
     depth: int = 16
     max_nodes: int = 64
     name = "cost-aware-tree"
+    learns: ClassVar[type[Economy]] = Economy
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,39 +110,41 @@ class CostAwareTree(ModelDrafter):
 
     # ------------------------------------------------------------------------------------------------------ the state
     @override
-    def start(self, prompt: Sequence[int], random: RandomSource) -> CostAwareState:
-        return CostAwareState(
-            **vars(super().start(prompt, random)), sharpness=self.sharpness, committed=INITIAL_STEPS * self.rate,
-            spent=INITIAL_STEPS,
-        )  # fmt: skip
+    def begun(self, prompt: Sequence[int]) -> Any:
+        return self.learns(self.sharpness, Pace.begun(self.rate))
 
     @override
     def inherit(self, state: Any, earlier: Any) -> Any:
-        state.committed = INITIAL_STEPS * earlier.committed / earlier.spent  # with the weight of a given rate
+        state.learnt.pace = Pace.begun(earlier.learnt.pace.rate)
         return state  # the sharpness is the text's own: inheriting it costs tokens (docs/beyond.md)
 
     @override
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
-        state.committed += len(verdict.path) + 1
-        state.spent += state.drafting + float(self.verifying.at(len(proposal.tree)))  # other drafters may add nodes
-        self.learn(state, proposal.tree, verdict.path)
-        state.estimate, state.drafting = np.ones(1), 0.0  # an iteration without a tree promises nothing
+        learnt, verifying = state.learnt, float(self.verifying.at(len(proposal.tree)))  # other drafters may add nodes
+        learnt.pace.add(len(verdict.path) + 1, learnt.drafting + verifying)
+        self.learn(learnt, proposal.tree, verdict.path)
+        learnt.estimate, learnt.drafting = np.ones(1), 0.0  # an iteration without a tree promises nothing
         return super().observe(state, proposal, scores, verdict)
 
-    def learn(self, state: Any, tree: TokenTree, path: Sequence[int]) -> None:
-        """Compare what the tree promised with the path that was accepted of it, as far as it is of this drafter."""
-        surprise = np.count_nonzero(state.estimate[list(path)]) - state.expected
+    def learn(self, learnt: Any, tree: TokenTree, path: Sequence[int]) -> None:
+        """Compare what the tree promised with the accepted path. Only nodes that this drafter proposed count."""
+        surprise = np.count_nonzero(learnt.estimate[list(path)]) - learnt.expected
         low, high = SHARPNESS
-        state.sharpness = max(low, min(high, state.sharpness * math.exp(self.learning * surprise)))
+        learnt.sharpness = max(low, min(high, learnt.sharpness * math.exp(self.learning * surprise)))
 
     @override
     def renumber(self, state: Any, nodes: np.ndarray, size: int) -> None:
         super().renumber(state, nodes, size)
-        state.estimate = renumbered(state.estimate, nodes, size, 0.0)
+        state.learnt.estimate = renumbered(state.learnt.estimate, nodes, size, 0.0)
+
+    @override
+    def drafting_cost(self, state: Any) -> float:
+        drafting: float = state.learnt.drafting
+        return drafting
 
     def report(self, state: Any) -> dict[str, float]:
         """Return sharpness and rate in use."""
-        return {"sharpness": state.sharpness, "rate": state.rate}
+        return {"sharpness": state.learnt.sharpness, "rate": state.learnt.pace.rate}
 
     # ------------------------------------------------------------------------------------------ the curves, as tables
     @cached_property
@@ -184,15 +181,16 @@ class CostAwareTree(ModelDrafter):
     # ------------------------------------------------------------------------------------------------------- the tree
     @override
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:
-        state, rate = builder.state, builder.state.rate
+        learnt = builder.state.learnt
+        rate = learnt.pace.rate
         estimate = np.ones(1)  # a(u)
         frontier = np.array([0])
         for level in range(min(self.depth, max_depth)):
             frontier = self.paying(frontier, estimate[frontier], rate, len(builder))
             if not len(frontier):
                 break
-            tokens, logprobs, sharp = builder.most_probable(frontier, self.branching, state.sharpness)
-            state.drafting += float(self.level_costs[len(frontier)]) + (0.0 if level else self.overhead)
+            tokens, logprobs, sharp = builder.most_probable(frontier, self.branching, learnt.sharpness)
+            learnt.drafting += float(self.level_costs[len(frontier)]) + (0.0 if level else self.overhead)
             probabilities = estimate[frontier][:, None] * np.exp(sharp)
             parents, ranks = np.nonzero(probabilities > rate * self.marginal_costs[len(builder)])
             before = len(builder)
@@ -202,7 +200,7 @@ class CostAwareTree(ModelDrafter):
                 best = highest(estimate, self.max_nodes)
                 builder.keep(best)
                 estimate, frontier = estimate[best], np.flatnonzero(best >= before)
-        state.estimate = self.cut(builder, estimate, rate)
+        learnt.estimate = self.cut(builder, estimate, rate)
 
     def levels_pay(self, rate: float, share: float, once: float, child: float) -> bool:
         """Return whether some number of levels, gaining `share` of their tokens, pays for itself and a cost `once`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from ..costs import INITIAL_STEPS, CostCurve
+from ..costs import CostCurve, Pace
 from ..sampling import GREEDY, Sampling, Scores
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
@@ -35,12 +35,11 @@ class GuessState:
 
     Attributes:
         root: the last committed token.
-        committed, spent: tokens, and predicted cost in greedy steps, so far.
+        pace: of the text.
     """
 
     root: int
-    committed: float
-    spent: float
+    pace: Pace
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,6 @@ class GuessingDrafter(Drafter):
     def _curve(self) -> CostCurve | None:
         return None if self.verify_cost is None else CostCurve(self.verify_cost)
 
-    def begun(self, prompt: Sequence[int]) -> dict[str, Any]:
-        """Return the fields of `GuessState` for a new text."""
-        return {"root": int(prompt[-1]), "committed": INITIAL_STEPS * self.rate, "spent": INITIAL_STEPS}
-
     @abstractmethod
     def first(self, state: Any) -> Any:
         """Return what the guesses after the text are looked up by."""
@@ -94,7 +89,7 @@ class GuessingDrafter(Drafter):
 
     @override
     def propose(self, state: Any, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
-        rate, depth = state.committed / state.spent, min(self.depth, max_depth)
+        rate, depth = state.pace.rate, min(self.depth, max_depth)
         tokens, parents, logprobs, chances = [state.root], [ROOT], [0.0], [1.0]
         waiting: list[tuple[float, int, int, int, float, int, Any]] = []
         number = 0  # of equally probable guesses the first goes first
@@ -125,12 +120,11 @@ class GuessingDrafter(Drafter):
 
     @override
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
-        state.committed += len(verdict.path) + 1
-        if self._curve is not None:
-            state.spent += float(self._curve.at(len(scores)))
+        cost = 0.0 if self._curve is None else float(self._curve.at(len(scores)))
+        state.pace.add(len(verdict.path) + 1, cost)
         return self.extend(state, verdict.tokens(proposal.tree))
 
     @override
     def inherit(self, state: Any, earlier: Any) -> Any:
-        state.committed = INITIAL_STEPS * earlier.committed / earlier.spent  # with the weight of a given rate
+        state.pace = Pace.begun(earlier.pace.rate)
         return state

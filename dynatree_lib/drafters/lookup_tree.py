@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from typing_extensions import override
 
-from ..sampling import RandomSource, Scores
+from ..sampling import Scores
 from ..verifiers.base import Verdict
 from .base import Proposal
 from .best_first_tree import highest
 from .builder import TreeBuilder
 from .checks import check_choices, check_counts
-from .cost_aware_tree import CostAwareState, CostAwareTree
+from .cost_aware_tree import CostAwareTree, Economy
 from .prompt_lookup import Copies
 from .suffixes import SuffixCopies
 
 
-@dataclass(kw_only=True)
-class LookupState(CostAwareState):
-    """A cost-aware state, the text, and the tokens copied for the current tree."""
+@dataclass
+class CopyingEconomy(Economy):
+    """The same, the text, and the tokens copied for the current tree."""
 
-    copies: Copies
+    copies: Copies = field(init=False)
     copied: list[int] = field(default_factory=list)
 
 
@@ -76,6 +76,7 @@ class LookupTree(CostAwareTree):
     match: Literal["ngram", "suffix"] = "ngram"
     pool: int = 50_000
     name = "lookup-tree"
+    learns = CopyingEconomy
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,40 +86,42 @@ class LookupTree(CostAwareTree):
 
     # ------------------------------------------------------------------------------------------------------ the state
     @override
-    def start(self, prompt: Sequence[int], random: RandomSource) -> LookupState:
-        copies = Copies if self.match == "ngram" else SuffixCopies
-        state = LookupState(**vars(super().start(prompt, random)), copies=copies(self.ngram, []))
-        state.copies.append(prompt)
-        return state
+    def begun(self, prompt: Sequence[int]) -> Any:
+        learnt = super().begun(prompt)
+        learnt.copies = (Copies if self.match == "ngram" else SuffixCopies)(self.ngram, [])
+        learnt.copies.append(prompt)
+        return learnt
 
     @override
-    def extend(self, state: LookupState, tokens: Sequence[int]) -> LookupState:
-        state.copies.append(tokens)
+    def extend(self, state: Any, tokens: Sequence[int]) -> Any:
+        state.learnt.copies.append(tokens)
         return super().extend(state, tokens)
 
     @override
-    def inherit(self, state: LookupState, earlier: LookupState) -> LookupState:
-        if isinstance(state.copies, SuffixCopies) and isinstance(earlier.copies, SuffixCopies):
-            state.copies.continues(earlier.copies, self.pool)
+    def inherit(self, state: Any, earlier: Any) -> Any:
+        copies, before = state.learnt.copies, earlier.learnt.copies
+        if isinstance(copies, SuffixCopies) and isinstance(before, SuffixCopies):
+            copies.continues(before, self.pool)
         return super().inherit(state, earlier)  # how often copies are right is counted in each text
 
     @override
-    def observe(self, state: LookupState, proposal: Proposal, scores: Scores, verdict: Verdict) -> LookupState:
-        tokens = verdict.tokens(proposal.tree)
-        state.copies.learn(state.copied, tokens)
-        state.copies.append(tokens)
-        state.copied = []
+    def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
+        learnt, tokens = state.learnt, verdict.tokens(proposal.tree)
+        learnt.copies.learn(learnt.copied, tokens)
+        learnt.copies.append(tokens)
+        learnt.copied = []
         return super().observe(state, proposal, scores, verdict)
 
-    def report(self, state: LookupState) -> dict[str, float]:
+    def report(self, state: Any) -> dict[str, float]:
         """Return sharpness and rate in use, and the probability of the first copied token and of a later one."""
-        rates = state.copies.rates
+        rates = state.learnt.copies.rates
         return {**super().report(state), "first_copy": rates[0], "later_copy": rates[1]}
 
     # ------------------------------------------------------------------------------------------------------- the tree
     @override
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:
-        state, rate = builder.state, builder.state.rate
+        learnt = builder.state.learnt
+        rate = learnt.pace.rate
         estimates = self._copy(builder, min(self.longest, self.max_nodes - 1, max_depth), rate)
         frontier = np.array([0])
         for level in range(min(self.depth, max_depth)):
@@ -129,26 +132,26 @@ class LookupTree(CostAwareTree):
                 break  # the copy pays for the tree, but levels of drafting have to bear the overhead
             if not len(frontier):
                 break
-            state.drafting += float(self.level_costs[len(frontier)]) + (0.0 if level else self.overhead)
+            learnt.drafting += float(self.level_costs[len(frontier)]) + (0.0 if level else self.overhead)
             frontier = self._read(builder, estimates, frontier, rate)
-        state.estimate = self.cut(builder, estimates.probability, rate)
+        learnt.estimate = self.cut(builder, estimates.probability, rate)
 
     def _copy(self, builder: TreeBuilder, count: int, rate: float) -> _Estimates:
         """Add the copied tokens that pay for a node."""
-        state = builder.state
-        state.copied = state.copies.following(count)
-        if not state.copied:
+        learnt = builder.state.learnt
+        learnt.copied = learnt.copies.following(count)
+        if not learnt.copied:
             return _Estimates(np.ones(1), 0)
-        probabilities = np.cumprod(state.copies.probabilities(len(state.copied)))
+        probabilities = np.cumprod(learnt.copies.probabilities(len(learnt.copied)))
         pays = probabilities > rate * self.marginal_costs[1 : len(probabilities) + 1]
         count = len(probabilities) if pays.all() else int(pays.argmin())
         estimates = _Estimates(np.append(1.0, probabilities[:count]), count)
-        builder.add_path(state.copied[:count], np.log(estimates.probability[1:] / estimates.probability[:-1]))
+        builder.add_path(learnt.copied[:count], np.log(estimates.probability[1:] / estimates.probability[:-1]))
         return estimates
 
     def _read(self, builder: TreeBuilder, estimates: _Estimates, frontier: np.ndarray, rate: float) -> np.ndarray:
         """Read nodes of the frontier and add the children that pay; return the next frontier, copies included."""
-        tokens, logprobs, sharp = builder.most_probable(frontier, self.branching, builder.state.sharpness)
+        tokens, logprobs, sharp = builder.most_probable(frontier, self.branching, builder.state.learnt.sharpness)
         probabilities = estimates.fresh(frontier)[:, None] * np.exp(sharp)
         copies, proposed = frontier[frontier < estimates.copied] + 1, np.zeros(tokens.shape, bool)
         for node in copies.tolist():  # one at most, because the path has a node per level

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from typing_extensions import override
 
-from ..costs import INITIAL_STEPS, CostCurve
+from ..costs import CostCurve, Pace
 from ..models.base import LanguageModel
 from ..sampling import GREEDY, RandomSource, Sampling, Scores, probabilities
 from ..tree import ROOT, TokenTree
@@ -36,9 +36,9 @@ class ProgressiveState:
         subtrees: the subtrees T_s of the draft tree's root.
         pool: candidate trees by root token.
         rates: how often candidates were right, by rank.
+        pace: of the text.
         order: nodes of the draft tree depth first, as they are scored; `parents` their parents, 0 being the root.
         tail: the last tokens of the text, where the text itself is merged.
-        committed, spent: tokens, and predicted cost in greedy steps, so far.
     """
 
     root: int
@@ -46,11 +46,10 @@ class ProgressiveState:
     subtrees: list[TokenNode]
     pool: CandidatePool
     rates: SuccessRates
+    pace: Pace
     order: list[TokenNode] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)
-    committed: float = 0.0
-    spent: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class ProgressiveTree(Drafter):
             level = [child for node in level for child in node.children.values()]
         state = ProgressiveState(
             int(prompt[-1]), random, [*root.children.values()], CandidatePool(self.max_pool),
-            SuccessRates(PRIOR, MEMORY), committed=INITIAL_STEPS * self.rate, spent=INITIAL_STEPS,
+            SuccessRates(PRIOR, MEMORY), pace=Pace.begun(self.rate),
         )  # fmt: skip
         self.merge_text(state, prompt)
         self.limit(state)
@@ -192,9 +191,7 @@ class ProgressiveTree(Drafter):
     ) -> ProgressiveState:
         tokens = verdict.tokens(proposal.tree)
         self._learn(state, tokens)
-        state.committed += len(tokens)
-        if self._curve is not None:
-            state.spent += float(self._curve.at(len(scores)))
+        state.pace.add(len(tokens), 0.0 if self._curve is None else float(self._curve.at(len(scores))))
         if proposal.side_tree is not None:
             self.expand(state, self._predicted(state, scores, len(proposal.tree)))
             if not self.prune_first:
@@ -217,7 +214,7 @@ class ProgressiveTree(Drafter):
         """Return the probability that the next candidate must exceed, by the number of candidates so far."""
         if self._curve is None:
             return [0.0] * self.max_candidates
-        rate, nodes = state.committed / state.spent, 1 + len(state.order)
+        rate, nodes = state.pace.rate, 1 + len(state.order)
         return [rate * self._curve.marginal_cost(nodes + count) for count in range(self.max_candidates)]
 
     def _learn(self, state: ProgressiveState, tokens: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from ..costs import Pace
 from ..sampling import RandomSource
 from .checks import check_counts
 from .guessing import Guess, GuessingDrafter, GuessState
@@ -78,7 +79,7 @@ class SuffixTree(GuessingDrafter):
     # ------------------------------------------------------------------------------------------------------ the state
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> SuffixState:
-        return self.extend(SuffixState(**self.begun(prompt)), prompt)
+        return self.extend(SuffixState(int(prompt[-1]), Pace.begun(self.rate)), prompt)
 
     @override
     def extend(self, state: SuffixState, tokens: Sequence[int]) -> SuffixState:

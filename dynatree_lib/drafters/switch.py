@@ -137,6 +137,10 @@ class Switch(Drafter):
         self.drafter.renumber(state.own, nodes, size)
 
     @override
+    def drafting_cost(self, state: SwitchState) -> float:
+        return self.drafter.drafting_cost(state.own)
+
+    @override
     def drafting_work(self, state: SwitchState) -> tuple[int, int]:
         return self.drafter.drafting_work(state.own)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from typing_extensions import override
 
+from ..costs import Pace
 from ..sampling import RandomSource, Scores, most_probable
 from ..verifiers.base import Verdict
 from .base import Proposal
@@ -97,7 +98,8 @@ class TokenRecycling(GuessingDrafter):
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> RecyclingState:
         lists: list[dict[Key, Entry]] = [{} for _ in range(self.context)]
-        return self.extend(RecyclingState(**self.begun(prompt), lists=lists, rates=_rates(self.context)), prompt)
+        state = RecyclingState(int(prompt[-1]), Pace.begun(self.rate), lists, _rates(self.context))
+        return self.extend(state, prompt)
 
     @override
     def extend(self, state: RecyclingState, tokens: Sequence[int]) -> RecyclingState:

@@ -12,7 +12,7 @@ import numpy as np
 from typing_extensions import override
 
 from ..checks import of_kind
-from ..costs import INITIAL_STEPS, CostCurve
+from ..costs import CostCurve, Pace
 from ..models.base import LanguageModel
 from ..sampling import GREEDY, RandomSource, Sampling, Scores
 from ..tree import ROOT, TokenTree
@@ -45,14 +45,13 @@ class UnionState:
     Attributes:
         parts: the states.
         rates: how often a node was right if its parent was, by the classes that the two drafters put it in.
-        committed, spent: tokens, and predicted cost in greedy steps, so far.
+        pace: of the text.
         joined, kinds: of the current iteration: the tree of all nodes, those left out included, and their classes.
     """
 
     parts: list[Any]
     rates: SuccessRates
-    committed: float
-    spent: float
+    pace: Pace
     joined: TokenTree | None = None
     kinds: np.ndarray | None = None
 
@@ -140,7 +139,7 @@ class UnionTree(Drafter):
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> UnionState:
         parts = [part.start(prompt, random) for part in self._parts]
-        return UnionState(parts, _rates(), INITIAL_STEPS * self.rate, INITIAL_STEPS)
+        return UnionState(parts, _rates(), Pace.begun(self.rate))
 
     @override
     def extend(self, state: UnionState, tokens: Sequence[int]) -> UnionState:
@@ -152,8 +151,12 @@ class UnionTree(Drafter):
         pairs = zip(self._parts, state.parts, earlier.parts, strict=True)
         state.parts = [part.inherit(own, old) for part, own, old in pairs]
         state.rates = deepcopy(earlier.rates)
-        state.committed = INITIAL_STEPS * earlier.committed / earlier.spent  # with the weight of a given rate
+        state.pace = Pace.begun(earlier.pace.rate)
         return state
+
+    @override
+    def drafting_cost(self, state: UnionState) -> float:
+        return sum(part.drafting_cost(own) for part, own in zip(self._parts, state.parts, strict=True))
 
     @override
     def drafting_work(self, state: UnionState) -> tuple[int, int]:
@@ -191,7 +194,7 @@ class UnionTree(Drafter):
         """Return how many nodes are verified."""
         if self._costs is None:
             return self.max_nodes
-        return most_paying(-np.sort(-estimate)[: self.max_nodes], state.committed / state.spent, self._costs)
+        return most_paying(-np.sort(-estimate)[: self.max_nodes], state.pace.rate, self._costs)
 
     @cached_property
     def _costs(self) -> np.ndarray | None:
@@ -202,10 +205,10 @@ class UnionTree(Drafter):
     def observe(self, state: UnionState, proposal: Proposal, scores: Scores, verdict: Verdict) -> UnionState:
         tokens = verdict.tokens(proposal.tree)
         self._learn(state, tokens)
-        state.committed += len(tokens)
+        cost = 0.0
         if self._costs is not None:
-            drafting = sum(getattr(own, "drafting", 0.0) for own in state.parts)  # of drafters that price it
-            state.spent += drafting + float(self._costs[len(proposal.tree) - 1])
+            cost = self.drafting_cost(state) + float(self._costs[len(proposal.tree) - 1])
+        state.pace.add(len(tokens), cost)
         own = zip(self._parts, state.parts, strict=True)
         state.parts = [part.observe(state_, proposal, scores, verdict) for part, state_ in own]
         return state

@@ -524,7 +524,7 @@ def test_a_tree_takes_all_three_values_from_the_state(seed):
     drafter = drawn(seed)
     state = drafter.start(TEXT, RandomSource())
     tau_high, rho_deep = (drafter.tau_low + 1) / 2, (drafter.rho_stop + 0.1) / 2
-    state.history = History(2.9, tau_high, rho_deep)
+    state.learnt = History(2.9, tau_high, rho_deep)
     nodes = transcribed(drafter, d_0=2, tau_h=tau_high, rho_deep=rho_deep)
     assert_same(drafter.propose(state, 99).tree, nodes, drafter.root)
 

@@ -70,7 +70,7 @@ def test_the_tree_is_the_slow_twins(trials):
         nodes = reference.cost_aware_tree(toy.distribution, TEXT, **curves, **rest)
         assert tree.tokens.tolist() == [token for token, _, _ in nodes]
         assert tree.parents.tolist() == [parent for _, parent, _ in nodes]
-        assert state.expected == pytest.approx(sum(random for _, _, random in nodes) - 1)
+        assert state.learnt.expected == pytest.approx(sum(random for _, _, random in nodes) - 1)
         sizes.append(len(tree))
         short += tree.depth < options["depth"]
         full += len(tree) == options["max_nodes"]
@@ -90,7 +90,7 @@ def test_its_tree_pays_best_of_all_its_subtrees(trials):
             path = tuple(tree.tokens[tree.path(int(tree.parents[node]))].tolist()) if tree.parents[node] else ()
             p = np.array(toy.distribution((*TEXT, *path))) ** options["sharpness"]
             distribution.append(distribution[tree.parents[node]] * p[tree.tokens[node]] / p.sum())
-        assert sum(distribution) - 1 == pytest.approx(state.expected)
+        assert sum(distribution) - 1 == pytest.approx(state.learnt.expected)
         net = sum(distribution) - options["rate"] * drafter.verifying.at(len(tree))
         for leaf in set(range(1, len(tree))) - set(tree.parents.tolist()):
             assert (
@@ -112,7 +112,7 @@ def test_room_limits_the_levels():
     free = {"verify_cost": (1.0, 1.0), "draft_cost": (1e-9, 1e-9)}
     assert proposed(CostAwareTree(toy, **free), max_depth=2)[0].depth == 2
     tree, state = proposed(CostAwareTree(toy, **free), max_depth=0)
-    assert (len(tree), state.expected, state.drafting) == (1, 0.0, 0.0)
+    assert (len(tree), state.learnt.expected, state.learnt.drafting) == (1, 0.0, 0.0)
 
 
 def test_sharpness_and_rate_follow_the_text_by_hand():
@@ -120,21 +120,21 @@ def test_sharpness_and_rate_follow_the_text_by_hand():
     state = drafter.start(TEXT, RandomSource())
     assert drafter.report(state) == {"sharpness": 2.0, "rate": 2.0}
     proposal = drafter.propose(state, 0)  # node 0 alone: costs 1
-    state.estimate, state.drafting = np.array([1.0, 0.9, 0.6]), 0.4
+    state.learnt.estimate, state.learnt.drafting = np.array([1.0, 0.9, 0.6]), 0.4
     drafter.observe(state, proposal, None, Verdict((), 3))
-    assert state.sharpness == pytest.approx(2 * math.exp(0.1 * (0 - 1.5)))
-    assert state.committed / state.spent == pytest.approx((100 + 1) / (50 + 0.4 + 1.0))
-    assert (state.expected, state.drafting) == (0.0, 0.0)
+    assert state.learnt.sharpness == pytest.approx(2 * math.exp(0.1 * (0 - 1.5)))
+    assert state.learnt.pace.rate == pytest.approx((100 + 1) / (50 + 0.4 + 1.0))
+    assert (state.learnt.expected, state.learnt.drafting) == (0.0, 0.0)
 
 
 def test_in_a_larger_tree_only_its_own_nodes_teach_the_sharpness():
     drafter = CostAwareTree(ToyModel.random(6, 3), learning=0.1)
     state = drafter.start(TEXT, RandomSource())
-    state.estimate, state.pending = np.array([1.0, 0.9, 0.6]), np.full(3, -1)
+    state.learnt.estimate, state.pending = np.array([1.0, 0.9, 0.6]), np.full(3, -1)
     drafter.renumber(state, np.array([0, 2, -1]), 5)  # node 1 became node 2, node 2 was left out
-    assert state.estimate.tolist() == [1.0, 0.0, 0.9, 0.0, 0.0]
-    drafter.learn(state, None, (2, 3))  # node 3 is another drafter's
-    assert state.sharpness == pytest.approx(2 * math.exp(0.1 * (1 - 0.9)))
+    assert state.learnt.estimate.tolist() == [1.0, 0.0, 0.9, 0.0, 0.0]
+    drafter.learn(state.learnt, None, (2, 3))  # node 3 is another drafter's
+    assert state.learnt.sharpness == pytest.approx(2 * math.exp(0.1 * (1 - 0.9)))
 
 
 def test_sharpness_finds_a_target_sharper_than_the_draft():
@@ -156,7 +156,7 @@ def test_a_new_text_begins_with_the_rate_that_was_learnt_and_its_own_sharpness()
     second = generate(toy, TEXT, drafter, max_new_tokens=5, warm=first.state)
     cold = generate(toy, TEXT, drafter, max_new_tokens=5)
     assert cold.iterations[0].adaptation == {"sharpness": 2.0, "rate": 2.0}
-    learnt = drafter.report(first.state.drafting)
+    learnt = drafter.report(first.state.learnt.drafting)
     assert learnt["sharpness"] != pytest.approx(2.0)
     assert learnt["rate"] != pytest.approx(2.0)
     assert second.iterations[0].adaptation == pytest.approx({"sharpness": 2.0, "rate": learnt["rate"]})

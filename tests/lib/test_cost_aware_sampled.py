@@ -75,17 +75,17 @@ def test_places_and_levels_are_the_slow_twins():
 def test_what_was_accepted_is_counted_by_class_and_place():
     drafter = CostAwareSampledTree(ToyModel.random(6, 3))
     state = drafter.start(TEXT, RandomSource())
-    state.classes = np.array([0, 4, 1, 2, 3, 0])
+    state.learnt.classes = np.array([0, 4, 1, 2, 3, 0])
     tree = TokenTree.build([2, 0, 1, 3, 4, 5], [-1, 0, 0, 0, 2, 2], draws=[0, *[DISTINCT] * 5])
-    drafter.learn(state, tree, np.array([2]))
-    first, later = state.accepted
+    drafter.learn(state.learnt, tree, np.array([2]))
+    first, later = state.learnt.accepted
     assert first[4] == pytest.approx(4.9 * FIRST[4] / 5.9)  # node 1 was tested and rejected; 4.9 = 5 * 0.98
     assert later[1] == pytest.approx((4.9 * LATER[1] + 1) / 5.9)
     assert later[2] == LATER[2]  # node 3 was not tested
     assert first[3] < FIRST[3]  # below node 2
     assert later[0] < LATER[0]
-    assert state.child[0] == pytest.approx((4.9 * CHILD + 1) * 0.98 / (5.9 * 0.98 + 1))
-    assert drafter.report(state)["child"] == state.child[0]
+    assert state.learnt.child[0] == pytest.approx((4.9 * CHILD + 1) * 0.98 / (5.9 * 0.98 + 1))
+    assert drafter.report(state)["child"] == state.learnt.child[0]
     new = drafter.inherit(drafter.start(TEXT, RandomSource()), state)
     assert new.accepted[0][4] == first[4]
     new.accepted[0].learn(4, True)

@@ -153,7 +153,7 @@ def test_progressive_tree_is_algorithm_1(case, seed):
         assert committed(proposal, verdict) == tokens
         assert flat(state.pool) == twin.pool.paths
         assert (state.rates.right, state.rates.tried) == (twin.right, twin.tried)
-        assert [state.committed, state.spent] == pytest.approx([twin.committed, twin.spent])
+        assert [state.pace.committed, state.pace.spent] == pytest.approx([twin.committed, twin.spent])
         accepted.append(len(verdict.path))
     lively(accepted, drafter.depth)
 

@@ -51,14 +51,14 @@ def test_without_a_match_the_tree_is_the_cost_aware_one():
         plain, its = proposed(CostAwareTree(toy), text)
         assert tree.tokens.tolist() == plain.tokens.tolist()
         assert tree.parents.tolist() == plain.parents.tolist()
-        assert state.expected == pytest.approx(its.expected)
+        assert state.learnt.expected == pytest.approx(its.expected)
 
 
 def test_a_trusted_copy_is_proposed_without_a_forward_of_the_draft():
     toy = ToyModel.random(8, 0)
     drafter = LookupTree(toy, ngram=1, longest=4)
     state = drafter.start([3, 5, 6, 7, 3], RandomSource())
-    state.copies.rates.right = state.copies.rates.tried = [100.0, 100.0]
+    state.learnt.copies.rates.right = state.learnt.copies.rates.tried = [100.0, 100.0]
     tree = drafter.propose(state, 99).tree
     assert tree.tokens.tolist() == [3, 5, 6, 7, 3]
     assert tree.parents.tolist() == [-1, 0, 1, 2, 3]
@@ -76,7 +76,7 @@ def test_estimates_are_the_mixture_of_copy_and_draft():
         distribution /= distribution.sum()
         assert sorted(tree.tokens[1:].tolist()) == [0, 1, 2, 3, 4]
         assert tree.tokens[1] == 3
-        assert state.expected == pytest.approx(0.6 + 0.4 * distribution.sum())
+        assert state.learnt.expected == pytest.approx(0.6 + 0.4 * distribution.sum())
         assert np.exp(tree.logprobs[1]) == pytest.approx(0.6)
 
 
@@ -90,22 +90,22 @@ def test_budgets_hold_and_no_sibling_is_there_twice():
         tree, state = proposed(LookupTree(toy, **costs, **options), text)
         assert len(tree) <= options["max_nodes"]
         assert len({(int(p), int(t)) for p, t in zip(tree.parents[1:], tree.tokens[1:], strict=True)}) == len(tree) - 1
-        assert 0 <= state.expected <= 5 + options["depth"]
+        assert 0 <= state.learnt.expected <= 5 + options["depth"]
 
 
 def test_the_verdict_teaches_and_the_text_grows():
     toy = ToyModel.random(8, 1)
     drafter = LookupTree(toy, ngram=1, longest=2)
     state = drafter.start([3, 5, 6, 3], RandomSource())
-    state.copies.rates.right, state.copies.rates.tried = [95.0, 95.0], [100.0, 100.0]
+    state.learnt.copies.rates.right, state.learnt.copies.rates.tried = [95.0, 95.0], [100.0, 100.0]
     proposal = drafter.propose(state, 99)
     assert proposal.tree.tokens[:3].tolist() == [3, 5, 6]
     drafter.observe(
         state, proposal, Scores(None, Sampling(), "toy"), Verdict((1,), 7)
     )  # 5 right, then 7 where 6 was copied
-    assert state.copies.text == [3, 5, 6, 3, 5, 7]
-    assert state.copies.probabilities(2) == pytest.approx([(0.97 * 95 + 1) / 98, 0.97 * 95 / 98])
-    assert state.copied == []
+    assert state.learnt.copies.text == [3, 5, 6, 3, 5, 7]
+    assert state.learnt.copies.probabilities(2) == pytest.approx([(0.97 * 95 + 1) / 98, 0.97 * 95 / 98])
+    assert state.learnt.copied == []
 
 
 def test_repetition_is_found_and_drafting_stops():
@@ -128,8 +128,8 @@ def test_a_new_text_inherits_the_rate_and_neither_the_text_nor_what_was_counted_
     rate = drafter.report(first.state.drafting)["rate"]
     assert rate != pytest.approx(fresh.iterations[0].adaptation["rate"])
     assert second.iterations[0].adaptation == pytest.approx({**fresh.iterations[0].adaptation, "rate": rate})
-    assert second.state.drafting.copies.text[:2] == [5, 3]
-    assert len(second.state.drafting.copies.text) == 3
+    assert second.state.drafting.learnt.copies.text[:2] == [5, 3]
+    assert len(second.state.drafting.learnt.copies.text) == 3
 
 
 def test_a_new_text_copies_from_earlier_ones_where_suffixes_are_looked_for():
@@ -139,7 +139,7 @@ def test_a_new_text_copies_from_earlier_ones_where_suffixes_are_looked_for():
         first = generate(toy, [1, 4, 2], drafter, max_new_tokens=60)
         state = drafter.inherit(drafter.start([5, 1, 4, 2], RandomSource()), first.state.drafting)
         drafter.propose(state, 99)
-        assert state.copied[:6] == (first.tokens[:6] if earlier else [])
+        assert state.learnt.copied[:6] == (first.tokens[:6] if earlier else [])
 
 
 def test_a_chat_turn_belongs_to_the_text():
@@ -147,7 +147,7 @@ def test_a_chat_turn_belongs_to_the_text():
     drafter = LookupTree(toy)
     out = generate(toy, [1, 4, 2], drafter, max_new_tokens=5)
     more = generate(toy, [3, 3], drafter, max_new_tokens=2, state=out.state)
-    assert more.state.drafting.copies.text == [1, 4, 2, *out.tokens, 3, 3, *more.tokens]
+    assert more.state.drafting.learnt.copies.text == [1, 4, 2, *out.tokens, 3, 3, *more.tokens]
 
 
 @pytest.mark.parametrize("options", [{"ngram": 0}, {"longest": 0}, {"ngram": 1.5}])
