@@ -87,9 +87,9 @@ def test_what_was_accepted_is_counted_by_class_and_place():
     assert state.learnt.child[0] == pytest.approx((4.9 * CHILD + 1) * 0.98 / (5.9 * 0.98 + 1))
     assert drafter.report(state)["child"] == state.learnt.child[0]
     new = drafter.inherit(drafter.start(TEXT, RandomSource()), state)
-    assert new.accepted[0][4] == first[4]
-    new.accepted[0].learn(4, True)
-    assert new.accepted[0][4] != first[4]  # the earlier text's state is left as it is
+    assert new.learnt.accepted[0][4] == first[4]
+    new.learnt.accepted[0].learn(4, True)
+    assert new.learnt.accepted[0][4] != first[4]  # the earlier text's state is left as it is
 
 
 def test_a_draft_that_is_the_target_teaches_it_that_all_is_accepted():
