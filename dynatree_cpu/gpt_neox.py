@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
-from dynatree_lib.models.check import reach
+from dynatree_lib.models.architecture import reach
 
 from .products import packed, packs
 

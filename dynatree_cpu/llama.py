@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from dynatree_lib.models.check import reach
+from dynatree_lib.models.architecture import reach
 
 from .products import packed, packs
 

@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dynatree_lib.masks import additive
-from dynatree_lib.models.check import reach
+from dynatree_lib.models.architecture import reach
 from dynatree_lib.models.engine import Eager, Features
 
 from . import kernels

@@ -31,18 +31,18 @@ TAIL = 64
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Iteration:
-    """One iteration: the tree, its verdict, and the drafter's adaptation state before it.
+    """One iteration: the tree, its verdict, and what the drafter reported before it.
 
     Attributes:
         tree: the verified tree.
         verdict: accepted path and next token, cut where the text ended.
-        adaptation: the drafter's report on its state.
+        report: the drafter's numbers before the iteration (`Drafter.report`): adaptation, pool sizes.
         side_tree: the side tree that was scored in the same forward, for the drafter (`Proposal.side_tree`).
     """
 
     tree: TokenTree
     verdict: Verdict
-    adaptation: dict[str, float] = field(default_factory=dict)
+    report: dict[str, float] = field(default_factory=dict)
     side_tree: TokenTree | None = None
 
     @property
@@ -53,7 +53,7 @@ class Iteration:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Iteration):
             return NotImplemented
-        ours, theirs = self.adaptation, other.adaptation
+        ours, theirs = self.report, other.report
         same = (self.tree, self.verdict, self.side_tree) == (other.tree, other.verdict, other.side_tree)
         # A drafter reports NaN of what it does not know yet, and NaN is not equal to itself.
         reports = np.array_equal([*ours.values()], [*theirs.values()], equal_nan=True)
@@ -80,7 +80,7 @@ class DecodingState:
     model: LanguageModel
     target: Session
     drafter: Drafter
-    drafting: Any
+    drafter_state: Any
     random: RandomSource
     last: int
     text: list[int]
@@ -132,16 +132,16 @@ class Generation:
         return decoded
 
     @property
-    def figures(self) -> str:
+    def counts(self) -> str:
         """Counts of the text, on a line: tokens, iterations, tokens per iteration, finish reason."""
-        counts = f"{len(self.tokens)} token{'s' * (len(self.tokens) != 1)}"
+        line = f"{len(self.tokens)} token{'s' * (len(self.tokens) != 1)}"
         if self.iterations:
             count = len(self.iterations)
-            counts += f" in {count} iteration{'s' * (count != 1)}, {len(self.tokens) / count:.2f} tokens per iteration"
-        return f"{counts}, finish reason '{self.finish_reason}'"
+            line += f" in {count} iteration{'s' * (count != 1)}, {len(self.tokens) / count:.2f} tokens per iteration"
+        return f"{line}, finish reason '{self.finish_reason}'"
 
     def __repr__(self) -> str:
-        return f"Generation({self.figures})"
+        return f"Generation({self.counts})"
 
     def _repr_html_(self) -> str | None:
         """Return the text coloured by iteration; None, so that a notebook shows the line, where plots cannot draw."""
@@ -306,8 +306,8 @@ class _Loop:
         """Add an iteration, where the context has this many positions for drafted tokens and the bonus token."""
         state, drafter = self.state, self.state.drafter
         max_depth = min(positions, self.stopping.remaining(self.tokens)) - 1
-        adaptation = drafter.report(state.drafting)
-        proposal = drafter.propose(state.drafting, max_depth, self.sampling)
+        report = drafter.report(state.drafter_state)
+        proposal = drafter.propose(state.drafter_state, max_depth, self.sampling)
         if proposal.side_tree is not None and proposal.side_tree.depth >= positions:
             proposal = replace(proposal, side_tree=None)  # the target has no positions for it
         tree = proposal.tree
@@ -324,12 +324,12 @@ class _Loop:
             fresh = verdict.tokens(tree)
             count, reason = self._cut(fresh)
             verdict = Verdict(verdict.path[: count - 1], fresh[count - 1])
-            state.drafting = drafter.observe(state.drafting, proposal, scores, verdict)
+            state.drafter_state = drafter.observe(state.drafter_state, proposal, scores, verdict)
         self._commit(tree, verdict)
         if self.processing is not None:
             self.processing.commit(fresh[:count])
         self.tokens += fresh[:count]
-        self.iterations.append(Iteration(tree, verdict, adaptation, proposal.side_tree))
+        self.iterations.append(Iteration(tree, verdict, report, proposal.side_tree))
         if self.on_tokens:
             with torch.inference_mode(False):  # the caller's code
                 self.on_tokens(fresh[:count])
@@ -363,7 +363,7 @@ def _begin(
     session.start(ids[:-1])
     drafting = drafter.start(ids, RandomSource(seed, "draft"))
     if warm is not None:
-        drafting = drafter.inherit(drafting, warm.drafting)
+        drafting = drafter.inherit(drafting, warm.drafter_state)
     return DecodingState(target, session, drafter, drafting, RandomSource(seed, "verify"), ids[-1], ids)
 
 
@@ -378,7 +378,7 @@ def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: 
     state = replace(state, spent=False)
     if ids:
         state.target.extend([state.last, *ids[:-1]])
-        state.drafting = drafter.extend(state.drafting, ids)
+        state.drafter_state = drafter.extend(state.drafter_state, ids)
         state.last = ids[-1]
         state.text = [*state.text, *ids]
     return state

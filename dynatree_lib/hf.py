@@ -24,8 +24,8 @@ from . import decoding
 from .checks import described, of_kind
 from .drafters import LookupTree, ModelDrafter, PromptLookup, SampledTree
 from .drafters.base import Drafter
+from .models.architecture import check_loaded, check_tokenizer
 from .models.base import LanguageModel
-from .models.check import check_loaded, check_tokenizer
 from .models.engine import CACHE_NAMES, foreign
 from .models.huggingface import HFModel
 from .models.texts import Prompt, says_nothing

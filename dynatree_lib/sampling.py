@@ -345,6 +345,10 @@ class Scores:
         """Return the probability of `token` after `node`."""
         return float(self.distribution(node)[token])
 
+    def next_token(self, node: int, random: RandomSource) -> int:
+        """Return a token after `node`: the argmax at temperature 0, else one that is drawn."""
+        return int(self.argmax[node]) if self.sampling.greedy else random.draw(self.distribution(node))
+
 
 def bad_logits(owner: str, node: int) -> str:
     """Return the message for logits that describe no distribution."""

@@ -30,7 +30,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging
 
 import dynatree_lib as dt
-from dynatree_lib.models.check import check_architecture
+from dynatree_lib.models.architecture import check_architecture
 from dynatree_lib.models.pairs import loader_of
 from dynatree_suite.bench.environment import git_commit
 

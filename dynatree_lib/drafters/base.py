@@ -98,10 +98,6 @@ class Drafter(ABC):
     def extend(self, state: Any, tokens: Sequence[int]) -> Any:
         """Return the state after more committed tokens that did not come from this drafter (a chat turn)."""
 
-    def append(self, state: Any, tokens: Sequence[int]) -> Any:
-        """Return the state after more tokens of the same iteration, where another drafter drafted them."""
-        return self.extend(state, tokens)
-
     @abstractmethod
     def propose(self, state: Any, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         """Propose a tree of at most `max_depth` levels; deeper nodes could never be accepted.

@@ -168,6 +168,12 @@ class TreeBuilder:
         logprobs = given.plain[torch.from_numpy(indices), torch.from_numpy(tokens)]
         return indices, self._named(tokens), logprobs.double().numpy(), draws.astype(np.uint8)
 
+    def pick(self, weights: torch.Tensor) -> tuple[int, int]:
+        """Return one index of (K,) non-negative weights, drawn, and how: at temperature 0 the largest, a `POINT`."""
+        if self.sampling.greedy:
+            return int(weights.numpy().argmax()), POINT
+        return self.state.random.draw(weights), DISTINCT
+
     def shares(self, given: Given, indices: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Return the (k,) probability of drawn tokens, by index into the frontier."""
         numbers = tokens if self.drafted is None else np.searchsorted(self.drafted, tokens)

@@ -33,13 +33,13 @@ class Economy:
         sharpness: exponent on the draft's probabilities, after its updates.
         pace: of the text.
         estimate: (n,) a(u) of the nodes of the current tree, 0 for those that another drafter added to it.
-        drafting: predicted cost of drafting the current tree.
+        cost: predicted, of drafting the current tree, in greedy steps.
     """
 
     sharpness: float
     pace: Pace
     estimate: np.ndarray = field(default_factory=lambda: np.ones(1))
-    drafting: float = 0.0
+    cost: float = 0.0
 
     @property
     def expected(self) -> float:
@@ -121,9 +121,9 @@ class CostAwareTree(ModelDrafter):
     @override
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
         learnt, verifying = state.learnt, float(self.verifying.at(len(proposal.tree)))  # other drafters may add nodes
-        learnt.pace.add(len(verdict.path) + 1, learnt.drafting + verifying)
+        learnt.pace.add(len(verdict.path) + 1, learnt.cost + verifying)
         self.learn(learnt, proposal.tree, verdict.path)
-        learnt.estimate, learnt.drafting = np.ones(1), 0.0  # an iteration without a tree promises nothing
+        learnt.estimate, learnt.cost = np.ones(1), 0.0  # an iteration without a tree promises nothing
         return super().observe(state, proposal, scores, verdict)
 
     def learn(self, learnt: Any, tree: TokenTree, path: Sequence[int]) -> None:
@@ -139,7 +139,7 @@ class CostAwareTree(ModelDrafter):
 
     @override
     def drafting_cost(self, state: Any) -> float:
-        drafting: float = state.learnt.drafting
+        drafting: float = state.learnt.cost
         return drafting
 
     def report(self, state: Any) -> dict[str, float]:
@@ -190,7 +190,7 @@ class CostAwareTree(ModelDrafter):
             if not len(frontier):
                 break
             tokens, logprobs, sharp = builder.most_probable(frontier, self.branching, learnt.sharpness)
-            learnt.drafting += float(self.level_costs[len(frontier)]) + (0.0 if level else self.overhead)
+            learnt.cost += float(self.level_costs[len(frontier)]) + (0.0 if level else self.overhead)
             probabilities = estimate[frontier][:, None] * np.exp(sharp)
             parents, ranks = np.nonzero(probabilities > rate * self.marginal_costs[len(builder)])
             before = len(builder)

@@ -12,7 +12,6 @@ from typing_extensions import override
 from ..checks import is_number
 from ..models.base import LanguageModel
 from ..sampling import DraftDistributions, one_thread
-from ..tree import DISTINCT, POINT
 from ..verifiers.base import Drawing
 from .base import ModelDrafter
 from .builder import TreeBuilder
@@ -109,12 +108,11 @@ class _Places:
         total = float(left.sum(dtype=torch.float64))
         if not total > 0:
             return None, 0.0
-        token = int(left.numpy().argmax()) if self.sampling.greedy else builder.state.random.draw(left)
+        token, draws = builder.pick(left)
         share = float(left[token]) / total
         left[token] = 0
         named = token if builder.drafted is None else int(builder.drafted[token])
         logprob = np.array([float(self.plain[node][token])])
-        draws = POINT if self.sampling.greedy else DISTINCT
         (child,) = builder.add(np.array([node]), np.array([named]), logprob, draws).tolist()
         return child, min(share, 1.0)
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from typing_extensions import override
 
@@ -138,9 +139,9 @@ class Retokenized(Drafter):
         assert state.drafted is not None
         path, ids = self._agreeing(state.drafted.tree, verdict.tokens(proposal.tree))
         nothing = Scores(torch.empty(0, len(self.translation.draft)), GREEDY)
-        state.inner = self.drafter.observe(state.inner, state.drafted, nothing, Verdict(tuple(path), ids[0]))
-        if ids[1:]:
-            state.inner = self.drafter.append(state.inner, ids[1:])
+        larger, nodes = _with_path(state.drafted.tree, path, ids[:-1])
+        self.drafter.renumber(state.inner, np.arange(len(state.drafted.tree)), len(larger))
+        state.inner = self.drafter.observe(state.inner, Proposal(larger), nothing, Verdict(tuple(nodes), ids[-1]))
         state.drafted, state.root = None, verdict.next_token
         return state
 
@@ -163,3 +164,13 @@ class Retokenized(Drafter):
         if ids:
             return path, ids
         return (path[:-1], [int(tree.tokens[path[-1]])]) if path else ([], [self.translation.stranger])
+
+
+def _with_path(tree: TokenTree, path: Sequence[int], tokens: Sequence[int]) -> tuple[TokenTree, list[int]]:
+    """Return a tree with a path of further tokens below the end of one of its paths, and the nodes of both."""
+    first = len(tree)
+    parents = [path[-1] if path else 0, *range(first, first + len(tokens))][: len(tokens)]
+    larger = TokenTree.build(
+        [*tree.tokens.tolist(), *tokens], [*tree.parents.tolist(), *parents], [*tree.logprobs, *[0.0] * len(tokens)]
+    )
+    return larger, [*path, *range(first, len(larger))]

@@ -126,7 +126,7 @@ def _one_by_one(
     for position in range(length, length + budget):
         scores = Scores(logits[-1:], sampling, target.name)
         with one_thread():
-            chosen = int(scores.argmax[0]) if sampling.greedy else random.draw(scores.distribution(0))
+            chosen = scores.next_token(0, random)
         yield [chosen]
         if position + 1 < length + budget:
             token.fill_(chosen)

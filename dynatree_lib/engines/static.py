@@ -23,11 +23,12 @@ from typing_extensions import override
 
 from ..checks import of_kind
 from ..masks import depth_positions, laid_out
+from ..models.architecture import mixes_experts
 from ..models.cache import TreeCache
-from ..models.check import check_tree_attention, mixes_experts
 from ..models.engine import Features, Modules, check_threads, hooked
 from ..models.huggingface import HFModel, HFSession, in_inference_mode
 from ..models.pairs import Pair
+from ..models.proof import check_tree_attention
 from ..models.translated import TranslatedHFModel
 from ..sampling import Sampling, Scores
 

@@ -19,9 +19,9 @@ from typing_extensions import override
 from ..sampling import GREEDY, Scores
 from ..tree import TokenTree
 from .base import LanguageModel, Session
-from .check import difference_from_paths
 from .engine import Eager, Features
 from .huggingface import HFModel, HFSession, in_inference_mode
+from .proof import difference_from_paths
 
 RECENT = 256
 """Tokens of a prompt that such a draft reads: it learnt on windows of so many, and is right less often with more."""

@@ -16,11 +16,12 @@ from typing_extensions import override
 
 from ..masks import additive, chunk, depth_positions, laid_out, sliding_window
 from ..sampling import Sampling
+from .architecture import WINDOWED, check_loaded, reach
 from .base import LanguageModel, Session
 from .cache import TreeCache
-from .check import WINDOWED, check_loaded, check_tree_attention, reach
 from .engine import ArrayEngine, Eager, Engine, Features, Modules, check_threads, engine_of
 from .generation_config import warn_of
+from .proof import check_tree_attention
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 SIGHT = {"sliding_attention": sliding_window, "chunked_attention": chunk}
@@ -190,6 +191,8 @@ class HFModel(LanguageModel):
             AttributeError: for what is no field of the model.
         """
         other = copy.copy(self)
+        for name in ("device", "dtype", "windows", "layer_devices"):  # what is read off the model as it is now
+            vars(other).pop(name, None)
         for name, value in fields.items():
             if name not in self.FIELDS:
                 raise AttributeError(f"A model has no field '{name}' to alter; it has {', '.join(self.FIELDS)}.")

@@ -14,8 +14,8 @@ import torch
 from ..checks import chosen, of_kind
 from ..paths import data_path, sha256_of
 from . import hub
+from .architecture import check_architecture
 from .base import check_model
-from .check import check_architecture
 from .eagle import EagleModel
 from .engine import check_engine
 from .fetch import PACKAGED, fetched

@@ -54,7 +54,7 @@ def iteration_rows(iterations: Iterable[Iteration]) -> list[Row]:
     rows = []
     for number, iteration in enumerate(listed(iterations)):
         row = {"iteration": number, "committed": iteration.committed, "nodes": len(iteration.tree) - 1}
-        rows.append({**row, "levels": iteration.tree.depth, **iteration.adaptation})
+        rows.append({**row, "levels": iteration.tree.depth, **iteration.report})
     return rows
 
 
@@ -105,7 +105,7 @@ def text_iterations(generation: Generation, tokenizer: Any = None, *, prompt: st
             text = texts[len(tokens)]
             tokens.append({"iteration": number, "note": note, "accepted": note in notes, "text": text})
     plain = "".join(texts[len(tokens) :])  # of loops without iterations
-    values = {"prompt": prompt, "tokens": tokens, "plain": plain, "figures": generation.figures}
+    values = {"prompt": prompt, "tokens": tokens, "plain": plain, "counts": generation.counts}
     return _rendered("text.html.j2", shades=SHADES, **values)
 
 

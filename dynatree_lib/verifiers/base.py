@@ -89,7 +89,15 @@ class Verifier(ABC):
 
 
 class SamplingRule(Verifier):
-    """A rule for temperatures above 0; at temperature 0 it is greedy verification."""
+    """A rule for temperatures above 0; at temperature 0 it is greedy verification, which serves every tree."""
+
+    @override
+    def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
+        if not sampling.greedy:
+            self.check_sampling(drawing, chain)
+
+    def check_sampling(self, drawing: Drawing, chain: bool) -> None:
+        """Do what `check` does, for a temperature above 0."""
 
     @override
     def verify(

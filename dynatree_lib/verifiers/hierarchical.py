@@ -14,7 +14,7 @@ import torch
 from typing_extensions import override
 
 from ..checks import chosen
-from ..sampling import DraftDistributions, RandomSource, Sampling, Scores
+from ..sampling import DraftDistributions, RandomSource, Scores
 from ..tree import TokenTree
 from .base import Drawing, Verdict
 from .residual import Recorded, ResidualRule
@@ -57,14 +57,14 @@ class Hierarchical(ResidualRule):
         chosen("reading", self.reading, get_args(Reading))
 
     @override
-    def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
-        if self.reading not in LOSSLESS and not sampling.greedy and not self.unsafe:
+    def check_sampling(self, drawing: Drawing, chain: bool) -> None:
+        if self.reading not in LOSSLESS and not self.unsafe:
             raise ValueError(
                 f"Hierarchical(reading='{self.reading}') would not sample from the target, with any drafter. Use "
                 "Hierarchical(), which does, or TargetWalk, which serves every tree, or add unsafe=True to look at the "
                 "bias."
             )
-        super().check(sampling, drawing, chain)
+        super().check_sampling(drawing, chain)
 
     @override
     def sample(

@@ -18,7 +18,7 @@ import torch
 from typing_extensions import override
 
 from ..checks import of_kind
-from ..sampling import DraftDistributions, Sampling, Scores
+from ..sampling import DraftDistributions, Scores
 from ..tree import DISTINCT, POINT, TokenTree
 from .base import Drawing, SamplingRule
 
@@ -44,15 +44,15 @@ class ResidualRule(SamplingRule):
         of_kind("unsafe", self.unsafe, bool, "give True or False")
 
     @override
-    def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
-        if self.for_chains and not chain and not sampling.greedy:  # also with `unsafe`
+    def check_sampling(self, drawing: Drawing, chain: bool) -> None:
+        if self.for_chains and not chain:  # also with `unsafe`
             raise ValueError(
                 f"{type(self).__name__} is a rule for chains and this drafter's trees may branch; use Traversal, which "
                 "on a chain is the same rule, or a drafter of chains (Chain, SampledTree(branching=1))."
             )
         if chain and drawing in (Drawing.GROWN, Drawing.BY_PATH):  # there are no siblings and no other branches
             drawing = Drawing.RECORDED
-        if drawing in self.refuses and not sampling.greedy and not self.unsafe:
+        if drawing in self.refuses and not self.unsafe:
             raise ValueError(
                 f"{type(self).__name__} would not sample from the target with this drafter: {drawing.value}. Use "
                 f"TargetWalk, which serves every tree, or {type(self).__name__}(unsafe=True) to look at the bias."

@@ -119,7 +119,7 @@ class DrafterRunner:
         out = generate(self.target, prompt_ids, self.drafter, warm=self.before, **request, **self.options)
         assert out.state is not None
         counters = self.count(out.state.target) if self.count else {}
-        forwards, nodes = self.drafter.drafting_work(out.state.drafting)
+        forwards, nodes = self.drafter.drafting_work(out.state.drafter_state)
         if self.drafter.models or forwards:
             counters = {**counters, "draft_forwards": forwards, "draft_nodes": nodes}
         if self.carry:
@@ -131,8 +131,8 @@ class DrafterRunner:
 def _without_caches(state: DecodingState) -> DecodingState:
     """The state with what the drafter learnt, its memory given back: the next text has caches of its own."""
     state.target.start(())
-    if isinstance(state.drafting, DraftState):
-        state.drafting.session.start(())
+    if isinstance(state.drafter_state, DraftState):
+        state.drafter_state.session.start(())
     return state
 
 

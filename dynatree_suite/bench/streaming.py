@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from dynatree_lib.models.architecture import STEADY_FREQUENCIES
 from dynatree_lib.models.base import LanguageModel
-from dynatree_lib.models.check import STEADY_FREQUENCIES, TOLERANCE
 from dynatree_lib.models.huggingface import HFModel, HFSession
+from dynatree_lib.models.proof import TOLERANCE
 
 
 class StreamingModel(LanguageModel):

@@ -119,7 +119,7 @@ class Chat:
 
         out = self.conversation.answer(line, write)
         self.write(f"{stream.rest()}\n", "")
-        self.say(f"[{out.figures}]")
+        self.say(f"[{out.counts}]")
 
     def tree(self, number: str) -> None:
         """Draw the tree of an iteration."""

@@ -293,7 +293,7 @@ def _iteration(target: HFModel, timing: Timing, nodes: Nodes, clock: Clock) -> S
 def _level(target: HFModel, deep: Timing, shallow: Timing, siblings: Nodes, clock: Clock) -> Sample:
     """Time one more block with the levels and one without, and the forward of a level before and after the first."""
     assert deep.state is not None
-    session = deep.state.drafting.session
+    session = deep.state.drafter_state.session
     before = _alone(session, siblings, clock)
     with_levels = _block(target, deep, clock)
     alone = (before + _alone(session, siblings, clock)) / 2

@@ -124,7 +124,7 @@ class Timing:
     def _block(
         self, target: LanguageModel, ids: Sequence[int], tokens: int, clock: Callable[[], float]
     ) -> pd.DataFrame:
-        drafting = self.state.drafting if self.state else None
+        drafting = self.state.drafter_state if self.state else None
         session = drafting.session if isinstance(drafting, DraftState) else None
         marks: list[tuple[float, int, int]] = []  # at the start and after each iteration
 

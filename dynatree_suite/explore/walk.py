@@ -82,7 +82,7 @@ class Walk(Explorer):
         self.text.value = str(plots.step_text(self.generation, number, self.tokenizer, prompt=self.prompt))
         draw = plots.draft_tree if iteration.side_tree is None else plots.forward_trees
         put(self.tree, draw(iteration, self.tokenizer))
-        state = iteration.adaptation
+        state = iteration.report
         self.state.value = shown_table([state], "State of the drafter before this iteration") if state else ""
         if self.mask.value:
             put(self.seen, self._mask(number, iteration))

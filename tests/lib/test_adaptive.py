@@ -25,7 +25,7 @@ from dynatree_lib import (
     generate,
     load_pair,
 )
-from dynatree_lib.drafters.history import History
+from dynatree_lib.drafters.adaptive_tree import History
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.models.toy import ToySession
 from dynatree_suite.bench.methods import variant
@@ -499,7 +499,7 @@ def decoded(drafter, prompt=(1, 2), budget=150, target=TARGET, **options):
 
 def values(one):
     """(D_0, tau_h, rho_deep) in use in a round."""
-    return tuple(one.adaptation[name] for name in ("base_depth", "tau_high", "rho_deep"))
+    return tuple(one.report[name] for name in ("base_depth", "tau_high", "rho_deep"))
 
 
 @pytest.mark.parametrize("mode", ["iteration", "drafted"])
@@ -514,8 +514,8 @@ def test_a_round_shows_the_values_its_tree_was_drafted_with(mode):
             changes = {"d_0": int(base_depth), "tau_h": tau_high, "rho_deep": rho_deep}
             assert_same(one.tree, transcribed(drafter, text, **changes))
         text += [*one.tree.tokens[list(one.verdict.path)], one.verdict.next_token]
-    assert len({int(one.adaptation["base_depth"]) for one in out.iterations}) >= 3
-    assert len({one.adaptation["tau_high"] for one in out.iterations}) >= 10
+    assert len({int(one.report["base_depth"]) for one in out.iterations}) >= 3
+    assert len({one.report["tau_high"] for one in out.iterations}) >= 10
 
 
 @pytest.mark.parametrize("seed", SEEDS[:60])
@@ -537,7 +537,7 @@ def test_the_series_of_a_text_follows_its_own_rounds(mode):
     for one in out.iterations:
         mean = np.mean(statistics[-7:]) if statistics else math.nan
         expected = (base_depth, tau_high, 0.03, mean)
-        assert (*values(one), one.adaptation["acceptance"]) == pytest.approx(expected, nan_ok=True)
+        assert (*values(one), one.report["acceptance"]) == pytest.approx(expected, nan_ok=True)
         drafted = len(one.tree) - 1
         fraction = (one.committed - 1) / drafted if drafted else 1.0
         statistics.append(one.committed / (int(base_depth) + 2) if mode == "iteration" else fraction)
@@ -553,22 +553,22 @@ def test_without_history_nothing_changes():
     more = decoded(drafter, (4, 5), state=later.state)
     iterations = [*first.iterations, *later.iterations, *more.iterations]
     assert {values(one) for one in iterations} == {(5, 0.6, 0.03)}
-    assert all(math.isnan(one.adaptation["acceptance"]) for one in iterations)
+    assert all(math.isnan(one.report["acceptance"]) for one in iterations)
 
 
 @pytest.mark.parametrize("mode", ["iteration", "drafted"])
 def test_a_warm_text_begins_with_what_was_learnt_and_leaves_that_as_it_is(mode):
     drafter = AdaptiveTree(DRAFT, **EAGER, history=mode)
     first = decoded(drafter)
-    learnt = drafter.report(first.state.drafting)
-    assert learnt != first.iterations[0].adaptation
+    learnt = drafter.report(first.state.drafter_state)
+    assert learnt != first.iterations[0].report
     second = decoded(drafter, (3,), warm=first.state)
-    assert second.iterations[0].adaptation == learnt
-    assert drafter.report(first.state.drafting) == learnt
-    assert decoded(drafter, (3,), warm=first.state).iterations[-1].adaptation == second.iterations[-1].adaptation
+    assert second.iterations[0].report == learnt
+    assert drafter.report(first.state.drafter_state) == learnt
+    assert decoded(drafter, (3,), warm=first.state).iterations[-1].report == second.iterations[-1].report
     assert second.tokens == decoded(Chain(DRAFT, 2), (3,)).tokens
-    assert decoded(drafter, (3,)).iterations[0].adaptation["base_depth"] == 5
-    assert decoded(drafter, (), 20, state=first.state).iterations[0].adaptation == learnt  # that text can still go on
+    assert decoded(drafter, (3,)).iterations[0].report["base_depth"] == 5
+    assert decoded(drafter, (), 20, state=first.state).iterations[0].report == learnt  # that text can still go on
 
 
 SHARP = ToyModel.random(6, seed=2, order=5, sharpness=6)
@@ -638,15 +638,15 @@ def test_a_benchmark_row_carries_what_was_learnt_only_if_told_to(carry):
     spec = f"adaptive-tree:rho_stop=0.003,rho_deep=0.03,tau=none,depth_gain=3,carry={carry}"
     first, second = run_twice(variant(spec).runner(pair))
     drafter = AdaptiveTree(DRAFT, rho_stop=0.003, rho_deep=0.03, tau=None, depth_gain=3)
-    learnt = drafter.report(decoded(drafter, (1, 2), 60).state.drafting)
-    assert first[0].adaptation["base_depth"] == 5
-    assert (second[0].adaptation == learnt) == carry
-    assert (second[0].adaptation["base_depth"] == 5) != carry
+    learnt = drafter.report(decoded(drafter, (1, 2), 60).state.drafter_state)
+    assert first[0].report["base_depth"] == 5
+    assert (second[0].report == learnt) == carry
+    assert (second[0].report["base_depth"] == 5) != carry
 
 
 def test_a_runner_carries_nothing_unless_asked():
     runs = run_twice(DrafterRunner(TARGET, AdaptiveTree(DRAFT, **EAGER)))
-    assert [iterations[0].adaptation["base_depth"] for iterations in runs] == [5, 5]
+    assert [iterations[0].report["base_depth"] for iterations in runs] == [5, 5]
 
 
 def test_carry_is_offered_only_for_drafters_that_learn():
@@ -683,7 +683,7 @@ def depths_in_use(texts, **options):
     found = []
     for ids in prompts:
         out = generate(pair.target, ids, AdaptiveTree(pair.draft, **options), max_new_tokens=200, eos_token_ids=())
-        found.append(np.array([int(one.adaptation["base_depth"]) for one in out.iterations[20:]]))
+        found.append(np.array([int(one.report["base_depth"]) for one in out.iterations[20:]]))
         assert len(found[-1]) >= 20
     return found
 

@@ -14,7 +14,7 @@ from torch import nn
 from dynatree_lib import Chain, FixedTree, PromptLookup, generate, generate_batch
 from dynatree_lib.engines.static import StaticModel
 from dynatree_lib.masks import sliding_window
-from dynatree_lib.models import cache, check, huggingface, pairs
+from dynatree_lib.models import architecture, cache, huggingface, pairs, proof
 from dynatree_lib.models import engine as engines
 from dynatree_lib.models.engine import Eager
 from dynatree_lib.models.huggingface import HFModel
@@ -56,7 +56,7 @@ def kept(change):
 
     def keep(self, base, entries):
         change(self, base, entries)
-        self.size, self.settled = base + len(entries), min(self.settled, base)
+        self.size, self.unchanged = base + len(entries), min(self.unchanged, base)
 
     return lambda patch: patch.setattr(cache.TreeCache, "keep", keep)
 
@@ -139,7 +139,7 @@ def without_positions(patch):
 
 def unread(patch):
     """Nothing is read from the configuration: the proof has to notice by itself."""
-    patch.setattr(check, "why_not", lambda config: None)
+    patch.setattr(architecture, "why_not", lambda config: None)
     for kind in REFUSED:
         if not hasattr(config(kind), "max_position_embeddings"):
             patch.setattr(type(config(kind)), "max_position_embeddings", 600, raising=False)
@@ -428,14 +428,14 @@ def test_a_model_that_masks_a_token_is_served(value, monkeypatch):
 
 def test_what_differences_are_shares_of():
     expected = torch.tensor([[0.0, 1.0, 2.0, -torch.inf], [0.0, 1.0, 2.0, -1e9]])
-    assert check.difference(expected, expected).tolist() == [0, 0]
+    assert proof.difference(expected, expected).tolist() == [0, 0]
     for place, value, share in ((0, 0.5, 0.5), (3, 0.0, torch.inf)):
         found = expected.clone()
         found[:, place] = value
-        assert check.difference(found, expected)[0] == share
-    assert check.difference(found, expected)[1] > 1e8
+        assert proof.difference(found, expected)[0] == share
+    assert proof.difference(found, expected)[1] > 1e8
     for broken in (torch.nan, torch.inf):
-        assert not check.difference(expected, torch.full_like(expected, broken)).isfinite().any()
+        assert not proof.difference(expected, torch.full_like(expected, broken)).isfinite().any()
 
 
 # ----------------------------------------------------------------------------------- what the configuration alone tells
@@ -466,7 +466,7 @@ def test_what_a_configuration_rules_out_is_refused_before_any_work(kind, changes
         else:
             made.__dict__[name] = value
     with pytest.raises(ValueError, match=sentence):
-        check.check_architecture(made)
+        architecture.check_architecture(made)
 
 
 @pytest.mark.parametrize(
@@ -485,21 +485,21 @@ def test_what_a_configuration_rules_out_is_refused_before_any_work(kind, changes
 def test_a_setting_that_may_act_in_longer_texts_is_refused(name, value, told):
     Wider = type("Wider", (transformers.LlamaConfig,), {"__annotations__": {name: object}, name: None})
     made = Wider()
-    check.check_architecture(made)
+    architecture.check_architecture(made)
     setattr(made, name, value)
     with pytest.raises(ValueError, match=f"its setting {told} may act in texts that are longer"):
-        check.check_architecture(made)
+        architecture.check_architecture(made)
 
 
 def test_a_setting_that_no_code_reads_is_no_reason():
-    check.check_architecture(transformers.LlamaConfig(keep_window_size=2048))
+    architecture.check_architecture(transformers.LlamaConfig(keep_window_size=2048))
 
 
 def test_layers_may_differ_in_what_is_not_cached():
     """A configuration that differs by layer raises where it is asked for what differs."""
     model = raw_model("llama", dtype=torch.float32)
     model.config.per_layer_config = {1: {"num_attention_heads": 2, "intermediate_size": 32}}
-    check.check_architecture(model.config)
+    architecture.check_architecture(model.config)
     assert engines.engine_of(model).name not in ("packed", "compiled")
     Wider = type("Wider", (transformers.LlamaConfig,), {"__annotations__": {"max_lookback": object}, "max_lookback": 0})
     for name, sentence in (
@@ -509,7 +509,7 @@ def test_layers_may_differ_in_what_is_not_cached():
         made = Wider()
         made.per_layer_config = {2: {name: 2048}}
         with pytest.raises(ValueError, match=f"its {sentence}"):
-            check.check_architecture(made)
+            architecture.check_architecture(made)
 
 
 def test_a_type_that_no_list_knows_is_served():
@@ -523,7 +523,7 @@ def test_where_entries_count_the_text_ends_before_they_matter():
     assert target.context == 600
     made = config("llama4-window")
     made.max_position_embeddings = 10**6
-    assert check.reach(made) == made.floor_scale - check.LARGEST_TREE == 7168
+    assert architecture.reach(made) == made.floor_scale - architecture.LARGEST_TREE == 7168
 
 
 ROTARY = {
@@ -590,7 +590,7 @@ def test_windows_are_put_back_after_the_proof():
     target = HFModel(model)
     assert before == [part.config.sliding_window for part in model.modules() if hasattr(part, "config")]
     assert (target.window, target.windows) == (8, {"sliding_attention": 8})
-    with pytest.raises(ZeroDivisionError), check.windows_of(4, model):
+    with pytest.raises(ZeroDivisionError), proof.windows_of(4, model):
         raise ZeroDivisionError
     assert before[0] == 8 == model.config.sliding_window
 
@@ -607,19 +607,19 @@ def test_sound_models_are_served_in_short_numbers_too(kind, dtype):
 @pytest.mark.parametrize("kind", ["llama", "mistral-window", "mixtral"])
 def test_what_rounding_blurs_is_proved_in_float32(kind, monkeypatch):
     """A GPU may round more in 16 bits than is allowed; here nothing is."""
-    monkeypatch.setattr(check, "MARGIN", 0)
-    monkeypatch.setitem(check.LEAST, torch.bfloat16, 0.0)
+    monkeypatch.setattr(proof, "MARGIN", 0)
+    monkeypatch.setitem(proof.LEAST, torch.bfloat16, 0.0)
     HFModel(raw_model(kind, dtype=torch.bfloat16), engine="eager")
-    monkeypatch.setattr(check, "free_memory", lambda: 10**4)
+    monkeypatch.setattr(proof, "free_memory", lambda: 10**4)
     with pytest.raises(ValueError, match="use float32, which could not be tried here .* GB of weights, and 1e-05 GB"):
         HFModel(raw_model(kind, dtype=torch.bfloat16), engine="eager")
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")])
 def test_a_float32_copy_that_a_gpu_has_no_room_for_is_made_on_the_cpu(error, monkeypatch):
-    monkeypatch.setattr(check, "MARGIN", 0)
-    monkeypatch.setitem(check.LEAST, torch.bfloat16, 0.0)
-    made, asked = check._in_float32, []
+    monkeypatch.setattr(proof, "MARGIN", 0)
+    monkeypatch.setitem(proof.LEAST, torch.bfloat16, 0.0)
+    made, asked = proof._in_float32, []
 
     def full(model, device):
         asked.append(device)
@@ -627,7 +627,7 @@ def test_a_float32_copy_that_a_gpu_has_no_room_for_is_made_on_the_cpu(error, mon
             raise error
         return made(model, device)
 
-    monkeypatch.setattr(check, "_in_float32", full)
+    monkeypatch.setattr(proof, "_in_float32", full)
     model = raw_model("llama", dtype=torch.bfloat16)
     if isinstance(error, torch.OutOfMemoryError):
         assert HFModel(model, engine="eager").dtype == torch.bfloat16
@@ -639,7 +639,7 @@ def test_a_float32_copy_that_a_gpu_has_no_room_for_is_made_on_the_cpu(error, mon
 
 def test_a_float32_copy_keeps_what_is_tied_and_leaves_the_model_alone():
     model = raw_model("gpt2", dtype=torch.bfloat16)
-    wide = check._in_float32(HFModel(model, check=False), torch.device("cpu"))
+    wide = proof._in_float32(HFModel(model, check=False), torch.device("cpu"))
     assert wide.model.lm_head.weight is wide.model.transformer.wte.weight
     assert {weight.dtype for weight in wide.model.parameters()} == {torch.float32}
     assert (wide.dtype, model.dtype) == (torch.float32, torch.bfloat16)
@@ -648,7 +648,7 @@ def test_a_float32_copy_keeps_what_is_tied_and_leaves_the_model_alone():
 def test_a_long_read_on_a_cpu_is_announced(monkeypatch, caplog):
     HFModel(raw_model("llama"))
     assert not caplog.text
-    monkeypatch.setattr(check, "SAID", 0)
+    monkeypatch.setattr(proof, "SAID", 0)
     HFModel(raw_model("llama"))
     assert "it reads 592 tokens to prove that it scores token trees, which takes about 0 seconds" in caplog.text
 
@@ -663,8 +663,8 @@ def test_a_kernel_without_float64_is_tried_in_float32():
 
 @pytest.mark.parametrize("shift", [1, 3])
 def test_a_fault_that_looks_like_rounding_is_none_in_float32(shift, monkeypatch):
-    monkeypatch.setitem(check.LEAST, torch.bfloat16, 0.0)
-    monkeypatch.setitem(check.TOLERANCE, torch.bfloat16, 10.0)
+    monkeypatch.setitem(proof.LEAST, torch.bfloat16, 0.0)
+    monkeypatch.setitem(proof.TOLERANCE, torch.bfloat16, 10.0)
     monkeypatch.setattr(huggingface, "depth_positions", lambda *given: huggingface_positions(*given) + shift)
     with pytest.raises(ValueError, match="does not score a token tree"):
         HFModel(raw_model("gpt2", dtype=torch.bfloat16), engine="eager")
@@ -679,14 +679,14 @@ def test_undecided_routers_are_no_fault(kind, monkeypatch):
             if "router" in name or name.endswith("gate.weight"):
                 weight[1:] = weight[:1] * (1 + 0.01 * torch.randn(len(weight) - 1, *[1] * (weight.ndim - 1)))
     HFModel(model, engine="eager")
-    monkeypatch.setattr(check, "SameExperts", lambda share: None)
+    monkeypatch.setattr(proof, "SameExperts", lambda share: None)
     if kind == "mixtral":  # the others round alike here, whatever the shape of a forward
         with pytest.raises(ValueError, match="does not score a token tree"):
             HFModel(model, engine="eager")
 
 
 def test_experts_are_followed_only_where_scores_tie():
-    routing = check.SameExperts(0.1)
+    routing = proof.SameExperts(0.1)
     first, tied, other = (
         torch.tensor([[3.0, 2.0, 1.9]]),
         torch.tensor([[3.0, 1.9, 2.0]]),
@@ -798,14 +798,14 @@ def test_the_tool_notices_a_model_that_is_served_and_wrong(monkeypatch):
 
 def test_a_proof_that_can_read_no_long_text_says_so(monkeypatch, caplog):
     model = random_model("llama")
-    read = check._Trial.read
+    read = proof._Trial.read
 
     def short_alone(trial, of):
-        if max(map(len, trial.texts)) > 2 * check.PREFIX:
+        if max(map(len, trial.texts)) > 2 * proof.PREFIX:
             raise RuntimeError("no room")
         return read(trial, of)
 
-    monkeypatch.setattr(check._Trial, "read", short_alone)
+    monkeypatch.setattr(proof._Trial, "read", short_alone)
     HFModel(model.model)
     assert "(RuntimeError: no room), so what shows in long texts alone was not tried." in caplog.text
 

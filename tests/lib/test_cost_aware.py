@@ -112,7 +112,7 @@ def test_room_limits_the_levels():
     free = {"verify_cost": (1.0, 1.0), "draft_cost": (1e-9, 1e-9)}
     assert proposed(CostAwareTree(toy, **free), max_depth=2)[0].depth == 2
     tree, state = proposed(CostAwareTree(toy, **free), max_depth=0)
-    assert (len(tree), state.learnt.expected, state.learnt.drafting) == (1, 0.0, 0.0)
+    assert (len(tree), state.learnt.expected, state.learnt.cost) == (1, 0.0, 0.0)
 
 
 def test_sharpness_and_rate_follow_the_text_by_hand():
@@ -120,11 +120,11 @@ def test_sharpness_and_rate_follow_the_text_by_hand():
     state = drafter.start(TEXT, RandomSource())
     assert drafter.report(state) == {"sharpness": 2.0, "rate": 2.0}
     proposal = drafter.propose(state, 0)  # node 0 alone: costs 1
-    state.learnt.estimate, state.learnt.drafting = np.array([1.0, 0.9, 0.6]), 0.4
+    state.learnt.estimate, state.learnt.cost = np.array([1.0, 0.9, 0.6]), 0.4
     drafter.observe(state, proposal, None, Verdict((), 3))
     assert state.learnt.sharpness == pytest.approx(2 * math.exp(0.1 * (0 - 1.5)))
     assert state.learnt.pace.rate == pytest.approx((100 + 1) / (50 + 0.4 + 1.0))
-    assert (state.learnt.expected, state.learnt.drafting) == (0.0, 0.0)
+    assert (state.learnt.expected, state.learnt.cost) == (0.0, 0.0)
 
 
 def test_in_a_larger_tree_only_its_own_nodes_teach_the_sharpness():
@@ -141,12 +141,12 @@ def test_sharpness_finds_a_target_sharper_than_the_draft():
     """The target greedily takes what a flat draft likes best: the sharpness must rise, inside its limits."""
     toy = ToyModel.random(6, 1, sharpness=1.0)
     out = generate(toy, TEXT, CostAwareTree(toy, learning=0.1, sharpness=1.0), max_new_tokens=120)
-    series = [one.adaptation["sharpness"] for one in out.iterations]
+    series = [one.report["sharpness"] for one in out.iterations]
     assert series[-1] > 1.5 * series[0]
     assert max(series) <= 8.0
-    assert {
-        one.adaptation["sharpness"] for one in generate(toy, TEXT, CostAwareTree(toy, learning=0.0)).iterations
-    } == {2.0}
+    assert {one.report["sharpness"] for one in generate(toy, TEXT, CostAwareTree(toy, learning=0.0)).iterations} == {
+        2.0
+    }
 
 
 def test_a_new_text_begins_with_the_rate_that_was_learnt_and_its_own_sharpness():
@@ -155,11 +155,11 @@ def test_a_new_text_begins_with_the_rate_that_was_learnt_and_its_own_sharpness()
     first = generate(toy, TEXT, drafter, max_new_tokens=60)
     second = generate(toy, TEXT, drafter, max_new_tokens=5, warm=first.state)
     cold = generate(toy, TEXT, drafter, max_new_tokens=5)
-    assert cold.iterations[0].adaptation == {"sharpness": 2.0, "rate": 2.0}
-    learnt = drafter.report(first.state.learnt.drafting)
+    assert cold.iterations[0].report == {"sharpness": 2.0, "rate": 2.0}
+    learnt = drafter.report(first.state.learnt.cost)
     assert learnt["sharpness"] != pytest.approx(2.0)
     assert learnt["rate"] != pytest.approx(2.0)
-    assert second.iterations[0].adaptation == pytest.approx({"sharpness": 2.0, "rate": learnt["rate"]})
+    assert second.iterations[0].report == pytest.approx({"sharpness": 2.0, "rate": learnt["rate"]})
 
 
 def test_the_same_text_gives_the_same_trees():
@@ -167,7 +167,7 @@ def test_the_same_text_gives_the_same_trees():
     runs = [generate(toy, TEXT, CostAwareTree(toy), max_new_tokens=40).iterations for _ in range(2)]
     for one, other in zip(*runs, strict=True):
         assert one.tree.tokens.tolist() == other.tree.tokens.tolist()
-        assert one.adaptation == other.adaptation
+        assert one.report == other.report
 
 
 # -------------------------------------------------------------------------------------------------------- the curve

@@ -95,12 +95,12 @@ def test_what_was_accepted_is_counted_by_class_and_place():
 def test_a_draft_that_is_the_target_teaches_it_that_all_is_accepted():
     toy = ToyModel.random(8, 5, sharpness=2.0)
     out = generate(toy, TEXT, CostAwareSampledTree(toy, **CHEAP), sampling=ONE, max_new_tokens=150)
-    late = out.iterations[-1].adaptation["child"]
+    late = out.iterations[-1].report["child"]
     assert late > 0.9
     poor = generate(
         toy, TEXT, CostAwareSampledTree(ToyModel.random(8, 6, sharpness=4.0), **CHEAP), sampling=ONE, max_new_tokens=150
     )
-    assert poor.iterations[-1].adaptation["child"] < 0.7
+    assert poor.iterations[-1].report["child"] < 0.7
     assert len(out.iterations) < len(poor.iterations)
 
 

@@ -127,7 +127,7 @@ def test_the_cases_under_test_evict():
     for case in PTD_CASES:
         if "max_pool" in case:
             out = generate(shifting(9, 1), [1, 2, 3], ProgressiveTree(**case), max_new_tokens=150)
-            assert (np.diff([one.adaptation["pool_nodes"] for one in out.iterations]) < 0).any()
+            assert (np.diff([one.report["pool_nodes"] for one in out.iterations]) < 0).any()
 
 
 @pytest.mark.parametrize("case", PTD_CASES, ids=str)
@@ -319,7 +319,7 @@ def vars_of(drafter):
 
 def content(state):
     """What is in a state's pool."""
-    pool = state.drafting.pool
+    pool = state.drafter_state.pool
     return flat(pool) if hasattr(pool, "roots") else [pool.after(token) for token in range(9)]
 
 
@@ -327,17 +327,17 @@ def content(state):
 def test_a_warm_text_has_the_pool_and_nothing_else_of_the_earlier_one(drafter):
     target = shifting(9, 7, era=40)
     first = generate(target, [1, 2, 3], drafter, max_new_tokens=50)
-    pool, size, root = content(first.state), drafter.report(first.state.drafting), first.state.drafting.root
+    pool, size, root = content(first.state), drafter.report(first.state.drafter_state), first.state.drafter_state.root
     cold = generate(target, [4, 5, 1], drafter, max_new_tokens=50)
     warm = generate(target, [4, 5, 1], drafter, max_new_tokens=50, warm=first.state)
     assert warm.tokens == cold.tokens
-    assert list(warm.iterations[0].adaptation.values()) >= list(size.values())
+    assert list(warm.iterations[0].report.values()) >= list(size.values())
     assert arrays(warm.iterations[0].side_tree) == arrays(cold.iterations[0].side_tree)
     assert len(warm.iterations[0].tree) + len(warm.iterations[1].tree) > len(cold.iterations[0].tree) + len(
         cold.iterations[1].tree
     )
-    assert (content(first.state), drafter.report(first.state.drafting)) == (pool, size)
-    assert first.state.drafting.root == root
+    assert (content(first.state), drafter.report(first.state.drafter_state)) == (pool, size)
+    assert first.state.drafter_state.root == root
     on = generate(target, [], drafter, max_new_tokens=30, state=first.state)
     whole = generate(target, [1, 2, 3], drafter, max_new_tokens=80)
     assert first.tokens + on.tokens == whole.tokens
@@ -355,9 +355,9 @@ def test_a_warm_text_still_pools_its_own_prompt(name):
 def test_a_warm_text_leaves_what_the_earlier_one_learnt():
     target, drafter = shifting(9, 7), SMALL["ptd-text"]
     earlier = generate(target, [1, 2, 3], drafter, max_new_tokens=30).state
-    before = ([*earlier.drafting.rates.right], [*earlier.drafting.rates.tried])
+    before = ([*earlier.drafter_state.rates.right], [*earlier.drafter_state.rates.tried])
     generate(target, [4, 5], drafter, max_new_tokens=30, warm=earlier)
-    assert (earlier.drafting.rates.right, earlier.drafting.rates.tried) == before
+    assert (earlier.drafter_state.rates.right, earlier.drafter_state.rates.tried) == before
 
 
 def test_a_turn_is_read_like_a_prompt():
@@ -374,14 +374,14 @@ def test_a_candidate_that_was_too_dear_is_learnt_of_too():
     dear = ProgressiveTree(text_depth=3, verify_cost=(1.0, 9.0, 99.0))
     out = generate(counting(5), [0, 1, 2, 3, 4, 0], dear, max_new_tokens=8)
     assert all(len(one.tree) == 1 for one in out.iterations)
-    assert out.state.drafting.rates[0] > 0.6 > 0.5 == dear.start([0], RandomSource()).rates[0]
+    assert out.state.drafter_state.rates[0] > 0.6 > 0.5 == dear.start([0], RandomSource()).rates[0]
 
 
 def test_a_warm_text_counts_the_nodes_it_has():
     target, drafter, state = shifting(9, 7), SMALL["ptd-text"], None
     for _ in range(3):
         state = generate(target, [1, 2, 3, 4, 5], drafter, max_new_tokens=12, warm=state).state
-        assert state.drafting.pool.nodes == len(flat(state.drafting.pool))
+        assert state.drafter_state.pool.nodes == len(flat(state.drafter_state.pool))
 
 
 @pytest.mark.parametrize(
@@ -405,8 +405,8 @@ def test_carry_begins_each_text_with_the_pool_of_the_one_before(spec):
     assert (plain, carries) == (False, True)
     for text, one, other in zip(texts, cold, warm, strict=True):
         assert one.tokens == other.tokens == autoregressive(target, text, max_new_tokens=40).tokens
-        (size,) = one.iterations[0].adaptation.values()
-        (carried,) = other.iterations[0].adaptation.values()
+        (size,) = one.iterations[0].report.values()
+        (carried,) = other.iterations[0].report.values()
         assert carried > size or text == texts[0]
 
 
@@ -420,8 +420,8 @@ def tight(**options):
 
 def check_pool(out, drafter):
     """The bound holds between iterations, and what is counted is there."""
-    assert max(one.adaptation["pool_nodes"] for one in out.iterations) <= drafter.max_pool
-    assert out.state.drafting.pool.nodes == len(flat(out.state.drafting.pool)) <= drafter.max_pool
+    assert max(one.report["pool_nodes"] for one in out.iterations) <= drafter.max_pool
+    assert out.state.drafter_state.pool.nodes == len(flat(out.state.drafter_state.pool)) <= drafter.max_pool
 
 
 @pytest.mark.parametrize("text_depth", [0, 1, 3, 9, 30])
@@ -438,7 +438,7 @@ def test_the_smallest_pool_keeps_its_bound_and_the_text(text_depth, prune_first)
         out = generate(target, [1, 2, 1], drafter, max_new_tokens=120)
         assert out.tokens == autoregressive(target, [1, 2, 1], max_new_tokens=120).tokens
         check_pool(out, drafter)
-        sizes = [one.adaptation["pool_nodes"] for one in out.iterations]
+        sizes = [one.report["pool_nodes"] for one in out.iterations]
         forgot += int((np.diff(sizes) < 0).any())
         assert all(after > 0 for before, after in pairwise(sizes) if before)  # never all of it
     assert forgot >= 1
@@ -449,12 +449,12 @@ def test_a_long_prompt_or_turn_does_not_empty_the_pool():
     drafter = tight(depth=3, children=2, start_tree=(2,), max_draft=8, text_depth=3)
     out = generate(shifting(9, 1), text, drafter, max_new_tokens=3)
     check_pool(out, drafter)
-    assert min(one.adaptation["pool_nodes"] for one in out.iterations) >= drafter.max_pool // 4
+    assert min(one.report["pool_nodes"] for one in out.iterations) >= drafter.max_pool // 4
     state, more = out.state, generate(shifting(9, 1), text, drafter, max_new_tokens=1)
     assert more.tokens == out.tokens[:1]
     turn = generate(state.model, text, drafter, max_new_tokens=3, state=state)
     check_pool(turn, drafter)
-    assert min(one.adaptation["pool_nodes"] for one in turn.iterations) >= drafter.max_pool // 4
+    assert min(one.report["pool_nodes"] for one in turn.iterations) >= drafter.max_pool // 4
 
 
 def test_no_draft_tree_has_more_rows_than_its_cap():
@@ -566,7 +566,7 @@ def test_a_token_at_which_the_text_is_cut_was_right():
         out = generate(target, text, drafter, max_new_tokens=60, eos_token_ids=eos)
         last = out.iterations[-1]
         if tuple(out.tokens[-last.committed :]) in paths(last.tree) and last.committed > 1:
-            assert out.state.drafting.rates[0] > learnt_before(target, text, drafter, len(out.iterations) - 1)[0]
+            assert out.state.drafter_state.rates[0] > learnt_before(target, text, drafter, len(out.iterations) - 1)[0]
             return
     raise AssertionError("No text was cut inside an accepted path.")
 
@@ -645,7 +645,11 @@ def test_continuing_equals_starting_over(drafter, turn):
         text = [*text, *(turn if state else [])]
         assert out.tokens == autoregressive(target, text, max_new_tokens=budget).tokens
         text, state = [*text, *out.tokens], out.state
-        assert state.drafting[0].text == text if isinstance(drafter, PromptLookup) else state.drafting.root == text[-1]
+        assert (
+            state.drafter_state[0].text == text
+            if isinstance(drafter, PromptLookup)
+            else state.drafter_state.root == text[-1]
+        )
 
 
 @every(SMALL)

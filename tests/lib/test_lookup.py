@@ -114,9 +114,9 @@ def test_repetition_is_found_and_drafting_stops():
     text = [1, 4, 2]
     out = generate(toy, text, LookupTree(toy, ngram=2), max_new_tokens=400)
     assert out.tokens == generate(toy, text, CostAwareTree(toy), max_new_tokens=400).tokens
-    assert out.iterations[-2].adaptation["later_copy"] > 0.9
+    assert out.iterations[-2].report["later_copy"] > 0.9
     plain = generate(toy, text, CostAwareTree(toy), max_new_tokens=400)
-    assert out.state.drafting.session.forwards < plain.state.drafting.session.forwards / 2
+    assert out.state.drafter_state.session.forwards < plain.state.drafter_state.session.forwards / 2
 
 
 def test_a_new_text_inherits_the_rate_and_neither_the_text_nor_what_was_counted_in_it():
@@ -125,11 +125,11 @@ def test_a_new_text_inherits_the_rate_and_neither_the_text_nor_what_was_counted_
     first = generate(toy, [1, 4, 2], drafter, max_new_tokens=80)
     second = generate(toy, [5, 3], drafter, max_new_tokens=1, warm=first.state)
     fresh = generate(toy, [5, 3], drafter, max_new_tokens=1)
-    rate = drafter.report(first.state.drafting)["rate"]
-    assert rate != pytest.approx(fresh.iterations[0].adaptation["rate"])
-    assert second.iterations[0].adaptation == pytest.approx({**fresh.iterations[0].adaptation, "rate": rate})
-    assert second.state.drafting.learnt.copies.text[:2] == [5, 3]
-    assert len(second.state.drafting.learnt.copies.text) == 3
+    rate = drafter.report(first.state.drafter_state)["rate"]
+    assert rate != pytest.approx(fresh.iterations[0].report["rate"])
+    assert second.iterations[0].report == pytest.approx({**fresh.iterations[0].report, "rate": rate})
+    assert second.state.drafter_state.learnt.copies.text[:2] == [5, 3]
+    assert len(second.state.drafter_state.learnt.copies.text) == 3
 
 
 def test_a_new_text_copies_from_earlier_ones_where_suffixes_are_looked_for():
@@ -137,7 +137,7 @@ def test_a_new_text_copies_from_earlier_ones_where_suffixes_are_looked_for():
     for options, earlier in (({"match": "suffix"}, True), ({"match": "suffix", "pool": 0}, False), ({}, False)):
         drafter = LookupTree(toy, **options, **FREE)
         first = generate(toy, [1, 4, 2], drafter, max_new_tokens=60)
-        state = drafter.inherit(drafter.start([5, 1, 4, 2], RandomSource()), first.state.drafting)
+        state = drafter.inherit(drafter.start([5, 1, 4, 2], RandomSource()), first.state.drafter_state)
         drafter.propose(state, 99)
         assert state.learnt.copied[:6] == (first.tokens[:6] if earlier else [])
 
@@ -147,7 +147,7 @@ def test_a_chat_turn_belongs_to_the_text():
     drafter = LookupTree(toy)
     out = generate(toy, [1, 4, 2], drafter, max_new_tokens=5)
     more = generate(toy, [3, 3], drafter, max_new_tokens=2, state=out.state)
-    assert more.state.drafting.learnt.copies.text == [1, 4, 2, *out.tokens, 3, 3, *more.tokens]
+    assert more.state.drafter_state.learnt.copies.text == [1, 4, 2, *out.tokens, 3, 3, *more.tokens]
 
 
 @pytest.mark.parametrize("options", [{"ngram": 0}, {"longest": 0}, {"ngram": 1.5}])

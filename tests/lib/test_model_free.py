@@ -185,7 +185,7 @@ def test_the_oldest_lists_go_where_there_are_more_than_the_pool_holds():
     later = drafter.inherit(drafter.start([6, 7, 8], RandomSource()), state)
     assert [*later.lists[0]] == [(1,), (6,), (7,)]
     out = dt.generate(TARGET, PROMPT, dt.TokenRecycling(pool=6), max_new_tokens=40)
-    assert [len(lists) for lists in out.state.drafting.lists] == [5, 6]
+    assert [len(lists) for lists in out.state.drafter_state.lists] == [5, 6]
 
 
 def test_of_nodes_with_the_same_last_tokens_the_accepted_one_is_remembered():
@@ -254,7 +254,7 @@ def test_a_union_keeps_the_likeliest_nodes_and_learns_from_those_it_left_out():
     assert wide.tokens == few.tokens
     assert max(len(it.tree) for it in few.iterations) == 4
     assert len(wide.iterations) < len(few.iterations)
-    outcomes = few.state.drafting.rates
+    outcomes = few.state.drafter_state.rates
     assert sum(outcomes.tried) > 5 * len(outcomes) + len(few.iterations)
 
 

@@ -311,10 +311,10 @@ def test_growth_rows_say_what_the_rule_decided(grown):
 def test_growth_rows_name_each_way_to_stop(grown):
     one, drafter = grown
     leaf = Iteration(
-        reference.subtree(one.tree, range(3)), Verdict((), 7), one.adaptation
+        reference.subtree(one.tree, range(3)), Verdict((), 7), one.report
     )  # nodes 1 and 2 at level 1, p .6, .35
     assert [row["decision"] for row in growth_rows(leaf, drafter)][1:] == ["no room", "no room"]
-    shallow = Iteration(leaf.tree, leaf.verdict, {**one.adaptation, "base_depth": 1.9})
+    shallow = Iteration(leaf.tree, leaf.verdict, {**one.report, "base_depth": 1.9})
     assert [row["decision"] for row in growth_rows(shallow, drafter)][1:] == ["no room", "D_0"]  # .35 < rho_deep
     pruned = dt.AdaptiveTree(None, base_depth=2, max_depth=3, tau=0.4)
     assert growth_rows(leaf, pruned)[2]["decision"] == "tau"
@@ -379,7 +379,7 @@ def test_bars_by_panel_put_each_panel_in_its_own_axes():
 
 def test_iteration_rows_carry_what_the_drafter_reported(grown, generation):
     (row,) = plots.iteration_rows([grown[0]])
-    assert row == {"iteration": 0, "committed": 3, "nodes": 6, "levels": 3, **grown[0].adaptation}
+    assert row == {"iteration": 0, "committed": 3, "nodes": 6, "levels": 3, **grown[0].report}
     assert sum(row["committed"] for row in plots.iteration_rows(generation.iterations)) == len(generation.tokens)
 
 

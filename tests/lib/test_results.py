@@ -94,7 +94,7 @@ def test_a_notebook_shows_the_text_by_iteration_with_its_figures():
     page = OUT._repr_html_()
     assert shown_text(page) == OUT.text()
     assert page.count("bonus token") == len(OUT.iterations) + 1  # and the legend
-    assert OUT.figures.replace("'", "&#39;") in page
+    assert OUT.counts.replace("'", "&#39;") in page
     assert not re.search(r"https?://|src=|<script", page)
 
 

@@ -94,10 +94,10 @@ def test_the_streams_of_a_text_are_two(monkeypatch):
     state = generate(toy, [0], SampledTree(toy), sampling=Sampling(1.0), seed=7).state
     assert sorted(made) == [(7, "draft"), (7, "verify")]
     fresh = {stream: RandomSource(7, stream) for stream in ("draft", "verify")}
-    for random, stream in ((state.drafting.random, "draft"), (state.random, "verify")):
+    for random, stream in ((state.drafter_state.random, "draft"), (state.random, "verify")):
         assert random is not fresh[stream]
         assert type(random) is RandomSource
-    assert state.drafting.random is not state.random
+    assert state.drafter_state.random is not state.random
 
 
 def test_a_text_follows_its_law_under_real_seeds():

@@ -18,9 +18,9 @@ from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, TokenTree, autoreg
 from dynatree_lib.engines.plain import autoregressive_fast
 from dynatree_lib.engines.static import StaticModel, static_pair, why_not_static
 from dynatree_lib.masks import ancestor_matrix
-from dynatree_lib.models.check import _Trial
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
+from dynatree_lib.models.proof import _Trial
 from dynatree_lib.verifiers import VERIFIERS, Drawing, Greedy
 from dynatree_suite.bench.environment import describe_model
 from dynatree_suite.bench.protocol import run_benchmark

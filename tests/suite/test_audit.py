@@ -266,7 +266,7 @@ class TestUnsoundDrafter:
     def test_reads_the_text_it_is_in(self, kind):
         """After iterations whose nodes were moved or removed, the draft has read the text and nothing else."""
         out = generate(TARGET, [0, 1], kind(DRAFT, depth=3, branching=(2, 2, 1)), sampling=T1, max_new_tokens=40)
-        state = out.state.drafting
+        state = out.state.drafter_state
         session = state.session
         session.rollback()
         session.flush()

@@ -206,7 +206,7 @@ def chatting(monkeypatch, capsys):
 def test_an_answer_is_the_plain_text_and_its_figures(chatting):
     printed = chatting("def f(x):")
     out = dt.generate(PAIR.target, "def f(x):", dt.FixedTree(PAIR.draft), max_new_tokens=16)
-    assert printed.partition(chat.PROMPT)[2] == f"{out.text()}\n[{out.figures}]\n{chat.PROMPT}\n"
+    assert printed.partition(chat.PROMPT)[2] == f"{out.text()}\n[{out.counts}]\n{chat.PROMPT}\n"
     assert "no chat template" in printed.partition(chat.PROMPT)[0]
     assert "\033" not in printed
 

@@ -260,7 +260,7 @@ def test_line_twenty_to_the_letter_writes_tokens_that_are_not_the_targets():
         places = np.cumsum([0, *(one.committed for one in out.iterations)]).tolist()
         assert all(place < after for place, after in pairwise(places))
         for name, noted in rows.items():
-            noted.append(line_twenty_row(getattr(out.state.drafting, name), text, places[:-1]))
+            noted.append(line_twenty_row(getattr(out.state.drafter_state, name), text, places[:-1]))
     assert sum(row["wrong"] for row in rows["scored"]) == 0
     assert sum(row["wrong"] for row in rows["printed"]) > 0
     assert min(row["tokens"] for row in rows["scored"]) >= 1

@@ -252,6 +252,6 @@ def test_memory_counts_everything_once():
 def test_memory_sees_the_nodes_of_a_pool():
     runner = variant("ptd:carry=true").runner(PAIR)
     runner(PROMPTS[0].ids, max_new_tokens=40, eos_token_ids=(), on_tokens=len, sampling=dt.Sampling(), seed=0)
-    pool = runner.before.drafting.pool
+    pool = runner.before.drafter_state.pool
     assert pool.nodes > 20
     assert ptd_analysis.memory_of(pool) > 100 * pool.nodes

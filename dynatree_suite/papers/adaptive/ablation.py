@@ -67,7 +67,7 @@ def count_rows(texts: Texts, costs: MeasuredCosts | None = None) -> list[Row]:
             "acceptance": sum(accepted) / max(sum(counts.nodes), 1),
             "drafted": float(np.mean(shares)) if shares else 0.0,
         }
-        depths = [int(step.adaptation["base_depth"]) for step in iterations if "base_depth" in step.adaptation]
+        depths = [int(step.report["base_depth"]) for step in iterations if "base_depth" in step.report]
         if depths:
             uses = [step.committed / (depth + 2) for step, depth in zip(iterations, depths, strict=True)]
             row |= {"base_depth": float(np.mean(depths)), "iteration": float(np.mean(uses))}
@@ -98,13 +98,13 @@ def adaptation_frame(texts: Texts) -> pd.DataFrame:
     """Return one row per iteration of each method's texts in order, for drafters that report their state.
 
     Columns: `series` (the label), `text` (number), `tokens` (committed before the iteration, over all texts), and what
-    the drafter reported before it (`Iteration.adaptation`): D_0, tau_h and so on.
+    the drafter reported before it (`Iteration.report`): D_0, tau_h and so on.
     """
     rows = []
     for label, done in texts.items():
         before = 0
         for number, text in enumerate(done):
             for iteration in text.iterations or ():
-                rows.append({"series": label, "text": number, "tokens": before, **iteration.adaptation})
+                rows.append({"series": label, "text": number, "tokens": before, **iteration.report})
                 before += iteration.committed
     return pd.DataFrame(rows)

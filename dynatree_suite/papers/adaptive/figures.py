@@ -32,7 +32,7 @@ def growth_rows(iteration: Iteration, drafter: AdaptiveTree) -> list[Row]:
     Raises:
         ValueError: if the iteration does not carry an adaptive tree's values.
     """
-    tree, now = iteration.tree, iteration.adaptation
+    tree, now = iteration.tree, iteration.report
     if "base_depth" not in now:
         raise ValueError(
             f"This iteration's adaptation has {', '.join(now) or 'no values'}; growth_rows needs an iteration of an "
@@ -82,7 +82,7 @@ def grown_tree(iteration: Iteration, drafter: AdaptiveTree, tokenizer: object = 
         tokenizer: shows token text instead of numbers.
         title: above the figure; by default the values in use.
     """
-    rows, tree, now = growth_rows(iteration, drafter), iteration.tree, iteration.adaptation
+    rows, tree, now = growth_rows(iteration, drafter), iteration.tree, iteration.report
     values = (
         f"D₀ = {now['base_depth']:.2f}, D_max = {drafter.max_depth}, τ_h = {now['tau_high']:.2f}, "
         f"τ_ℓ = {drafter.tau_low:.2f}, ρ_stop = {drafter.rho_stop:.2f}, ρ_deep = {now['rho_deep']:.2f}"
