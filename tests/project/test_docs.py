@@ -318,7 +318,7 @@ def test_what_is_said_of_forwards_and_tokens_of_the_real_model_is_in_the_records
     readme = " ".join(page("README.md").split())
     took = {row["rows"]: row["milliseconds"] for row in body["float32"]["target"] if row["model"] == "quantised"}
     assert (
-        f"takes {took[8] / took[1]:.2f} of the time of one token. With full weights it takes {more['float32']}"
+        f"takes {took[8] / took[1]:.2f} times as long as one of one token, with full weights {more['float32']} times"
         in readme
     )
     for dtype in more:
