@@ -54,12 +54,12 @@ from dynatree_suite.bench.prompts import prepare_prompts
 from dynatree_suite.bench.protocol import run_benchmark
 from dynatree_suite.cli.options import JUDGED
 from dynatree_suite.costs.cost_model import measure_costs
-from dynatree_suite.costs.layers import search_layers
 from dynatree_suite.papers.traversal.which import measured_rates
 from dynatree_suite.papers.workloads import Workload, load_workload
 from dynatree_suite.proofs.audit import serves
 
 from .pack_records import pack
+from .search_layers import search_layers
 
 REFERENCE = Path("outputs/reference")
 NEW_TOKENS = 64  # of a text

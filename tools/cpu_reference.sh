@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-outputs/reference/cpu}
 mkdir -p "$out"
-dynatree() { python3 -m dynatree_lib "$@"; }
+dynatree() { python3 -m dynatree_suite "$@"; }
 
 dynatree tune --pair tiny --out "$out/tuned.json" | tee "$out/tuned.txt"
 dynatree bench --pair tiny --limit 20 --max-new-tokens 200 --trace --tuned "$out/tuned.json" \

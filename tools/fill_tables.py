@@ -9,7 +9,7 @@ A table stands between a mark and `<!-- end of table -->`. The marks, paths bein
     <!-- table: FILE | METHOD; METHOD | COLUMN -->   some columns only; METHOD may be `all`
     <!-- tasks: FILE | METHOD; METHOD | BASELINE --> speeds over a baseline's by kind of task; FILE has its lines
     <!-- forwards: FILE -->                          times of forwards, of tools/smollm2_reference.sh
-    <!-- gpu: FILE -->                               forwards by engine, of `dynatree gpu`
+    <!-- gpu: FILE -->                               forwards by engine, of tools.gpu_speed
     <!-- papers: FOLDER -->                          where the papers' tables and figures are; FOLDER has the notebooks
     <!-- architectures: FILE -->                     what tools/try_architectures.py found
 

@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 data=${1:?folder with the local texts} out=${2:?folder for the results} minutes=${3:-8}
 mkdir -p "$out"
-dynatree() { python3 -m dynatree_lib "$@"; }
+dynatree() { python3 -m dynatree_suite "$@"; }
 
 for recipe in tiny pythia-160m-14m; do
   dynatree train --recipe "$recipe" --data "$data" --out "$out/$recipe" --work "$out/work-$recipe" --device cuda \

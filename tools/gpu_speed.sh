@@ -14,14 +14,14 @@ out=${1:?folder for the results} data=${2:-} minutes=${3:-8} pair=tiny failed=0
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
 [ -z "$data" ] || data=$(cd "$data" && pwd) || exit 1
 cd "$(dirname "$0")/.." || exit 1
-speed() { python3 -m dynatree_lib gpu "$out" "$@" 2>&1 | tee -a "$out/gpu_speed.log"; }
+speed() { python3 -m tools.gpu_speed "$out" "$@" 2>&1 | tee -a "$out/gpu_speed.log"; }
 
 speed --parts shapes || failed=1
 if [ -n "$data" ]; then
   pair=$out/pythia-160m-14m resume=()
   [ ! -f "$out/work/begun.json" ] || resume=(--resume)
   if [ ! -f "$pair/card.json" ]; then
-    python3 -m dynatree_lib train --recipe pythia-160m-14m --data "$data" --out "$pair" --work "$out/work" --device cuda \
+    python3 -m dynatree_suite train --recipe pythia-160m-14m --data "$data" --out "$pair" --work "$out/work" --device cuda \
       --max-minutes "$minutes" ${resume[@]+"${resume[@]}"} 2>&1 | tee -a "$out/train.log" || exit 1
   fi
   rm -rf "$out/work"

@@ -10,7 +10,7 @@ data=$(realpath "$data")
 cd "$(dirname "$0")/.."
 out=${2:-outputs/reference/cpu}
 mkdir -p "$out"
-dynatree() { python3 -m dynatree_lib "$@"; }
+dynatree() { python3 -m dynatree_suite "$@"; }
 costs=$(python3 -c "import json, sys; print('/'.join(map(str, json.load(open(sys.argv[1]))['costs']['verify_points'])))" "$out/tuned.json")
 aware="ptd:start_tree=1,depth=3,max_draft=4,text_depth=10,prune_first=false,verify_cost=$costs"
 common=(--pair tiny --workload gsm8k,humaneval,mbpp,mt-bench --data "$data" --turns all --limit 6 --max-new-tokens 128)

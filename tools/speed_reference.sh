@@ -8,9 +8,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-outputs/reference/cpu}
 mkdir -p "$out"
-dynatree() { python3 -m dynatree_lib "$@"; }
+dynatree() { python3 -m dynatree_suite "$@"; }
 
-dynatree growth "$out/growth.json"
+python3 -m tools.growth "$out/growth.json"
 python3 - "$out" <<'PYTHON'
 import json, sys
 from pathlib import Path

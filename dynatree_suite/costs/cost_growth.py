@@ -2,7 +2,8 @@
 
 The time of an iteration beyond its forward is this library's, and should stay flat as work grows. Probes make
 iterations of a known shape in the real loop. Between them the same forward is run alone, its mask and positions ready,
-on the same cache. All shapes take turns, block by block. `dynatree growth FILE` writes a record.
+on the same cache. All shapes take turns, block by block. `tools/growth.py` times levels of drafting too, and writes a
+record of all.
 
 Rows are JSON objects: times in milliseconds, medians over turns with their quartiles, and the values of each turn,
 from which `flatness` takes its interval.
@@ -28,11 +29,10 @@ from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import GREEDY
 from dynatree_lib.tree import ROOT
 
-from ..bench.clock import interleaved, synchronize
-from ..bench.environment import describe_environment, describe_model, public_pair_name
+from ..bench.clock import QUARTILES, interleaved, median_of, quartiles_in_turns, synchronize
 from ..bench.runner import quiet
 from ..bench.statistics import estimate
-from .probes import DEEPEST, FIRST, LEVELS, LevelsProbe, RowsProbe, Timing
+from .probes import DEEPEST, FIRST, RowsProbe, Timing
 
 Row = dict[str, Any]
 Clock = Callable[[], float]
@@ -43,7 +43,6 @@ Sample = tuple[float, float, float]
 
 PREFIXES = (128, 256, 512, 1000, 2000)
 NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-WIDTHS = (1, 2, 4, 8, 16)
 BLOCK = 8
 """Timed iterations of a shape, and forwards of it alone, before the next shape has its turn."""
 TURNS = 8
@@ -80,43 +79,12 @@ def iteration_costs(
         ValueError: before any work, for no shapes, turns below 1, or a prefix for which the context or the turns are
             too short.
     """
-    _check(pair.target, prefixes, nodes, turns)
-    target, vocabulary, work = _remembering(pair.target), pair.target.vocab_size, {}
+    check_timed(pair.target, prefixes, nodes, turns)
+    target, vocabulary, work = remembering(pair.target), pair.target.vocab_size, {}
     for prefix, count in product(prefixes, nodes):
-        timing = _begun(target, NoDraft() if count == 1 else RowsProbe(count, vocabulary), prefix, turns, clock)
+        timing = begun(target, NoDraft() if count == 1 else RowsProbe(count, vocabulary), prefix, turns, clock)
         work[prefix, count] = partial(_iteration, target, timing, _nodes(count, vocabulary), clock)
-    return _measured(work, ("prefix", "nodes", "iteration"), turns, target.device, progress)
-
-
-def level_costs(
-    pair: Pair,
-    prefixes: Sequence[int] = (256,),
-    widths: Sequence[int] = WIDTHS,
-    *,
-    turns: int = TURNS,
-    progress: Callable[[str], None] = quiet,
-    clock: Clock = time.perf_counter,
-) -> list[Row]:
-    """Time a level of drafting: the most probable next token of `widths` nodes, beside the draft's forward.
-
-    A level's time is the difference between iterations with `LEVELS` levels more and without, over `LEVELS`. Arguments
-    are those of `iteration_costs`.
-
-    Returns:
-        rows with `prefix`, `width`, and `level`, `forward` and `overhead` as in `iteration_costs`.
-
-    Raises:
-        ValueError: as for `iteration_costs`, and for a prefix that does not fit the draft's context.
-    """
-    for model in (pair.target, pair.draft):
-        _check(model, prefixes, widths, turns)
-    target, draft, work = pair.target, _remembering(pair.draft), {}
-    for prefix, width in product(prefixes, widths):
-        probes = (LevelsProbe(draft, levels, width) for levels in (1 + LEVELS, 1))
-        deep, shallow = (_begun(target, probe, prefix, turns, clock) for probe in probes)
-        siblings = _siblings(width, draft.vocab_size)
-        work[prefix, width] = partial(_level, target, deep, shallow, siblings, clock)
-    return _measured(work, ("prefix", "width", "level"), turns, target.device, progress)
+    return measured(work, ("prefix", "nodes", "iteration"), turns, target.device, progress)
 
 
 def forward_times(
@@ -137,19 +105,21 @@ def forward_times(
     Raises:
         ValueError: as for `iteration_costs`.
     """
-    work: list[Callable[[], float]] = []
-    for model in models.values():
-        _check(model, [prefix], counts, min(turns, 1))
-        session = _remembering(model).session()
+    work: dict[tuple[str, int], Callable[[], float]] = {}
+    for name, model in models.items():
+        check_timed(model, [prefix], counts, min(turns, 1))
+        session = remembering(model).session()
         session.start(any_text(model, prefix))
         session.flush()
-        shape = _siblings if model.feature_layers else _nodes
-        work += [partial(_alone, session, shape(count, model.vocab_size), clock) for count in counts]
-    times = interleaved(work, turns + 1, next(iter(models.values())).device)
+        shape = siblings if model.feature_layers else _nodes
+        work |= {
+            (name, count): partial(forward_alone, session, shape(count, model.vocab_size), clock) for count in counts
+        }
+    found = quartiles_in_turns(work, turns, next(iter(models.values())).device)
     return [
-        {"model": name, "rows": count, "prefix": prefix, "milliseconds": 1000 * float(np.median(counted)),
-         "interval": _quartiles(1000 * np.array(counted))}
-        for (name, count), (_, *counted) in zip(product(models, counts), times, strict=True)  # the first turn warms up
+        {"model": name, "rows": count, "prefix": prefix, "milliseconds": 1000 * median,
+         "interval": [1000 * low, 1000 * high]}
+        for (name, count), (low, median, high) in found.items()
     ]  # fmt: skip
 
 
@@ -157,7 +127,7 @@ def flatness(rows: Sequence[Row], over: str, whole: str = "iteration") -> Row:
     """Return how overhead changes over a range of work: its least-squares line over the column `over`.
 
     Args:
-        rows: of `iteration_costs` or `level_costs`, with one value of the other column.
+        rows: of `iteration_costs`, or of `level_costs` of tools/growth.py, with one value of the other column.
         over: "prefix", "nodes" or "width".
         whole: "iteration" or "level".
 
@@ -190,13 +160,14 @@ def flatness(rows: Sequence[Row], over: str, whole: str = "iteration") -> Row:
 
 
 # ---------------------------------------------------------------------------------------------------------- measuring
-def _check(model: LanguageModel, prefixes: Sequence[int], counts: Sequence[int], turns: int) -> None:
+def check_timed(model: LanguageModel, prefixes: Sequence[int], counts: Sequence[int], turns: int) -> None:
+    """Raise ValueError for no prefixes, sizes or turns, and for a prefix that leaves no room for the turns."""
     if not prefixes or not counts or min(counts) < 1 or turns < 1:
         raise ValueError(
             f"The prefixes are {tuple(prefixes)}, the sizes {tuple(counts)} and the turns {turns}; give at least one "
             "of each, and none below 1."
         )
-    before, after = FIRST + _timed(turns) // 2 + 1, _timed(turns) // 2 + DEEPEST + 2
+    before, after = FIRST + timed_tokens(turns) // 2 + 1, timed_tokens(turns) // 2 + DEEPEST + 2
     for prefix in prefixes:
         if not before <= prefix <= model.context - after:
             raise ValueError(
@@ -205,7 +176,7 @@ def _check(model: LanguageModel, prefixes: Sequence[int], counts: Sequence[int],
             )
 
 
-def _timed(turns: int) -> int:
+def timed_tokens(turns: int) -> int:
     """Return the number of tokens that are committed in so many turns."""
     return turns * (BLOCK + 2)
 
@@ -215,7 +186,8 @@ def _nodes(count: int, vocabulary: int) -> Nodes:
     return tree.tokens, tree.parents
 
 
-def _siblings(count: int, vocabulary: int) -> Nodes:
+def siblings(count: int, vocabulary: int) -> Nodes:
+    """Return so many children of one node, as a draft reads a level."""
     return np.arange(count) % vocabulary, np.full(count, ROOT)
 
 
@@ -235,20 +207,21 @@ class LastForward:
         return run(*arguments)
 
 
-def _remembering(model: LanguageModel) -> HFModel:
+def remembering(model: LanguageModel) -> HFModel:
+    """Return the model with forwards that `forward_alone` repeats; ValueError for one without forwards of its own."""
     if not isinstance(model, HFModel):
         raise ValueError(f"'{model.name}' shows no forward of its own that could be timed alone; give an HFModel.")
     return model.observed(LastForward())
 
 
-def _begun(target: HFModel, drafter: Drafter, prefix: int, turns: int, clock: Clock) -> Timing:
+def begun(target: HFModel, drafter: Drafter, prefix: int, turns: int, clock: Clock) -> Timing:
     """Begin a text that has `prefix` tokens in the middle of what is timed."""
     timing = Timing(drafter, BLOCK + 2)
-    timing.begin(target, any_text(target, prefix - FIRST - _timed(turns) // 2), clock)
+    timing.begin(target, any_text(target, prefix - FIRST - timed_tokens(turns) // 2), clock)
     return timing
 
 
-def _measured(
+def measured(
     work: Mapping[tuple[int, int], Callable[[], Sample]],
     names: tuple[str, str, str],
     turns: int,
@@ -262,8 +235,9 @@ def _measured(
     rows = []
     for shape, samples in zip(work, times, strict=True):
         row: Row = dict(zip(sizes, shape, strict=True))
-        for name, values in zip((whole, "forward", "overhead"), np.array(samples).T, strict=True):
-            row |= {name: float(np.median(values)), f"{name}_interval": _quartiles(values)}
+        for name, quartiles in zip((whole, "forward", "overhead"), np.quantile(samples, QUARTILES, 0).T, strict=True):
+            low, row[name], high = quartiles.tolist()
+            row[f"{name}_interval"] = [low, high]
         rows.append({**row, "turns": [list(sample) for sample in samples]})
     return rows
 
@@ -279,8 +253,7 @@ def _iteration(target: HFModel, timing: Timing, nodes: Nodes, clock: Clock) -> S
     def mark(tokens: list[int]) -> None:
         synchronize(target.device)
         end = clock()
-        alone = _alone(session, nodes, clock, 1)
-        marks.append((end, alone, clock()))
+        marks.append((end, forward_alone(session, nodes, clock, 1), clock()))
 
     timing.state = generate(
         target, (), timing.drafter, state=timing.state, max_new_tokens=timing.tokens, eos_token_ids=(), on_tokens=mark
@@ -290,69 +263,20 @@ def _iteration(target: HFModel, timing: Timing, nodes: Nodes, clock: Clock) -> S
     return float(np.median(loop)), float(np.median(alone)), float(np.median(loop - alone))
 
 
-def _level(target: HFModel, deep: Timing, shallow: Timing, siblings: Nodes, clock: Clock) -> Sample:
-    """Time one more block with the levels and one without, and the forward of a level before and after the first."""
-    assert deep.state is not None
-    session = deep.state.drafter_state.session
-    before = _alone(session, siblings, clock)
-    with_levels = _block(target, deep, clock)
-    alone = (before + _alone(session, siblings, clock)) / 2
-    level = (with_levels - _block(target, shallow, clock)) / LEVELS
-    return 1000 * level, 1000 * alone, 1000 * (level - alone)
-
-
-def _block(target: HFModel, timing: Timing, clock: Clock) -> float:
-    timing.go_on(target, clock)
-    synchronize(target.device)
-    return float(timing.blocks[-1]["seconds"].median())
-
-
 @torch.inference_mode()
-def _alone(session: Session, nodes: Nodes, clock: Clock, repeats: int = BLOCK // 2) -> float:
+def forward_alone(session: Session, nodes: Nodes, clock: Clock, repeats: int = BLOCK // 2) -> float:
     """Return the median seconds of a forward of these nodes, mask and positions ready, waited for; the cache stays."""
     model: HFModel = session.model  # type: ignore[attr-defined]
     session.flush()
     session.score(*nodes, GREEDY)
-    arguments, times = model.around.arguments, []  # type: ignore[union-attr]
-    for _ in range(repeats):
+    arguments = model.around.arguments  # type: ignore[union-attr]
+
+    def ready() -> None:
         session.rollback()
         if model.feature_layers:
-            tokens, *others, features = arguments
-            given = torch.zeros(len(tokens), model.feature_size or 0, dtype=model.dtype)
-            arguments = tokens, *others, replace(features, given=given)
-        synchronize(model.device)
-        start = clock()
-        model.run_forward(*arguments)
-        synchronize(model.device)
-        times.append(clock() - start)
+            tokens, *_, features = arguments
+            features.given = torch.zeros(len(tokens), model.feature_size or 0, dtype=model.dtype)
+
+    seconds = median_of(lambda: model.run_forward(*arguments), model.device, clock, repeats, ready)
     session.rollback()
-    return float(np.median(times))
-
-
-def _quartiles(values: Sequence[float] | np.ndarray) -> list[float]:
-    return [float(end) for end in np.quantile(values, [0.25, 0.75])]
-
-
-# ------------------------------------------------------------------------------------------------------------ a record
-def growth_record(pair: Pair, turns: int = TURNS, progress: Callable[[str], None] = quiet) -> Row:
-    """Measure all of it for one pair.
-
-    Returns:
-        `environment`, `models`; `rows` of `iteration_costs` over prefixes (at 16 nodes) and over nodes (at 256 tokens),
-        and of `level_costs` over both; and `flatness` of each.
-    """
-    longest = min(model.context for model in (pair.target, pair.draft)) - _timed(turns) // 2 - DEEPEST - 2
-    prefixes = [prefix for prefix in PREFIXES if prefix <= longest]
-    parts = {
-        "prefix": iteration_costs(pair, prefixes, (16,), turns=turns, progress=progress),
-        "nodes": iteration_costs(pair, (256,), NODES, turns=turns, progress=progress),
-        "level prefix": level_costs(pair, prefixes, (4,), turns=turns, progress=progress),
-        "level width": level_costs(pair, (256,), WIDTHS, turns=turns, progress=progress),
-    }
-    flat = {
-        name: flatness(rows, name.split()[-1], "level" if name.startswith("level") else "iteration")
-        for name, rows in parts.items()
-    }
-    models = {"target": describe_model(pair.target), "draft": describe_model(pair.draft)}
-    head = {"kind": "growth", "environment": describe_environment(), "pair": public_pair_name(pair), "models": models}
-    return {**head, "rows": parts, "flatness": flat}
+    return seconds

@@ -105,7 +105,7 @@ def cost_and_overhead(rows: Sequence[Row], x: str, whole: str = "iteration", not
     """Draw an iteration's time as work grows beside the model's own forward, and their difference in a second panel.
 
     Args:
-        rows: of `cost_growth.iteration_costs` or `cost_growth.level_costs`.
+        rows: of `cost_growth.iteration_costs`, or of `level_costs` of tools/growth.py.
         x: "prefix", "nodes" or "width".
         whole: "iteration", or "level".
         note: in the second panel, for example the result of `cost_growth.flatness`.

@@ -25,7 +25,7 @@ from dynatree_lib.models.pairs import load_pair
 from dynatree_lib.paths import data_path
 
 from ..bench.bandwidth import forward_bytes, matmul_flops, measure_bandwidth
-from ..bench.clock import interleaved, synchronize
+from ..bench.clock import median_of, quartiles_in_turns
 from ..bench.environment import describe_environment
 from ..bench.runner import quiet
 from .probes import RowsProbe
@@ -100,12 +100,10 @@ def grid_times(
     for name, model in models.items():
         progress(f"{name}: {len(sizes)} sizes, {turns} turns")
         cache = SlotCache(model.layers)
-        work = [partial(_timed, *_forward(model, cache, size, sizes), model.device, clock) for size in sizes]
-        times = interleaved(work, turns + 1, model.device)
-        for size, (_, *counted) in zip(sizes, times, strict=True):  # the first turn warms up
-            quartiles = [float(end) for end in np.quantile(1000 * np.array(counted), [0.25, 0.75])]
+        work = {size: partial(_timed, *_forward(model, cache, size, sizes), model.device, clock) for size in sizes}
+        for size, (low, median, high) in quartiles_in_turns(work, turns, model.device).items():
             row = dict(zip(("tokens", "texts", "kv"), size, strict=True))
-            rows.append({"model": name, **row, "milliseconds": 1000 * float(np.median(counted)), "interval": quartiles})
+            rows.append({"model": name, **row, "milliseconds": 1000 * median, "interval": [1000 * low, 1000 * high]})
     return rows
 
 
@@ -130,14 +128,7 @@ def _forward(model: HFModel, cache: SlotCache, size: Size, sizes: Sequence[Size]
 def _timed(run: Callable[[], Any], repeats: int, device: torch.device, clock: Clock) -> float:
     """Return the median seconds of a few forwards, after one that finds its weights elsewhere."""
     run()
-    times = []
-    for _ in range(repeats):
-        synchronize(device)
-        start = clock()
-        run()
-        synchronize(device)
-        times.append(clock() - start)
-    return float(np.median(times))
+    return median_of(run, device, clock, repeats)
 
 
 # ------------------------------------------------------------------------------------------------------------ a record
@@ -306,7 +297,7 @@ def batch_prediction(growth: Row, batches: Row, bytes_per_second: float) -> list
     loop adds to an iteration and to a level are taken for the host.
 
     Args:
-        growth: of `cost_growth.growth_record`.
+        growth: of `growth_record` of tools/growth.py.
         batches: with the rows of `throughput.throughput`.
         bytes_per_second: of the machine's memory.
 

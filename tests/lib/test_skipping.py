@@ -16,8 +16,8 @@ from dynatree_lib.drafters import DRAFTERS, ModelDrafter
 from dynatree_lib.models.skipping import without_layers
 from dynatree_suite.bench.methods import variant
 from dynatree_suite.bench.protocol import run_benchmark
-from dynatree_suite.costs.layers import iterations, predicted, search_layers
 from tools import try_architectures
+from tools.search_layers import iterations, predicted, search_layers
 
 ARCHITECTURES = [kind for kind in CONFIGS if kind not in ("mpt", "bloom")]
 ALIKE = [kind for kind in ARCHITECTURES if kind not in ("llama4-window", "deepseek_v3")]

