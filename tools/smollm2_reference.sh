@@ -25,7 +25,7 @@ out=${1:-outputs/reference/smollm2}
 shift || true
 runs=${*:-forwards float32 bfloat16 quantised float32-0.5 float32-1 quantised-1 float32-peers bfloat16-peers untrained untrained-carried llama-bench judged precision audit}
 mkdir -p "$out"
-dynatree() { python3 -m dynatree_suite "$@" | sed "/^Saved in /d"; } # no record names where it was saved
+dynatree() { python3 -m tools.llama_cpp "$@" | sed "/^Saved in /d"; } # no record names where it was saved
 
 forwards() {
   python3 - "$out/forwards.json" <<'PYTHON'

@@ -14,12 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dynatree_lib.paths import write_atomically
+from dynatree_suite.bench.methods import METHODS
 from dynatree_suite.bench.protocol import read_results
 from dynatree_suite.cli.bench import report
+
+from . import llama_cpp
 
 
 def main(paths: Sequence[str]) -> None:
     """Write the summaries of each file of records."""
+    METHODS[llama_cpp.NAME] = llama_cpp.METHOD
     for path in map(Path, paths):
         results, stem = read_results(path), path.name.removesuffix(".gz").removesuffix(".jsonl")
         for name, body in (

@@ -55,7 +55,8 @@ def map_rows(records: Mapping[str, Records], plain: str = PLAIN) -> list[Row]:
             part = frame if tasks is None else frame[frame["task"].isin(tasks)]
             for label, entry in names.items():
                 own = part[part["method"] == label]
-                drafts = METHODS[entry["name"]].drafter is not None and entry["name"] != "ar"
+                method = METHODS.get(entry["name"])  # None: of a tool, such as llama.cpp
+                drafts = method is not None and method.drafter is not None and entry["name"] != "ar"
                 if own.empty or not (drafts or label == plain):
                     continue
                 speed, cost, tokens = ratio(part, label, over=plain, of="further", per="span"), 1.0, 1.0

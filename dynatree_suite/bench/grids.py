@@ -42,15 +42,8 @@ def _spelled(options: Mapping[str, Any]) -> str:
 
 
 def rows(results: Results, labels: Collection[str] | None = None) -> list[dict[str, Any]]:
-    """Return one dictionary per method, its summary and its options, whose values keep their types.
-
-    `method` is the label; `name` the method's name. Without `labels` all methods, in the order of the run.
-    """
-    return [
-        {**{name: tuple(v) if isinstance(v, list) else v for name, v in one["options"].items()},
-         **one, "method": one["label"], "name": one["method"]}
-        for one in results.summaries() if labels is None or one["label"] in labels
-    ]  # fmt: skip
+    """Return `Results.rows`."""
+    return results.rows(labels)
 
 
 def fastest(candidates: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:

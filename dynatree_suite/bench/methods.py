@@ -18,7 +18,6 @@ from dynatree_lib.models.translated import TranslatedHFModel
 from dynatree_lib.verifiers import BEYOND, VERIFIERS
 
 from .baselines import ARFast, HFAssisted, HFGenerate, HFPromptLookup, StreamingLLM
-from .llama_cpp import DRAFTING, LlamaCpp
 from .options import convert, option_defaults, option_types, parse_spec, split_specs
 from .runner import DrafterRunner, Instrument, Runner, untouched
 
@@ -41,9 +40,7 @@ class Method:
         draft: whether it uses the pair's draft model, or may (`needs_draft` tells by the options).
         traced: whether its time can be split into drafting, verifying and the rest.
         drafter: (options, draft model or None) -> its drafter; None for methods with a loop of their own.
-        outside: whether it is a program that must be built first; `--methods all` leaves it out.
         parts: options that name the methods whose drafters it is made of.
-        drafting: option -> the values with which it uses a draft model, where others leave it aside.
         common: whether its draft is the one that any library can use (`Pair.common_draft`), whatever its options.
     """
 
@@ -55,9 +52,7 @@ class Method:
     draft: bool = True
     traced: bool = True
     drafter: Callable[[dict[str, Any], Any], Drafter] | None = None
-    outside: bool = False
     parts: tuple[str, ...] = ()
-    drafting: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     common: bool = False
 
     def needs_draft(self, options: Mapping[str, Any]) -> bool:
@@ -66,7 +61,7 @@ class Method:
             return False
         if self.parts:
             return any(METHODS[options[part].partition(";")[0]].draft for part in self.parts)
-        return all(options[name] in values for name, values in self.drafting.items())
+        return True
 
     def draft_of(self, options: Mapping[str, Any]) -> Literal["draft", "common_draft"] | None:
         """Return the attribute of `Pair` that is the draft model it drafts with, or None."""
@@ -158,7 +153,6 @@ METHODS: dict[str, Method] = {
     "hf-prompt-lookup": baseline(HFPromptLookup, draft=False, traced=False),
     "ar-fast": baseline(ARFast, draft=False, traced=False),
     "streaming-llm": baseline(StreamingLLM, lossless=False),
-    "llama-cpp": baseline(LlamaCpp, traced=False, outside=True, drafting={"tool": DRAFTING}, common=True),
     **{kind.name: drafted(kind) for kind in DRAFTERS},
     UnionTree.name: drafted(UnionTree, first="lookup-tree", second="token-recycling"),
     Switch.name: drafted(Switch, drafter="lookup-tree"),

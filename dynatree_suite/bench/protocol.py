@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +36,6 @@ from .environment import (
     public_pair_name,
     public_text,
 )
-from .grids import rows
 from .memory import out_of_memory, ran_out
 from .methods import Variant, variants
 from .metrics import Bound, reference_label, summarize_records
@@ -80,9 +79,20 @@ class Results:
         """One dictionary per method (`metrics.summarize_records`)."""
         return summarize_records(self.records)
 
+    def rows(self, labels: Collection[str] | None = None) -> list[dict[str, Any]]:
+        """Return one dictionary per method, its summary and its options, whose values keep their types.
+
+        `method` is the label; `name` the method's name. Without `labels` all methods, in the order of the run.
+        """
+        return [
+            {**{name: tuple(v) if isinstance(v, list) else v for name, v in one["options"].items()},
+             **one, "method": one["label"], "name": one["method"]}
+            for one in self.summaries() if labels is None or one["label"] in labels
+        ]  # fmt: skip
+
     def frame(self) -> pd.DataFrame:
-        """Return one row per method, as `grids.rows` does."""
-        return pd.DataFrame(rows(self))
+        """Return the `rows` of all methods."""
+        return pd.DataFrame(self.rows())
 
     def summary(self, label: str) -> dict[str, Any]:
         """The summary of one method; ValueError if it has no run."""

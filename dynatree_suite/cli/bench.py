@@ -33,8 +33,7 @@ def _measured(args: argparse.Namespace) -> Results:
     # Everything that can be checked is checked before models are loaded.
     best = load_tuned(args.tuned).predictions if args.tuned else ()
     tuned = [variant(one.spec, f"{one.method} (tuned)") for one in best if one.method != "ar"]
-    inside = [name for name, method in METHODS.items() if not method.outside]
-    methods = variants([*variants(inside if args.methods == "all" else args.methods), *tuned])
+    methods = variants([*variants([*METHODS] if args.methods == "all" else args.methods), *tuned])
     sampling = arguments.sampling_of(args)
     for path in filter(None, (args.json, args.records)):
         check_writable(path)

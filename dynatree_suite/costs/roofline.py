@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -36,7 +36,7 @@ PER_NUMBER = 16
 PER_SCORE = 10
 """Vector operations with each attention score: mask, maximum, exponential, sum, quotient."""
 FITTED = ("flops", "vector", "launch")
-"""Parameters of a machine that `fit` fits by default; its bandwidth is measured, or read in a data sheet."""
+"""Parameters of a machine that `fit` can fit; its bandwidth is measured, or read in a data sheet."""
 PULL = 0.03
 """Weight of the start against a fitted point, per factor e: what points cannot tell stays as it was."""
 FURTHEST = 7.0
@@ -213,8 +213,6 @@ class Machine:
         sharpness: how the seconds of memory and of arithmetic make those of both, (m^s + a^s)^(1/s): 1 is one after
             the other, infinity the longer alone. Published speeds of forwards with many tokens want 1, and records of
             forwards on CPUs hardly tell 1 from 2 (notebook 51), so 1 is the default.
-        cache: bytes of weights that stay in a cache from forward to forward, and `cache_bandwidth`, bytes per second
-            from it.
         host: seconds of an iteration outside of all forwards.
         link, latency: bytes per second between devices that share a model, and seconds of one exchange.
         memory: bytes of memory of one device.
@@ -230,27 +228,20 @@ class Machine:
     launch: float = 0.0
     queued: bool = False
     sharpness: float = 1.0
-    cache: float = 0.0
-    cache_bandwidth: float = math.inf
     host: float = 0.0
     link: float = math.inf
     latency: float = 0.0
     memory: float = math.inf
 
     def __post_init__(self) -> None:
-        speeds = {"bandwidth": self.bandwidth, "vector": self.vector, "cache_bandwidth": self.cache_bandwidth}
-        speeds |= {"link": self.link, "memory": self.memory, **{f"flops of {one}": n for one, n in self.flops.items()}}
+        speeds = {"bandwidth": self.bandwidth, "vector": self.vector, "link": self.link, "memory": self.memory}
+        speeds |= {**{f"flops of {one}": n for one, n in self.flops.items()}}
         for name, value in speeds.items():
             if not is_number(value) or not value > 0:
                 raise ValueError(f"The {name} of '{self.name}' is {value!r}; give a number above 0, per second.")
-        for name in ("launch", "cache", "host", "latency"):
+        for name in ("launch", "host", "latency"):
             _at_least(f"{name} of '{self.name}'", getattr(self, name), 0)
         _at_least(f"sharpness of '{self.name}'", self.sharpness, 1)
-        if self.cache_bandwidth < self.bandwidth:
-            raise ValueError(
-                f"The cache of '{self.name}' delivers {self.cache_bandwidth:.3g} bytes per second and its memory "
-                f"{self.bandwidth:.3g}; a cache that is slower than memory serves nothing: leave it out."
-            )
 
     def speed_in(self, dtype: str) -> float:
         """Return operations per second in a dtype.
@@ -341,8 +332,7 @@ def predict(
     read = shape.forward_bytes(tokens, texts, kv) / devices
     if devices > shape.kv_heads:  # a key head is on several devices
         read += texts * (kv + tokens) * shape.cache_bytes * (1 / shape.kv_heads - 1 / devices)
-    near = min(machine.cache, shape.bytes / devices)
-    memory = (read - near) / machine.bandwidth + near / machine.cache_bandwidth
+    memory = read / machine.bandwidth
     arithmetic = shape.matrix_operations(tokens, texts) / devices / machine.speed_in(shape.dtype)
     vector = shape.vector_operations(tokens, texts, kv) / devices / machine.vector
     link = 0.0
@@ -371,14 +361,12 @@ class Loop:
         levels: nodes that each forward of the draft reads. A draft that is run node by node has as many ones.
         reread: whether the draft reads the whole text again in each iteration.
         rebuild: tokens that a second forward of the target reads in each iteration; 0 without one.
-        draft_devices: devices that share the draft.
     """
 
     draft: Shape | None = None
     levels: tuple[int, ...] = ()
     reread: bool = False
     rebuild: int = 0
-    draft_devices: int = 1
 
     def __post_init__(self) -> None:
         if self.levels and self.draft is None:
@@ -393,16 +381,12 @@ def drafting_seconds(machine: Machine, loop: Loop, texts: int = 1, kv: int = 0) 
     """Return the seconds of an iteration's forwards of the draft."""
     if loop.draft is None:
         return 0.0
-    read = loop.draft, texts, kv, loop.draft_devices
-    times = Counter(loop.levels)
-    total = sum(number * _level(machine, *read, count) for count, number in times.items())
+    draft = loop.draft
+    read = Counter(loop.levels)
+    total = sum(number * seconds_of(machine, draft, count, texts, kv) for count, number in read.items())
     if loop.reread and kv:
-        total += seconds_of(machine, loop.draft, kv, texts, 0, loop.draft_devices)
+        total += seconds_of(machine, draft, kv, texts)
     return total
-
-
-def _level(machine: Machine, draft: Shape, texts: int, kv: int, devices: int, count: int) -> float:
-    return seconds_of(machine, draft, count, texts, kv, devices)
 
 
 def iteration_seconds(
@@ -538,7 +522,6 @@ def best_tree(
     texts: int = 1,
     kv: int = 0,
     devices: int = 1,
-    draft_devices: int = 1,
     deepest: int = 12,
     sizes: Sequence[int] = TREE_SIZES,
 ) -> BestTree:
@@ -558,7 +541,7 @@ def best_tree(
         for nodes in (size for size in sizes if size >= depth):
             parents = acceptance.slots(nodes, depth)
             levels, tokens = tree_levels(parents), tree_tokens(acceptance, parents)
-            loop = Loop(draft, levels, draft_devices=draft_devices)
+            loop = Loop(draft, levels)
             seconds = iteration_seconds(machine, target, len(parents) + 1, loop, texts, kv, devices)
             found = texts * tokens / seconds
             if found > best.speed:
@@ -600,7 +583,7 @@ def fit(machine: Machine, points: Iterable[Point], free: Sequence[str] = FITTED)
         machine: where to start; what the points cannot tell stays as it is there. What starts at 0 or infinity starts
             at a value that hardly matters for these points.
         points: measured forwards, of one dtype if `flops` is free.
-        free: names of parameters that are speeds or seconds; "flops" is that of the points' dtype.
+        free: names, of `FITTED`; "flops" is that of the points' dtype.
 
     Raises:
         ValueError: for fewer points than parameters, points of several dtypes, or seconds that are not above 0.
@@ -618,8 +601,7 @@ def fit(machine: Machine, points: Iterable[Point], free: Sequence[str] = FITTED)
         raise ValueError(f"The measured forwards are of {', '.join(sorted(dtypes))}; fit one dtype at a time.")
     if not all(is_number(point.seconds) and point.seconds > 0 for point in points):
         raise ValueError("A measured forward took no time; give seconds above 0.")
-    unknown = set(free) - {one.name for one in fields(Machine)} | set(free) & {"name", "queued", "sharpness"}
-    if unknown:
+    if unknown := set(free) - set(FITTED):
         raise ValueError(f"A machine has no {sorted(unknown)[0]!r} that could be fitted; choose from {FITTED}.")
     (dtype,) = dtypes
     start = np.array([_start(machine, name, dtype, points) for name in free])
@@ -629,10 +611,6 @@ def fit(machine: Machine, points: Iterable[Point], free: Sequence[str] = FITTED)
         values = dict(zip(free, (start * np.exp(steps)).tolist(), strict=True))
         if "flops" in values:
             values["flops"] = {**machine.flops, dtype: values["flops"]}
-        if "bandwidth" in values and not math.isinf(machine.cache_bandwidth) and "cache_bandwidth" not in values:
-            values["cache_bandwidth"] = max(machine.cache_bandwidth, values["bandwidth"])
-        if "cache_bandwidth" in values:
-            values["cache_bandwidth"] = max(values["cache_bandwidth"], values.get("bandwidth", machine.bandwidth))
         return replace(machine, **values)
 
     def residuals(steps: np.ndarray) -> np.ndarray:
@@ -648,20 +626,13 @@ def _start(machine: Machine, name: str, dtype: str, points: Sequence[Point]) -> 
     value = machine.flops.get(dtype, math.inf) if name == "flops" else getattr(machine, name)
     if 0 < value < math.inf:
         return float(value)
-    fastest = min(points, key=lambda point: point.seconds)
     slowest = max(points, key=lambda point: point.seconds)
-    if name in ("launch", "host", "latency"):  # a tenth of the shortest forward
+    if name == "launch":  # a tenth of the shortest forward
+        fastest = min(points, key=lambda point: point.seconds)
         return fastest.seconds / 10 / fastest.shape.layers
     if name == "flops":
         return 2 * slowest.shape.matrix_operations(slowest.tokens, slowest.texts) / slowest.seconds
-    if name == "vector":
-        return 5 * slowest.shape.vector_operations(*slowest.size) / slowest.seconds
-    return 10 * machine.bandwidth
-
-
-def errors(machine: Machine, points: Iterable[Point]) -> np.ndarray:
-    """Return (n,) predicted over measured seconds of each point, less 1."""
-    return np.array([seconds_of(machine, point.shape, *point.size) / point.seconds - 1 for point in points])
+    return 5 * slowest.shape.vector_operations(*slowest.size) / slowest.seconds
 
 
 def split(points: Iterable[Point], calibration: Iterable[tuple[int, int, int]]) -> tuple[list[Point], list[Point]]:

@@ -13,8 +13,6 @@ from dynatree_lib.sampling import Sampling
 from dynatree_suite.bench.methods import METHODS, variant
 from dynatree_suite.bench.streaming import StreamingModel
 
-INSIDE = [name for name, method in METHODS.items() if not method.outside]
-
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
@@ -37,7 +35,7 @@ def go(pair: Pair, text: str, ids, budget: int = 24, eos: tuple[int, ...] = (), 
     return done
 
 
-@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("length", [1, 2, 40])
 def test_every_method_writes_the_targets_greedy_text(pair, name, length):
     ids = prompt(length)
@@ -50,13 +48,13 @@ def test_every_method_writes_the_targets_greedy_text(pair, name, length):
         assert sum(one.committed for one in done.iterations) == 24
 
 
-@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("budget", [1, 2])
 def test_small_budgets(pair, name, budget):
     assert go(pair, spec(name), prompt(9), budget).tokens == hf_greedy(pair.target, prompt(9), budget)
 
 
-@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_text_ends_at_eos_and_contains_it(pair, name):
     ids = prompt(12)
     plain = hf_greedy(pair.target, ids, 24)
@@ -75,7 +73,7 @@ def with_end():
     return Pair("with eos", model, noisy_copy(model), None), plain
 
 
-@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("name", METHODS)
 def test_no_eos_given_means_none_even_if_the_model_has_one(with_end, name):
     pair, plain = with_end
     assert go(pair, spec(name), prompt(12), 20).tokens == plain
@@ -100,7 +98,7 @@ def test_hugging_face_methods_leave_the_models_as_they_were(pair, name, monkeypa
     assert torch.equal(torch.random.get_rng_state(), random)
 
 
-@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("name", METHODS)
 def test_sampling_is_seeded(pair, name):
     hot = Sampling(temperature=1.5, top_k=50)
     texts = [go(pair, spec(name), prompt(8), sampling=hot, seed=seed).tokens for seed in (3, 3, 4)]
@@ -109,7 +107,7 @@ def test_sampling_is_seeded(pair, name):
 
 def test_prompts_with_the_padding_id_are_read_whole(pair):
     ids = torch.tensor([[0, 0, 5, 0, 7, 0]])
-    texts = {name: go(pair, spec(name), ids).tokens for name in INSIDE}
+    texts = {name: go(pair, spec(name), ids).tokens for name in METHODS}
     assert len({tuple(text) for text in texts.values()}) == 1
 
 

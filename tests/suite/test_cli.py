@@ -166,7 +166,7 @@ def test_a_name_that_standard_output_cannot_show_ends_no_command(command, capsys
 @pytest.mark.parametrize("arguments", [["--help"], ["bench", "--help"], ["tune", "--no-such-option"]])
 def test_help_and_misspelled_options_load_nothing_slow(arguments):
     code = f"import sys, dynatree_suite.__main__ as m\ntry: m.main({arguments})\nexcept SystemExit: pass\n"
-    code += "slow = ('transformers', 'pandas', 'papermill', 'plotly', 'datasets')\n"
+    code += "slow = ('torch', 'numpy', 'transformers', 'pandas', 'papermill', 'plotly', 'datasets', 'yaml')\n"
     code += "print([n for n in slow if n in sys.modules])"
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert text.splitlines()[-1] == "[]"

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...bench.grids import rows as summary_rows
 from ...bench.protocol import Results
 from ...bench.records import Records, Run
 from ...bench.statistics import Estimate, Table, estimate, quotient, ratio, sum_ratio, sums
@@ -23,12 +22,12 @@ Row = dict[str, Any]
 
 # ------------------------------------------------------------------------------------------------- generation length
 def by_length(results: Results, lengths: Iterable[int]) -> list[Row]:
-    """Return `grids.rows` for every budget, read off one run with the longest; each row has `new_tokens`.
+    """Return `Results.rows` for every budget, read off one run with the longest; each row has `new_tokens`.
 
     Raises:
         ValueError: for a length below 1 or beyond the run's.
     """
-    return [{**row, "new_tokens": tokens} for tokens in lengths for row in summary_rows(shortened(results, tokens))]
+    return [{**row, "new_tokens": tokens} for tokens in lengths for row in shortened(results, tokens).rows()]
 
 
 def shortened(results: Results, tokens: int) -> Results:

@@ -1,15 +1,21 @@
 """llama.cpp as a method: what its programs are asked, how their reports are read, what a user reads without them."""
 
+import re
+import runpy
+import sys
+
 import pytest
 import torch
 from models import random_model
 
 from dynatree_lib import Sampling
 from dynatree_lib.models.pairs import Pair
-from dynatree_suite.bench.llama_cpp import END_OF_TEXT, FOLDER, PROGRAMS, LlamaCpp, continuation, reported
-from dynatree_suite.bench.methods import variant
+from dynatree_suite.bench.methods import METHODS, variant
+from dynatree_suite.bench.metrics import summarize_records
 from dynatree_suite.bench.protocol import run_benchmark
+from dynatree_suite.bench.records import Header, Records, Run
 from dynatree_suite.bench.runner import untouched
+from tools.llama_cpp import END_OF_TEXT, FOLDER, METHOD, NAME, PROGRAMS, LlamaCpp, continuation, reported
 
 SPECULATIVE = """
 encoded    3 tokens in    0.250 seconds, speed:   12.000 t/s
@@ -35,6 +41,11 @@ class Words:
     def __call__(self, text, add_special_tokens=True):
         del add_special_tokens
         return type("Encoding", (), {"input_ids": [40 + len(word) for word in text.split()]})()
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    monkeypatch.setitem(METHODS, NAME, METHOD)
 
 
 @pytest.fixture
@@ -173,3 +184,25 @@ def test_what_cannot_be_measured_is_said_before(pair, tmp_path, monkeypatch):
 def test_sampling_is_refused(pair, built):
     with pytest.raises(ValueError, match=r"greedy decoding only.*biased"):
         run_benchmark(pair, "llama-cpp", [list_prompt(3)], max_new_tokens=4, sampling=Sampling(1.0))
+
+
+@pytest.mark.parametrize(("tool", "draft"), [(tool, tool in ("speculative", "tree")) for tool in PROGRAMS])
+def test_its_memory_is_that_of_the_models_a_program_uses(tool, draft):
+    one = variant(f"llama-cpp:tool={tool}")
+    assert one.method.draft_of(one.options) == ("common_draft" if draft else None)
+    models = {"target": (1000, 10), "draft": (100, 1), "common_draft": (300, 3)}
+    setup = {role: {"weight_bytes": weights, "cache_bytes_per_row": row} for role, (weights, row) in models.items()}
+    entry = {"label": "it", "name": one.name, "options": one.options, "lossless": True, "draft": one.method.draft}
+    records = Records(Header({}, {**setup, "methods": [entry], "prompts": [], "reference": None}))
+    records.add(Run("it", "a", 0, 1.0, [1, 2], [[1.0, 2]], 2, "length", kv_entries=9))
+    (found,) = summarize_records(records)
+    assert found["weight_bytes"] == 1000 + 300 * draft
+    assert found["cache_bytes"] == 9 * (10 + 3 * draft)
+
+
+def test_the_tool_is_the_command_line_with_a_method_more(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["llama_cpp", "bench", "--methods", "help"])
+    with pytest.raises(SystemExit) as end, pytest.warns(RuntimeWarning, match="found in sys.modules"):
+        runpy.run_module("tools.llama_cpp", run_name="__main__")
+    assert end.value.code == 0
+    assert re.search("^llama-cpp +tool=plain, drafted=4", capsys.readouterr().out, re.M)

@@ -1,4 +1,8 @@
-"""llama.cpp as a method of the benchmark: its example programs, on the same weights, prompts and threads.
+"""Measure llama.cpp as a method of the benchmark: its example programs, on the same weights, prompts and threads.
+
+python3 -m tools.llama_cpp bench --methods ar-fast,llama-cpp,llama-cpp:tool=lookup ...
+
+This is the command line of `dynatree`, with one method more.
 
 `tools/llama_cpp_peer.sh` builds the programs and writes the models. Each text is a process of its own, whose start and
 loading do not count: its own clock is read, from its report. A text comes back as characters, so that its tokens are
@@ -11,8 +15,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,8 +26,9 @@ import torch
 
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.stopping import Stopping
-
-from .runner import Completed, Instrument, OnTokens, Runner
+from dynatree_suite.bench.methods import METHODS, Method, baseline
+from dynatree_suite.bench.runner import Completed, Instrument, OnTokens, Runner
+from dynatree_suite.cli.main import main
 
 FOLDER = "DYNATREE_LLAMA_CPP"
 """Environment variable: the folder with llama.cpp's programs in `bin/`, and target and draft as GGUF files."""
@@ -213,3 +219,17 @@ def continuation(output: str, prompt: str, tool: Tool) -> tuple[str, bool]:
         return text.rstrip("\n"), False
     text = text.removesuffix("\n\n")  # further line ends are the model's
     return text.removesuffix(END_OF_TEXT), text.endswith(END_OF_TEXT)
+
+
+class _Outside(Method):
+    def needs_draft(self, options: Mapping[str, Any]) -> bool:
+        return options["tool"] in DRAFTING
+
+
+NAME = "llama-cpp"
+METHOD = _Outside(**vars(baseline(LlamaCpp, traced=False, common=True)))
+
+
+if __name__ == "__main__":
+    METHODS[NAME] = METHOD
+    sys.exit(main())
