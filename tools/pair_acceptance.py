@@ -21,13 +21,13 @@ from dynatree_lib.drafters import Chain, FixedTree
 from dynatree_lib.models.pairs import Pair, load_pair
 from dynatree_lib.sampling import Sampling
 from dynatree_lib.summary import repeated_ngrams, summarize
-from dynatree_suite.papers.workloads import Prompt, load_workload
+from dynatree_suite.papers.workloads import WorkloadPrompt, load_workload
 from dynatree_suite.training.card import CARD, write_card
 
 NEW_TOKENS = 128  # of a text
 
 
-def measure_acceptance(pair: Pair, prompts: Sequence[Prompt], source: str) -> dict[str, Any]:
+def measure_acceptance(pair: Pair, prompts: Sequence[WorkloadPrompt], source: str) -> dict[str, Any]:
     """Measure tokens per iteration (bonus token included) and repeated 4-gram shares.
 
     Args:

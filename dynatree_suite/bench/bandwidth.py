@@ -8,7 +8,6 @@ Both limits are measured here with torch's own operators, in the run that they a
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -17,6 +16,7 @@ import torch
 
 from dynatree_lib.models.huggingface import HFModel
 
+from .clock import median_of
 from .environment import cache_bytes_per_row
 from .records import Bandwidth
 
@@ -74,14 +74,11 @@ def matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 def median_seconds(work: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> float:
     """Return the median seconds of work on a device, after two calls that do not count; a GPU's own clock times it."""
-    timed = _by_events if device.type == "cuda" else _by_clock
-    return float(np.median([timed(work, device) for _ in range(2 + repeats)][2:]))
-
-
-def _by_clock(work: Callable[[], object], device: torch.device) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+    for _ in range(2):
+        work()
+    if device.type != "cuda":
+        return median_of(work, device, repeats=repeats)
+    return float(np.median([_by_events(work, device) for _ in range(repeats)]))
 
 
 def _by_events(work: Callable[[], object], device: torch.device) -> float:

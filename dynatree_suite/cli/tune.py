@@ -17,7 +17,7 @@ from ..bench.tables import with_interval
 from ..costs.cost_model import MeasuredCosts, timed_tokens
 from ..costs.ranks import RankAcceptance
 from ..costs.tune import TIMED_PROMPTS, Tuned, brief, tunable, tune
-from ..papers.workloads import Prompt, load_workload
+from ..papers.workloads import WorkloadPrompt, load_workload
 from . import arguments
 from .options import JUDGED, TUNED
 
@@ -51,7 +51,7 @@ def _default_file(args: argparse.Namespace) -> Path:
     return TUNED / f"{name}.json"
 
 
-def _prompts(args: argparse.Namespace, pair: Pair) -> tuple[list[Prompt], str]:
+def _prompts(args: argparse.Namespace, pair: Pair) -> tuple[list[WorkloadPrompt], str]:
     """Return prompts to tune on, and a sentence on where they come from."""
     timing = min(pair.target.context, pair.draft.context) - timed_tokens(min(args.limit, TIMED_PROMPTS))
     if timing < 1:

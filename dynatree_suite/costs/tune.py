@@ -22,7 +22,6 @@ from dynatree_lib.decoding import generate
 from dynatree_lib.drafters import Drafter
 from dynatree_lib.models.base import LanguageModel
 from dynatree_lib.models.pairs import Pair
-from dynatree_lib.paths import write_atomically
 from dynatree_lib.sampling import Sampling
 
 from ..bench.environment import public_pair_name
@@ -31,7 +30,7 @@ from ..bench.methods import Variant, variant, variants
 from ..bench.options import parse_spec
 from ..bench.prompts import BenchPrompt, prepare_prompts
 from ..bench.protocol import SEEDS, run_benchmark
-from ..bench.records import check_writable, typed
+from ..bench.records import typed
 from ..bench.runner import quiet
 from ..bench.statistics import Estimate
 from .cost_model import Counts, MeasuredCosts, best_chain, check_countable, count, measure_costs
@@ -94,16 +93,6 @@ class Tuned:
     predictions: tuple[Prediction, ...]
     setup: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def method(self) -> str:
-        """Name of the method to use."""
-        return variant(self.spec).name
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """All options of the method to use, defaults filled in."""
-        return variant(self.spec).options
-
     def drafter(self, draft: LanguageModel | None) -> Drafter:
         """Return the drafter to use, for `generate`."""
         chosen = variant(self.spec)
@@ -117,8 +106,8 @@ class Tuned:
 
     def to_json(self) -> dict[str, Any]:
         """Return a body for `json.dump`; `load_tuned` reads it from a file."""
-        body = {**asdict(self), "costs": self.costs.to_json(), "options": self.options, "python": self.python}
-        return {"kind": "tuned", "format": FORMAT, **body}
+        own = {"costs": self.costs.to_json(), "options": variant(self.spec).options, "python": self.python}
+        return {"kind": "tuned", "format": FORMAT, **asdict(self), **own}
 
 
 def expression(drafter: Any) -> str:
@@ -231,7 +220,6 @@ def tune(
     methods: str | Sequence[str] | None = None,
     names: Collection[str] = (),
     check: bool = True,
-    out: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Tuned:
@@ -248,7 +236,6 @@ def tune(
         methods: specs of the candidates, besides plain decoding; those of `candidates` by default.
         names: of the methods whose `candidates` are tried, besides plain decoding; all by default.
         check: whether to time the best of each method against `ar` in one interleaved run; see `choose`.
-        out: JSON file for the result.
         progress: called with a line of text now and then.
         clock: seconds.
 
@@ -257,7 +244,7 @@ def tune(
     """
     if max_new_tokens < 2:
         raise ValueError(f"max_new_tokens is {max_new_tokens}; drafting needs texts of at least 2 tokens.")
-    ready, path = prepare_prompts(pair, prompts, max_new_tokens), check_writable(Path(out)) if out else None
+    ready = prepare_prompts(pair, prompts, max_new_tokens)
     given = check_countable(variants(methods)) if methods else []
     say, sampling = progress or quiet, sampling or Sampling()
     costs = costs or measure_costs(pair, ready[:TIMED_PROMPTS], max_rows=max_rows, progress=say, clock=clock)
@@ -298,10 +285,7 @@ def tune(
         "dtype": str(getattr(pair.target, "dtype", "")).removeprefix("torch."),
         "best_chain": list(best_chain(costs, acceptance)),
     }
-    tuned = Tuned(public_pair_name(pair), spec, reason, costs, acceptance, tuple(predictions), setup)
-    if path:
-        write_atomically(path, json.dumps(tuned.to_json(), indent=1, ensure_ascii=False) + "\n")
-    return tuned
+    return Tuned(public_pair_name(pair), spec, reason, costs, acceptance, tuple(predictions), setup)
 
 
 def fit_acceptance(

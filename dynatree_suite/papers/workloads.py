@@ -35,7 +35,7 @@ class WorkloadError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Prompt:
+class WorkloadPrompt:
     """A prompt: `turns` are the user's messages in order; most workloads have one turn."""
 
     id: str
@@ -60,7 +60,7 @@ class Workload:
 
     name: str
     source: str
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[WorkloadPrompt, ...]
     bundled: bool = False  # written for this project: never trained on, and not the papers' data
 
     @property
@@ -71,7 +71,7 @@ class Workload:
     def __len__(self) -> int:
         return len(self.prompts)
 
-    def __iter__(self) -> Iterator[Prompt]:
+    def __iter__(self) -> Iterator[WorkloadPrompt]:
         return iter(self.prompts)
 
 
@@ -82,7 +82,7 @@ class _Options:
     max_characters: int
 
 
-def _wikitext(rows: Iterator[Row], options: _Options) -> Iterator[Prompt]:
+def _wikitext(rows: Iterator[Row], options: _Options) -> Iterator[WorkloadPrompt]:
     """Sections of at least 200 characters, headings left out, cut at max_characters (DynaTree, 4.1 and its code)."""
 
     def in_section(line: str) -> bool:
@@ -92,10 +92,10 @@ def _wikitext(rows: Iterator[Row], options: _Options) -> Iterator[Prompt]:
     lines = (line for row in rows for line in row["text"].splitlines() or [""])
     sections = ("\n".join(group).strip() for inside, group in groupby(lines, in_section) if inside)
     for count, section in enumerate(section for section in sections if len(section) >= 200):
-        yield Prompt(f"{options.split}-{count}", "encyclopedia", (section[: options.max_characters].rstrip(),))
+        yield WorkloadPrompt(f"{options.split}-{count}", "encyclopedia", (section[: options.max_characters].rstrip(),))
 
 
-def _pg19(rows: Iterator[Row], options: _Options) -> Iterator[Prompt]:
+def _pg19(rows: Iterator[Row], options: _Options) -> Iterator[WorkloadPrompt]:
     """Passages spread over each book but the training book, the first of every book before the second of any."""
     by_book = {
         book: _passages(row["text"], options)
@@ -105,7 +105,7 @@ def _pg19(rows: Iterator[Row], options: _Options) -> Iterator[Prompt]:
     for number in range(PASSAGES_PER_BOOK):
         for book, passages in by_book.items():
             for start, text in passages[number : number + 1]:
-                yield Prompt(f"{book}@{start}", "novel", (text,))
+                yield WorkloadPrompt(f"{book}@{start}", "novel", (text,))
 
 
 def book_number(row: Row) -> str:
@@ -127,27 +127,29 @@ def _passages(book: str, options: _Options) -> list[tuple[int, str]]:
     return [(start, body[start : start + options.max_characters].rstrip()) for start in chosen]
 
 
-def _gsm8k(rows: Iterator[Row], options: _Options) -> Iterator[Prompt]:
+def _gsm8k(rows: Iterator[Row], options: _Options) -> Iterator[WorkloadPrompt]:
     for number, row in enumerate(rows):
-        yield Prompt(f"{options.split}-{number}", "math", (f"Question: {row['question']}\nAnswer:",), row["answer"])
+        yield WorkloadPrompt(
+            f"{options.split}-{number}", "math", (f"Question: {row['question']}\nAnswer:",), row["answer"]
+        )
 
 
-def _humaneval(rows: Iterator[Row], options: _Options) -> Iterator[Prompt]:
+def _humaneval(rows: Iterator[Row], options: _Options) -> Iterator[WorkloadPrompt]:
     for row in rows:
-        yield Prompt(row["task_id"], "code", (row["prompt"],), row["canonical_solution"])
+        yield WorkloadPrompt(row["task_id"], "code", (row["prompt"],), row["canonical_solution"])
 
 
-def _mbpp(rows: Iterator[Row], options: _Options) -> Iterator[Prompt]:
+def _mbpp(rows: Iterator[Row], options: _Options) -> Iterator[WorkloadPrompt]:
     """The task and its tests as a docstring: base and instruction models both continue it with code."""
     for row in rows:
         if 11 <= row["task_id"] <= 510:  # the test split, by the data set's card
             text = "\n".join(['"""', row["text"], *row["test_list"], '"""', ""])
-            yield Prompt(f"mbpp/{row['task_id']}", "code", (text,), row["code"].replace("\r\n", "\n"))
+            yield WorkloadPrompt(f"mbpp/{row['task_id']}", "code", (text,), row["code"].replace("\r\n", "\n"))
 
 
 def _spec_bench(
     rows: Iterator[Row], options: _Options, only: tuple[str, ...] = SPEC_BENCH_TASKS, categories: bool = False
-) -> Iterator[Prompt]:
+) -> Iterator[WorkloadPrompt]:
     """Spec-Bench question.jsonl; MT-Bench's eight categories are its task multi_turn, or a task each."""
     for row in rows:
         category = row["category"]
@@ -155,15 +157,15 @@ def _spec_bench(
         if categories or task in only:
             reference = row.get("reference") or ""  # a string, or lists of strings with one entry per turn or model
             text = reference if isinstance(reference, str) else json.dumps(reference, ensure_ascii=False)
-            yield Prompt(str(row["question_id"]), task, tuple(row["turns"]), text)
+            yield WorkloadPrompt(str(row["question_id"]), task, tuple(row["turns"]), text)
 
 
-def _mt_bench(rows: Iterator[Row], options: _Options) -> Iterator[Prompt]:
+def _mt_bench(rows: Iterator[Row], options: _Options) -> Iterator[WorkloadPrompt]:
     """MT-Bench with both turns, task = category, from Spec-Bench's file or from the hub's columns."""
     for row in rows:
         if row["category"] not in SPEC_BENCH_TASKS:
             turns = row.get("turns") or row["prompt"]
-            yield Prompt(str(row.get("question_id") or row["prompt_id"]), row["category"], tuple(turns))
+            yield WorkloadPrompt(str(row.get("question_id") or row["prompt_id"]), row["category"], tuple(turns))
 
 
 # ---------------------------------------------------------------------------------------------- where data sets lie
@@ -174,7 +176,7 @@ class DataSet:
     folder: str  # below the parent folder
     files: tuple[str, ...]  # accepted in the folder, the first that exists is read
     hub: str  # empty: no plain hub data set
-    prompts: Callable[[Iterator[Row], _Options], Iterator[Prompt]]
+    prompts: Callable[[Iterator[Row], _Options], Iterator[WorkloadPrompt]]
     config: str | None = None
     hub_split: str = "{split}"
     hub_files: str | None = None  # keeps the hub from fetching every split of a large data set
@@ -334,13 +336,13 @@ def join_workloads(workloads: Sequence[Workload]) -> Workload:
 
 
 # ---------------------------------------------------------------------------------------------- the sources
-def _bundled(name: str) -> tuple[str, str, list[Prompt]]:
+def _bundled(name: str) -> tuple[str, str, list[WorkloadPrompt]]:
     """The project's prompts under that name, or of the kind that stands in for that data set."""
     if not name.startswith("bundled"):
         name = "bundled" if name == "spec-bench" else f"bundled/{DATA_SETS[name].bundled_task}"
     tasks = BUNDLED_TASKS if name == "bundled" else (name.partition("/")[2],)
     prompts = [
-        Prompt(row["id"], row["task"], tuple(row.get("turns") or (row["text"],)))
+        WorkloadPrompt(row["id"], row["task"], tuple(row.get("turns") or (row["text"],)))
         for task in tasks
         for row in _read(data_path("prompts", f"{task}.jsonl"))
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from models import VOCABULARY, random_model
@@ -15,6 +17,7 @@ from dynatree_suite.bench.bandwidth import (
     measure_bandwidth,
     median_seconds,
 )
+from dynatree_suite.bench.clock import median_of
 from dynatree_suite.bench.environment import cache_bytes_per_row, weight_bytes
 
 CPU = torch.device("cpu")
@@ -40,9 +43,14 @@ def test_copying_counts_what_is_read_and_what_is_written(monkeypatch):
 
 
 def test_the_median_leaves_out_the_first_calls(monkeypatch):
-    times = iter([100.0, 100.0, *range(REPEATS)])
-    monkeypatch.setattr(bandwidth, "_by_clock", lambda work, device: next(times))
-    assert median_seconds(lambda: None, CPU) == (REPEATS - 1) / 2
+    now, times = [0.0], iter([100.0, 100.0, *range(REPEATS)])
+    monkeypatch.setattr(bandwidth, "median_of", partial(median_of, clock=lambda: now[0]))
+
+    def work():
+        now[0] += next(times)
+
+    assert median_seconds(work, CPU) == (REPEATS - 1) / 2
+    assert next(times, None) is None
 
 
 def test_another_device_is_refused():

@@ -9,7 +9,7 @@ from dynatree_suite.bench import grids
 from dynatree_suite.bench.prompts import BenchPrompt
 from dynatree_suite.bench.protocol import read_results, run_benchmark
 from dynatree_suite.papers.dynatree.as_published import corrections, switched
-from dynatree_suite.papers.workloads import Prompt
+from dynatree_suite.papers.workloads import WorkloadPrompt
 
 TARGET = random_model("gpt_neox")
 PAIR = Pair("random", TARGET, noisy_copy(TARGET), None)
@@ -71,7 +71,11 @@ def test_acceptance_counts_tokens_per_iteration():
         def __call__(self, text):
             return type("Encoded", (), {"input_ids": [ord(letter) % 90 for letter in text]})
 
-    prompts = [Prompt("a", "code", ("abc",)), Prompt("b", "math", ("xyz",)), Prompt("c", "math", ("pq",))]
+    prompts = [
+        WorkloadPrompt("a", "code", ("abc",)),
+        WorkloadPrompt("b", "math", ("xyz",)),
+        WorkloadPrompt("c", "math", ("pq",)),
+    ]
     found = tool.measure_acceptance(Pair("random", TARGET, TARGET, Ids()), prompts, "three.")
     greedy = found["greedy"]
     assert greedy["tokens per iteration, chain of 4"] == pytest.approx(128 * 3 / (26 * 3), abs=1e-3)  # a perfect draft

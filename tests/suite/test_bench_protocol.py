@@ -29,7 +29,7 @@ from dynatree_suite.bench.runner import Completed
 from dynatree_suite.bench.streaming import StreamingModel
 from dynatree_suite.bench.trace import Trace
 from dynatree_suite.costs.cost_model import count, counts_of
-from dynatree_suite.papers.workloads import Prompt
+from dynatree_suite.papers.workloads import WorkloadPrompt
 
 PROMPTS = [BenchPrompt.from_ids(name, prompt(5, seed)[0].tolist()) for seed, name in enumerate("abc")]
 TOYS = Pair("toys", ToyModel.random(5), ToyModel.random(5), None)
@@ -327,7 +327,7 @@ def spoken(pair) -> Pair:
     return replace(pair, tokenizer=PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]"))
 
 
-ASKED = [Prompt("q", "chat", ("hello", "and?", "so?")), Prompt("one", "chat", ("single",))]
+ASKED = [WorkloadPrompt("q", "chat", ("hello", "and?", "so?")), WorkloadPrompt("one", "chat", ("single",))]
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
@@ -360,7 +360,7 @@ def test_a_reply_ends_at_eos(spoken, monkeypatch):
 
 
 def test_a_second_turn_that_does_not_fit_is_named(spoken):
-    long = [Prompt("long", "chat", ("x" * 290, "y" * 100))]
+    long = [WorkloadPrompt("long", "chat", ("x" * 290, "y" * 100))]
     with pytest.raises(ValueError, match=r"'long/turn-2' has \d+ tokens .* exceeds the context of 600"):
         run_benchmark(spoken, "ar", long, max_new_tokens=120, turns="all")
     run_benchmark(spoken, "ar", long, max_new_tokens=4)

@@ -95,15 +95,40 @@ def test_errors_of_the_library_are_its_sentence(capsys, tmp_path):
     assert "Traceback" not in text
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+PROBE = """
+import sys
+from types import SimpleNamespace
+from dynatree_suite.cli import main as cli
+
+def configure(parser):
+    "A command."
+
+cli.COMMANDS["probe"] = configure
+sys.modules["dynatree_suite.cli.probe"] = SimpleNamespace(main=lambda args: print("told") or int(sys.stdin is None))
+sys.exit(cli.main(["probe"]))
+"""
+"""A process with a command that prints, and ends with 1 where it has no standard input."""
+FULL = "dynatree: The operating system refuses: No space left on device; give another place, or make room there.\n"
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+
+
+@needs_full
 @pytest.mark.parametrize("arguments", [["fetch"], ["run", "--dry-run", "--profile", "smoke"]])
-def test_a_full_disk_behind_standard_output_is_said_in_words(arguments):
+def test_a_full_disk_behind_standard_output_is_said_in_words(arguments, capsys, monkeypatch):
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "dynatree_suite", *arguments]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 2
-    refused = "The operating system refuses: No space left on device; give another place, or make room there."
-    assert done.stderr == f"dynatree: {refused}\n"
+        monkeypatch.setattr(sys, "stdout", full)
+        assert cli.main(arguments) == 2
+        monkeypatch.undo()
+    assert capsys.readouterr().err == FULL
+
+
+@needs_full
+def test_a_process_ends_quietly_after_a_full_disk():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (2, FULL)
 
 
 def test_debug_shows_the_traceback(command, monkeypatch):
@@ -172,12 +197,19 @@ def test_help_and_misspelled_options_load_nothing_slow(arguments):
     assert text.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "words"), [("fetch >&-", 0, ""), ("chat <&-", 2, "Standard input is closed")]
-)
-def test_a_closed_stream_is_no_traceback(command, code, words):
-    line = f"{shlex.quote(sys.executable)} -m dynatree_suite {command}"
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=100)
-    assert done.returncode == code, done.stderr
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(("closed", "code"), [(">&-", 0), ("<&-", 1)])
+def test_a_closed_stream_is_no_traceback(closed, code):
+    line = shlex.join([sys.executable, "-c", PROBE])
+    done = subprocess.run(["sh", "-c", f"{line} {closed}"], capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_commands_without_standard_output_or_input(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.main(["chat"]) == 2
+    assert "Standard input is closed" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdout", None)
+    assert cli.main(["fetch"]) == 0
+    sys.stdout.close()
+    monkeypatch.undo()
+    assert capsys.readouterr().err == ""

@@ -51,8 +51,10 @@ BY_HAND = MeasuredCosts(0.5, (1.0, 2.0, 3.0), (0.5, 0.6), overhead=0.1, reading=
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    """Factors of chains alone: measuring every drafter's takes longer than all else, and one test does."""
+    """Factors of chains alone, and short texts: measuring every drafter's takes longer than all else; one test does."""
     monkeypatch.setattr(cost_model, "DRAFTERS", (NoDraft, Chain))
+    monkeypatch.setattr(cost_model, "STRETCH", 24)
+    monkeypatch.setattr(cost_model, "STRETCHES", 1)
 
 
 # -------------------------------------------------------------------------------------------------- measuring costs
@@ -107,13 +109,13 @@ def test_a_step_in_the_cost_stays_in_the_forecast_and_is_no_marginal_cost_of_cos
 
 
 def test_reading_the_prompt_has_its_own_cost():
-    costs = clocked_costs(lambda nodes: 2.0, lambda nodes: 0.5, queued=(0.1, 0.02))
+    costs = clocked_costs(lambda nodes: 2.0, lambda nodes: 0.5, queued=(0.1, 0.02), max_rows=8)
     per_token = 3 / 4 / 2  # of the four tokens the last is node 0; in steps of 2 seconds
     assert costs.reading == pytest.approx((0.1 * per_token, 0.02 * per_token), rel=0.05)
 
 
 def test_noise_cannot_make_a_larger_forward_cheaper():
-    costs = clocked_costs(lambda nodes: 5.0 if nodes == 4 else 1.0, lambda nodes: 0.2)
+    costs = clocked_costs(lambda nodes: 5.0 if nodes == 4 else 1.0, lambda nodes: 0.2, max_rows=8)
     assert list(costs.verify_points) == sorted(costs.verify_points)
     assert costs.verify_points[2] == pytest.approx(1.0)
 

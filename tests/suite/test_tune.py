@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from dynatree_suite.bench.protocol import SEEDS
 from dynatree_suite.cli import arguments
 from dynatree_suite.cli import tune as tune_command
 from dynatree_suite.cli.main import main
+from dynatree_suite.costs import cost_model
 from dynatree_suite.costs import tune as tuning
 from dynatree_suite.costs.cost_model import MeasuredCosts
 from dynatree_suite.costs.ranks import RankAcceptance
@@ -42,11 +44,17 @@ def planted(costs, pair=TOYS, methods=FEW, **options):
     return tune(pair, TEXTS, methods=methods, **given)
 
 
+@cache
+def found(costs):
+    """Return what is tuned where these cost nothing, or much."""
+    return planted({"free rows": FREE_ROWS, "dear levels": DEAR_LEVELS, "dear everything": DEAR_EVERYTHING}[costs])
+
+
 @pytest.mark.parametrize(
-    ("costs", "wins"), [(FREE_ROWS, WIDE), (DEAR_LEVELS, "chain:length=1"), (DEAR_EVERYTHING, "ar")]
+    ("costs", "wins"), [("free rows", WIDE), ("dear levels", "chain:length=1"), ("dear everything", "ar")]
 )
 def test_planted_costs_decide(costs, wins):
-    tuned = planted(costs)
+    tuned = found(costs)
     assert tuned.spec == wins
     assert tuned.predictions[0].spec == wins
     assert [one.speed for one in tuned.predictions] == sorted((one.speed for one in tuned.predictions), reverse=True)
@@ -54,8 +62,10 @@ def test_planted_costs_decide(costs, wins):
     assert tuned.setup["candidates"] == len(FEW)
 
 
-def test_measured_costs_decide_as_planted_ones_do():
+def test_measured_costs_decide_as_planted_ones_do(monkeypatch):
     """The whole way, from a clock on which a row costs nothing and a level little."""
+    monkeypatch.setattr(cost_model, "STRETCH", 24)
+    monkeypatch.setattr(cost_model, "STRETCHES", 1)
     time = [0.0]
 
     class Counted(ToyModel):
@@ -120,24 +130,19 @@ def test_the_same_prompt_again_is_another_text_with_a_seed_of_its_own(monkeypatc
 def test_the_choice_can_be_used_at_once():
     ids = [1, 2, 3]
     expected = generate(TOY, ids, NoDraft(), max_new_tokens=30).tokens
-    for costs in (FREE_ROWS, DEAR_LEVELS, DEAR_EVERYTHING):
-        tuned = planted(costs)
+    for costs in ("free rows", "dear levels", "dear everything"):
+        tuned = found(costs)
         assert generate(TOY, ids, tuned.drafter(TOYS.draft), max_new_tokens=30).tokens == expected
     made = replace(tuned, spec="fixed-tree:depth=3,branching=3/1,commit=rebuild")
     assert made.drafter(TOYS.draft) == FixedTree(TOYS.draft, depth=3, branching=(3, 1))
-    assert (made.method, made.options["max_nodes"]) == ("fixed-tree", 16)
+    assert made.to_json()["options"]["max_nodes"] == 16
     assert made.python == "dt.FixedTree(pair.draft, depth=3, branching=(3, 1))"
     assert replace(tuned, spec="ar").python == "dt.NoDraft()"
 
 
-@pytest.fixture(scope="module")
-def chosen():
-    return planted(FREE_ROWS)
-
-
 @pytest.mark.parametrize("kind", [*DRAFTERS, *WRAPPERS], ids=lambda kind: kind.name)
-def test_every_method_can_be_the_choice(chosen, kind):
-    made = replace(chosen, spec=kind.name)
+def test_every_method_can_be_the_choice(kind):
+    made = replace(found("free rows"), spec=kind.name)
     pair = SimpleNamespace(draft=TOYS.draft)
     assert made.drafter(TOYS.draft) == eval(made.python, {"dt": dt, "pair": pair})
     assert type(made.drafter(TOYS.draft)) is kind
@@ -145,7 +150,8 @@ def test_every_method_can_be_the_choice(chosen, kind):
 
 def test_the_result_survives_its_file(tmp_path):
     file = tmp_path / "tuned.json"
-    tuned = planted(FREE_ROWS, out=file)
+    tuned = found("free rows")
+    file.write_text(json.dumps(tuned.to_json()))
     assert load_tuned(file) == tuned
     assert json.loads(file.read_text())["options"]["branching"] == 4
     measured = replace(tuned, predictions=(replace(tuned.predictions[0], measured=1.2, interval=(1.1, 1.3)),))
@@ -241,7 +247,6 @@ def test_a_check_of_a_real_pair():
         ({"methods": ["hf-generate"]}, "does not run in this library's loop"),
         ({"methods": ["chain:length=0"]}, "length is 0"),
         ({"methods": ["ar", "ar"]}, "given twice"),
-        ({"out": "no/such/folder/x.json"}, "does not exist"),
         ({"costs": None, "max_rows": 2}, "max_rows is 2"),
     ],
 )
@@ -251,11 +256,15 @@ def test_bad_input_is_refused_before_any_work(options, sentence):
 
 
 # --------------------------------------------------------------------------------------------------------- the command
+loaded = cache(load_pair)
+
+
 @pytest.fixture
 def quick(monkeypatch, tmp_path):
     """The command with planted costs and few candidates, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tuning, "measure_costs", lambda pair, prompts, **options: FREE_ROWS)
+    monkeypatch.setattr(arguments, "load_pair", loaded)
     aware = "cost-aware-tree:verify_cost=1.0/1.0,draft_cost=0.3/0.3"
     monkeypatch.setattr(tuning, "candidates", lambda costs, rows=64, sampled=False: tuning.variants([*FEW, aware]))
     return tmp_path

@@ -10,8 +10,8 @@ from dynatree_suite.papers import workloads
 from dynatree_suite.papers.workloads import (
     BUNDLED_TASKS,
     SPEC_BENCH_TASKS,
-    Prompt,
     WorkloadError,
+    WorkloadPrompt,
     join_workloads,
     load_workload,
     render,
@@ -162,7 +162,9 @@ def test_random_subsets_are_seeded_and_recorded(folder):
 
 
 def test_code_workloads(folder):
-    assert load_workload("humaneval", source=folder).prompts[2] == Prompt("HumanEval/2", "code", ("def f2():",), "pass")
+    assert load_workload("humaneval", source=folder).prompts[2] == WorkloadPrompt(
+        "HumanEval/2", "code", ("def f2():",), "pass"
+    )
     mbpp = load_workload("mbpp", source=folder)
     assert (mbpp.ids[0], mbpp.ids[-1], len(mbpp)) == ("mbpp/11", "mbpp/510", 500)
     assert mbpp.prompts[0].text == '"""\nWrite 11.\nassert f()\n"""\n'
@@ -241,7 +243,7 @@ def test_hub_line_rows_of_wikitext_and_books_of_pg19(hub_copy):
 
 def test_hub_mt_bench_columns(hub_copy):
     hub_copy("mt-bench", [{"prompt_id": 7, "category": "writing", "prompt": ["one", "two"]}], None, split="train")
-    assert load_workload("mt-bench", source="hub").prompts == (Prompt("7", "writing", ("one", "two")),)
+    assert load_workload("mt-bench", source="hub").prompts == (WorkloadPrompt("7", "writing", ("one", "two")),)
 
 
 # ------------------------------------------------------------------------------------------------ errors

@@ -3,9 +3,11 @@
 import os
 import re
 import shlex
+from functools import cache
 
 import pytest
 
+from dynatree_suite.cli import arguments
 from dynatree_suite.cli.main import main, sentence
 
 NOWHERE = "no/such/place"
@@ -184,6 +186,14 @@ WAY_OUT = re.compile(
     re.IGNORECASE,
 )
 """What a sentence says to do."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded_once():
+    """Pairs that can be loaded are loaded once, because most of these commands ask for the same."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(arguments, "load_pair", cache(arguments.load_pair))
+        yield
 
 
 @pytest.mark.parametrize(
