@@ -1,5 +1,6 @@
 """The command line: help, lazy commands, and errors as one sentence."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -213,3 +214,13 @@ def test_commands_without_standard_output_or_input(capsys, monkeypatch):
     sys.stdout.close()
     monkeypatch.undo()
     assert capsys.readouterr().err == ""
+
+
+def test_a_pair_is_listed_loaded_and_described(capsys):
+    assert cli.main(["fetch"]) == 0
+    assert {"tiny", "smollm2"} <= {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    assert cli.main(["fetch", "tiny", "--dtype", "bfloat16"]) == 0
+    target, _, draft, _, last = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"target: gpt_neox, [\d.]+ M parameters, \d+ layers, bfloat16", target)
+    assert draft.startswith("draft: gpt_neox")
+    assert last == "tree attention: checked on both models"
