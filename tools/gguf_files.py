@@ -16,9 +16,10 @@ from typing import Any
 import gguf
 import numpy as np
 
-from dynatree_lib.models.fetch import PACKAGED, fetch
+from dynatree_lib.models.fetch import PACKAGED
 from dynatree_lib.models.pruned import LAYERS, load_pruned
 from dynatree_lib.paths import data_path
+from dynatree_suite.fetching import fetch
 
 KINDS = {"f32": (gguf.GGMLQuantizationType.F32, 0), "bf16": (gguf.GGMLQuantizationType.BF16, 32)}
 """Name in the file's name -> type of its matrices, and `general.file_type`."""

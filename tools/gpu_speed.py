@@ -35,7 +35,6 @@ from dynatree_lib.engines.plain import autoregressive_fast
 from dynatree_lib.engines.static import StaticModel, static_pair
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair, check_pair_name, load_pair, pair_files
-from dynatree_lib.paths import sole_run, write_atomically
 from dynatree_lib.sampling import Sampling
 from dynatree_suite.bench.bandwidth import ceilings, forward_bytes, matmul_flops, measure_bandwidth, median_seconds
 from dynatree_suite.bench.clock import known_objects_frozen, quiet_machine, synchronize
@@ -52,6 +51,7 @@ from dynatree_suite.bench.prompts import BenchPrompt
 from dynatree_suite.bench.protocol import read_results, run_benchmark
 from dynatree_suite.costs.cost_growth import any_text, forward_times, iteration_costs
 from dynatree_suite.costs.cost_model import MeasuredCosts, measure_costs, prediction_rows
+from dynatree_suite.files import sole_run, write_atomically
 from dynatree_suite.papers.workloads import Workload, load_workload
 
 from .growth import level_costs

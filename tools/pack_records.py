@@ -14,8 +14,8 @@ import gzip
 import sys
 from pathlib import Path
 
-from dynatree_lib.paths import whole_file
 from dynatree_suite.bench.records import PACKED, Records, Run, dumps, read_records
+from dynatree_suite.files import whole_file
 
 
 def pack(path: Path) -> Path:

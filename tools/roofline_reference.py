@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 
-from dynatree_lib.paths import write_atomically
 from dynatree_suite.bench.environment import describe_environment
 from dynatree_suite.costs.forward_grid import TURNS, grid_record
+from dynatree_suite.files import write_atomically
 
 OUT = Path("outputs/reference/roofline.json")
 

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dynatree_lib.paths import write_atomically
 from dynatree_suite.bench.methods import METHODS
 from dynatree_suite.bench.protocol import read_results
 from dynatree_suite.cli.bench import report
+from dynatree_suite.files import write_atomically
 
 from . import llama_cpp
 

@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dynatree_lib.paths import write_atomically
 from dynatree_suite.bench.clock import rotated
 from dynatree_suite.bench.environment import describe_environment
 from dynatree_suite.bench.statistics import Estimate, ratio
+from dynatree_suite.files import write_atomically
 from dynatree_suite.runs.receipts import read_json
 
 OUT = Path("outputs/reference/workers.json")

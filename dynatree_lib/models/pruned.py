@@ -1,4 +1,4 @@
-"""Drafts made of a few of their target's layers: made from a target, stored without what the target has, loaded again.
+"""Drafts made of a few of their target's layers: made from a target, and loaded with the weights that they learnt.
 
 They read tokens alone (`pruned`), or tokens with their target's features (`on_features`).
 
@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from ..paths import whole_file, write_atomically
 
 LAYERS, WEIGHTS, TOKENS = "layers.json", "layers.safetensors", "tokens.npy"
 """Files of such a folder: what the draft was made from, its weights, and the tokens that it drafts."""
@@ -150,22 +148,8 @@ def own_weights(draft: Any) -> dict[str, torch.Tensor]:
     return {name: weight for name, weight in draft.state_dict().items() if weight.data_ptr() not in shared}
 
 
-def store_pruned(draft: Any, layers: Sequence[int], tokens: np.ndarray, folder: Path) -> None:
-    """Write a draft's own weights in float16, the layers it was made from, and the (K,) ids of the tokens it drafts."""
-    from safetensors.torch import save
-
-    folder.mkdir(parents=True, exist_ok=True)
-    halves = {name: weight.detach().half().contiguous() for name, weight in own_weights(draft).items()}
-    with whole_file(folder / WEIGHTS) as file:
-        file.write(save(halves))
-    with whole_file(folder / TOKENS) as file:
-        np.save(file, tokens.astype(np.uint16 if tokens.max() < 2**16 else np.int64))
-    made_of = {"layers": list(layers), "feature_layers": getattr(draft, "feature_layers", None)}
-    write_atomically(folder / LAYERS, json.dumps(made_of) + "\n")
-
-
 def load_pruned(folder: Path, target: Any) -> tuple[Any, np.ndarray]:
-    """Load a draft that `store_pruned` wrote, in the target's dtype and on its device.
+    """Load a draft that `dynatree train` wrote, in the target's dtype and on its device.
 
     Returns:
         the draft, and (K,) int64 ids of the tokens it drafts, ascending.

@@ -23,9 +23,9 @@ import torch
 from dynatree_lib.checks import chosen, of_kind, whole
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
-from dynatree_lib.paths import sole_writer
 from dynatree_lib.sampling import Sampling
 
+from ..files import sole_writer
 from .bandwidth import forward_bytes, measure_bandwidth
 from .clock import known_objects_frozen, quiet_machine, rotated, synchronize
 from .environment import (

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO, get_args, get_origin, get_type_hints
 
-from dynatree_lib.paths import check_regular, partial_of, write_atomically
+from ..files import check_regular, partial_of, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,11 +16,11 @@ import torch
 
 from dynatree_lib.engines.static import static_pair
 from dynatree_lib.models.pairs import Pair, load_pair
-from dynatree_lib.paths import write_atomically
 from dynatree_lib.sampling import Sampling
 
 from ..bench.clock import choose_threads, iteration_seconds
 from ..bench.records import check_writable
+from ..files import write_atomically
 from ..papers.workloads import Workload, join_workloads, load_workload
 
 MOST_THREADS = 1024

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from dynatree_lib.models.fetch import PACKAGED, fetch
+from dynatree_lib.models.fetch import PACKAGED
 from dynatree_lib.models.pairs import PAIRS, load_pair
 
+from ..fetching import fetch
 from . import arguments
 
 

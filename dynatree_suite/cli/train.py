@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynatree_lib.paths import cache_folder, sole_run
+from dynatree_lib.paths import cache_folder
+
+from ..files import sole_run
 
 if TYPE_CHECKING:
     from ..training.optimize import Runtime

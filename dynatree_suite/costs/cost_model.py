@@ -25,7 +25,6 @@ from dynatree_lib.engines.static import StaticModel
 from dynatree_lib.models.base import LanguageModel
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
-from dynatree_lib.paths import write_atomically
 from dynatree_lib.sampling import Sampling
 
 from ..bench.environment import describe_environment, public_name, public_pair_name
@@ -34,6 +33,7 @@ from ..bench.prompts import BenchPrompt, prepare_prompts
 from ..bench.protocol import SEEDS, Results
 from ..bench.records import Header, Run, check_writable, typed
 from ..bench.runner import Completed, quiet
+from ..files import write_atomically
 from .probes import DEEPEST, FIRST, LEVELS, PROPOSED, LevelsProbe, RowsProbe, Timing, time_blocks
 from .ranks import RankAcceptance
 

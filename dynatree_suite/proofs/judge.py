@@ -23,7 +23,6 @@ from typing_extensions import override
 from dynatree_lib.decoding import generate
 from dynatree_lib.drafters.base import Drafter
 from dynatree_lib.models.pairs import Pair
-from dynatree_lib.paths import write_atomically
 from dynatree_lib.sampling import DraftDistributions, Sampling, Scores
 from dynatree_lib.tree import TokenTree
 from dynatree_lib.verifiers import TargetWalk
@@ -36,6 +35,7 @@ from ..bench.protocol import SEEDS
 from ..bench.records import read_bytes
 from ..bench.runner import quiet
 from ..bench.statistics import Estimate, ratio
+from ..files import write_atomically
 from .exact import ObservingVerifier, Replay, outcomes
 
 FORMAT = 2

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dynatree_lib.paths import write_atomically
-
+from ..files import write_atomically
 from .receipts import Files
 from .report import notebook_names, page_style, read_run, read_status, read_subject, read_summary, template
 

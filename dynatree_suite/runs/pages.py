@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dynatree_lib.paths import write_atomically
+from ..files import write_atomically
 
 try:
     import nbformat

@@ -22,10 +22,11 @@ from dynatree_lib import __version__
 from dynatree_lib.checks import has_shape
 from dynatree_lib.models.fetch import PACKAGED, fetched
 from dynatree_lib.models.pairs import pair_files
-from dynatree_lib.paths import data_path, sha256_of, write_atomically
+from dynatree_lib.paths import data_path, sha256_of
 
 from .. import PACKAGES
 from ..bench.environment import git_commit
+from ..files import write_atomically
 from .plan import COST, Job, project_root, read_source
 from .shipped import reference_path
 

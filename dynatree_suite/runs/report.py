@@ -13,9 +13,9 @@ from typing import Any
 
 from jinja2 import Environment, Template
 
-from dynatree_lib.paths import write_atomically
 from dynatree_lib.plots.theme import dark_css
 
+from ..files import write_atomically
 from .pages import asset, copy_plotly, export_page, figure_html, figure_scripts, make_exporter
 from .plan import Cost
 from .receipts import NOTE, RUN, RUN_FILE, SUMMARY, Files, damage, library_sha256, read_json, read_or_empty

@@ -21,9 +21,9 @@ from threading import Event, Thread
 from typing import Any
 
 from dynatree_lib.checks import check_unicode
-from dynatree_lib.paths import sole_run
 
 from ..bench.environment import describe_environment, git_commit, package_version
+from ..files import sole_run
 from .plan import Cost, Job, cell_source
 from .receipts import (
     NOTE,

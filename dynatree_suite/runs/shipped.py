@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from dynatree_lib.paths import whole_file
+from ..files import whole_file
 
 PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = (

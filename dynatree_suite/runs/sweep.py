@@ -22,7 +22,7 @@ import pandas as pd
 
 from dynatree_lib.models.engine import check_engine
 from dynatree_lib.models.pairs import Pair, load_pair, pair_files
-from dynatree_lib.paths import data_path, sole_run
+from dynatree_lib.paths import data_path
 from dynatree_lib.sampling import Sampling
 
 from ..bench.environment import describe_environment, git_commit
@@ -30,6 +30,7 @@ from ..bench.grids import text
 from ..bench.methods import variant
 from ..bench.protocol import checked_runner, run_benchmark
 from ..bench.statistics import ratio
+from ..files import sole_run
 from ..papers.workloads import WORKLOADS, Workload, load_workload
 from .receipts import now, own_version, read_json, read_or_empty, write_json
 from .run import INTERRUPTED, Say, shorten, words_of

@@ -1,12 +1,11 @@
-"""The finished pair on disk: weights in 16 bit, tokenizer, a machine-readable card and the model card drawn from it."""
+"""Finished pairs and drafts on disk: weights in 16 bit, a machine-readable card and the model card drawn from it."""
 
 from __future__ import annotations
 
 import copy
 import json
 import platform
-import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -15,14 +14,44 @@ from typing import Any
 import jinja2
 import numpy as np
 import torch
+from safetensors.torch import save
 
+from dynatree_lib.models.pruned import LAYERS, TOKENS, WEIGHTS, own_weights
 from dynatree_lib.paths import sha256_of
 
+from ..files import whole_folder
 from .corpus import HELD_OUT_PERCENT
 from .optimize import Run
-from .recipe import Recipe
+from .recipe import Recipe, read_object
 
 CARD = "card.json"
+BEGUN = "begun.json"
+"""File of a working folder: what is trained there."""
+
+
+def check_folders(work: Path, out: Path, force: bool) -> dict[str, Any] | None:
+    """Check that a training may work in one folder and replace another; return what `work` says is trained there.
+
+    Raises:
+        FileExistsError: for a file, for a folder that holds other things than a training writes, and, unless `force`
+            is given, for a finished pair or draft in `out`.
+        ValueError: when one folder lies in the other.
+    """
+    if work.is_relative_to(out) or out.is_relative_to(work):
+        raise ValueError(
+            f"--work {work} and --out {out} lie in each other, and one would be lost with the other; give two apart."
+        )
+    for folder, option, marker in ((out, "--out", CARD), (work, "--work", BEGUN)):
+        if folder.exists() and not folder.is_dir():
+            raise FileExistsError(f"{folder} is a file; give a folder ({option}).")
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():
+            raise FileExistsError(
+                f"{folder} holds other things than a training writes ({marker} is missing) and would be replaced; give "
+                f"another {option}, or a new folder inside it."
+            )
+    if (out / CARD).is_file() and not force:
+        raise FileExistsError(f"{out} already holds a finished training; pass --force to replace it, or another --out.")
+    return read_object(work / BEGUN) if (work / BEGUN).is_file() else None
 
 
 def round_weights(model: Any) -> None:
@@ -114,21 +143,26 @@ def write_pair(out: Path, models: Mapping[str, Any], tokenizer: Any, card: dict[
     Returns:
         the card, with the sha256 of every weight and tokenizer file added.
     """
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for name, model in models.items():
-        store_model(model, partial / name)
-    tokenizer.save_pretrained(partial / "target")
-    for path in partial.rglob("*.safetensors"):
-        path.chmod(0o644)  # safetensors writes for the owner alone
-    listed = [*partial.rglob("*.safetensors"), *partial.rglob("tokenizer.json")]
-    digests = {path.relative_to(partial).as_posix(): sha256_of(path) for path in sorted(listed)}
-    card = {**card, "files": digests}
-    write_card(partial, card)
-    shutil.rmtree(out, ignore_errors=True)
-    partial.replace(out)
+    with whole_folder(out) as folder:
+        for name, model in models.items():
+            store_model(model, folder / name)
+        tokenizer.save_pretrained(folder / "target")
+        for path in folder.rglob("*.safetensors"):
+            path.chmod(0o644)  # safetensors writes for the owner alone
+        listed = sorted([*folder.rglob("*.safetensors"), *folder.rglob("tokenizer.json")])
+        card = {**card, "files": {path.relative_to(folder).as_posix(): sha256_of(path) for path in listed}}
+        write_card(folder, card)
     return card
+
+
+def store_pruned(draft: Any, layers: Sequence[int], tokens: np.ndarray, folder: Path) -> None:
+    """Write a draft's own weights in float16, the layers it was made from, and the (K,) ids of the tokens it drafts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    halves = {name: weight.detach().half().contiguous() for name, weight in own_weights(draft).items()}
+    (folder / WEIGHTS).write_bytes(save(halves))
+    np.save(folder / TOKENS, tokens.astype(np.uint16 if tokens.max() < 2**16 else np.int64))
+    made_of = {"layers": list(layers), "feature_layers": getattr(draft, "feature_layers", None)}
+    (folder / LAYERS).write_text(json.dumps(made_of) + "\n", encoding="utf-8")
 
 
 def write_card(folder: Path, card: Mapping[str, Any], template: str = "card") -> None:

@@ -11,15 +11,15 @@ import contextlib
 import hashlib
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dynatree_lib.paths import whole_file
-
+from ..files import whole_file
 from ..papers.workloads import DATA_SETS, Row, WorkloadError, book_number, read_rows
 
 END = "<|endoftext|>"
@@ -213,63 +213,49 @@ def encode(tokenizer: Any, texts: tuple[str, ...]) -> np.ndarray:
     return np.asarray(tokens, dtype=np.int32)
 
 
-def encode_parts(
-    tokenizer: Any, parts: Mapping[str, Part], cache: Path
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return training and held-out tokens of every part; `cache` is a .npz that the caller renews with the corpus."""
-    if not cache.is_file():
-        arrays = {
-            f"{split}/{name}": encode(tokenizer, getattr(part, split))
-            for name, part in parts.items()
-            for split in ("train", "held_out")
-        }
-        with whole_file(cache) as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-    with np.load(cache) as stored:
-        return ({name: stored[f"train/{name}"] for name in parts}, {name: stored[f"held_out/{name}"] for name in parts})
+def kept(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """Return the array in a .npy file, read when it is needed; it is made first where there is no such file."""
+    if not path.is_file():
+        array = make()
+        with whole_file(path) as file:
+            np.save(file, array)
+    array = np.load(path, mmap_mode="r")
+    return array
 
 
-class Windows:
-    """Endless windows of `length` tokens, parts drawn by weight, each part walked in shuffled order epoch by epoch.
+def encode_parts(tokenizer: Any, parts: Mapping[str, Part], folder: Path, split: str) -> dict[str, np.ndarray]:
+    """Return the "train" or "held_out" tokens of every part; the caller renews the folder that keeps them."""
+    return {
+        name: kept(folder / f"{split}-{name}.npy", partial(encode, tokenizer, getattr(part, split)))
+        for name, part in parts.items()
+    }
 
-    Every epoch cuts a part at a new random offset, except the `aligned` parts, whose texts stay whole. The n-th batch
-    depends on the seed and n alone, so a resumed run calls `skip` and goes on exactly where it stopped.
+
+def windows(
+    parts: Mapping[str, np.ndarray],
+    weights: Mapping[str, float],
+    length: int,
+    count: int,
+    seed: Sequence[int],
+    aligned: Collection[str] = (),
+) -> Iterator[np.ndarray]:
+    """Yield endless (count, length) int64 windows of tokens, parts drawn by weight; the same ones for a seed.
+
+    Each part is walked in shuffled order epoch by epoch. Every epoch cuts it at a new random offset, except the
+    `aligned` parts, whose texts stay whole. A part that is shorter than a window is repeated until it fills one.
     """
+    texts = {name: np.tile(tokens, -(-(length + 1) // len(tokens))) for name, tokens in parts.items()}
+    shares, random = np.array([weights[name] for name in parts], dtype=np.float64), np.random.default_rng(list(seed))
+    epochs: dict[str, list[int]] = {name: [] for name in parts}
 
-    def __init__(
-        self,
-        parts: Mapping[str, np.ndarray],
-        weights: Mapping[str, float],
-        length: int,
-        seed: tuple[int, ...],
-        aligned: frozenset[str] = frozenset(),
-    ):
-        # A part shorter than a window is repeated until it fills one.
-        self.parts = [np.tile(tokens, -(-(length + 1) // len(tokens))) for tokens in parts.values()]
-        self.aligned = [name in aligned for name in parts]
-        shares = np.array([weights[name] for name in parts], dtype=np.float64)
-        self.shares, self.length = shares / shares.sum(), length
-        self.random = np.random.default_rng(list(seed))
-        self.queues: list[list[int]] = [[] for _ in self.parts]
+    def window(name: str) -> np.ndarray:
+        if not epochs[name]:
+            spare = len(texts[name]) - length
+            offset = 0 if name in aligned else random.integers(0, min(length, spare))
+            epochs[name] = random.permutation(np.arange(offset, spare + 1, length)).tolist()
+        start = epochs[name].pop()
+        return texts[name][start : start + length]
 
-    def _next(self, part: int) -> int:
-        if not self.queues[part]:
-            spare = len(self.parts[part]) - self.length
-            offset = 0 if self.aligned[part] else self.random.integers(0, min(self.length, spare))
-            starts = np.arange(offset, spare + 1, self.length)
-            self.queues[part] = self.random.permutation(starts).tolist()
-        return self.queues[part].pop()
-
-    def _draw(self, count: int) -> list[tuple[int, int]]:
-        parts = self.random.choice(len(self.parts), size=count, p=self.shares).tolist()
-        return [(part, self._next(part)) for part in parts]
-
-    def skip(self, batches: int, count: int) -> None:
-        """Forget the next `batches` batches of `count` windows."""
-        for _ in range(batches):
-            self._draw(count)
-
-    def batch(self, count: int) -> np.ndarray:
-        """Return the next `count` windows as int64 (count, length)."""
-        windows = [self.parts[part][start : start + self.length] for part, start in self._draw(count)]
-        return np.stack(windows).astype(np.int64)
+    while True:
+        drawn = random.choice(len(parts), size=count, p=shares / shares.sum()).tolist()
+        yield np.stack([window(list(parts)[part]) for part in drawn]).astype(np.int64)

@@ -17,8 +17,8 @@ from torch.nn import functional
 from dynatree_lib.models.engine import cache_name
 from dynatree_lib.models.huggingface import in_dtype
 
-from .corpus import Windows
-from .optimize import Log, Loss, OpenWindows, Runtime
+from .corpus import windows
+from .optimize import Batches, Log, Loss, Runtime
 from .recipe import ModelRecipe, Recipe
 
 ON_POLICY = "on-policy"
@@ -89,19 +89,20 @@ def draft_loss(draft: Any, target: Any, runtime: Runtime) -> Loss:
     return loss
 
 
-def target_windows(tokens: Mapping[str, np.ndarray], recipe: Recipe) -> OpenWindows:
+def target_batches(tokens: Mapping[str, np.ndarray], recipe: Recipe) -> Batches:
     """Return the target's text by phase; a window has one token more than the phase's length, the last label."""
-    return lambda index, phase: Windows(tokens, recipe.parts, phase.length + 1, (recipe.seed, 0, index))
+    return lambda index, phase: windows(tokens, recipe.parts, phase.length + 1, phase.batch, (recipe.seed, 0, index))
 
 
-def draft_windows(tokens: Mapping[str, np.ndarray], own: np.ndarray, recipe: Recipe) -> OpenWindows:
+def draft_batches(tokens: Mapping[str, np.ndarray], own: np.ndarray, recipe: Recipe) -> Batches:
     """Return the draft's text by phase: the mixture, and the recipe's share of the target's own text (rows, width)."""
     share, parts, weights = recipe.on_policy.share, dict(tokens), dict(recipe.parts)
     if share > 0:
         weights[ON_POLICY] = share / (1 - share) * sum(weights.values())
         parts[ON_POLICY] = own.reshape(-1)
-    aligned = frozenset({ON_POLICY})
-    return lambda index, phase: Windows(parts, weights, phase.length, (recipe.seed, 1, index), aligned)
+    return lambda index, phase: windows(
+        parts, weights, phase.length, phase.batch, (recipe.seed, 1, index), aligned=(ON_POLICY,)
+    )
 
 
 def continue_text(model: Any, prefixes: Tensor, temperatures: Tensor, width: int, random: torch.Generator) -> Tensor:
@@ -129,7 +130,7 @@ def write_on_policy(
     """
     plan = recipe.on_policy
     shortest, longest = plan.prefix
-    source = Windows(tokens, recipe.parts, longest, (recipe.seed, 2))
+    source = windows(tokens, recipe.parts, longest, plan.batch, (recipe.seed, 2))
     random = torch.Generator(runtime.device).manual_seed(recipe.seed)
     lengths = np.random.default_rng([recipe.seed, 3])
     dealt = [plan.temperatures[number % len(plan.temperatures)] for number in range(plan.batch)]
@@ -138,8 +139,7 @@ def write_on_policy(
     writer = in_dtype(target, torch.bfloat16) if runtime.autocast else target
     texts: list[np.ndarray] = []
     while len(texts) * plan.batch * plan.continuation < plan.tokens:
-        windows = runtime.place(source.batch(plan.batch))
-        prefixes = windows[:, : int(lengths.integers(shortest, longest + 1))]
+        prefixes = runtime.place(next(source))[:, : int(lengths.integers(shortest, longest + 1))]
         text = continue_text(writer, prefixes, temperatures, longest + plan.continuation, random)
         texts.append(text.cpu().numpy().astype(np.int32))
         log(f"on-policy text: {len(texts) * plan.batch * plan.continuation:,} of {plan.tokens:,} tokens")

@@ -6,9 +6,7 @@ Drafts of one target learn from the same answers, in one working folder.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +16,20 @@ import numpy as np
 import torch
 
 from dynatree_lib.models.engine import engine_of
-from dynatree_lib.models.fetch import ORIGIN, fetch
+from dynatree_lib.models.fetch import ORIGIN
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import load_model
-from dynatree_lib.models.pruned import LAYERS, TOKENS, WEIGHTS, store_pruned, untrained
-from dynatree_lib.paths import check_own, sole_run, write_atomically
+from dynatree_lib.models.pruned import TOKENS, WEIGHTS, untrained
+from dynatree_lib.paths import sha256_of
 
+from ..fetching import fetch
+from ..files import sole_run, whole_folder, write_atomically
 from ..papers.workloads import load_workload
 from .answers import SOURCES, ask, continued, requests, sequences, store_answers, write_answers
-from .card import CARD, hardware, versions, write_card
+from .card import BEGUN, check_folders, hardware, store_pruned, versions, write_card
 from .losses import chain_agreement, windows_loss
-from .optimize import Log, Run, Runtime
-from .recipe import DraftRecipe, read_object
+from .optimize import Log, Run, Runtime, read_checkpoint
+from .recipe import DraftRecipe
 from .texts import Windows, frequent, read_texts, write_features
 
 HELD_OUT_FILES = 1
@@ -46,7 +46,7 @@ TOGETHER = 16
 
 @dataclass(frozen=True)
 class DraftTraining:
-    """The training of a draft: recipe, texts to ask about, working folder `work` and the pair's folder `out`."""
+    """The training of a draft: recipe, texts to ask about, working folder `work` and the draft's folder `out`."""
 
     recipe: DraftRecipe
     data: Path
@@ -55,27 +55,21 @@ class DraftTraining:
     runtime: Runtime
     log: Log
 
-    def mark(self) -> str:
+    def mark(self) -> dict[str, Any]:
         """Return what the answers of a working folder are recognised by."""
-        recipe = self.recipe
-        of_answers = recipe.target, recipe.seed, recipe.own, recipe.temperatures, recipe.limit, recipe.batch
-        return hashlib.sha256(repr(of_answers).encode()).hexdigest()
+        recipe = self.recipe.as_json()
+        return {name: recipe[name] for name in ("target", "seed", "own", "temperatures", "limit", "batch")}
 
     @property
     def checkpoint(self) -> Path:
         """File of the optimization, which a stopped run goes on with."""
         return self.work / f"{self.recipe.kind}.checkpoint"
 
-    @property
-    def begun(self) -> Path:
-        """File next to the checkpoint: the recipe and the texts that it is of, and the factor of `--max-minutes`."""
-        return self.work / f"{self.recipe.kind}.json"
-
-    def check_checkpoint(self, **found: Any) -> dict[str, Any]:
-        """Return what `begun` says, {} without a checkpoint; ValueError where it says something else than `found`."""
+    def begun(self, **found: Any) -> dict[str, Any]:
+        """Return what the checkpoint is of, {} without one; ValueError where that is something else than `found`."""
         if not self.checkpoint.is_file():
             return {}
-        stored = read_object(self.begun) if self.begun.is_file() else {}
+        stored: dict[str, Any] = read_checkpoint(self.checkpoint)[0]["about"]
         changed = [name for name, value in found.items() if stored.get(name) != value]
         if changed:
             raise ValueError(
@@ -90,8 +84,10 @@ def open_draft_training(
 ) -> DraftTraining:
     """Check what can be wrong before any work. Answers are kept between runs; `force` forgets the draft's checkpoint.
 
+    `out` is the pair's folder, in which the draft gets one of its own.
+
     Raises:
-        FileExistsError: when `out` holds a finished draft, or where it would be, something else.
+        FileExistsError: when that holds a finished draft, or either folder other things.
         ValueError: for a GPU, without a folder of data sets, or when `work` has another recipe's answers or checkpoint.
         RuntimeError: where another training works in `work`.
     """
@@ -99,25 +95,21 @@ def open_draft_training(
         raise ValueError(
             f"--device is {runtime.device}, but a draft for an existing model is trained on a CPU; leave --device out."
         )
-    if (out / recipe.kind / LAYERS).is_file() and not force:
-        raise FileExistsError(
-            f"{out / recipe.kind} already holds a draft; pass --force to replace it, or another --out."
-        )
-    check_own(out / recipe.kind, CARD, "--out")
+    work, out = work.resolve(), out.resolve() / recipe.kind
+    begun = check_folders(work, out, force)
     if data is None:
         raise ValueError(
             "Prompts come from local data sets: give --data DIR with wikitext-2-raw/, gsm8k/, mbpp/ and spec_bench/."
         )
     training = DraftTraining(recipe, data, work, out, runtime, log)
-    begun = work / "begun.json"
-    if begun.is_file() and read_object(begun).get("mark") != training.mark():
+    if begun is not None and begun.get("mark") != training.mark():
         raise ValueError(f"{work} holds the answers of another recipe; remove it, or give another --work.")
     if not force:
-        training.check_checkpoint(recipe=recipe.as_json())
+        training.begun(recipe=recipe.as_json())
     with sole_run(work):
         if force:
             training.checkpoint.unlink(missing_ok=True)
-        write_atomically(begun, json.dumps({"mark": training.mark(), "recipe": recipe.as_json()}, indent=2) + "\n")
+        write_atomically(work / BEGUN, json.dumps({"mark": training.mark()}, indent=2) + "\n")
     return training
 
 
@@ -140,30 +132,25 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
     reader = _reader(training, folder)
     files = _answered(training, reader)
     states = _features(training, reader, files)
-    length, split = recipe.draft.phases[0].length, HELD_OUT_FILES
-    held_out = Windows(read_texts(files[:split]), tuple(states[:split]), length)
-    texts = Windows(read_texts(files[split:]), tuple(states[split:]), length)
+    held_out, texts = (
+        Windows(read_texts(files[part]), tuple(states[part]), recipe.length)
+        for part in (slice(HELD_OUT_FILES), slice(HELD_OUT_FILES, None))
+    )
     log(f"{len(texts.texts):,} texts with {len(texts.texts.answers):,} answer tokens; {len(held_out.texts):,} held out")
     target = load_model(folder, engine="eager")
     tokens = frequent(texts.texts, recipe.tokens, target.eos_token_ids)
-    about = {"recipe": recipe.as_json(), "texts": _sha256(*files)}
-    begun = training.check_checkpoint(**about)
+    about = {"recipe": recipe.as_json(), "texts": [sha256_of(file) for file in files]}
+    begun = training.begun(**about)
     factor = begun.get("factor", 1.0)
-    run = _run(training, target, texts, held_out, tokens, factor)
     if max_minutes is not None and begun:
         log("--max-minutes is not applied again: the steps were fixed when this run began")
     elif max_minutes is not None:
-        factor = min(1.0, max_minutes * 60 / run.predicted_seconds())
+        tried = _run(training, target, texts, held_out, tokens, about)
+        factor = min(1.0, max_minutes * 60 / tried.predicted_seconds())
         log(f"steps multiplied by {factor:.3f} for --max-minutes {max_minutes:g}")
-        run = _run(training, target, texts, held_out, tokens, factor)
-    if not begun:
-        write_atomically(training.begun, json.dumps({**about, "factor": factor}, indent=2) + "\n")
+    run = _run(training, target, texts, held_out, tokens, {**about, "factor": factor})
     run.train()
     draft = run.model.eval()
-    out = training.out / recipe.kind
-    partial_folder = out.with_name(f"{recipe.kind}.partial")
-    shutil.rmtree(partial_folder, ignore_errors=True)
-    store_pruned(draft, recipe.layers, tokens, partial_folder)
     card = {
         "recipe": recipe.as_json(),
         "target": json.loads((folder / ORIGIN).read_text(encoding="utf-8")),
@@ -186,22 +173,14 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
         "agreement": chain_agreement(draft, held_out, tokens, training.runtime),
         "spec_bench": judged_agreement(training, reader, draft, tokens),
         "head_covers": float(np.isin(held_out.texts.answers, tokens).mean()),
-        "files": {name: _sha256(partial_folder / name) for name in (WEIGHTS, TOKENS)},
         "hardware": hardware(training.runtime.device),
         "versions": versions(),
     }
-    write_card(partial_folder, card, "draft_card")
-    shutil.rmtree(out, ignore_errors=True)
-    partial_folder.replace(out)
+    with whole_folder(training.out) as place:
+        store_pruned(draft, recipe.layers, tokens, place)
+        card["files"] = {name: sha256_of(place / name) for name in (WEIGHTS, TOKENS)}
+        write_card(place, card, "draft_card")
     return card
-
-
-def _sha256(*files: Path) -> str:
-    """The hash of what files hold, one after another."""
-    found = hashlib.sha256()
-    for file in files:
-        found.update(file.read_bytes())
-    return found.hexdigest()
 
 
 def _answered(training: DraftTraining, model: HFModel) -> list[Path]:
@@ -211,10 +190,7 @@ def _answered(training: DraftTraining, model: HFModel) -> list[Path]:
     judged = load_workload("spec-bench", source=training.data)
     known = set[str]().union(*(sequences(turn) for prompt in judged for turn in prompt.turns))
     log(f"{len(asked):,} prompts from data sets; what overlaps with Spec-Bench is left out")
-    return write_answers(
-        model, asked, training.work / "answers", files=recipe.files, own=recipe.own, temperatures=recipe.temperatures,
-        batch=recipe.batch, limit=recipe.limit, seed=recipe.seed, known=known, log=log,
-    )  # fmt: skip
+    return write_answers(model, asked, training.work / "answers", recipe, known, log)
 
 
 def _features(training: DraftTraining, reader: HFModel, files: Sequence[Path]) -> list[np.ndarray]:
@@ -237,12 +213,12 @@ def judged_agreement(training: DraftTraining, reader: HFModel, draft: Any, token
         turns = [(prompt.task, prompt.text) for prompt in workload]
         asked = 2 * ask(reader.tokenizer, turns, reader.context - JUDGED_TOKENS)
         heats = [float(number >= len(asked) // 2) for number in range(len(asked))]
-        random = torch.Generator().manual_seed(training.recipe.seed)
+        random = np.random.default_rng(training.recipe.seed)
         answers = continued(reader, [one.ids for one in asked], heats, JUDGED_TOKENS, random, training.recipe.batch)
         store_answers(path, asked, answers, heats)
     texts = read_texts([path])
     states = _features(training, reader, [path])
-    windows = Windows(texts, tuple(states), training.recipe.draft.phases[0].length)
+    windows = Windows(texts, tuple(states), training.recipe.length)
     kinds = chain_agreement(draft, windows, tokens, training.runtime)
     for kind, found in kinds.items():
         chosen = np.flatnonzero((texts.kinds == kind) | (kind == "all"))
@@ -262,11 +238,18 @@ def _reader(training: DraftTraining, folder: Path) -> HFModel:
 
 
 def _run(
-    training: DraftTraining, target: HFModel, texts: Windows, held_out: Windows, tokens: np.ndarray, factor: float = 1.0
+    training: DraftTraining,
+    target: HFModel,
+    texts: Windows,
+    held_out: Windows,
+    tokens: np.ndarray,
+    about: dict[str, Any],
 ) -> Run:
-    """The optimization of a fresh draft."""
+    """The optimization of a fresh draft; `about` goes into its checkpoint, and its "factor" multiplies the steps."""
     recipe, runtime = training.recipe, training.runtime
-    draft = _trainable(untrained(target.model, recipe.layers, recipe.feature_layers))
+    draft = untrained(target.model, recipe.layers, recipe.feature_layers).requires_grad_(True)
+    for shared in (draft.model.embed_tokens, draft.lm_head):
+        shared.requires_grad_(False)
     few = held_out.spread(EVALUATED)
 
     def evaluate() -> dict[str, float]:
@@ -274,15 +257,8 @@ def _run(
         return {"first": found["first"][0], "last": found["first"][-1], **{k: found[k] for k in ("loss", "greedy")}}
 
     return Run(
-        draft, recipe.draft.rescaled(factor), lambda index, phase: texts.batches((recipe.seed, index)),
+        draft, recipe.draft.rescaled(about.get("factor", 1.0)),
+        lambda index, phase: texts.batches(phase.batch, (recipe.seed, index)),
         windows_loss(draft, texts, tokens, max(recipe.unrolled, 1), FADING, recipe.variation, runtime), runtime,
-        training.log, training.checkpoint, evaluate=evaluate,
+        training.log, training.checkpoint, evaluate=evaluate, about=about,
     )  # fmt: skip
-
-
-def _trainable(draft: Any) -> Any:
-    """Let all weights learn that the draft does not share with its target."""
-    draft.requires_grad_(True)
-    for shared in (draft.model.embed_tokens, draft.lm_head):
-        shared.requires_grad_(False)
-    return draft

@@ -1,23 +1,28 @@
-"""Gradient descent for both models: Muon and AdamW, warm-up-stable-decay, checkpoints, exact resumption.
+"""Gradient descent for all models: Muon and AdamW, warm-up-stable-decay, checkpoints, exact resumption.
 
-Distillation belongs to another module: a caller hands in windows and a loss.
+What is learnt belongs to other modules: a caller hands in batches and a loss. Checkpoints are safetensors, with what is
+no tensor as JSON in the metadata; nothing is pickled.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from .checkpoints import read_checkpoint, write_checkpoint
+from ..files import whole_file
 from .recipe import ModelRecipe, Phase
 
 Log = Callable[[str], None]
@@ -27,20 +32,8 @@ MEASURED_STEPS = 3
 FUSED_ATTENTION_FROM = 1024  # positions; below, plain attention under the compiler is faster on a CPU
 
 
-class Source(Protocol):
-    """Endless batches; the n-th is decided by the seed and n alone."""
-
-    def batch(self, count: int) -> np.ndarray:
-        """Return the next batch, (count, ...)."""
-        ...
-
-    def skip(self, batches: int, count: int) -> None:
-        """Forget the next batches of `count`."""
-        ...
-
-
-OpenWindows = Callable[[int, Phase], Source]
-"""Opens the batches of a phase, which is given with its index."""
+Batches = Callable[[int, Phase], Iterator[np.ndarray]]
+"""Makes the endless batches, (count, ...) each, of a phase, which is given with its number. The same every time."""
 Loss = Callable[[Tensor], Tensor]
 """Mean loss over the tokens of a batch."""
 
@@ -92,24 +85,40 @@ def optimizers(model: nn.Module, recipe: ModelRecipe) -> list[torch.optim.Optimi
     return [muon, adam]
 
 
+def read_checkpoint(path: Path, device: str = "cpu") -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return what is no tensor of a checkpoint, and its tensors on a device.
+
+    Raises:
+        ValueError: for a file that is truncated, or no checkpoint.
+    """
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            return json.loads((file.metadata() or {})["progress"]), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (KeyError, ValueError, OSError, SafetensorError) as error:
+        raise ValueError(
+            f"{path} is no checkpoint that can be read ({error}); remove it, and training begins anew."
+        ) from error
+
+
 @dataclass
 class Run:
     """The optimization of a model, with checkpoints; an interrupted and resumed run ends with the same weights.
 
     Attributes:
         model, recipe: what is trained, and how.
-        windows: opens the text of a phase.
+        batches: of each phase.
         loss: of a batch.
         runtime: how the steps run.
         log: takes a line of progress.
-        checkpoint: file of the checkpoint; the caller knows that it is of this recipe and these texts.
+        checkpoint: file of the checkpoint; the caller sees to it that it is of this recipe and these texts.
         step, seconds: steps taken, and seconds of training, over all resumptions.
+        about: what the checkpoint says that it is of.
         evaluate: called at every checkpoint and at the end; its figures, with step and seconds, make up `curve`.
     """
 
     model: Any
     recipe: ModelRecipe
-    windows: OpenWindows
+    batches: Batches
     loss: Loss
     runtime: Runtime
     log: Log
@@ -117,6 +126,7 @@ class Run:
     step: int = 0
     seconds: float = 0.0
     evaluate: Callable[[], dict[str, float]] | None = None
+    about: dict[str, Any] = field(default_factory=dict)
     curve: list[dict[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -127,21 +137,30 @@ class Run:
         if self.evaluate:
             self.curve.append({"step": self.step, "seconds": round(self.seconds), **self.evaluate()})
             self.log(", ".join(f"{name} {value:.4g}" for name, value in self.curve[-1].items()))
-        state = {
-            "progress": {"step": self.step, "seconds": self.seconds, "curve": self.curve},
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-        }
-        write_checkpoint(self.checkpoint, state)
+        tensors = {f"model/{name}": weight for name, weight in self.model.state_dict().items()}
+        for place, optimizer in enumerate(self.optimizers):
+            for number, state in optimizer.state_dict()["state"].items():
+                tensors |= {f"{place}/{number}/{name}": value for name, value in state.items()}
+        copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}  # also tied ones
+        progress = {"step": self.step, "seconds": self.seconds, "curve": self.curve, "about": self.about}
+        with whole_file(self.checkpoint) as file:
+            file.write(save(copies, {"progress": json.dumps(progress)}))
 
     def resume(self) -> None:
         """Read the checkpoint."""
-        state = read_checkpoint(self.checkpoint, self.runtime.device)
-        self.model.load_state_dict(state["model"])
-        for optimizer, stored in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(stored)
-        for name, value in state["progress"].items():
-            setattr(self, name, value)
+        progress, tensors = read_checkpoint(self.checkpoint, self.runtime.device)
+        self.step, self.seconds, self.curve = progress["step"], progress["seconds"], progress["curve"]
+        stored: dict[str, Any] = {}
+        for key, value in tensors.items():
+            owner, _, name = key.partition("/")
+            stored.setdefault(owner, {})[name] = value
+        self.model.load_state_dict(stored.pop("model"))
+        for place, optimizer in enumerate(self.optimizers):
+            state: dict[int, dict[str, Tensor]] = {}
+            for key, value in stored[str(place)].items():
+                number, _, name = key.partition("/")
+                state.setdefault(int(number), {})[name] = value
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
     def train(self) -> None:
         """Take every step that the checkpoint, if there is one, does not have."""
@@ -152,9 +171,7 @@ class Run:
         for index, phase in enumerate(self.recipe.phases):
             last = first + phase.steps
             if self.step < last:
-                windows = self.windows(index, phase)
-                windows.skip(self.step - first, phase.batch)
-                self._phase(phase, windows, last)
+                self._phase(phase, islice(self.batches(index, phase), self.step - first, None), last)
             first = last
         self.save()
 
@@ -163,11 +180,11 @@ class Run:
         self.model.train()
         predicted = 0.0
         for index, phase in enumerate(self.recipe.phases):
-            windows, loss = self.windows(index, phase), self._prepared(phase)
-            self._step(phase, windows, loss).item()  # compiling and first touches are not steady speed
+            batches, loss = self.batches(index, phase), self._prepared(phase)
+            self._step(phase, next(batches), loss).item()  # compiling and first touches are not steady speed
             begun = time.monotonic()
             for _ in range(MEASURED_STEPS):
-                self._step(phase, windows, loss).item()
+                self._step(phase, next(batches), loss).item()
             predicted += (time.monotonic() - begun) / MEASURED_STEPS * phase.steps
         return predicted
 
@@ -179,12 +196,12 @@ class Run:
         compiling = self.runtime.compile and (plain or self.runtime.device != "cpu")
         return torch.compile(self.loss) if compiling else self.loss
 
-    def _phase(self, phase: Phase, windows: Source, last: int) -> None:
+    def _phase(self, phase: Phase, batches: Iterator[np.ndarray], last: int) -> None:
         loss, saved = self._prepared(phase), time.monotonic()
         noted, noted_step, total = saved, self.step, torch.zeros((), device=self.runtime.device)
         while self.step < last:
             begun = time.monotonic()
-            total += self._step(phase, windows, loss)
+            total += self._step(phase, next(batches), loss)
             now = time.monotonic()
             self.seconds += now - begun
             self.step += 1
@@ -199,14 +216,14 @@ class Run:
                 self.save()
                 saved = now
 
-    def _step(self, phase: Phase, windows: Source, loss: Loss) -> Tensor:
+    def _step(self, phase: Phase, batch: np.ndarray, loss: Loss) -> Tensor:
         factor = learning_rate_factor(self.step, self.recipe)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base"] * factor
             optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.runtime.device)
-        micro = self.runtime.place(windows.batch(phase.batch)).split(phase.micro_batch)
+        micro = self.runtime.place(batch).split(phase.micro_batch)
         for ids in micro:
             value = loss(ids) / len(micro)
             value.backward()

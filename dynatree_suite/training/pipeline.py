@@ -5,36 +5,32 @@ corpus -> tokenizer -> target -> the target's own text -> draft -> held-out loss
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dynatree_lib.paths import check_own, sole_run, whole_file
-
+from ..files import sole_run, whole_folder, write_atomically
 from . import card as cards
-from .corpus import Part, encode_parts, load_corpus, train_tokenizer
+from .corpus import Part, encode_parts, kept, load_corpus, train_tokenizer
 from .distil import (
     build_model,
+    draft_batches,
     draft_loss,
-    draft_windows,
     inherit_embeddings,
+    target_batches,
     target_loss,
-    target_windows,
     write_on_policy,
 )
 from .evaluate import held_out_figures
 from .optimize import Log, Run, Runtime
-from .recipe import Recipe, from_json, read_object
+from .recipe import Recipe
 
 TARGET_SHARE = 0.6  # of --max-minutes; the rest is the draft's, its on-policy text included
-
-BEGUN = "begun.json"
-"""File of a working folder: what is trained there. A folder without it is not removed."""
 
 Tokens = dict[str, np.ndarray]
 
@@ -54,25 +50,30 @@ class Training:
         """Return weight, sizes and hashes of every part."""
         return {name: {"weight": self.recipe.parts[name], **part.record()} for name, part in self.parts.items()}
 
-    def mark(self) -> str:
+    def mark(self) -> list[Any]:
         """Return what a working folder of this recipe on this corpus is recognised by."""
         recipe = {name: value for name, value in self.recipe.as_json().items() if name not in ("name", "about")}
-        return hashlib.sha256(json.dumps([self.corpus_record(), recipe], sort_keys=True).encode()).hexdigest()
+        return [self.corpus_record(), recipe]
+
+    def write_begun(self, mark: list[Any]) -> None:
+        """Write what is trained in the working folder, and with which steps."""
+        begun = {"mark": mark, "recipe": self.recipe.as_json()}
+        write_atomically(self.work / cards.BEGUN, json.dumps(begun, indent=2, ensure_ascii=False) + "\n")
 
     def target_run(self, tokens: Tokens, end: int) -> Run:
         """Return the optimization of a fresh target; `end` is the id of the end-of-text token."""
         recipe, runtime = self.recipe, self.runtime
         model = build_model(recipe.target, recipe.model_vocab_size, recipe.seed, end).to(runtime.device)
-        windows, loss = target_windows(tokens, recipe), target_loss(model, runtime)
-        return Run(model, recipe.target, windows, loss, runtime, self.log, self.work / "target.checkpoint")
+        batches, loss = target_batches(tokens, recipe), target_loss(model, runtime)
+        return Run(model, recipe.target, batches, loss, runtime, self.log, self.work / "target.checkpoint")
 
     def draft_run(self, target: Any, tokens: Tokens, own: np.ndarray, end: int) -> Run:
         """Return the optimization of a fresh draft on the corpus and on the target's own text (rows, width)."""
         recipe, runtime = self.recipe, self.runtime
         model = build_model(recipe.draft, recipe.model_vocab_size, recipe.seed + 1, end).to(runtime.device)
         inherit_embeddings(model, target)
-        windows, loss = draft_windows(tokens, own, recipe), draft_loss(model, target, runtime)
-        return Run(model, recipe.draft, windows, loss, runtime, self.log, self.work / "draft.checkpoint")
+        batches, loss = draft_batches(tokens, own, recipe), draft_loss(model, target, runtime)
+        return Run(model, recipe.draft, batches, loss, runtime, self.log, self.work / "draft.checkpoint")
 
 
 def open_training(
@@ -98,33 +99,21 @@ def open_training(
         RuntimeError: where another training works in `work`.
     """
     work, out = work.resolve(), out.resolve()
-    for folder, option, use in ((out, "--out", "the pair"), (work, "--work", "checkpoints")):
-        if folder.exists() and not folder.is_dir():
-            raise FileExistsError(f"{folder} is a file; give a folder for {use} ({option}).")
-    if work.is_relative_to(out) or out.is_relative_to(work):
-        raise ValueError(
-            f"--work {work} and --out {out} lie in each other, and each is replaced whole; give two apart."
-        )
-    check_own(out, cards.CARD, "--out")
-    check_own(work, BEGUN, "--work")
-    if (out / cards.CARD).is_file() and not force:
-        raise FileExistsError(f"{out} already holds a finished pair; pass --force to replace it, or another --out.")
+    begun = cards.check_folders(work, out, force)
     training = Training(recipe, load_corpus(recipe.parts, data, library), work, out, runtime, log)
-    begun = work / BEGUN
     mark = training.mark()
-    if begun.is_file() and resume:
-        stored = read_object(begun)
-        if stored.get("mark") != mark:
+    if begun is not None and resume:
+        if begun.get("mark") != mark:
             raise ValueError(f"{work} was begun with other texts or another recipe; pass --force to start anew.")
-        return replace(training, recipe=from_json(stored.get("recipe", {})))
-    if begun.is_file() and not force:
+        return replace(training, recipe=Recipe.from_json(begun["recipe"]))
+    if begun is not None and not force:
         raise FileExistsError(
             f"{work} holds an unfinished run; pass --resume to go on with it, or --force to start anew."
         )
     with sole_run(work):
         shutil.rmtree(work)
     work.mkdir()
-    _write_json(begun, {"mark": mark, "recipe": recipe.as_json()})
+    training.write_begun(mark)
     return training
 
 
@@ -140,7 +129,9 @@ def train_pair(training: Training, max_minutes: float | None = None) -> dict[str
         the pair's card.
     """
     tokenizer = _tokenizer(training)
-    tokens, held_out = encode_parts(tokenizer, training.parts, training.work / "tokens.npz")
+    tokens, held_out = (
+        encode_parts(tokenizer, training.parts, training.work, split) for split in ("train", "held_out")
+    )
     training.log("training tokens: " + ", ".join(f"{name} {len(array):,}" for name, array in tokens.items()))
     end = tokenizer.eos_token_id
     if max_minutes is not None:
@@ -149,7 +140,8 @@ def train_pair(training: Training, max_minutes: float | None = None) -> dict[str
     target = training.target_run(tokens, end)
     target.train()
     cards.round_weights(target.model)  # the draft learns from the target as it will be stored
-    draft = training.draft_run(target.model, tokens, _own_text(training, tokens, target.model), end)
+    write = partial(write_on_policy, target.model, tokens, recipe, training.runtime, training.log)
+    draft = training.draft_run(target.model, tokens, kept(training.work / "on-policy.npy", write), end)
     draft.train()
     cards.round_weights(draft.model)
     models = {"target": target.model, "draft": draft.model}
@@ -165,24 +157,13 @@ def train_pair(training: Training, max_minutes: float | None = None) -> dict[str
 def _tokenizer(training: Training) -> Any:
     from transformers import AutoTokenizer
 
-    folder, partial, recipe = training.work / "tokenizer", training.work / "tokenizer.partial", training.recipe
+    folder, recipe = training.work / "tokenizer", training.recipe
     if not folder.is_dir():
         training.log("training the tokenizer")
-        tokenizer = train_tokenizer(training.parts, recipe.parts, recipe.vocab_size, recipe.tokenizer_bytes)
-        tokenizer.save_pretrained(partial)
-        partial.replace(folder)
+        with whole_folder(folder) as place:
+            tokenizer = train_tokenizer(training.parts, recipe.parts, recipe.vocab_size, recipe.tokenizer_bytes)
+            tokenizer.save_pretrained(place)
     return AutoTokenizer.from_pretrained(folder)
-
-
-def _own_text(training: Training, tokens: Tokens, target: Any) -> np.ndarray:
-    """(rows, width) text on policy, which the target writes unless it has done so already."""
-    path = training.work / "on-policy.npy"
-    if not path.is_file():
-        text = write_on_policy(target, tokens, training.recipe, training.runtime, training.log)
-        with whole_file(path) as file:
-            np.save(file, text)
-    own: np.ndarray = np.load(path)
-    return own
 
 
 def _shortened(training: Training, tokens: Tokens, end: int, max_minutes: float) -> Training:
@@ -200,12 +181,6 @@ def _shortened(training: Training, tokens: Tokens, end: int, max_minutes: float)
         f"predicted minutes: target {minutes[0]:.1f}, draft {minutes[1]:.1f}; "
         f"steps multiplied by {factors[0]:.3f} and {factors[1]:.3f} for --max-minutes {max_minutes:g}"
     )
-    planned = training.recipe.rescaled(*factors)
-    begun = training.work / BEGUN
-    _write_json(begun, {**read_object(begun), "recipe": planned.as_json()})
-    return replace(training, recipe=planned)
-
-
-def _write_json(path: Path, value: Any) -> None:
-    with whole_file(path) as file:
-        file.write((json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+    planned = replace(training, recipe=training.recipe.rescaled(*factors))
+    planned.write_begun(training.mark())
+    return planned

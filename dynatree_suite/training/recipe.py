@@ -8,9 +8,12 @@ kernel) is left to the command line.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, astuple, dataclass, fields, replace
+import math
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
+
+from typing_extensions import override
 
 from dynatree_lib.checks import is_number, is_whole
 from dynatree_lib.drafters.checks import require
@@ -26,7 +29,31 @@ SHAPE_KEYS = (
     "tie_word_embeddings",
 )
 
+LOWEST = {"seed": 0, "layers": 0, "unrolled": 0, "feature_layers": -1, "parts": 1e-6}
+HIGHEST = {"decay": 1, "own": 1, "variation": 1, "share": 0.99}
+"""Entry -> the smallest and the largest number in it; where none is named, whole numbers begin at 1, others at 0."""
+MAY_BE_EMPTY = ("shape", "feature_layers")
+
 T = TypeVar("T")
+
+
+class JsonRecipe:
+    """A recipe that is read from JSON and written as such."""
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Check and build a recipe; ValueError names an entry that is unknown, missing or out of range."""
+        recipe = _build(cls, values, "top level")
+        recipe.check()
+        return recipe
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain lists, dicts and numbers; `from_json` reads them back."""
+        return dict(json.loads(json.dumps(asdict(self))))  # type: ignore[call-overload]
+
+    def check(self) -> None:
+        """Raise ValueError for entries that do not fit each other."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -38,23 +65,27 @@ class Phase:
     batch: int
     micro_batch: int
 
+    def __post_init__(self) -> None:
+        whole = self.batch % self.micro_batch == 0
+        require(whole, f"batch {self.batch} is no multiple of its micro_batch {self.micro_batch}.")
+
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """Shape and optimization of a model.
+    """Shape and optimization of a model; one that exists has no shape here.
 
     `learning_rate` is Muon's, for the hidden matrices (scaled so that its updates have AdamW's root mean square);
     `embedding_learning_rate` is AdamW's, for embeddings, norms and biases. Both rise over `warmup` steps, stay, and
     fall linearly to zero over the last `decay` of all steps (a fraction).
     """
 
-    shape: dict[str, Any]
     learning_rate: float
     embedding_learning_rate: float
     weight_decay: float
     warmup: int
     decay: float
     phases: tuple[Phase, ...]
+    shape: dict[str, Any] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -90,7 +121,7 @@ class OnPolicy:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(JsonRecipe):
     """A whole pair: tokenizer, mixture, target, draft."""
 
     name: str
@@ -112,13 +143,25 @@ class Recipe:
         """Return the same recipe with so many steps of the target, and the draft's in proportion."""
         return self.rescaled(steps / self.target.steps, steps / self.target.steps)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain lists, dicts and numbers; `from_json` reads them back."""
-        return json.loads(json.dumps(asdict(self)))
+    @override
+    def check(self) -> None:
+        entries, size, prefix = self.vocab_size, self.model_vocab_size, self.on_policy.prefix
+        require(size >= entries, f"model_vocab_size {size} is below the tokenizer's vocab_size {entries}: raise it.")
+        rising = len(prefix) == 2 and prefix[0] <= prefix[1]
+        require(rising, f"on_policy.prefix is {list(prefix)}; give the shortest and the longest prefix.")
+        for name, model in (("target", self.target), ("draft", self.draft)):
+            missing = [key for key in SHAPE_KEYS if key not in model.shape]
+            require(not missing, f"The recipe's {name} lacks the shape entries {missing}; give all of {SHAPE_KEYS}.")
+            longest, positions = max(phase.length for phase in model.phases), model.shape["max_position_embeddings"]
+            require(
+                longest <= positions,
+                f"The recipe's {name} trains on {longest} positions but its shape has only {positions}: raise "
+                "max_position_embeddings.",
+            )
 
 
 @dataclass(frozen=True)
-class DraftRecipe:
+class DraftRecipe(JsonRecipe):
     """A draft for a model that exists: some of its layers, trained on its own answers.
 
     Attributes:
@@ -156,6 +199,11 @@ class DraftRecipe:
     draft: ModelRecipe
 
     @property
+    def length(self) -> int:
+        """Tokens of a window of the answers."""
+        return self.draft.phases[0].length
+
+    @property
     def kind(self) -> str:
         """Name of the folder that the draft lies in, beside others of its target: "draft" or "features"."""
         return "features" if self.feature_layers else "draft"
@@ -164,112 +212,44 @@ class DraftRecipe:
         """Return the same recipe with so many steps."""
         return replace(self, draft=self.draft.rescaled(steps / self.draft.steps))
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain lists, dicts and numbers; `draft_from_json` reads them back."""
-        return json.loads(json.dumps(asdict(self)))
-
-
-def draft_from_json(values: dict[str, Any]) -> DraftRecipe:
-    """Check and build a draft's recipe; ValueError names an entry that is unknown, missing or out of range."""
-    draft = _optimization({"shape": {}, **values.get("draft", {})}, "draft")
-    lengths = {phase.length for phase in draft.phases}
-    require(len(lengths) == 1, f"The recipe's draft has phases of the lengths {sorted(lengths)}; give all one length.")
-    lists = {key: tuple(values.get(key, ())) for key in ("layers", "temperatures", "feature_layers")}
-    recipe = _build(DraftRecipe, {**values, **lists, "draft": draft}, "top level")
-    require(recipe.layers and recipe.temperatures, "The recipe names no layers or no temperatures; give both.")
-    _check_temperatures(recipe.temperatures)
-    layers = [*recipe.layers, *recipe.feature_layers]
-    require(all(map(is_whole, layers)), f"layers and feature_layers are {layers}; give whole numbers.")
-    require(0 <= recipe.variation < 1, f"variation is {recipe.variation}; it is a weight within [0, 1).")
-    steps, features = recipe.unrolled, list(recipe.feature_layers)
-    fits = steps > 0 if features else steps == 0
-    require(
-        fits, f"unrolled is {steps} and feature_layers is {features}; give steps for a draft on features, 0 without."
-    )
-    require(0 <= recipe.own <= 1, f"own is {recipe.own}; it is a share within [0, 1].")
-    for key in ("tokens", "limit", "batch", "files"):
-        require(getattr(recipe, key) > 0, f"{key} is {getattr(recipe, key)}; give a number above 0.")
-    return recipe
-
-
-_SCALARS: dict[Any, tuple[Any, str]] = {
-    int: (int, "a whole number"), float: ((int, float), "a number"), str: (str, "a text"),
-}  # fmt: skip
-"""Type of a field -> what JSON may hold there, and in words."""
+    @override
+    def check(self) -> None:
+        lengths = sorted({phase.length for phase in self.draft.phases})
+        require(len(lengths) == 1, f"The recipe's draft has phases of the lengths {lengths}; give all one length.")
+        steps, features = self.unrolled, list(self.feature_layers)
+        way_out = "give steps for a draft on features, 0 without"
+        require(bool(steps) == bool(features), f"unrolled is {steps} and feature_layers is {features}; {way_out}.")
 
 
 def _build(kind: type[T], values: dict[str, Any], where: str) -> T:
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    unknown, missing = sorted(set(values) - names), sorted(names - set(values))
-    require(
-        not unknown and not missing,
-        f"The recipe's {where} has unknown keys {unknown} and lacks {missing}; it takes exactly {sorted(names)}.",
-    )
-    for name, hint in get_type_hints(kind).items():
-        wanted, word = _SCALARS.get(hint, (object, ""))
-        sound = isinstance(values[name], wanted) and not isinstance(values[name], bool)
-        require(sound, f"The recipe's {where} has {name}={values[name]!r}; give {word}.")
-    return kind(**values)
+    """Build a dataclass, and those that it is made of, of parsed JSON; `where` names it in messages."""
+    parts = fields(kind)  # type: ignore[arg-type]
+    needed = {part.name for part in parts if part.default_factory is MISSING}
+    unknown, missing = sorted(set(values) - {part.name for part in parts}), sorted(needed - set(values))
+    about = f"The recipe's {where} has unknown keys {unknown} and lacks {missing}"
+    require(not unknown and not missing, f"{about}; it takes {sorted(needed)}.")
+    hints = get_type_hints(kind)
+    return kind(**{name: _entry(hints[name], name, value, where) for name, value in values.items()})
 
 
-def _optimization(values: dict[str, Any], where: str) -> ModelRecipe:
-    phases = tuple(_build(Phase, phase, f"{where}.phases") for phase in values.get("phases", ()))
-    model, about = _build(ModelRecipe, {**values, "phases": phases}, where), f"The recipe's {where}"
-    require(phases, f"{about} has no phases; give at least one.")
-    require(min(map(min, map(astuple, phases))) > 0, f"{about} has a phase with a number below 1: {phases}.")
-    whole = all(phase.batch % phase.micro_batch == 0 for phase in phases)
-    require(whole, f"{about} has a batch that is no multiple of its micro_batch.")
-    require(model.warmup >= 1, f"{about} has warmup={model.warmup}; give at least 1 step.")
-    require(0 <= model.decay <= 1, f"{about} has decay={model.decay}; it is a fraction of the steps within [0, 1].")
-    for name in ("learning_rate", "embedding_learning_rate", "weight_decay"):
-        value = getattr(model, name)
-        require(value >= 0, f"{about} has {name}={value}; give a number of at least 0.")
-    return model
-
-
-def _model(values: dict[str, Any], where: str) -> ModelRecipe:
-    model, about = _optimization(values, where), f"The recipe's {where}"
-    missing = [key for key in SHAPE_KEYS if key not in model.shape]
-    require(not missing, f"{about} lacks the shape entries {missing}; give all of {SHAPE_KEYS}.")
-    longest, positions = max(phase.length for phase in model.phases), model.shape["max_position_embeddings"]
-    require(
-        longest <= positions,
-        f"{about} trains on {longest} positions but its shape has only {positions}: raise max_position_embeddings.",
-    )
-    return model
-
-
-def _check_temperatures(given: tuple[Any, ...]) -> None:
-    sound = given and all(is_number(one) and one >= 0 for one in given)
-    require(sound, f"temperatures are {list(given)}; give at least one, each 0 for greedy or a positive number.")
-
-
-def _check_policy(policy: OnPolicy) -> None:
-    for name in ("tokens", "batch", "continuation"):
-        value = getattr(policy, name)
-        require(value > 0, f"on_policy.{name} is {value}; give a number above 0.")
-    rising = len(policy.prefix) == 2 and all(is_whole(one, 1) for one in policy.prefix)
-    require(
-        rising and policy.prefix[0] <= policy.prefix[1],
-        f"on_policy.prefix is {list(policy.prefix)}; give the shortest and the longest prefix, at least 1 token each.",
-    )
-    _check_temperatures(policy.temperatures)
-    require(0 <= policy.share < 1, f"on_policy.share is {policy.share}; it is a fraction of each batch within [0, 1).")
-
-
-def from_json(values: dict[str, Any]) -> Recipe:
-    """Check and build a recipe; ValueError names an entry that is unknown, missing or out of range."""
-    policy = dict(values.get("on_policy", {}))
-    policy |= {key: tuple(policy.get(key, ())) for key in ("prefix", "temperatures")}
-    models = {name: _model(values.get(name, {}), name) for name in ("target", "draft")}
-    on_policy = _build(OnPolicy, policy, "on_policy")
-    recipe = _build(Recipe, {**values, **models, "on_policy": on_policy}, "top level")
-    parts = recipe.parts
-    entries, size = recipe.vocab_size, recipe.model_vocab_size
-    require(parts and min(parts.values()) > 0, f"The recipe's parts are {parts}; every part needs a weight above 0.")
-    require(size >= entries, f"model_vocab_size {size} is below the tokenizer's vocab_size {entries}: raise it.")
-    _check_policy(on_policy)
-    return recipe
+def _entry(hint: Any, name: str, value: Any, where: str) -> Any:
+    """Return an entry as its field holds it; ValueError for one of another type, or out of range."""
+    if is_dataclass(hint):
+        return _build(hint, value, name)  # type: ignore[arg-type]
+    about, holder = f"The recipe's {where} has {name}={value!r}", get_origin(hint)
+    kind = get_args(hint)[holder is dict] if holder else hint
+    parts = list(value.values()) if holder is dict else list(value) if holder is tuple else [value]
+    require(parts or name in MAY_BE_EMPTY, f"{about}; give at least one.")
+    if is_dataclass(kind):
+        parts = [_build(kind, part, f"{where}.{name}") for part in parts]  # type: ignore[arg-type]
+    elif kind is str:
+        require(isinstance(value, str), f"{about}; give a text.")
+    elif kind is not Any:
+        low, high = LOWEST.get(name, int(kind is int)), HIGHEST.get(name, math.inf)
+        word, sound = ("whole numbers", is_whole) if kind is int else ("numbers", is_number)
+        fits = all(sound(part) and low <= part <= high for part in parts)
+        require(fits, f"{about}; give {word} from {low} to {high}.")
+    return tuple(parts) if holder is tuple else value
 
 
 def load_recipe(name: str) -> Recipe | DraftRecipe:
@@ -284,7 +264,7 @@ def load_recipe(name: str) -> Recipe | DraftRecipe:
     require(path.is_file(), f"There is no recipe '{name}'. Known recipes: {known}; or give the path of a .json file.")
     values = read_object(path)
     try:
-        return draft_from_json(values) if "layers" in values else from_json(values)
+        return DraftRecipe.from_json(values) if "layers" in values else Recipe.from_json(values)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} has an entry that is no recipe's ({type(error).__name__}: {error}); compare it with {folder}."

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from dynatree_lib.paths import whole_file
+from .corpus import kept
 
 
 @dataclass(frozen=True)
@@ -118,30 +119,24 @@ def write_features(
         (tokens, k h) uint16 of each file, the bits of bfloat16, read from the disk when needed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / file.with_suffix(".npy").name for file in files]
-    for file, path in zip(files, paths, strict=True):
-        if path.is_file():
-            continue
+
+    def states(file: Path) -> np.ndarray:
         begun, texts = time.monotonic(), read_texts([file])
         out = np.empty((len(texts.tokens), len(layers) * model.config.hidden_size), np.uint16)
         order = np.argsort(texts.lengths, kind="stable")
-        for first in range(0, len(order), batch):
-            numbers = order[first : first + batch]
-            longest = int(texts.lengths[numbers].max())
-            rows = [
-                np.pad(texts.text(number).astype(np.int64), (0, longest - texts.lengths[number])) for number in numbers
-            ]
+        for numbers in np.split(order, range(batch, len(order), batch)):
+            rows = [torch.from_numpy(texts.text(number).astype(np.int64)) for number in numbers]
             with torch.inference_mode():
-                ids = torch.from_numpy(np.stack(rows)).to(model.device)
-                states = model.model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
-            joined = torch.cat([states[layer] for layer in layers], -1)
+                ids = pad_sequence(rows, batch_first=True).to(model.device)
+                found = model.model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
+            joined = torch.cat([found[layer] for layer in layers], -1)
             bits = joined.bfloat16().cpu().view(torch.uint16).numpy()
             for row, number in enumerate(numbers):
                 out[texts.offsets[number] : texts.offsets[number + 1]] = bits[row, : texts.lengths[number]]
-        with whole_file(path) as stream:
-            np.save(stream, out)
-        log(f"{path.name}: {len(out):,} tokens, {len(out) / (time.monotonic() - begun):.0f} tokens/s")
-    return [np.load(path, mmap_mode="r") for path in paths]
+        log(f"{file.stem}: features of {len(out):,} tokens, {len(out) / (time.monotonic() - begun):.0f} tokens/s")
+        return out
+
+    return [kept(folder / file.with_suffix(".npy").name, partial(states, file)) for file in files]
 
 
 @dataclass(frozen=True)
@@ -190,9 +185,13 @@ class Windows:
         """First token of each file."""
         return np.cumsum([0, *map(len, self.states)])
 
-    def batches(self, seed: Sequence[int]) -> WindowBatches:
-        """Return endless batches; the n-th depends on the seed and n alone."""
-        return WindowBatches(self.texts.lengths, self.length, np.random.default_rng(list(seed)))
+    def batches(self, count: int, seed: Sequence[int]) -> Iterator[np.ndarray]:
+        """Yield endless (count, 2) texts and first places, every place of every text as likely as any other."""
+        lengths, random = self.texts.lengths, np.random.default_rng(list(seed))
+        while True:
+            numbers = random.choice(len(lengths), count, p=lengths / lengths.sum())
+            free = np.maximum(lengths[numbers] - self.length, 1)
+            yield np.stack([numbers, random.integers(0, free)], 1)
 
     def spread(self, count: int) -> Windows:
         """Return windows of `count` texts from all over these, or of all."""
@@ -223,22 +222,3 @@ class Windows:
             torch.from_numpy(seen),
             torch.from_numpy(answer),
         )
-
-
-class WindowBatches:
-    """Endless batches of windows, every place of every text as likely as any other; see `Windows.batches`."""
-
-    def __init__(self, lengths: np.ndarray, length: int, random: np.random.Generator) -> None:
-        self.lengths, self.length, self.random = lengths, length, random
-        self.shares = lengths / lengths.sum()
-
-    def batch(self, count: int) -> np.ndarray:
-        """Return (count, 2) texts and first places, int64."""
-        numbers = self.random.choice(len(self.lengths), count, p=self.shares)
-        free = np.maximum(self.lengths[numbers] - self.length, 1)
-        return np.stack([numbers, self.random.integers(0, free)], 1)
-
-    def skip(self, batches: int, count: int) -> None:
-        """Forget the next batches."""
-        for _ in range(batches):
-            self.batch(count)

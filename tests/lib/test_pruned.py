@@ -15,10 +15,10 @@ from dynatree_lib.drafters import DRAFTERS, ModelDrafter
 from dynatree_lib.models.fetch import PACKAGED
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import load_pruned_pair
-from dynatree_lib.models.pruned import load_pruned, on_features, own_weights, pruned, short_head, store_pruned
+from dynatree_lib.models.pruned import load_pruned, on_features, own_weights, pruned, short_head
 from dynatree_lib.paths import data_path
 from dynatree_suite.bench.methods import variant
-from dynatree_suite.training.card import readme
+from dynatree_suite.training.card import readme, store_pruned
 
 LAYERS = (0, 2)
 TOKENS = np.arange(1, VOCABULARY, 2)

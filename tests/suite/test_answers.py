@@ -1,12 +1,16 @@
 """The text a draft learns from: prompts, batches of answers, and files that survive a stop."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from models import hf_greedy, prompt, random_model
 
+from dynatree_suite.bench.runner import quiet
 from dynatree_suite.training import answers
 from dynatree_suite.training.answers import Asked, continued, evenly_mixed, passages, sequences, write_answers
+from dynatree_suite.training.recipe import load_recipe
 
 WIKI = (
     """
@@ -28,13 +32,13 @@ def model():
     return random_model("llama").altered(eos_token_ids=())
 
 
-def sources(model, prompts, temperatures, limit=12, seed=0):
-    return continued(model, prompts, temperatures, limit, torch.Generator().manual_seed(seed))
+def greedy(model, prompts, limit=12, batch=3):
+    return continued(model, prompts, [0.0] * len(prompts), limit, np.random.default_rng(0), batch)
 
 
 def test_greedy_answers_of_a_batch_are_those_of_single_texts(model):
     prompts = [prompt(size)[0].tolist() for size in (3, 30, 11)]
-    found = sources(model, prompts, [0.0, 0.0, 0.0])
+    found = greedy(model, prompts)
     for ids, answer in zip(prompts, found, strict=True):
         assert answer == hf_greedy(model, torch.tensor([ids]), 12)
 
@@ -43,20 +47,19 @@ def test_an_answer_ends_with_the_end_of_text_and_the_others_go_on(model):
     prompts = [prompt(size)[0].tolist() for size in (3, 30, 11)]
     whole = [hf_greedy(model, torch.tensor([ids]), 12) for ids in prompts]
     end = whole[1][4]
-    found = sources(model.altered(eos_token_ids=(end,)), prompts, [0.0, 0.0, 0.0])
+    found = greedy(model.altered(eos_token_ids=(end,)), prompts)
     expected = [text[: text.index(end) + 1] if end in text else text for text in whole]
     assert len({len(text) for text in expected}) > 1
     assert found == expected
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3])
-def test_prompts_take_the_places_of_texts_that_have_ended(model, rows):
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_prompts_take_the_places_of_texts_that_have_ended(model, batch):
     """Also longer prompts than anything before them, and many short ones after a long one."""
     prompts = [prompt(size)[0].tolist() for size in (3, 5, 4, 60, 8, 2, 9, 7, 30, 6)]
     whole = [hf_greedy(model, torch.tensor([ids]), 20) for ids in prompts]
     end = whole[1][3]
-    generator = torch.Generator().manual_seed(0)
-    found = continued(model.altered(eos_token_ids=(end,)), prompts, [0.0] * len(prompts), 20, generator, rows)
+    found = greedy(model.altered(eos_token_ids=(end,)), prompts, 20, batch)
     expected = [text[: text.index(end) + 1] if end in text else text for text in whole]
     assert len({len(text) for text in expected}) > 2
     assert found == expected
@@ -78,12 +81,13 @@ def test_all_kinds_come_alike_until_they_run_out():
 
 
 def test_a_stopped_run_loses_at_most_one_file_and_more_can_follow(model, tmp_path):
-    asked, options = prompts_of("code", range(2, 12)) + prompts_of("math", range(12, 22)), {"limit": 4, "seed": 3}
-    files = write_answers(model, asked, tmp_path, files=5, batch=1, **options)
+    asked = prompts_of("code", range(2, 12)) + prompts_of("math", range(12, 22))
+    recipe = replace(load_recipe("smollm2"), files=5, batch=1, limit=4, seed=3, own=0.0)
+    files = write_answers(model, asked, tmp_path, recipe, (), quiet)
     assert [path.name for path in files] == [f"answers-{number:04d}.npz" for number in range(5)]
     contents = [path.read_bytes() for path in files]
     files[1].unlink()
-    more = write_answers(model, asked, tmp_path, files=9, batch=1, **options)
+    more = write_answers(model, asked, tmp_path, replace(recipe, files=9), (), quiet)
     assert len(more) == 7  # 20 prompts, three to a file
     assert [path.read_bytes() for path in files] == contents
     lengths = []
@@ -100,12 +104,13 @@ def test_a_stopped_run_loses_at_most_one_file_and_more_can_follow(model, tmp_pat
 def test_the_target_writes_a_share_of_the_prompts_and_known_texts_are_left_out(model, monkeypatch, tmp_path):
     told = "please tell me a story about the red fox"
     monkeypatch.setattr(
-        answers, "written_turns", lambda *given, **how: [told, "another turn"] + ["short"] * (given[2] - 2)
+        answers, "written_turns", lambda model, count, *rest: [told, "another turn"] + ["short"] * (count - 2)
     )
     monkeypatch.setattr(answers, "ask", lambda tokenizer, turns: [Asked(kind, (1, 2), text) for kind, text in turns])
     asked = prompts_of("code", range(2, 8))
     known = sequences("Now, please tell me a STORY about the red hen!")
-    (path,) = write_answers(model, asked, tmp_path, files=1, own=0.5, batch=4, limit=2, known=known)
+    recipe = replace(load_recipe("smollm2"), files=1, own=0.5, batch=4, limit=2)
+    (path,) = write_answers(model, asked, tmp_path, recipe, known, quiet)
     with np.load(path) as stored:
         kinds = stored["names"][stored["kinds"]].tolist()
     assert (kinds.count("own"), kinds.count("code")) == (5, 6)  # one of six overlaps in eight words

@@ -10,7 +10,6 @@ from models import VOCABULARY, noisy_copy, random_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dynatree_lib.paths import sole_writer
 from dynatree_suite.bench import bandwidth, protocol
 from dynatree_suite.bench.methods import METHODS as TABLE
 from dynatree_suite.bench.protocol import Results
@@ -18,6 +17,7 @@ from dynatree_suite.bench.records import Header, Records, Run
 from dynatree_suite.cli.arguments import text_lines
 from dynatree_suite.cli.bench import method_list, report
 from dynatree_suite.cli.main import main
+from dynatree_suite.files import sole_writer
 from tools.fill_tables import quote
 
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 from models import random_model
 
-from dynatree_lib.paths import whole_file, write_atomically
 from dynatree_suite.bench import environment
 from dynatree_suite.bench.environment import describe_environment, public_name, public_text
 from dynatree_suite.bench.records import (
@@ -27,6 +26,7 @@ from dynatree_suite.bench.records import (
     dumps,
     read_records,
 )
+from dynatree_suite.files import whole_file, write_atomically
 from tools.pack_records import pack
 
 HEADER = Header({"threads": 2}, {"seed": 0, "methods": []}, "2026-01-01T00:00:00+00:00")

@@ -384,7 +384,7 @@ def test_what_runs_on_a_gpu_follows_profile_and_parameter(tmp_path, profile, par
 
 
 def test_two_runs_into_one_folder_are_refused(tmp_path, capsys):
-    from dynatree_lib.paths import sole_run
+    from dynatree_suite.files import sole_run
 
     records_notebook(tmp_path / "notebooks", "10_good")
     options = ["run", "--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]

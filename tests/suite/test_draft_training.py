@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from models import prompt, random_model
+from safetensors.torch import save
 
 from dynatree_lib.models.fetch import PACKAGED
 from dynatree_lib.models.pruned import TOKENS, load_pruned, on_features, own_weights, pruned
@@ -18,7 +19,7 @@ from dynatree_suite.training import optimize
 from dynatree_suite.training.answers import Asked
 from dynatree_suite.training.losses import chain_agreement
 from dynatree_suite.training.optimize import Runtime
-from dynatree_suite.training.recipe import draft_from_json, load_recipe
+from dynatree_suite.training.recipe import DraftRecipe, load_recipe
 from dynatree_suite.training.texts import Windows, read_texts
 
 PLAIN = Runtime(autocast=False)
@@ -94,15 +95,19 @@ def test_a_run_from_prompts_to_a_draft(model, small, tmp_path, kind):
         drafts.open_draft_training(other, tmp_path, work, tmp_path / "elsewhere", PLAIN, lines.append)
 
 
+def begin(training):
+    """Write a checkpoint of a training's recipe and of other texts."""
+    about = {"recipe": training.recipe.as_json(), "texts": "x"}
+    training.checkpoint.write_bytes(save({}, {"progress": json.dumps({"about": about})}))
+
+
 @pytest.mark.parametrize("change", ["rate", "variation", "tokens", "layers", "files", "steps"])
 def test_the_checkpoint_of_another_recipe_is_not_gone_on_with(small, tmp_path, change):
     def opened(recipe, force=False):
         return drafts.open_draft_training(recipe, tmp_path, tmp_path / "work", tmp_path / "out", PLAIN, print, force)
 
     training = opened(small())
-    assert training.begun.parent == training.checkpoint.parent
-    training.begun.write_text(json.dumps({"recipe": training.recipe.as_json(), "texts": "x"}))
-    training.checkpoint.touch()
+    begin(training)
     faster = replace(training.recipe.draft, learning_rate=1.0)
     other = {
         "rate": small(draft=faster), "variation": small(variation=0.5), "tokens": small(tokens=50),
@@ -116,8 +121,7 @@ def test_the_checkpoint_of_another_recipe_is_not_gone_on_with(small, tmp_path, c
 
 def test_a_checkpoint_of_other_answers_is_refused(small, tmp_path):
     training = drafts.open_draft_training(small(steps=1), tmp_path, tmp_path / "work", tmp_path / "out", PLAIN, str)
-    training.begun.write_text(json.dumps({"recipe": training.recipe.as_json(), "texts": "x"}))
-    training.checkpoint.touch()
+    begin(training)
     with pytest.raises(ValueError, match=r"what differs: texts\)"):
         drafts.train_draft(training)
 
@@ -159,21 +163,22 @@ def test_a_folder_of_other_things_is_not_replaced_by_a_draft(tmp_path):
 
 
 def test_the_shipped_recipe_reads_back_and_wrong_ones_are_refused():
-    assert draft_from_json(RECIPE.as_json()) == RECIPE
+    assert DraftRecipe.from_json(RECIPE.as_json()) == RECIPE
     optimization = RECIPE.as_json()["draft"]
     phase = optimization["phases"][0]
     for change, message in (
-        ({"variation": 1.5}, "variation is 1.5"),
-        ({"layers": []}, "names no layers"),
-        ({"limit": 0}, "limit is 0"),
-        ({"unrolled": -1}, "unrolled is -1"),
+        ({"variation": 1.5}, "has variation=1.5; give numbers from 0 to 1"),
+        ({"layers": []}, r"layers=\[\]; give at least one"),
+        ({"limit": 0}, "limit=0; give whole numbers from 1"),
+        ({"unrolled": -1}, "unrolled=-1; give whole numbers from 0"),
+        ({"unrolled": 1}, "unrolled is 1 and feature_layers is .*; give steps for a draft on features, 0 without"),
         ({"speed": 1}, "unknown keys"),
-        ({"temperatures": [-1]}, r"temperatures are \[-1\]"),
-        ({"layers": ["0"]}, r"layers and feature_layers are \['0'\]; give whole numbers"),
-        ({"draft": {**optimization, "warmup": 0}}, "draft has warmup=0; give at least 1 step"),
-        ({"draft": {**optimization, "phases": [{**phase, "batch": 0}]}}, "a phase with a number below 1"),
+        ({"temperatures": [-1]}, r"temperatures=\[-1\]; give numbers from 0"),
+        ({"layers": ["0"]}, r"layers=\['0'\]; give whole numbers"),
+        ({"draft": {**optimization, "warmup": 0}}, "draft has warmup=0; give whole numbers from 1"),
+        ({"draft": {**optimization, "phases": [{**phase, "batch": 0}]}}, "draft.phases has batch=0; give whole"),
         ({"draft": {**optimization, "phases": [{**phase, "micro_batch": 5}]}}, "no multiple of its micro_batch"),
         ({"draft": {**optimization, "phases": [phase, {**phase, "length": 9}]}}, r"lengths \[9, 256\]; give all one"),
     ):
         with pytest.raises(ValueError, match=message):
-            draft_from_json({**RECIPE.as_json(), **change})
+            DraftRecipe.from_json({**RECIPE.as_json(), **change})

@@ -406,7 +406,7 @@ def test_a_clock_that_was_set_back_hides_no_run(tmp_path):
 
 HOLD = """import sys
 from pathlib import Path
-from dynatree_lib.paths import sole_run
+from dynatree_suite.files import sole_run
 with sole_run(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -417,7 +417,7 @@ def test_a_lock_on_a_file_that_an_earlier_run_removed_holds_no_folder(tmp_path, 
     """A run opens the file, its holder ends and removes it, a third run makes it anew and holds the folder."""
     import fcntl
 
-    from dynatree_lib.paths import sole_run
+    from dynatree_suite.files import sole_run
 
     honest, holders = fcntl.flock, []
 

