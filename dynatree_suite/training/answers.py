@@ -11,7 +11,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ from dynatree_lib.engines.batching import generate_batch
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.sampling import Sampling
 
-from ..files import whole_file
 from ..papers.workloads import read_rows
 from .optimize import Log
 from .recipe import DraftRecipe
+from .texts import Asked, store_texts
 
 LONGEST_PROMPT = 640
 """Tokens; a passage is cut before it comes to more."""
@@ -66,15 +65,6 @@ QUESTIONS = (
     "{passage}\n\nExtract the names, places and dates of the text as a list.",
     "{passage}\n\nAnswer with the help of the text: why is {title} notable?",
 )
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One prompt: its kind of task, its token ids with the chat template, and its text without."""
-
-    kind: str
-    ids: tuple[int, ...]
-    text: str = ""
 
 
 def passages(text: str) -> Iterator[tuple[str, str]]:
@@ -176,28 +166,10 @@ def write_answers(
         heats = random.permutation(np.resize(recipe.temperatures, len(members))).tolist()
         prompts = [member.ids for member in members]
         texts = continued(model, prompts, heats, recipe.limit, random, recipe.batch)
-        store_answers(path, members, texts, heats)
+        store_texts(path, members, texts, heats)
         tokens, seconds = sum(map(len, texts)), time.monotonic() - begun
         log(f"{path.name}: {tokens:,} tokens, {tokens / seconds:.0f} tokens/s")
     return paths
-
-
-def store_answers(
-    path: Path, asked: Sequence[Asked], answers: Sequence[Sequence[int]], temperatures: Sequence[float]
-) -> None:
-    """Write prompts with an answer to each, and the temperatures of the answers, as `texts.read_texts` reads them."""
-    names, kinds = np.unique([one.kind for one in asked], return_inverse=True)
-    with whole_file(path) as file:
-        np.savez_compressed(
-            file,
-            prompts=np.concatenate([np.asarray(one.ids, np.uint16) for one in asked]),
-            prompt_lengths=np.array([len(one.ids) for one in asked], np.uint16),
-            answers=np.concatenate([np.asarray(answer, np.uint16) for answer in answers]),
-            answer_lengths=np.array([len(answer) for answer in answers], np.uint16),
-            temperatures=np.array(temperatures, np.float32),
-            kinds=kinds.astype(np.uint8),
-            names=names,
-        )
 
 
 def evenly_mixed(asked: Sequence[Asked], random: np.random.Generator) -> list[int]:

@@ -25,12 +25,12 @@ from dynatree_lib.paths import sha256_of
 from ..fetching import fetch
 from ..files import sole_run, whole_folder, write_atomically
 from ..papers.workloads import load_workload
-from .answers import SOURCES, ask, continued, requests, sequences, store_answers, write_answers
+from .answers import SOURCES, ask, continued, requests, sequences, write_answers
 from .card import BEGUN, check_folders, hardware, store_pruned, versions, write_card
 from .losses import chain_agreement, windows_loss
 from .optimize import Log, Run, Runtime, read_checkpoint
 from .recipe import DraftRecipe
-from .texts import Windows, frequent, read_texts, write_features
+from .texts import Windows, frequent, read_texts, store_texts, write_features
 
 HELD_OUT_FILES = 1
 """Files of answers, the first ones, that the draft does not learn from."""
@@ -40,8 +40,6 @@ FADING = 0.8
 """Weight of a step over a draft's own features relative to the step before."""
 JUDGED, JUDGED_TOKENS = 39, 128
 """Prompts of Spec-Bench, of all its categories in turn, whose answers of so many tokens the card judges a draft on."""
-TOGETHER = 16
-"""Texts that the target reads at a time for their features."""
 
 
 @dataclass(frozen=True)
@@ -131,11 +129,7 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
     folder = fetch(recipe.target, log=log)
     reader = _reader(training, folder)
     files = _answered(training, reader)
-    states = _features(training, reader, files)
-    held_out, texts = (
-        Windows(read_texts(files[part]), tuple(states[part]), recipe.length)
-        for part in (slice(HELD_OUT_FILES), slice(HELD_OUT_FILES, None))
-    )
+    held_out, texts = (_windows(training, reader, part) for part in (files[:HELD_OUT_FILES], files[HELD_OUT_FILES:]))
     log(f"{len(texts.texts):,} texts with {len(texts.texts.answers):,} answer tokens; {len(held_out.texts):,} held out")
     target = load_model(folder, engine="eager")
     tokens = frequent(texts.texts, recipe.tokens, target.eos_token_ids)
@@ -193,11 +187,13 @@ def _answered(training: DraftTraining, model: HFModel) -> list[Path]:
     return write_answers(model, asked, training.work / "answers", recipe, known, log)
 
 
-def _features(training: DraftTraining, reader: HFModel, files: Sequence[Path]) -> list[np.ndarray]:
-    """The states that the draft reads, in a folder of their layers; a draft on tokens learns from the last alone."""
+def _windows(training: DraftTraining, reader: HFModel, files: Sequence[Path]) -> Windows:
+    """Texts with the states that the draft reads; a draft on tokens learns from the last alone."""
     layers = training.recipe.feature_layers or (-1,)
     folder = training.work / "-".join(["features", *map(str, layers[:-1])])
-    return write_features(reader.model, files, folder, TOGETHER, training.log, layers)
+    return Windows(
+        read_texts(files), write_features(reader.model, files, folder, training.log, layers), training.recipe.length
+    )
 
 
 def judged_agreement(training: DraftTraining, reader: HFModel, draft: Any, tokens: np.ndarray) -> dict[str, Any]:
@@ -215,10 +211,9 @@ def judged_agreement(training: DraftTraining, reader: HFModel, draft: Any, token
         heats = [float(number >= len(asked) // 2) for number in range(len(asked))]
         random = np.random.default_rng(training.recipe.seed)
         answers = continued(reader, [one.ids for one in asked], heats, JUDGED_TOKENS, random, training.recipe.batch)
-        store_answers(path, asked, answers, heats)
-    texts = read_texts([path])
-    states = _features(training, reader, [path])
-    windows = Windows(texts, tuple(states), training.recipe.length)
+        store_texts(path, asked, answers, heats)
+    windows = _windows(training, reader, [path])
+    texts = windows.texts
     kinds = chain_agreement(draft, windows, tokens, training.runtime)
     for kind, found in kinds.items():
         chosen = np.flatnonzero((texts.kinds == kind) | (kind == "all"))

@@ -7,7 +7,7 @@ train theirs. So at step k it is where a drafter is at the k-th level of a chain
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -48,54 +48,34 @@ def unrolled(draft: Any, window: Window, steps: int) -> list[Tensor]:
     if hasattr(draft, "fusion"):
         entering = draft.fusion(entering)
     turn = core.rotary_emb(embedded, window.positions)
+    places = torch.arange(window.ids.shape[1], device=embedded.device)
+    back = places[:, None] - places
     past: list[list[tuple[Tensor, Tensor]]] = [[] for _ in core.layers]
     out = list[Tensor]()
-    for _ in range(steps):
+    for step in range(steps):
+        seen = torch.cat([back >= step, *(back == step - other for other in range(1, step + 1))], 1)
         hidden = draft.joint(embedded, entering)
         for layer, read in zip(core.layers, past, strict=True):
-            hidden = hidden + _attended(layer.self_attn, layer.input_layernorm(hidden), turn, read)
+            hidden = hidden + _attended(layer.self_attn, layer.input_layernorm(hidden), turn, read, seen)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         out.append(core.norm(hidden))
         entering = torch.cat([entering[:, :1].to(out[-1]), out[-1][:, :-1]], 1)
     return out
 
 
-def _attended(attention: Any, hidden: Tensor, turn: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]) -> Tensor:
+def _attended(
+    attention: Any, hidden: Tensor, turn: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]], seen: Tensor
+) -> Tensor:
     """Attention of one step; its (B, G, n, D) keys and values are appended to those of the steps before."""
-    batch, count, _ = hidden.shape
-    size = attention.head_dim
     query, key, value = (
-        part(hidden).view(batch, count, -1, size).transpose(1, 2)
+        part(hidden).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
         for part in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
     query, key = apply_rotary_pos_emb(query, key, *turn)
-    query, key = query.to(value.dtype), key.to(value.dtype)
-    past.append((key, value))
-    step = len(past)
-    if step == 1:
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-    else:
-        rows = query.unflatten(1, (key.shape[1], -1))  # (B, G, heads of a group, n, D)
-        first_keys, first_values = (part[:, :, None] for part in past[0])
-        unseen = torch.ones(count, count, dtype=torch.bool).triu(2 - step).to(hidden.device)
-        far = (rows @ first_keys.transpose(-1, -2)).masked_fill(unseen, -torch.inf)
-        near = [
-            (_later(keys, step - number), _later(values, step - number))
-            for number, (keys, values) in enumerate(past[1:], 2)
-        ]
-        scores = torch.cat([far, *((rows * keys).sum(-1, keepdim=True) for keys, _ in near)], -1)
-        shares = (scores.float() * attention.scaling).softmax(-1).to(value.dtype)
-        mixed = shares[..., :count] @ first_values
-        for number, (_, values) in enumerate(near, count):
-            mixed = mixed + shares[..., number : number + 1] * values
-        mixed = mixed.flatten(1, 2)
+    past.append((key.to(value.dtype), value))
+    keys, values = (torch.cat(states, 2) for states in zip(*past, strict=True))
+    mixed = functional.scaled_dot_product_attention(query.to(value.dtype), keys, values, seen, enable_gqa=True)
     return attention.o_proj(mixed.transpose(1, 2).flatten(2))
-
-
-def _later(states: Tensor, places: int) -> Tensor:
-    """(B, G, 1, n, D) states moved `places` along, zeros before them."""
-    moved = functional.pad(states, (0, 0, places, 0))[:, :, : states.shape[2]]
-    return moved[:, :, None]
 
 
 def windows_loss(
@@ -125,7 +105,7 @@ def windows_loss(
                 used[step, :, :step] = False  # these places have no feature of the step before
             weights = used.float() * (fading ** torch.arange(steps))[:, None, None] / used.sum((1, 2), keepdim=True)
         dtype = torch.bfloat16 if runtime.autocast else head.dtype
-        return _HeadLoss.apply(
+        return _head_loss(
             torch.stack(found).flatten(1, 2), _last(window, head).flatten(0, 1), weights.flatten(1), head.to(dtype),
             variation, slope,
         )  # fmt: skip
@@ -151,16 +131,14 @@ def losses_of(logits: Tensor, wanted: Tensor, variation: float) -> tuple[Tensor,
     return part, slope
 
 
-class _HeadLoss(torch.autograd.Function):
-    """The loss over a large softmax, a few rows at a time: its gradient is made with it, and no logits are kept."""
+def _head_loss(found: Tensor, states: Tensor, weights: Tensor, head: Tensor, variation: float, slope: Slope) -> Tensor:
+    """Sum the weighted losses of (steps, N, h) predicted features against (N, h) of the target.
 
-    @staticmethod
-    def forward(
-        context: Any, found: Tensor, states: Tensor, weights: Tensor, head: Tensor, variation: float, slope: Slope
-    ) -> Tensor:
-        """Sum the weighted losses of (steps, N, h) predicted features against (N, h) of the target."""
-        gradients, total = torch.empty_like(found), 0.0
-        states, across = states.to(head.dtype), head.T.contiguous()
+    The softmax is large. So a few rows are computed at a time, the gradient with the loss, and no logits are kept.
+    """
+    gradients, total = torch.empty_like(found), 0.0
+    states, across = states.to(head.dtype), head.T.contiguous()
+    with torch.no_grad():
         for first in range(0, len(states), ROWS):
             rows = slice(first, first + ROWS)
             wanted = (states[rows] @ across).float().softmax(-1)
@@ -168,14 +146,8 @@ class _HeadLoss(torch.autograd.Function):
                 part, slopes = slope(found[step, rows].to(head.dtype) @ across, wanted, variation)
                 total += float((weight * part).sum())
                 gradients[step, rows] = ((weight[:, None] * slopes).to(head.dtype) @ head).to(gradients.dtype)
-        context.save_for_backward(gradients)
-        return found.new_tensor(total)
-
-    @staticmethod
-    def backward(context: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient for the predicted features."""
-        (gradients,) = context.saved_tensors
-        return gradients * outer[0], None, None, None, None, None
+    known = (found * gradients).sum()
+    return total + (known - known.detach())  # the value of the loss, with its gradient
 
 
 @torch.no_grad()
@@ -192,9 +164,7 @@ def chain_agreement(
         at every place of greedy texts and of texts at temperature 1; None where there are none.
     """
     whole, texts, drafted = draft.lm_head.weight, windows.texts, torch.from_numpy(tokens)
-    head = whole[drafted]
-    rows: dict[str, list[np.ndarray]] = {}
-    chains: dict[tuple[str, str], list[float]] = {}
+    head, found = whole[drafted], list[tuple[str, float, np.ndarray]]()  # kind, temperature, figures by place
     draft.eval()
     begins = np.maximum(texts.lengths - windows.length - 1, 0)
     for numbers in np.array_split(np.arange(len(texts)), max(1, len(texts) // batch)):
@@ -204,34 +174,35 @@ def chain_agreement(
             states = predicted(draft, window, LEVELS)
             given = [(state @ head.T).float().log_softmax(-1) for state in states]
         best, wanted = every.argmax(-1), every[..., drafted]  # the best token may be one that is never drafted
-        hits = torch.stack([(drafted[part.argmax(-1)] == best) for part in given]).numpy()  # (LEVELS, B, n)
-        overlaps = torch.stack([torch.minimum(wanted, part.exp()).sum(-1) for part in given]).numpy()
-        losses = -(wanted / wanted.sum(-1, keepdim=True) * given[0]).sum(-1).numpy()
-        used = (window.seen & window.answer).numpy()
-        for row, number in enumerate(numbers.tolist()):
-            columns = np.flatnonzero(used[row])
-            if not len(columns):
-                continue
-            figures = np.concatenate([hits[:, row, columns], overlaps[:, row, columns], losses[None, row, columns]])
-            begin = columns[: max(0, len(columns) - LEVELS + 1)]
-            along = begin + np.arange(LEVELS)[:, None]
-            kind = str(texts.kinds[number])
-            for name in (kind, "all"):
-                rows.setdefault(name, []).append(figures)
-                for heat, accepted, label in ((0, hits, "greedy"), (1, overlaps, "sampled")):
-                    if texts.temperatures[number] == heat:
-                        taken = accepted[np.arange(LEVELS)[:, None], row, along].astype(float)
-                        chains.setdefault((name, label), []).extend(1 + np.cumprod(taken, 0).sum(0))
+        hits = [(drafted[part.argmax(-1)] == best).float() for part in given]
+        overlaps = [torch.minimum(wanted, part.exp()).sum(-1) for part in given]
+        loss = -(wanted / wanted.sum(-1, keepdim=True) * given[0]).sum(-1)
+        figures = torch.stack([*hits, *overlaps, loss]).numpy()  # (2 LEVELS + 1, B, n)
+        for number, of_text, used in zip(numbers, figures.swapaxes(0, 1), window.seen & window.answer, strict=True):
+            if used.any():
+                found.append((str(texts.kinds[number]), float(texts.temperatures[number]), of_text[:, used]))
     draft.train()
     out: dict[str, dict[str, Any]] = {}
-    for name, parts in sorted(rows.items()):
-        figures = np.concatenate(parts, 1)
-        mean = figures.mean(1).tolist()
+    for name in ("all", *sorted({kind for kind, *_ in found})):
+        mine = [(heat, figures) for kind, heat, figures in found if name in ("all", kind)]
+        joined = np.concatenate([figures for _, figures in mine], 1)
+        mean = joined.mean(1).tolist()
+        greedy, sampled = (
+            _chain(figures[part] for heat, figures in mine if heat == wanted_heat)
+            for wanted_heat, part in ((0, slice(LEVELS)), (1, slice(LEVELS, -1)))
+        )
         out[name] = {
-            "tokens": figures.shape[1], "first": mean[:LEVELS], "overlap": mean[LEVELS:-1], "loss": mean[-1],
-            **{
-                label: float(np.mean(chains[name, label])) if chains.get((name, label)) else None
-                for label in ("greedy", "sampled")
-            },
+            "tokens": joined.shape[1], "first": mean[:LEVELS], "overlap": mean[LEVELS:-1], "loss": mean[-1],
+            "greedy": greedy, "sampled": sampled,
         }  # fmt: skip
     return out
+
+
+def _chain(accepted: Iterable[np.ndarray]) -> float | None:
+    """Mean tokens of an iteration with a chain, of how probably (LEVELS, places) tokens are accepted at each level."""
+    tokens = list[float]()
+    for levels in accepted:
+        count = max(0, levels.shape[1] - LEVELS + 1)
+        along = np.stack([level[place : place + count] for place, level in enumerate(levels)])
+        tokens += (1 + np.cumprod(along, 0).sum(0)).tolist()
+    return float(np.mean(tokens)) if tokens else None

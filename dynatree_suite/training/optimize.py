@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -137,7 +138,7 @@ class Run:
         if self.evaluate:
             self.curve.append({"step": self.step, "seconds": round(self.seconds), **self.evaluate()})
             self.log(", ".join(f"{name} {value:.4g}" for name, value in self.curve[-1].items()))
-        tensors = {f"model/{name}": weight for name, weight in self.model.state_dict().items()}
+        tensors = {f"model//{name}": weight for name, weight in self.model.state_dict().items()}
         for place, optimizer in enumerate(self.optimizers):
             for number, state in optimizer.state_dict()["state"].items():
                 tensors |= {f"{place}/{number}/{name}": value for name, value in state.items()}
@@ -150,16 +151,13 @@ class Run:
         """Read the checkpoint."""
         progress, tensors = read_checkpoint(self.checkpoint, self.runtime.device)
         self.step, self.seconds, self.curve = progress["step"], progress["seconds"], progress["curve"]
-        stored: dict[str, Any] = {}
+        stored: dict[str, Any] = defaultdict(lambda: defaultdict(dict))
         for key, value in tensors.items():
-            owner, _, name = key.partition("/")
-            stored.setdefault(owner, {})[name] = value
-        self.model.load_state_dict(stored.pop("model"))
+            owner, number, name = key.split("/")
+            stored[owner][number][name] = value
+        self.model.load_state_dict(stored["model"][""])
         for place, optimizer in enumerate(self.optimizers):
-            state: dict[int, dict[str, Tensor]] = {}
-            for key, value in stored[str(place)].items():
-                number, _, name = key.partition("/")
-                state.setdefault(int(number), {})[name] = value
+            state = {int(number): found for number, found in stored[str(place)].items()}
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
     def train(self) -> None:

@@ -13,8 +13,6 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass,
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
-from typing_extensions import override
-
 from dynatree_lib.checks import is_number, is_whole
 from dynatree_lib.drafters.checks import require
 from dynatree_lib.paths import data_path
@@ -43,17 +41,11 @@ class JsonRecipe:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
         """Check and build a recipe; ValueError names an entry that is unknown, missing or out of range."""
-        recipe = _build(cls, values, "top level")
-        recipe.check()
-        return recipe
+        return _build(cls, values, "top level")
 
     def as_json(self) -> dict[str, Any]:
         """Return plain lists, dicts and numbers; `from_json` reads them back."""
         return dict(json.loads(json.dumps(asdict(self))))  # type: ignore[call-overload]
-
-    def check(self) -> None:
-        """Raise ValueError for entries that do not fit each other."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -143,8 +135,7 @@ class Recipe(JsonRecipe):
         """Return the same recipe with so many steps of the target, and the draft's in proportion."""
         return self.rescaled(steps / self.target.steps, steps / self.target.steps)
 
-    @override
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         entries, size, prefix = self.vocab_size, self.model_vocab_size, self.on_policy.prefix
         require(size >= entries, f"model_vocab_size {size} is below the tokenizer's vocab_size {entries}: raise it.")
         rising = len(prefix) == 2 and prefix[0] <= prefix[1]
@@ -212,8 +203,7 @@ class DraftRecipe(JsonRecipe):
         """Return the same recipe with so many steps."""
         return replace(self, draft=self.draft.rescaled(steps / self.draft.steps))
 
-    @override
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         lengths = sorted({phase.length for phase in self.draft.phases})
         require(len(lengths) == 1, f"The recipe's draft has phases of the lengths {lengths}; give all one length.")
         steps, features = self.unrolled, list(self.feature_layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,23 +14,37 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ..files import whole_file
 from .corpus import kept
+from .optimize import Log
+
+TOGETHER = 16
+"""Texts that the target reads at a time for their features."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prompt: its kind of task, its token ids with the chat template, and its text without."""
+
+    kind: str
+    ids: tuple[int, ...]
+    text: str = ""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Prompts with a target's answers, as `answers.write_answers` stores them.
+    """Prompts with a target's answers.
 
     Attributes:
         tokens: ids of all texts, one text after another, each its prompt and then the answer.
-        offsets: (t + 1,) where each text begins, and where the last one ends.
+        lengths: (t,) tokens of each text.
         prompt_lengths: (t,) tokens of each prompt.
         kinds: (t,) name of each text's kind of task.
         temperatures: (t,) of each answer.
     """
 
     tokens: np.ndarray
-    offsets: np.ndarray
+    lengths: np.ndarray
     prompt_lengths: np.ndarray
     kinds: np.ndarray
     temperatures: np.ndarray
@@ -38,10 +52,10 @@ class Texts:
     def __len__(self) -> int:
         return len(self.kinds)
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """(t,) tokens of each text, its prompt included."""
-        return np.diff(self.offsets)
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """(t + 1,) where each text begins, and where the last one ends."""
+        return np.concatenate([[0], np.cumsum(self.lengths)])
 
     @property
     def answers(self) -> np.ndarray:
@@ -56,34 +70,34 @@ class Texts:
         """Number of texts of each kind of task."""
         return {str(kind): int(count) for kind, count in zip(*np.unique(self.kinds, return_counts=True), strict=True)}
 
-    def places(self, numbers: np.ndarray) -> np.ndarray:
-        """Indices into `tokens` of the given texts, one text after another."""
-        return np.concatenate([np.arange(self.offsets[number], self.offsets[number + 1]) for number in numbers])
-
     def chosen(self, numbers: np.ndarray) -> Texts:
         """Return the given texts alone."""
-        offsets = np.concatenate([[0], np.cumsum(self.lengths[numbers])])
-        others = (column[numbers] for column in (self.prompt_lengths, self.kinds, self.temperatures))
-        return Texts(self.tokens[self.places(numbers)], offsets, *others)
+        columns = (column[numbers] for column in (self.lengths, self.prompt_lengths, self.kinds, self.temperatures))
+        return Texts(np.concatenate([self.text(number) for number in numbers]), *columns)
+
+
+def store_texts(
+    path: Path, asked: Sequence[Asked], answers: Sequence[Sequence[int]], temperatures: Sequence[float]
+) -> None:
+    """Write prompts with an answer to each, and the temperatures of the answers."""
+    columns = {
+        "tokens": np.concatenate([[*one.ids, *answer] for one, answer in zip(asked, answers, strict=True)]),
+        "lengths": np.array([len(one.ids) + len(answer) for one, answer in zip(asked, answers, strict=True)]),
+        "prompt_lengths": np.array([len(one.ids) for one in asked]),
+        "kinds": np.array([one.kind for one in asked]),
+        "temperatures": np.array(temperatures),
+    }
+    with whole_file(path) as file:
+        np.savez_compressed(file, **columns)  # type: ignore[arg-type]
 
 
 def read_texts(files: Sequence[Path]) -> Texts:
-    """Read files of answers."""
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in ("tokens", "lengths", "prompt", "kinds", "heats")}
+    """Read files that `store_texts` wrote."""
+    stored = []
     for file in files:
-        with np.load(file) as stored:
-            prompts, answers = (
-                np.split(stored[f"{name}s"], np.cumsum(stored[f"{name}_lengths"].astype(np.int64))[:-1])
-                for name in ("prompt", "answer")
-            )
-            columns["tokens"] += [part for pair in zip(prompts, answers, strict=True) for part in pair]
-            columns["lengths"].append(np.array([len(p) + len(a) for p, a in zip(prompts, answers, strict=True)]))
-            columns["prompt"].append(stored["prompt_lengths"].astype(np.int64))
-            columns["kinds"].append(stored["names"][stored["kinds"]])
-            columns["heats"].append(stored["temperatures"])
-    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
-    offsets = np.concatenate([[0], np.cumsum(joined["lengths"])])
-    return Texts(joined["tokens"], offsets, joined["prompt"], joined["kinds"], joined["heats"])
+        with np.load(file) as columns:
+            stored.append(dict(columns))
+    return Texts(**{name: np.concatenate([columns[name] for columns in stored]) for name in stored[0]})
 
 
 def frequent(texts: Texts, count: int, always: Sequence[int] = ()) -> np.ndarray:
@@ -98,12 +112,7 @@ def frequent(texts: Texts, count: int, always: Sequence[int] = ()) -> np.ndarray
 
 
 def write_features(
-    model: Any,
-    files: Sequence[Path],
-    folder: Path,
-    batch: int,
-    log: Callable[[str], None],
-    layers: Sequence[int] = (-1,),
+    model: Any, files: Sequence[Path], folder: Path, log: Log, layers: Sequence[int] = (-1,)
 ) -> list[np.ndarray]:
     """Let the target read all texts and store its hidden states, one file for each file of answers.
 
@@ -111,12 +120,14 @@ def write_features(
         model: the target, a transformers model.
         files: of answers.
         folder: of the features; files that are there are not written again.
-        batch: texts at a time.
         log: takes a line of progress.
         layers: k layers whose states are stored side by side, as `pruned.on_features` counts them.
 
     Returns:
-        (tokens, k h) uint16 of each file, the bits of bfloat16, read from the disk when needed.
+        (tokens, k h) uint16 of each text, the bits of bfloat16, read from the disk when needed.
+
+    Raises:
+        ValueError: where a file holds the features of other texts.
     """
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -124,7 +135,7 @@ def write_features(
         begun, texts = time.monotonic(), read_texts([file])
         out = np.empty((len(texts.tokens), len(layers) * model.config.hidden_size), np.uint16)
         order = np.argsort(texts.lengths, kind="stable")
-        for numbers in np.split(order, range(batch, len(order), batch)):
+        for numbers in np.split(order, range(TOGETHER, len(order), TOGETHER)):
             rows = [torch.from_numpy(texts.text(number).astype(np.int64)) for number in numbers]
             with torch.inference_mode():
                 ids = pad_sequence(rows, batch_first=True).to(model.device)
@@ -136,7 +147,16 @@ def write_features(
         log(f"{file.stem}: features of {len(out):,} tokens, {len(out) / (time.monotonic() - begun):.0f} tokens/s")
         return out
 
-    return [kept(folder / file.with_suffix(".npy").name, partial(states, file)) for file in files]
+    out = list[np.ndarray]()
+    for file in files:
+        path, texts = folder / file.with_suffix(".npy").name, read_texts([file])
+        array = kept(path, partial(states, file))
+        if len(array) != len(texts.tokens):
+            raise ValueError(
+                f"{path} has features of {len(array)} tokens and {file.name} has {len(texts.tokens)}; remove the first."
+            )
+        out += np.split(array, texts.offsets[1:-1])
+    return out
 
 
 @dataclass(frozen=True)
@@ -164,26 +184,13 @@ class Windows:
 
     Attributes:
         texts: the texts.
-        states: (tokens of the file, k h) bits of bfloat16 for each file of texts, in order.
+        states: (tokens, k h) bits of bfloat16 for each text.
         length: of a window.
-
-    Raises:
-        ValueError: where the features are of other texts.
     """
 
     texts: Texts
-    states: tuple[np.ndarray, ...]
+    states: Sequence[np.ndarray]
     length: int
-
-    def __post_init__(self) -> None:
-        counted, needed = sum(map(len, self.states)), len(self.texts.tokens)
-        if counted != needed:
-            raise ValueError(f"The texts have {needed} tokens and the stored features are of {counted}.")
-
-    @cached_property
-    def starts(self) -> np.ndarray:
-        """First token of each file."""
-        return np.cumsum([0, *map(len, self.states)])
 
     def batches(self, count: int, seed: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield endless (count, 2) texts and first places, every place of every text as likely as any other."""
@@ -196,13 +203,7 @@ class Windows:
     def spread(self, count: int) -> Windows:
         """Return windows of `count` texts from all over these, or of all."""
         numbers = np.unique(np.linspace(0, len(self.texts) - 1, count).round().astype(int))
-        parts = [self.features(*self.texts.offsets[number : number + 2]) for number in numbers]
-        return Windows(self.texts.chosen(numbers), (np.concatenate(parts),), self.length)
-
-    def features(self, first: int, last: int) -> np.ndarray:
-        """Return the features of some tokens of one text."""
-        file = int(np.searchsorted(self.starts, first, side="right")) - 1
-        return self.states[file][first - self.starts[file] : last - self.starts[file]]
+        return Windows(self.texts.chosen(numbers), [self.states[number] for number in numbers], self.length)
 
     def placed(self, picks: np.ndarray) -> Window:
         """Lay out (B, 2) windows, given by text and first place."""
@@ -211,9 +212,9 @@ class Windows:
         seen, answer = np.zeros((2, len(picks), self.length), bool)
         for row, (number, begin) in enumerate(picks.tolist()):
             text = self.texts.text(number)[begin : begin + self.length + 1]
-            first, count = int(self.texts.offsets[number]) + begin, len(text) - 1
+            count = len(text) - 1
             ids[row, :count], seen[row, :count] = text[1:], True
-            states[row, : count + 1] = self.features(first, first + count + 1)
+            states[row, : count + 1] = self.states[number][begin : begin + count + 1]
             answer[row, max(0, self.texts.prompt_lengths[number] - 2 - begin) : count] = True
         return Window(
             torch.from_numpy(ids),

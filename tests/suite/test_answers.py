@@ -9,8 +9,9 @@ from models import hf_greedy, prompt, random_model
 
 from dynatree_suite.bench.runner import quiet
 from dynatree_suite.training import answers
-from dynatree_suite.training.answers import Asked, continued, evenly_mixed, passages, sequences, write_answers
+from dynatree_suite.training.answers import continued, evenly_mixed, passages, sequences, write_answers
 from dynatree_suite.training.recipe import load_recipe
+from dynatree_suite.training.texts import Asked, read_texts
 
 WIKI = (
     """
@@ -90,15 +91,15 @@ def test_a_stopped_run_loses_at_most_one_file_and_more_can_follow(model, tmp_pat
     more = write_answers(model, asked, tmp_path, replace(recipe, files=9), (), quiet)
     assert len(more) == 7  # 20 prompts, three to a file
     assert [path.read_bytes() for path in files] == contents
-    lengths = []
-    for path in more:
-        with np.load(path) as stored:
-            assert stored["answers"].shape == (stored["answer_lengths"].sum(),)
-            assert stored["prompts"].shape == (stored["prompt_lengths"].sum(),)
-            assert set(stored["names"][stored["kinds"]]) <= {"code", "math"}
-            assert set(np.round(stored["temperatures"].astype(float), 2)) <= {0.0, 0.7, 1.0}
-            lengths += stored["prompt_lengths"].tolist()
-    assert sorted(lengths) == list(range(2, 22))
+    texts = read_texts(more)
+    assert texts.lengths.sum() == len(texts.tokens)
+    assert set(texts.kinds) == {"code", "math"}
+    assert set(texts.temperatures) == {0.0, 0.7, 1.0}
+    assert sorted(texts.prompt_lengths) == list(range(2, 22))
+    assert set(texts.lengths - texts.prompt_lengths) == {4}
+    assert {tuple(texts.text(number)[:size]) for number, size in enumerate(texts.prompt_lengths)} == {
+        one.ids for one in asked
+    }
 
 
 def test_the_target_writes_a_share_of_the_prompts_and_known_texts_are_left_out(model, monkeypatch, tmp_path):
@@ -111,8 +112,7 @@ def test_the_target_writes_a_share_of_the_prompts_and_known_texts_are_left_out(m
     known = sequences("Now, please tell me a STORY about the red hen!")
     recipe = replace(load_recipe("smollm2"), files=1, own=0.5, batch=4, limit=2)
     (path,) = write_answers(model, asked, tmp_path, recipe, known, quiet)
-    with np.load(path) as stored:
-        kinds = stored["names"][stored["kinds"]].tolist()
+    kinds = read_texts([path]).kinds.tolist()
     assert (kinds.count("own"), kinds.count("code")) == (5, 6)  # one of six overlaps in eight words
 
 

@@ -13,23 +13,15 @@ from dynatree_suite.bench.runner import quiet
 from dynatree_suite.training import losses
 from dynatree_suite.training.losses import chain_agreement, predicted, unrolled, windows_loss
 from dynatree_suite.training.optimize import Runtime
-from dynatree_suite.training.texts import Window, Windows, frequent, read_texts, write_features
+from dynatree_suite.training.texts import Asked, Window, Windows, frequent, read_texts, store_texts, write_features
 
 RUNTIME = Runtime(autocast=False)
 
 
 def stored(path, ids, split, temperatures):
     """Write a file of answers, each text cut into prompt and answer after `split` tokens."""
-    np.savez(
-        path,
-        prompts=np.concatenate([one[:split] for one in ids]).astype(np.uint16),
-        prompt_lengths=np.full(len(ids), split, np.uint16),
-        answers=np.concatenate([one[split:] for one in ids]).astype(np.uint16),
-        answer_lengths=np.array([len(one) - split for one in ids], np.uint16),
-        temperatures=np.array(temperatures, np.float32),
-        kinds=np.arange(len(ids), dtype=np.uint8) % 2,
-        names=np.array(["one", "two"]),
-    )
+    asked = [Asked(kind, tuple(one[:split])) for kind, one in zip(("one", "two"), ids, strict=True)]
+    store_texts(path, asked, [one[split:] for one in ids], temperatures)
     return path
 
 
@@ -39,16 +31,16 @@ def material(tmp_path):
     target = random_model("llama", dtype=torch.float32)
     ids = [prompt(length)[0].numpy() for length in (30, 12, 25, 40)]
     files = [stored(tmp_path / f"answers-{n}.npz", ids[2 * n : 2 * n + 2], 5, [0, 1]) for n in range(2)]
-    states = write_features(target.model, files, tmp_path / "features", 2, quiet)
-    return target, ids, files, Windows(read_texts(files), tuple(states), 16)
+    states = write_features(target.model, files, tmp_path / "features", quiet)
+    return target, ids, files, Windows(read_texts(files), states, 16)
 
 
 @pytest.fixture
 def several(material, tmp_path):
     """The same texts with the states after the target's first and last layer."""
     target, _, files, windows = material
-    states = write_features(target.model, files, tmp_path / "several", 2, quiet, (1, -1))
-    return Windows(windows.texts, tuple(states), windows.length)
+    states = write_features(target.model, files, tmp_path / "several", quiet, (1, -1))
+    return Windows(windows.texts, states, windows.length)
 
 
 def fused(target, layers):
@@ -127,15 +119,17 @@ def test_features_are_written_once(material, tmp_path):
     paths = sorted((tmp_path / "features").iterdir())
     before = paths[0].stat().st_mtime_ns
     paths[1].unlink()
-    states = write_features(target.model, files, tmp_path / "features", 1, quiet)
+    states = write_features(target.model, files, tmp_path / "features", quiet)
     assert paths[0].stat().st_mtime_ns == before
-    assert states[1].shape == (65, 32)
+    assert [one.shape for one in states] == [(30, 32), (12, 32), (25, 32), (40, 32)]
 
 
-def test_features_of_other_texts_are_refused(material):
-    windows = material[3]
-    with pytest.raises(ValueError, match="107 tokens and the stored features are of 42"):
-        Windows(windows.texts, windows.states[:1], 8)
+def test_features_of_other_texts_are_refused(material, tmp_path):
+    target, _, files, _ = material
+    first, second = sorted((tmp_path / "features").iterdir())
+    first.replace(second)
+    with pytest.raises(ValueError, match=r"has features of 42 tokens and answers-1.npz has 65; remove the first"):
+        write_features(target.model, files, tmp_path / "features", quiet)
 
 
 def test_batches_depend_on_the_seed_and_their_number_alone(material):

@@ -16,11 +16,10 @@ from dynatree_suite.cli import options
 from dynatree_suite.cli import train as command
 from dynatree_suite.training import draft as drafts
 from dynatree_suite.training import optimize
-from dynatree_suite.training.answers import Asked
 from dynatree_suite.training.losses import chain_agreement
 from dynatree_suite.training.optimize import Runtime
 from dynatree_suite.training.recipe import DraftRecipe, load_recipe
-from dynatree_suite.training.texts import Windows, read_texts
+from dynatree_suite.training.texts import Asked, Windows, read_texts
 
 PLAIN = Runtime(autocast=False)
 RECIPE = load_recipe("smollm2")
@@ -71,7 +70,9 @@ def test_a_run_from_prompts_to_a_draft(model, small, tmp_path, kind):
     files = sorted((work / "answers").iterdir())[: drafts.HELD_OUT_FILES]
     states = [np.load(work / ("features-1" if features else "features") / f"{file.stem}.npy") for file in files]
     tokens = np.load(out / kind / TOKENS).astype(int)
-    held_out = Windows(read_texts(files), tuple(states), phases.length)
+    texts = read_texts(files)
+    split = [one for array in states for one in np.split(array, texts.offsets[1:-1])]
+    held_out = Windows(texts, split, phases.length)
     untrained = on_features(model.model, (0, 2), features) if features else pruned(model.model, (0, 2))
     before = chain_agreement(untrained, held_out, tokens, PLAIN)
     assert card["agreement"]["all"]["tokens"] == before["all"]["tokens"]
