@@ -7,11 +7,11 @@ What a draft does with that is left to `translated` and `drafters.retokenized`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ _PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PLAIN]
 BYTES = {chr(byte): byte for byte in _PLAIN} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
 """Byte-level BPE: the character that a token's name has for each byte. Bytes that cannot be printed come after 255."""
+_BROKEN = re.compile("([\udc80-\udcff]+)")
+"""Bytes of a decoded text that are no part of a whole character."""
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -76,10 +78,8 @@ class Vocabulary:
                 f"'{owner}' has no tokenizer, so its tokens cannot be matched by their text; give it one: "
                 "HFModel(model, tokenizer)."
             )
-        added = getattr(tokenizer, "added_tokens_decoder", None) or {}
-        hidden = {*getattr(tokenizer, "all_special_ids", ())} | {
-            number for number, token in added.items() if getattr(token, "special", False)
-        }
+        added = tokenizer.added_tokens_decoder
+        hidden = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
         read = _reader(tokenizer)
         tokens: list[bytes | None] = [None] * size
         special, named = {}, set()
@@ -97,24 +97,18 @@ class Vocabulary:
             ids: Sequence[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             return ids
 
-        first, last = getattr(tokenizer, "bos_token_id", None), getattr(tokenizer, "eos_token_id", None)
-        begin = tokenizer("", verbose=False)["input_ids"][:1]
+        begin, last = tokenizer("", verbose=False)["input_ids"][:1], tokenizer.eos_token_id
         out = cls(
-            tokens, special, encode, tuple(begin) if begin == [first] else (), () if last is None else (last,),
-            frozenset(named), fingerprint, owner,
+            tokens, special, encode, tuple(begin) if begin == [tokenizer.bos_token_id] else (),
+            () if last is None else (last,), frozenset(named), fingerprint, owner,
         )  # fmt: skip
-        out._check_joining()
-        return out
-
-    def _check_joining(self) -> None:
-        assert self.encoder is not None
-        ids = self.encoder(SAMPLE)
-        joined = self.joined(ids)
+        joined = out.joined(encode(SAMPLE))
         if joined is not None and not joined.endswith(SAMPLE.encode()[1:]):
             raise ValueError(
-                f"The tokenizer of '{self.owner}' splits {SAMPLE!r} into tokens that join to {joined!r}, so its tokens "
+                f"The tokenizer of '{owner}' splits {SAMPLE!r} into tokens that join to {joined!r}, so its tokens "
                 "cannot be matched by their text; use a draft with the target's tokenizer."
             )
+        return out
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -122,12 +116,8 @@ class Vocabulary:
     @cached_property
     def ids(self) -> dict[bytes, int]:
         """The token that stands for these bytes: the first of several, one with the name of a byte after others."""
-        out: dict[bytes, int] = {}
-        for number in sorted(range(len(self)), key=self.bytes_by_name.__contains__):
-            token = self.tokens[number]
-            if token:
-                out.setdefault(token, number)
-        return out
+        order = sorted(range(len(self)), key=self.bytes_by_name.__contains__, reverse=True)
+        return {token: number for number in order if (token := self.tokens[number])}
 
     @cached_property
     def _longest(self) -> int:
@@ -148,17 +138,12 @@ class Vocabulary:
             ids, or None where some of the bytes have no token.
         """
         out = list[int]()
-        while data:
-            try:
-                text, broken, data = data.decode(), b"", b""
-            except UnicodeDecodeError as error:
-                start, end = error.start, error.end
-                text, broken, data = data[:start].decode(), data[start:end], data[end:]
-            whole = self._as_tokenized(text) or self._longest_tokens(text.encode())
-            part = self._longest_tokens(broken)
-            if whole is None or part is None:
+        for place, piece in enumerate(_BROKEN.split(data.decode(errors="surrogateescape"))):
+            split = None if place % 2 else self._as_tokenized(piece)
+            split = split or self._longest_tokens(piece.encode(errors="surrogateescape"))
+            if split is None:
                 return None
-            out += whole + part
+            out += split
         return out
 
     def _as_tokenized(self, text: str) -> list[int] | None:
@@ -170,40 +155,30 @@ class Vocabulary:
         for form in forms:  # the second and third, where the tokenizer puts a space before a text
             ids = list(self.encoder(form))
             whole = self.joined(ids)
-            if whole is None or not whole.endswith(data):
-                continue
-            place, before = 0, len(whole) - len(data)
-            while before > 0:
-                before -= len(self.tokens[ids[place]] or b"")
-                place += 1
-            if before == 0:
-                return ids[place:]
+            if whole is not None and whole.endswith(data):
+                begins = list(accumulate((len(self.tokens[number] or b"") for number in ids), initial=0))
+                if len(whole) - len(data) in begins:
+                    return ids[begins.index(len(whole) - len(data)) :]
         return None
 
     def _longest_tokens(self, data: bytes) -> list[int] | None:
-        out, place = list[int](), 0
-        while place < len(data):
-            for length in range(min(self._longest, len(data) - place), 0, -1):
-                number = self.ids.get(data[place : place + length])
-                if number is not None:
-                    break
-            else:
+        out = list[int]()
+        while data:
+            lengths = range(min(self._longest, len(data)), 0, -1)
+            longest = next((length for length in lengths if data[:length] in self.ids), None)
+            if longest is None:
                 return None
-            out.append(number)
-            place += length
+            out.append(self.ids[data[:longest]])
+            data = data[longest:]
         return out
 
 
 def _reader(tokenizer: Any) -> Callable[[str], bytes]:
     """Return how the names of a tokenizer's tokens are read."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    decoder = None if backend is None else backend.decoder
-    scheme = "" if decoder is None else json.dumps(json.loads(decoder.__getstate__()), ensure_ascii=False)
-    if "ByteLevel" in scheme:
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    if decoder is not None and b"ByteLevel" in decoder.__getstate__():
         return _byte_level
-    if "▁" in scheme or any("▁" in piece for piece in tokenizer.get_vocab()):
-        return _sentencepiece
-    return str.encode
+    return _sentencepiece if any("▁" in piece for piece in tokenizer.get_vocab()) else str.encode
 
 
 def _byte_level(piece: str) -> bytes:
@@ -254,16 +229,14 @@ class Translation:
     @cached_property
     def stranger(self) -> int:
         """The draft's token that is read for a token that means nothing to it."""
-        return next(iter((*self.draft.begin, *self.draft.ends, 0)))
+        return (*self.draft.begin, *self.draft.ends, 0)[0]
 
     def of_token(self, token: int) -> list[int]:
         """Return the draft's tokens for a target token: itself where both have it; none where it means nothing."""
+        if token in self._same:
+            return [self._same[token]]
         if token not in self._known:
-            data = self.target.joined([token])
-            if token in self._same:
-                self._known[token] = [self._same[token]]
-            else:
-                self._known[token] = [] if data is None else self.draft.encode(data) or []
+            self._known[token] = self.draft.encode(self.target.joined([token]) or b"") or []
         return self._known[token]
 
     def of_node(self, token: int) -> list[int]:
@@ -279,24 +252,13 @@ class Translation:
             tokens: target ids.
             begins: whether a text begins here; then it begins as the draft's texts do.
         """
-        out, run = list[int](), list[int]()
-        for token in tokens:
-            if self.target.joined([token]) is not None:
-                run.append(token)
-            else:
-                out += [*self._run(run), *self.of_token(token)]
-                run = []
-        out += self._run(run)
+        out = list[int]()
+        for spelt, group in groupby(tokens, lambda token: self.target.joined([token]) is not None):
+            run = list(group)
+            whole = self.draft.encode(self.target.joined(run) or b"") if spelt and len(run) > 1 else None
+            out += [each for token in run for each in self.of_token(token)] if whole is None else whole
         begin = list(self.draft.begin) if begins else []
         return out if out[: len(begin)] == begin else begin + out
-
-    def _run(self, tokens: Sequence[int]) -> list[int]:
-        """Translate tokens that have bytes: together where the bytes can be split, else one by one."""
-        if len(tokens) > 1:
-            whole = self.draft.encode(self.target.joined(tokens) or b"")
-            if whole is not None:
-                return whole
-        return [each for token in tokens for each in self.of_token(token)]
 
     def back(self, tokens: Sequence[int]) -> list[int]:
         """Return a path of draft tokens in the target's, split as the target's tokenizer splits its text.

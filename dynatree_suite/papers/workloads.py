@@ -429,7 +429,7 @@ def _hub_rows(data_set: DataSet, split: str, first: int | None) -> Iterator[Row]
     try:
         import datasets
 
-        from dynatree_lib.models import hub
+        from .. import hub
 
         with hub.asked_if_reachable():
             rows = datasets.load_dataset(data_set.hub, data_set.config, split=hub_split, data_files=files, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -129,8 +128,8 @@ def make_card(
 
 
 def store_model(model: Any, folder: Path) -> None:
-    """Write a model as float16 safetensors whose config asks for float32: 16 bit on disk, 32 in use."""
-    half = copy.deepcopy(model).half()
+    """Write a finished model as float16 safetensors whose config asks for float32: 16 bit on disk, 32 in use."""
+    half = model.half()
     half.config.use_cache = True
     half.save_pretrained(folder)
     half.config.dtype = torch.float32

@@ -148,15 +148,7 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
     card = {
         "recipe": recipe.as_json(),
         "target": json.loads((folder / ORIGIN).read_text(encoding="utf-8")),
-        "texts": {
-            name: {
-                "texts": len(part),
-                "tokens": len(part.tokens),
-                "answer_tokens": len(part.answers),
-                "by_kind": part.by_kind(),
-            }
-            for name, part in (("training", texts.texts), ("held_out", held_out.texts))
-        },
+        "texts": {"training": texts.texts.figures(), "held_out": held_out.texts.figures()},
         "parameters": sum(weight.numel() for weight in draft.parameters() if weight.requires_grad),
         "steps": run.step,
         "minutes": round(run.seconds / 60, 1),

@@ -196,20 +196,18 @@ class Run:
 
     def _phase(self, phase: Phase, batches: Iterator[np.ndarray], last: int) -> None:
         loss, saved = self._prepared(phase), time.monotonic()
-        noted, noted_step, total = saved, self.step, torch.zeros((), device=self.runtime.device)
-        while self.step < last:
+        noted, losses = saved, list[Tensor]()
+        for batch in islice(batches, last - self.step):
             begun = time.monotonic()
-            total += self._step(phase, next(batches), loss)
+            losses.append(self._step(phase, batch, loss))
             now = time.monotonic()
             self.seconds += now - begun
             self.step += 1
             if now - noted > LOG_SECONDS or self.step == last:
-                count = self.step - noted_step
-                self.log(
-                    f"step {self.step}/{self.recipe.steps}  loss {total.item() / count:.4f}  "
-                    f"{count * phase.batch * phase.length / (now - noted):,.0f} tokens/s  length {phase.length}"
-                )
-                noted, noted_step, total = now, self.step, torch.zeros_like(total)
+                speed = len(losses) * phase.batch * phase.length / (now - noted)
+                reached = f"step {self.step}/{self.recipe.steps}  loss {torch.stack(losses).mean().item():.4f}"
+                self.log(f"{reached}  {speed:,.0f} tokens/s  length {phase.length}")
+                noted, losses = now, []
             if now - saved > CHECKPOINT_SECONDS:
                 self.save()
                 saved = now

@@ -16,16 +16,8 @@ import numpy as np
 
 from ..files import sole_run, whole_folder, write_atomically
 from . import card as cards
+from . import distil
 from .corpus import Part, encode_parts, kept, load_corpus, train_tokenizer
-from .distil import (
-    build_model,
-    draft_batches,
-    draft_loss,
-    inherit_embeddings,
-    target_batches,
-    target_loss,
-    write_on_policy,
-)
 from .evaluate import held_out_figures
 from .optimize import Log, Run, Runtime
 from .recipe import Recipe
@@ -63,16 +55,16 @@ class Training:
     def target_run(self, tokens: Tokens, end: int) -> Run:
         """Return the optimization of a fresh target; `end` is the id of the end-of-text token."""
         recipe, runtime = self.recipe, self.runtime
-        model = build_model(recipe.target, recipe.model_vocab_size, recipe.seed, end).to(runtime.device)
-        batches, loss = target_batches(tokens, recipe), target_loss(model, runtime)
+        model = distil.build_model(recipe.target, recipe.model_vocab_size, recipe.seed, end).to(runtime.device)
+        batches, loss = distil.target_batches(tokens, recipe), distil.target_loss(model, runtime)
         return Run(model, recipe.target, batches, loss, runtime, self.log, self.work / "target.checkpoint")
 
     def draft_run(self, target: Any, tokens: Tokens, own: np.ndarray, end: int) -> Run:
         """Return the optimization of a fresh draft on the corpus and on the target's own text (rows, width)."""
         recipe, runtime = self.recipe, self.runtime
-        model = build_model(recipe.draft, recipe.model_vocab_size, recipe.seed + 1, end).to(runtime.device)
-        inherit_embeddings(model, target)
-        batches, loss = draft_batches(tokens, own, recipe), draft_loss(model, target, runtime)
+        model = distil.build_model(recipe.draft, recipe.model_vocab_size, recipe.seed + 1, end).to(runtime.device)
+        distil.inherit_embeddings(model, target)
+        batches, loss = distil.draft_batches(tokens, own, recipe), distil.draft_loss(model, target, runtime)
         return Run(model, recipe.draft, batches, loss, runtime, self.log, self.work / "draft.checkpoint")
 
 
@@ -140,7 +132,7 @@ def train_pair(training: Training, max_minutes: float | None = None) -> dict[str
     target = training.target_run(tokens, end)
     target.train()
     cards.round_weights(target.model)  # the draft learns from the target as it will be stored
-    write = partial(write_on_policy, target.model, tokens, recipe, training.runtime, training.log)
+    write = partial(distil.write_on_policy, target.model, tokens, recipe, training.runtime, training.log)
     draft = training.draft_run(target.model, tokens, kept(training.work / "on-policy.npy", write), end)
     draft.train()
     cards.round_weights(draft.model)

@@ -18,15 +18,9 @@ from dynatree_lib.drafters.checks import require
 from dynatree_lib.paths import data_path
 
 SHAPE_KEYS = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "rotary_pct",
-    "tie_word_embeddings",
-)
-
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "max_position_embeddings",
+    "rotary_pct", "tie_word_embeddings",
+)  # fmt: skip
 LOWEST = {"seed": 0, "layers": 0, "unrolled": 0, "feature_layers": -1, "parts": 1e-6}
 HIGHEST = {"decay": 1, "own": 1, "variation": 1, "share": 0.99}
 """Entry -> the smallest and the largest number in it; where none is named, whole numbers begin at 1, others at 0."""

@@ -66,9 +66,13 @@ class Texts:
         """Token ids of a text."""
         return self.tokens[self.offsets[number] : self.offsets[number + 1]]
 
-    def by_kind(self) -> dict[str, int]:
-        """Number of texts of each kind of task."""
-        return {str(kind): int(count) for kind, count in zip(*np.unique(self.kinds, return_counts=True), strict=True)}
+    def figures(self) -> dict[str, Any]:
+        """Numbers of texts, of tokens, of the answers' tokens, and of the texts of each kind of task."""
+        by_kind = {
+            str(kind): int(count) for kind, count in zip(*np.unique(self.kinds, return_counts=True), strict=True)
+        }
+        figures = {"texts": len(self), "tokens": len(self.tokens), "answer_tokens": len(self.answers)}
+        return {**figures, "by_kind": by_kind}
 
     def chosen(self, numbers: np.ndarray) -> Texts:
         """Return the given texts alone."""

@@ -13,7 +13,7 @@ from dynatree_lib.models import hub
 @pytest.fixture(autouse=True)
 def unknown(monkeypatch):
     """Nothing is known yet, and nothing stands between."""
-    monkeypatch.setattr(hub, "_last", (-hub.VALID, True))
+    hub._answers.cache_clear()
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -42,7 +42,7 @@ def test_the_hub_is_asked_only_where_it_answers(monkeypatch, answers):
         raise OSError("not there")
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_pretrained)
-    monkeypatch.setattr(hub, "_answers", lambda: answers)
+    monkeypatch.setattr(hub, "_answers", lambda minute: answers)
     with pytest.raises(ValueError, match="not there"):
         dt.load_pair(target="someone/nothing", draft="someone/other")
     assert asked == [{"trust_remote_code": False, **({} if answers else {"local_files_only": True})}]
@@ -50,12 +50,21 @@ def test_the_hub_is_asked_only_where_it_answers(monkeypatch, answers):
 
 def test_it_is_asked_once_a_minute_and_not_through_a_proxy(monkeypatch):
     asked = []
-    monkeypatch.setattr(hub, "_answers", lambda: bool(asked.append(1)))
+
+    def refused(*address, **options):
+        asked.append(address)
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(socket, "create_connection", refused)
+    monkeypatch.setattr(time, "monotonic", lambda: 90.0)
     assert [hub.reachable(), hub.reachable()] == [False, False]
     assert len(asked) == 1
+    monkeypatch.setattr(time, "monotonic", lambda: 90.0 + hub.VALID)
+    assert not hub.reachable()
+    assert len(asked) == 2
     monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
     assert hub.reachable()
-    assert len(asked) == 1
+    assert len(asked) == 2
 
 
 def test_a_port_is_tried_that_the_endpoint_names(monkeypatch):
@@ -63,15 +72,20 @@ def test_a_port_is_tried_that_the_endpoint_names(monkeypatch):
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        assert hub._answers()
-    assert not hub._answers()
+        assert hub._answers(0)
+    assert not hub._answers(1)
 
 
 def test_a_name_that_is_never_resolved_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(hub, "PATIENCE", 0.2)
-    monkeypatch.setattr(hub, "_connects", lambda: bool(time.sleep(1)))
+
+    def slow(*address, **options):
+        time.sleep(1)
+        raise OSError("no such host")
+
+    monkeypatch.setattr(socket, "create_connection", slow)
     began = time.monotonic()
-    assert not hub._answers()
+    assert not hub._answers(0)
     assert time.monotonic() - began < 0.9
 
 

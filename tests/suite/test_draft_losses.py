@@ -80,7 +80,7 @@ def test_texts_are_prompts_with_their_answers(material):
     texts = windows.texts
     assert [texts.text(number).tolist() for number in range(4)] == [one.tolist() for one in ids]
     assert texts.answers.tolist() == [token for one in ids for token in one[5:].tolist()]
-    assert texts.by_kind() == {"one": 2, "two": 2}
+    assert texts.figures() == {"texts": 4, "tokens": 107, "answer_tokens": 87, "by_kind": {"one": 2, "two": 2}}
     few = texts.chosen(np.array([1, 3]))
     assert few.text(1).tolist() == ids[3].tolist()
     assert few.temperatures.tolist() == [1, 1]
