@@ -45,12 +45,12 @@ def small(model, tmp_path, monkeypatch):
     monkeypatch.setattr(drafts, "ask", lambda tokenizer, turns, longest=0: asked if turns else asked[:5])
     monkeypatch.setattr(drafts, "JUDGED_TOKENS", 12)
 
-    def recipe(kind="draft", steps=90, **changes):
+    def recipe(kind="draft", steps=30, **changes):
         whole = load_recipe("smollm2" if kind == "draft" else "smollm2-features")
         features = (1, -1) if kind == "features" else ()
         whole = replace(whole, layers=(0, 2), feature_layers=features, tokens=60, files=9, own=0.0, limit=8, batch=4)
-        phases = (replace(whole.draft.phases[0], steps=steps, batch=8, micro_batch=4, length=20),)
-        rate = 0.002 if kind == "draft" else 0.01
+        phases = (replace(whole.draft.phases[0], steps=steps, batch=8, micro_batch=8, length=20),)
+        rate = 0.006 if kind == "draft" else 0.02
         whole = replace(whole, draft=replace(whole.draft, phases=phases, warmup=2, learning_rate=rate))
         return replace(whole, **changes)
 
@@ -130,9 +130,13 @@ def test_a_checkpoint_of_other_answers_is_refused(small, tmp_path):
 def test_a_shortened_run_goes_on_with_the_steps_it_began_with(small, tmp_path, monkeypatch):
     monkeypatch.setattr(optimize.Run, "predicted_seconds", lambda run: 600.0)
     lines: list[str] = []
-    training = drafts.open_draft_training(small(), tmp_path, tmp_path / "work", tmp_path / "a", PLAIN, lines.append)
+    training = drafts.open_draft_training(
+        small(steps=90), tmp_path, tmp_path / "work", tmp_path / "a", PLAIN, lines.append
+    )
     assert drafts.train_draft(training, max_minutes=1)["steps"] == 9
-    again = drafts.open_draft_training(small(), tmp_path, tmp_path / "work", tmp_path / "b", PLAIN, lines.append)
+    again = drafts.open_draft_training(
+        small(steps=90), tmp_path, tmp_path / "work", tmp_path / "b", PLAIN, lines.append
+    )
     assert drafts.train_draft(again, max_minutes=5)["steps"] == 9
     assert "--max-minutes is not applied again: the steps were fixed when this run began" in lines
 
