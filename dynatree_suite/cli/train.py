@@ -49,15 +49,13 @@ def main(args: argparse.Namespace) -> int:
         sys.stderr.flush()
 
     if isinstance(recipe, DraftRecipe):
-        out = args.out or Path("data") / recipe.target
-        work = args.work or cache_folder() / "training" / recipe.target
+        out, work = args.out or Path("data") / recipe.target, args.work or cache_folder() / "training" / recipe.target
         drafting = open_draft_training(recipe, args.data, work, out, _runtime(args, "cpu"), log, args.force)
         with sole_run(work):
             train_draft(drafting, args.max_minutes)
-        log(f"the draft is in {out / recipe.kind}")
+        log(f"the draft is in {drafting.out}")
         return 0
-    out = args.out or Path("data") / recipe.name
-    work = args.work or Path("outputs/train") / recipe.name
+    out, work = args.out or Path("data") / recipe.name, args.work or Path("outputs/train") / recipe.name
     training = open_training(recipe, args.data, work, out, _runtime(args), log, args.resume, args.force)
     with sole_run(work):
         train_pair(training, args.max_minutes)
