@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-from ..runs.plan import Job, find_sources, make_jobs, parse_override, project_root, select
+from ..runs.cluster import workers_for
+from ..runs.plan import find_sources, make_jobs, parse_override, project_root, select
 from ..runs.run import INTERRUPTED, check_place, default_out, describe_plan, require_papermill, run_jobs
 from . import arguments
 
@@ -31,24 +30,15 @@ def main(args: argparse.Namespace) -> int:
         return 0
     require_papermill()
     check_place(jobs, out, args.resume, args.overwrite)
-    code = _run(args, jobs, out, root)
+    timeout = None if args.timeout is None else 60 * args.timeout
+    options = {"resume": args.resume, "overwrite": args.overwrite, "timeout": timeout, "progress": sys.stderr.isatty()}
+    with workers_for(args.workers, args.scheduler, (out, root, folder), any(job.on_gpu for job in jobs)) as client:
+        code = run_jobs(jobs, out, root, say=say, client=client, **options)
     if args.report and code != INTERRUPTED:
         from ..runs.report import build_report  # here, because it loads nbconvert
 
         say(f"Report: {build_report(out)}")
     return code
-
-
-def _run(args: argparse.Namespace, jobs: Sequence[Job], out: Path, root: Path) -> int:
-    timeout = None if args.timeout is None else 60 * args.timeout
-    how = {"resume": args.resume, "overwrite": args.overwrite, "say": say, "timeout": timeout}
-    if not arguments.on_workers(args):
-        return run_jobs(jobs, out, root, progress=sys.stderr.isatty(), **how)
-    from ..runs import cluster  # here, because it needs Dask
-
-    gpu = any(map(cluster.on_gpu, jobs))
-    with cluster.workers_for(args.workers, args.scheduler, gpu) as client:
-        return cluster.run_on_workers(jobs, out, root, client, **how)
 
 
 def say(text: str) -> None:

@@ -1,8 +1,8 @@
-"""Running notebooks side by side on Dask workers: of this machine, or of a cluster.
+"""Notebooks and configurations side by side on Dask workers: of this machine, or of a cluster.
 
-A worker has one thread and runs one notebook at a time. What a notebook leaves behind is what `run` leaves: the same
-files, the same receipt. So a run can be resumed with or without workers. A notebook whose worker dies is started again
-by another worker; one that fails does not stop the others.
+A worker has one thread and does one thing at a time. What it leaves behind is what is left without workers: the same
+files, the same receipts. So a run can be resumed either way. What a worker was doing when it died is begun again by
+another, which Dask sees to; what fails does not stop the rest.
 """
 
 from __future__ import annotations
@@ -13,123 +13,110 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..bench.environment import available_cores
 from .plan import Cost, Job
-from .receipts import Files, differences, fingerprint, now, own_version, read_or_empty, why_rerun
-from .run import (
-    INTERRUPTED,
-    Outcome,
-    Say,
-    begun,
-    begun_run,
-    code_cells,
-    describe_outcomes,
-    execute,
-    exit_code,
-    shorten,
-    write_failure,
-)
+from .receipts import RUN_FILE, Files, differences, fingerprint, has_finished, now, own_version, read_or_empty
+from .run import Outcome, Say, cells_of, execute, shorten, write_failure
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
 DEATHS = 3
-"""A notebook whose worker dies this often has failed."""
-PATIENCE = 15
-"""Seconds to wait for a scheduler's answer, and for a notebook that was told to stop."""
+"""What kills its worker this often has failed."""
+ANSWERING = 15
+"""Seconds to wait for a scheduler's answer."""
 STARTING = 120
 """Seconds to wait for the workers of this machine."""
-DELAY = 60
-"""Seconds after which a file of another machine is visible on a shared file system."""
 EVERY = 30.0
 """Seconds between two lines on what is running."""
-NO_WORKER = "No worker is left; the run goes on when one comes, or stop it by Ctrl-C."
 GONE = 300
-"""Seconds that a run waits for a worker of this machine where none is left. Each starts again by itself, or never."""
+"""Seconds in which a worker of this machine that died has to start again: a busy machine takes 20."""
+NO_WORKER = "No worker is left; the run goes on when one comes, or stop it by Ctrl-C."
+STOPPED = "stopped by Ctrl-C"
 GPU = "GPU"
 """The resource that a worker with a GPU declares."""
-CORES = "DYNATREE_WORKER_CORES"
-"""Environment variable: the cores of a local worker, which its kernels keep to."""
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What a worker reports of a notebook."""
-
-    outcome: Outcome
-    cost: Cost
-    where: str
-    again: bool  # an earlier worker died while it ran this notebook
-
-
-def require_distributed() -> None:
-    """Raise RuntimeError with the way out where Dask is not installed; where it is, let the run alone speak."""
-    try:
-        import distributed  # noqa: F401
-    except ImportError as error:
-        raise RuntimeError("Workers need Dask: pip install 'dynatree-lib[cluster]'.") from error
-    for name in ("distributed", "distributed.client"):  # Dask gives the second a level of its own
-        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 # ------------------------------------------------------------------------------------------------------------ workers
 @contextmanager
+def workers_for(count: int | None, address: str | None, folders: Sequence[Path], gpu: bool) -> Iterator[Client | None]:
+    """Yield a client whose workers can do a run's work: a scheduler's, or some of this machine; None for neither.
+
+    Args:
+        count: of the workers to start on this machine.
+        address: of a Dask scheduler that runs already, such as `tcp://10.0.0.1:8786`.
+        folders: of the run; the first is made.
+        gpu: whether some of the work needs a GPU.
+
+    Raises:
+        ValueError: as for `local_workers`.
+        RuntimeError: where no scheduler answers, and as for `check_workers`.
+    """
+    if count is None and not address:
+        yield None
+        return
+    try:
+        import distributed  # noqa: F401
+    except ImportError as error:
+        raise RuntimeError("Workers need Dask: pip install 'dynatree-lib[cluster]'.") from error
+    for name in ("distributed", "distributed.client"):  # the run alone speaks; Dask gives the second a level of its own
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    with _client_of(address) if address else local_workers(count or 0, gpu) as client:
+        check_workers(client, folders, gpu)
+        yield client
+
+
+@contextmanager
 def local_workers(count: int, gpu: bool = False) -> Iterator[Client]:
-    """Yield a client of `count` workers on this machine, each with its share of the cores, or with a GPU of its own.
+    """Yield a client of `count` workers on this machine, each with its share of the cores, and with a GPU of its own.
 
     Raises:
         ValueError: for more workers than cores, or than GPUs.
     """
-    require_distributed()
-    mine = sorted(_cores())
-    cards = _gpus() if gpu else []
-    there, what = (len(cards), "GPU") if gpu else (len(mine), "core")
-    if gpu and not there:
+    cores, cards = available_cores(), _gpus() if gpu else []
+    there, what = (len(cards), "GPU") if gpu else (cores, "core")
+    if not there:
         raise ValueError("--workers was given for notebooks with device=cuda, and torch sees no GPU on this machine.")
     if not 1 <= count <= there:
         have = f"there {'is' if there == 1 else 'are'} {there} {what}{'' if there == 1 else 's'}"
         raise ValueError(f"--workers is {count} and {have} here; give 1 to {there}, at most one worker for each.")
     from dask import config
-    from distributed import Client, Nanny, Scheduler, SpecCluster
-    from distributed.deploy import spec
+    from distributed import Client, LocalCluster
+    from distributed.deploy.spec import close_clusters
 
-    threads = str(max(1, len(mine) // count))
-    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), threads)
-    workers: dict[int, dict[str, Any]] = {}
-    for number in range(count):
-        own = {"CUDA_VISIBLE_DEVICES": cards[number]} if gpu else {CORES: ",".join(map(str, mine[number::count]))}
-        options = {
-            "nthreads": 1, "memory_limit": 0, "dashboard": False, "env": {**limits, **own}, "host": "127.0.0.1",
-            "resources": {GPU: 1} if gpu else {}, "preload": [__name__], "silence_logs": logging.CRITICAL,
-        }  # fmt: skip
-        workers[number] = {"cls": Nanny, "options": options}
-    alone = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": "127.0.0.1:0"}  # a free port, not Dask's own
-    plan = {"cls": Scheduler, "options": {**alone, "allowed_failures": DEATHS - 1}}
-    # A busy machine starts a worker in 20 s, not 15.
+    threads = str(max(1, cores // count))
+    variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), threads)
     with config.set({"distributed.deploy.lost-worker-timeout": f"{GONE}s"}), ExitStack() as stack:
         try:
-            loop = stack.enter_context(_loop_without_ctrl_c())
-            cluster = stack.enter_context(SpecCluster(workers=workers, scheduler=plan, loop=loop, silence_logs=False))
-            client = stack.enter_context(Client(cluster))
+            cluster = LocalCluster(
+                n_workers=count,
+                threads_per_worker=1,
+                memory_limit=0,
+                resources={GPU: 1} if gpu else {},
+                env=variables | ({"CUDA_VISIBLE_DEVICES": ",".join(cards)} if gpu else {}),
+                preload=[__name__],
+                scheduler_kwargs={"allowed_failures": DEATHS - 1, "dashboard": False},
+                dashboard_address="127.0.0.1:0",  # a free port, not Dask's own
+                loop=stack.enter_context(_loop_without_ctrl_c()),
+                silence_logs=logging.CRITICAL,
+            )
+            client = stack.enter_context(Client(stack.enter_context(cluster)))
             client.wait_for_workers(count, timeout=STARTING)
-        except TimeoutError as error:
-            raise RuntimeError(
-                f"The {count} workers did not start within {STARTING} s; run without --workers."
-            ) from error
-        except RuntimeError as error:
+        except (RuntimeError, TimeoutError) as error:
             raise RuntimeError(
                 f"The {count} workers did not start ({error}); try again, or run without --workers."
             ) from error
         except KeyboardInterrupt:
             # Of a cluster that has not begun these would say that it cannot be closed, and that its workers are gone.
-            atexit.unregister(spec.close_clusters)
+            atexit.unregister(close_clusters)
             logging.getLogger("asyncio").setLevel(logging.CRITICAL)
             raise
         yield client
@@ -144,42 +131,59 @@ def _loop_without_ctrl_c() -> Iterator[Any]:
     from distributed.utils import LoopRunner
 
     resource_tracker.ensure_running()  # to launch it unblocks SIGINT in its caller, which would start workers next
-    runner, before = LoopRunner(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    runner = LoopRunner()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            runner.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        runner.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
         yield runner.loop
     finally:
         runner.stop()
 
 
-@contextmanager
-def scheduler_at(address: str) -> Iterator[Client]:
-    """Yield a client of a Dask scheduler that runs already, such as `tcp://10.0.0.1:8786`.
+def dask_setup(worker: Any) -> None:
+    """Dask calls this in a new local worker: it leaves the terminal's session, and keeps to its cores and its GPU.
 
-    Raises:
-        RuntimeError: where none answers.
+    So Ctrl-C reaches the run alone, and the kernels that the worker starts have its cores.
     """
-    require_distributed()
+    os.setsid()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops what came since `_loop_without_ctrl_c` blocked it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGINT, handler)
+    if GPU in worker.state.total_resources:
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[worker.name]
+    if hasattr(os, "sched_setaffinity"):
+        cores, threads = sorted(_cores()), int(os.environ["OMP_NUM_THREADS"])
+        first = worker.name * threads % len(cores)
+        os.sched_setaffinity(0, cores[first : first + threads])
+
+
+def _cores() -> frozenset[int]:
+    """The cores that this process may use."""
+    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(available_cores()))
+
+
+def _gpus() -> list[str]:
+    """The GPUs that torch sees, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return (visible or [str(number) for number in range(torch.cuda.device_count())])[: torch.cuda.device_count()]
+
+
+def _client_of(address: str) -> Client:
+    """Return a client of a scheduler that runs already; RuntimeError where none answers."""
     from distributed import Client
 
     try:
-        client = Client(address, timeout=PATIENCE)
+        return Client(address, timeout=ANSWERING)
     except (OSError, ValueError, TypeError) as error:
         raise RuntimeError(
             f"No Dask scheduler answers at '{address}' ({type(error).__name__}). Start one with `dask scheduler` "
             "and give the address that it prints, such as tcp://10.0.0.1:8786."
         ) from error
-    with client:
-        yield client
-
-
-def workers_for(count: int | None, address: str | None, gpu: bool) -> AbstractContextManager[Client]:
-    """Return the context of a client: of the scheduler at this address, or else of so many local workers."""
-    return scheduler_at(address) if address else local_workers(count or 0, gpu)
 
 
 def check_workers(client: Client, folders: Sequence[Path], gpu: bool) -> None:
@@ -202,29 +206,28 @@ def check_workers(client: Client, folders: Sequence[Path], gpu: bool) -> None:
             f"The worker {busy[0]} has {workers[busy[0]]['nthreads']} threads, and would do as many things at once "
             "in one process; start workers with --nthreads 1."
         )
-    mine = (*own_version(), True)
+    folders[0].mkdir(parents=True, exist_ok=True)
     token = folders[0] / f".{os.getpid()}-{socket.gethostname()}.seen"
     token.touch()
     try:
-        found = client.run(_seen, str(token), [str(folder) for folder in folders], on_error="return")
+        found = client.run(seen, own_version(), folders, token, on_error="return")
     finally:
         token.unlink(missing_ok=True)
-    for address, seen in found.items():
-        if isinstance(seen, Exception):
+    machines: dict[str, list[Mapping[str, Any]]] = {}
+    for address, one in found.items():
+        if isinstance(one, Exception):
             raise RuntimeError(
-                f"The worker {address} cannot run this version of dynatree_lib ({type(seen).__name__}: "
-                f"{shorten(str(seen), 100)}); install it there."
+                f"The worker {address} cannot run this version of dynatree_lib ({type(one).__name__}: "
+                f"{shorten(str(one), 100)}); install it there."
             )
-        names = ("this version of dynatree_lib", "the same data", f"sight of {' and '.join(map(str, folders))}")
-        has = getattr(seen, "has", seen)  # an earlier version answers with that alone
-        if missing := [name for name, its, ours in zip(names, has, mine, strict=True) if its != ours]:
+        if one["lacks"]:
             raise RuntimeError(
-                f"The worker {address} does not have {' and '.join(missing)}. Workers need the library of this "
+                f"The worker {address} does not have {' and '.join(one['lacks'])}. Workers need the library of this "
                 "process and a file system that all share."
             )
-    for host in dict.fromkeys(seen.host for seen in found.values()):
-        there = [seen for seen in found.values() if seen.host == host]
-        threads, cores = sum(seen.threads for seen in there), len(frozenset().union(*(seen.cores for seen in there)))
+        machines.setdefault(one["host"], []).append(one)
+    for host, there in machines.items():
+        threads, cores = sum(one["threads"] for one in there), len(set().union(*(one["cores"] for one in there)))
         if threads > cores:
             raise RuntimeError(
                 f"The {len(there)} workers on {host} would compute in {threads} threads on {cores} cores; start them "
@@ -238,55 +241,175 @@ def workers_of(client: Client) -> Mapping[str, Any]:
     return found
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What a worker is and sees.
+def seen(version: tuple[str, str], folders: Sequence[Path], token: Path) -> dict[str, Any]:
+    """On a worker: return what it lacks for a run, its machine's name, the threads of its kernels, and its cores.
 
-    Attributes:
-        has: the hashes of library and data, and whether it sees the run's folders.
-        host: name of its machine.
-        threads: that its kernels compute in.
-        cores: that it may use.
+    Args:
+        version: hashes of the run's library and data.
+        folders: of the run.
+        token: a file that was just made in one of them.
     """
-
-    has: tuple[str, str, bool]
-    host: str
-    threads: int
-    cores: frozenset[int]
-
-
-def _seen(token: str, folders: Sequence[str]) -> _Seen:
-    """On a worker: what it is and sees."""
-    cores = _cores()
+    (library, data), cores = own_version(), _cores()
+    has = {
+        "this version of dynatree_lib": library == version[0],
+        "the same data": data == version[1],
+        f"sight of {' and '.join(map(str, folders))}": all(path.exists() for path in (token, *folders)),
+    }
     threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    sees = Path(token).is_file() and all(Path(folder).is_dir() for folder in folders)
-    return _Seen((*own_version(), sees), socket.gethostname(), int(threads) if threads.isdigit() else len(cores), cores)
+    return {
+        "lacks": [what for what, there in has.items() if not there],
+        "host": socket.gethostname(),
+        "threads": int(threads) if threads.isdigit() else len(cores),
+        "cores": cores,
+    }
 
 
-def dask_setup(_worker: Any) -> None:
-    """Dask calls this in a new local worker: it leaves the terminal's session, and keeps to its cores.
+# ---------------------------------------------------------------------------------------------------------- execution
+def side_by_side(
+    client: Client,
+    items: Sequence[Any],
+    call: Callable[[Any], tuple[Any, ...]],
+    settle: Callable[[Any, Any, str], None],
+    say: Say,
+    under_way: Callable[[Collection[Any]], str] = lambda running: "",
+) -> None:
+    """Let workers do items in this order, as many at a time as there are workers: none waits at one that may die.
 
-    So Ctrl-C reaches the run alone, and the kernels that the worker starts have its cores.
+    It ends early where the scheduler is gone, or where no worker of this machine has started again.
+
+    Args:
+        client: of the workers.
+        items: what is to be done, `Job`s or `sweep.Point`s.
+        call: returns function and arguments for an item, once it is its turn.
+        settle: is told of each item that was begun what the function returned and "", or None and the problem.
+        say: is told, every half minute, how it goes.
+        under_way: returns a line on items that are being done.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C, once all that was begun is settled.
     """
-    os.setsid()
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops what came since `_loop_without_ctrl_c` blocked it
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    signal.signal(signal.SIGINT, handler)
-    if (mine := os.environ.get(CORES)) and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, [int(core) for core in mine.split(",")])
+    waiting, spoken = list(items), time.monotonic()
+    running: dict[Future, Any] = {}
+
+    def give_up(problem: str) -> None:
+        if client.status == "running":
+            client.cancel(list(running), force=True)  # which their workers notice
+        for item in running.values():
+            settle(item, None, problem)
+
+    try:
+        while running or (waiting and client.status != "closed"):
+            for item in _sendable(client, waiting, running.values()):
+                waiting.remove(item)
+                resources = {GPU: 1} if item.on_gpu else None
+                running[client.submit(*call(item), pure=False, resources=resources)] = item
+            for future in [one for one in running if one.done()]:
+                settle(running.pop(future), *_result(future))
+            if client.cluster is not None and not client.cluster.workers:
+                say(f"No worker has started again for {GONE} s.")
+                return give_up(f"no worker has started again for {GONE} s")
+            if time.monotonic() - spoken > EVERY:
+                spoken = time.monotonic()
+                if line := under_way(running.values()) if workers_of(client) else NO_WORKER:
+                    say(line)
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        give_up(STOPPED)
+        raise
+    if client.status == "closed":
+        say("The scheduler is gone.")
 
 
-def _cores() -> frozenset[int]:
-    """The cores that this process may use."""
-    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(available_cores()))
+def _sendable(client: Client, waiting: Sequence[Any], running: Collection[Any]) -> list[Any]:
+    """Return the first of the waiting items for which there are free workers, or workers with a free GPU."""
+    if not waiting or client.status != "running":  # the scheduler need not be asked, or does not answer
+        return []
+    workers, out = workers_of(client).values(), list[Any]()
+    for gpu in (True, False):
+        able = sum(gpu <= bool(one["resources"].get(GPU)) for one in workers)
+        free = able - sum(gpu <= item.on_gpu for item in (*running, *out))
+        out += [item for item in waiting if item.on_gpu == gpu][: max(0, free)]
+    return out
 
 
-def _gpus() -> list[str]:
-    """The GPUs that torch sees, as CUDA_VISIBLE_DEVICES names them."""
-    import torch
+def _result(future: Future) -> tuple[Any, str]:
+    """Return what a worker reports and "", or None and in words why it cannot."""
+    from distributed import KilledWorker
 
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return (visible or [str(number) for number in range(torch.cuda.device_count())])[: torch.cuda.device_count()]
+    if future.cancelled():
+        return None, "the connection to the scheduler was lost; if it still runs, its worker stops it"
+    try:
+        return future.result(), ""
+    except KilledWorker as error:
+        deaths = error.allowed_failures + 1
+        return None, f"its worker died {deaths} times while it ran; did the machine run out of memory?"
+    except Exception as error:
+        return None, f"its worker reports {type(error).__name__}: {shorten(str(error))}"
+
+
+# ---------------------------------------------------------------------------------------------------------- notebooks
+def run_on_workers(
+    client: Client,
+    jobs: Sequence[Job],
+    out: Path,
+    begin: Callable[[Job], Mapping[str, Any]],
+    ended: Callable[[Outcome], None],
+    say: Say,
+    **options: Any,
+) -> None:
+    """Run jobs on the workers of a client, as `run.run_jobs` does one by one; the longest go first.
+
+    Ctrl-C stops the notebooks that are running and keeps everything that has finished; so does a scheduler that dies.
+    """
+    bases: dict[str, Mapping[str, Any]] = {}
+
+    def call(job: Job) -> tuple[Any, ...]:
+        bases[job.name] = begin(job)
+        return partial(run_one, **options), job, bases[job.name], out
+
+    def settle(job: Job, found: Outcome | None, problem: str) -> None:
+        ended(found or _without_report(job, Files(out, job.name), bases[job.name], problem))
+
+    def under_way(running: Collection[Job]) -> str:
+        """Return a line on the notebooks that are running: which cell of how many; empty where none has begun."""
+        cells = [(job.name, *cells_of(Files(out, job.name).partial)) for job in running]
+        parts = [f"{name} (cell {len(begun)} of {count})" for name, begun, count in cells if count]
+        return f"Running: {', '.join(parts)}." if parts else ""
+
+    longest_first = sorted(jobs, key=lambda job: -(job.estimate.seconds or 0))
+    side_by_side(client, longest_first, call, settle, say, under_way)
+
+
+def _without_report(job: Job, files: Files, basis: Mapping[str, Any], problem: str) -> Outcome:
+    """Return the outcome of a notebook whose worker reports nothing; it may have died after it wrote the receipt."""
+    if has_finished(files, basis):
+        return Outcome(job.name, "finished", where=" on a worker that is gone")
+    if problem == STOPPED:  # its worker sees to the files
+        return Outcome(job.name, "interrupted", problem)
+    failed = Outcome(job.name, "failed", problem)
+    write_failure(files, job, failed, basis, {"finished": now()})
+    return failed
+
+
+def run_one(
+    job: Job, basis: Mapping[str, Any], out: Path, *, root: Path, resume: bool, timeout: float | None
+) -> Outcome:
+    """On a worker: run a notebook, unless an earlier worker that died had finished it; options as for `run_jobs`."""
+    files, where = Files(out, job.name), f" on {socket.gethostname()}, process {os.getpid()}"
+    others = differences(fingerprint(job), basis) + ["the run's folder"] * (not (out / RUN_FILE).is_file())
+    if others:  # of a worker that came after `check_workers`
+        outcome = Outcome(job.name, "failed", f"the worker{where} does not have the same: {' and '.join(others)}")
+        write_failure(files, job, outcome, basis, {"finished": now()})
+        return outcome
+    again = files.partial.is_file() or files.receipt.is_file()
+    if has_finished(files, basis, root):
+        receipt = read_or_empty(files.receipt)
+        outcome = Outcome(job.name, "finished", cost=Cost(receipt.get("seconds"), receipt.get("memory_mb")))
+    else:
+        if again:
+            files.prepare(basis, resume)
+        outcome = execute(job, files, basis, root, progress=False, timeout=timeout, wanted=still_wanted())
+    return replace(outcome, where=f"{where}{', started again after its worker died' if again else ''}")
 
 
 def still_wanted() -> Callable[[], bool]:
@@ -301,228 +424,3 @@ def still_wanted() -> Callable[[], bool]:
         return task is not None and task.state == "executing"
 
     return wanted
-
-
-def submitted(client: Client, function: Callable[..., Any], *args: Any, name: str, gpu: bool) -> Future:
-    """Send a task to a worker, to one with a GPU where it needs one."""
-    resources = {GPU: 1} if gpu else None
-    return client.submit(function, *args, pure=False, key=f"{name}-{time.time_ns()}", resources=resources)
-
-
-# ---------------------------------------------------------------------------------------------------------- execution
-def run_on_workers(
-    jobs: Sequence[Job],
-    out: Path,
-    root: Path,
-    client: Client,
-    *,
-    resume: bool,
-    say: Say,
-    overwrite: bool = False,
-    timeout: float | None = None,
-) -> int:
-    """Run jobs into `out` on the workers of a client and return the exit code, as `run.run_jobs` does one by one.
-
-    The longest go first. Ctrl-C stops the notebooks that are running and keeps everything that has finished; so does a
-    scheduler that dies.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    sources = sorted({job.source.path.parent for job in jobs})
-    check_workers(client, (out, root, *sources), any(map(on_gpu, jobs)))
-    with begun_run(jobs, out, resume, overwrite):
-        return _Fanout(client, jobs, out, root, resume, say, timeout).run()
-
-
-class _Fanout:
-    """A run on workers under way."""
-
-    def __init__(
-        self, client: Client, jobs: Sequence[Job], out: Path, root: Path, resume: bool, say: Say, timeout: float | None
-    ) -> None:
-        self.client, self.out, self.root, self.resume, self.say = client, out, root, resume, say
-        self.timeout, self.count = timeout, len(jobs)
-        self.outcomes: list[Outcome] = []
-        self.running: dict[Future, Job] = {}
-        self.basis: dict[str, dict[str, Any]] = {}
-        self.seen: set[str] = set()
-        self.alone: float | None = None  # since when there has been no worker
-        self.waiting: list[Job] = []
-        for job in jobs:
-            if resume and why_rerun(Files(out, job.name), fingerprint(job)) is None:
-                Files(out, job.name).failure.unlink(missing_ok=True)
-                self.outcomes.append(Outcome(job.name, "kept"))
-                say(f"{job.name}: kept, its receipt is valid")
-            else:
-                self.waiting.append(job)
-        self.waiting.sort(key=lambda job: -(job.estimate.seconds or 0))
-
-    def run(self) -> int:
-        """Run everything and return the exit code."""
-        spoken, stopped = time.monotonic(), False
-        try:
-            while self.running or (self.waiting and self.client.status != "closed"):
-                self._send()
-                for future in [one for one in self.running if one.done()]:
-                    self._settle(future)
-                for job in self.running.values():
-                    if job.name not in self.seen and Files(self.out, job.name).partial.is_file():
-                        self.seen.add(job.name)
-                        self.say(f"{job.name}: running{job.expected}")
-                if time.monotonic() - spoken > EVERY:
-                    spoken = time.monotonic()
-                    self._report()
-                    if self._abandoned():
-                        self._give_up()
-                        break
-                time.sleep(0.2)
-        except KeyboardInterrupt:
-            stopped = True
-            self._stop()
-        if self.client.status == "closed":
-            self.say("The scheduler is gone.")
-        self.say(describe_outcomes(self.outcomes, self.count, self.out))
-        return INTERRUPTED if stopped else exit_code(self.outcomes) or int(bool(self.waiting))
-
-    def _send(self) -> None:
-        """Send as many notebooks as there are workers for, so that none waits at a worker that may die."""
-        if not self.waiting or self.client.status != "running":  # the scheduler need not be asked, or does not answer
-            return
-        workers = workers_of(self.client).values()
-        cards = sum(bool(one["resources"].get(GPU)) for one in workers)
-        for job in list(self.waiting):
-            using = sum(map(on_gpu, self.running.values()))
-            free = cards - using if on_gpu(job) else len(workers) - len(self.running)
-            if free <= 0:
-                continue
-            self.waiting.remove(job)
-            basis = self.basis[job.name] = fingerprint(job)
-            Files(self.out, job.name).prepare(basis, self.resume)
-            args = (job, basis, str(self.out), str(self.root), self.timeout, self.resume)
-            self.running[submitted(self.client, run_one, *args, name=job.name, gpu=on_gpu(job))] = job
-
-    def _settle(self, future: Future) -> None:
-        """Note the outcome of a task that has ended, and say it."""
-        job = self.running.pop(future)
-        files, basis = Files(self.out, job.name), self.basis[job.name]
-        found, problem = _result(future), ""
-        if isinstance(found, str):  # no worker is left to say more; it may have died between receipt and report
-            problem = "" if why_rerun(files, basis) is None else found
-            if not problem:
-                files.failure.unlink(missing_ok=True)
-            found = Finished(Outcome(job.name, "finished"), Cost(), "a worker that is gone", True)
-        elif found.outcome.status == "finished" and (reason := _late(files, basis)):
-            problem = f"the worker says that it finished, but here {reason}"
-        outcome = found.outcome
-        if problem:
-            outcome = self._failed(job, problem)
-        self.outcomes.append(outcome)
-        again = ", started again after its worker died" if found.again and outcome.status == "finished" else ""
-        problem = f": {outcome.problem}" if outcome.problem else ""
-        place = f"[{len(self.outcomes)}/{self.count}]"
-        self.say(f"{place} {job.name}: {outcome.status} after {found.cost} on {found.where}{again}{problem}")
-
-    def _failed(self, job: Job, problem: str) -> Outcome:
-        """Keep what a notebook has got to, and its problem."""
-        files, outcome = Files(self.out, job.name), Outcome(job.name, "failed", problem)
-        if files.partial.is_file():
-            files.partial.replace(files.stopped("failed"))
-        write_failure(files, job, outcome, self.basis[job.name], {"finished": now()})
-        return outcome
-
-    def _report(self) -> None:
-        """Say what is running; that no worker is left, where none is."""
-        if not workers_of(self.client):
-            self.alone = self.alone or time.monotonic()
-            self.say(NO_WORKER)
-            return
-        self.alone = None
-        if line := under_way(self.running.values(), self.out):
-            self.say(line)
-
-    def _abandoned(self) -> bool:
-        """Whether this machine has had no worker for too long; those of a scheduler's may come at any time."""
-        return self.client.cluster is not None and self.alone is not None and time.monotonic() - self.alone >= GONE
-
-    def _give_up(self) -> None:
-        """Note that what was running has failed, because no worker is left."""
-        self.client.cancel(list(self.running), force=True)
-        for job in self.running.values():
-            self.outcomes.append(self._failed(job, f"no worker has started again for {GONE} s"))
-        self.running.clear()
-
-    def _stop(self) -> None:
-        """Cancel what is running, which its workers notice, and wait until they have settled its files."""
-        for future in [one for one in self.running if one.done()]:
-            self._settle(future)
-        began = [job for job in self.running.values() if Files(self.out, job.name).partial.is_file()]
-        self.client.cancel(list(self.running), force=True)
-        for job in began:
-            files, until = Files(self.out, job.name), time.monotonic() + PATIENCE
-            ends = (files.receipt, files.stopped("interrupted"), files.stopped("failed"))
-            while not any(end.is_file() for end in ends) and time.monotonic() < until:
-                time.sleep(0.1)
-            done = files.receipt.is_file()
-            self.outcomes.append(
-                Outcome(job.name, "finished" if done else "interrupted", "" if done else "stopped by Ctrl-C")
-            )
-
-
-def _result(future: Future) -> Finished | str:
-    """Return what a worker reports, or in words why none can."""
-    try:
-        found: Finished = future.result()
-    except Exception as error:
-        kind = type(error).__name__
-        if kind == "KilledWorker":
-            deaths = error.allowed_failures + 1  # type: ignore[attr-defined]
-            return f"its worker died {deaths} times while it ran; did the machine run out of memory?"
-        if kind in ("CancelledError", "FutureCancelledError"):
-            return "the connection to the scheduler was lost; if it still runs, its worker stops it"
-        return f"its worker reports {kind}: {shorten(str(error))}"
-    return found
-
-
-def _late(files: Files, basis: Mapping[str, Any]) -> str | None:
-    """Return why a receipt is not valid; waits for a shared file system to show what another machine has written."""
-    until = time.monotonic() + DELAY
-    while (reason := why_rerun(files, basis)) and time.monotonic() < until:
-        time.sleep(0.5)
-    return reason
-
-
-def run_one(job: Job, basis: Mapping[str, Any], out: str, root: str, timeout: float | None, resume: bool) -> Finished:
-    """On a worker: run a notebook, unless an earlier worker that died had finished it."""
-    files, where = Files(Path(out), job.name), f"{socket.gethostname()}, process {os.getpid()}"
-    if others := differences(fingerprint(job), basis):
-        problem = f"the worker on {where} does not have the same: {' and '.join(others)}"
-        outcome = Outcome(job.name, "failed", problem)
-        write_failure(files, job, outcome, basis, {"finished": now()})
-        return Finished(outcome, Cost(), where, False)
-    again = files.partial.is_file() or files.receipt.is_file()
-    if why_rerun(files, basis, Path(root)) is None:
-        files.failure.unlink(missing_ok=True)
-        receipt = read_or_empty(files.receipt)
-        cost = Cost(receipt.get("seconds"), receipt.get("memory_mb"))
-        return Finished(Outcome(job.name, "finished"), cost, where, again)
-    if again:
-        files.prepare(basis, resume)
-    outcome, cost = execute(job, files, basis, Path(root), progress=False, timeout=timeout, wanted=still_wanted())
-    return Finished(outcome, cost, where, again)
-
-
-def under_way(jobs: Iterable[Job], out: Path) -> str:
-    """Return a line on the notebooks that are running: which cell of how many; empty where none has begun."""
-    parts = []
-    for job in jobs:
-        if cells := code_cells(Files(out, job.name).partial):
-            parts.append(f"{job.name} (cell {sum(map(begun, cells))} of {len(cells)})")
-    return f"Running: {', '.join(parts)}." if parts else ""
-
-
-def on_gpu(job: Job) -> bool:
-    """Whether a job runs on a GPU: by its parameter `device`, or by its profile where that is left open."""
-    from .notebook import DEFAULTS
-
-    if "device" not in job.source.parameters:
-        return False
-    return str(job.parameters.get("device") or DEFAULTS[job.profile][1]).startswith("cuda")

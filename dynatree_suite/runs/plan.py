@@ -12,22 +12,26 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import astuple, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from dynatree_lib.checks import check_unicode, has_shape
+from dynatree_lib.checks import check_unicode, has_shape, is_number
 
-PROFILES = ("smoke", "laptop", "paper")
+PROFILES = {
+    "smoke": ("tiny", "cpu", "float32"),
+    "laptop": ("tiny", "cpu", "float32"),
+    "paper": ("pythia-2.8b/70m", "cuda", "float16"),
+}
+"""Profile -> pair, device and dtype that `None` in a parameters cell stands for."""
 PARAMETERS_TAG = "parameters"
-COST = dict.fromkeys(("seconds", "memory_mb"), (int, float, NoneType))
 NOTEBOOK = {
     "cells": [{"cell_type": str, "source": (str, list), "metadata": {"tags": (list, NoneType)}}],
     "metadata": {"dynatree": (dict, NoneType)},
 }
-"""Shapes of parsed JSON, as for `checks.has_shape`."""
+"""The shape of a parsed notebook, as for `checks.has_shape`."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,12 @@ class Job:
         return self.source.estimates.get(self.profile, Cost())
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether it runs on a GPU: by its parameter `device`, or by its profile where that is left open."""
+        device = self.parameters.get("device") or PROFILES[self.profile][1]
+        return "device" in self.source.parameters and str(device).startswith("cuda")
+
+    @property
     def expected(self) -> str:
         """The estimated time as the end of a line: " (about 4 min)"."""
         return f" (about {self.estimate.time})" if self.estimate.seconds is not None else ""
@@ -121,9 +131,8 @@ def read_source(path: Path) -> Source:
         cells = notebook["cells"]
         about = notebook["metadata"].get("dynatree") or {}
         estimates = {profile: Cost(**cost) for profile, cost in (about.get("estimate") or {}).items()}
-        if not all(has_shape(asdict(cost), COST) for cost in estimates.values()):
-            raise ValueError("its estimates are no numbers")
-        if not all(value is None or 0 <= value < 1e12 for cost in estimates.values() for value in astuple(cost)):
+        costs = [value for cost in estimates.values() for value in astuple(cost) if value is not None]
+        if not all(is_number(value) and 0 <= value < 1e12 for value in costs):
             raise ValueError("its estimates are no seconds and MB that can be")
         sources = [cell_source(cell) for cell in cells]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -207,10 +216,6 @@ def parse_override(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ValueError(f"-p '{text[:60]}' gives no parameter a value; write name=value, for example -p seed=1.")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"-p {name}={value!r} is no UTF-8; give a text that is.") from error
     words = {"true": True, "false": False, "none": None, "null": None}
     if value.lower() in words:
         return name, words[value.lower()]
@@ -222,7 +227,7 @@ def parse_override(text: str) -> tuple[str, Any]:
         return name, _parameter(found)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"-p {name}={value[:60]} cannot be a parameter ({error}); give a number, a text, or a list or dictionary "
+            f"-p {name}={value[:60]!r} cannot be a parameter ({error}); give a number, a text, or a list or dictionary "
             "of such values."
         ) from error
 

@@ -27,7 +27,7 @@ from dynatree_lib.paths import data_path, sha256_of
 from .. import PACKAGES
 from ..bench.environment import git_commit
 from ..files import write_atomically
-from .plan import COST, Job, project_root, read_source
+from .plan import Job, project_root, read_source
 from .shipped import reference_path
 
 SCHEMA = 1
@@ -69,19 +69,11 @@ class Files:
 
     def written(self) -> list[Path]:
         """Return the files that the notebook itself wrote: records, figures, summary."""
-        folders = [path for folder in (self.records, self.figures) for path in folder.rglob("*") if path.is_file()]
-        return sorted([*folders, *([self.summary] if self.summary.is_file() else [])])
-
-    def clear(self, keep_records: bool = False) -> None:
-        """Remove the files of an earlier attempt, so that they cannot pass for results of the next attempt."""
-        stopped = [self.stopped(status) for status in ("failed", "interrupted")]
-        for path in (self.executed, self.partial, self.receipt, self.failure, self.summary, self.page, *stopped):
-            path.unlink(missing_ok=True)
-        for folder in [self.figures] if keep_records else [self.figures, self.records]:
-            shutil.rmtree(folder, ignore_errors=True)
+        places = (self.summary, *self.records.rglob("*"), *self.figures.rglob("*"))
+        return sorted(path for path in places if path.is_file())
 
     def prepare(self, basis: Mapping[str, Any], resume: bool) -> None:
-        """Make way for a new attempt.
+        """Remove the files of an earlier attempt, so that they cannot pass for results of the next attempt.
 
         With `resume` it goes on from the records that an attempt left which stopped, where nothing has changed since. A
         partial file means that a runner was killed: its kernel may write for another second, so that is waited for.
@@ -89,7 +81,11 @@ class Files:
         if self.partial.is_file():
             time.sleep(ORPHANED)
         unfinished = not differences(basis, read_or_empty(self.failure, NOTE).get("fingerprint") or {})
-        self.clear(keep_records=resume and unfinished)
+        stopped = [self.stopped(status) for status in ("failed", "interrupted")]
+        for path in (self.executed, self.partial, self.receipt, self.failure, self.summary, self.page, *stopped):
+            path.unlink(missing_ok=True)
+        for folder in (self.figures,) if resume and unfinished else (self.figures, self.records):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 PARTS = {
@@ -140,8 +136,10 @@ OPTIONAL = (str, NoneType)
 REFERENCES = [{"name": str, "sha256": str}]
 NOTE = {
     **dict.fromkeys(("title", "status", "problem", "library_sha256", "profile", "started", "commit"), OPTIONAL),
-    **dict.fromkeys(("parameters", "fingerprint", "environment"), (dict, NoneType)), "references": REFERENCES, **COST,
-}  # fmt: skip
+    **dict.fromkeys(("parameters", "fingerprint", "environment"), (dict, NoneType)),
+    **dict.fromkeys(("seconds", "memory_mb"), (int, float, NoneType)),
+    "references": REFERENCES,
+}
 """Of a receipt or a failure note. These are shapes, as for `checks.has_shape`."""
 RUN = {
     "notebooks": [str], "profile": OPTIONAL, "started": OPTIONAL, "commit": OPTIONAL, "environment": (dict, NoneType)
@@ -179,12 +177,19 @@ def read_json(path: Path, shape: Mapping[str, Any] | None = None) -> dict[str, A
     return content
 
 
-def read_or_empty(path: Path, shape: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Read a receipt, run file or summary; an empty dictionary where the file is missing, damaged or misshapen."""
+def read_or_problem(path: Path, shape: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], str]:
+    """Return what a JSON file holds and "", nothing and "" where there is no file, else nothing and the problem."""
     try:
-        return read_json(path, shape)
-    except (OSError, ValueError):
-        return {}
+        return read_json(path, shape), ""
+    except FileNotFoundError:
+        return {}, ""
+    except (OSError, ValueError) as error:
+        return {}, str(error)
+
+
+def read_or_empty(path: Path, shape: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Read a JSON file; an empty dictionary where it is missing, damaged or misshapen."""
+    return read_or_problem(path, shape)[0]
 
 
 def sha256_files(folder: Path, paths: Iterable[Path]) -> str:
@@ -236,12 +241,11 @@ def why_rerun(files: Files, basis: Mapping[str, Any], root: Path | None = None) 
 
     `root` is the checkout, found by itself where it is not given.
     """
-    if not files.receipt.is_file():
+    receipt, problem = read_or_problem(files.receipt, NOTE)
+    if problem:
+        return f"its receipt cannot be read: {problem}"
+    if not receipt:
         return "it has not finished before"
-    try:
-        receipt = read_json(files.receipt, NOTE)
-    except (ValueError, OSError) as error:
-        return f"its receipt cannot be read: {error}"
     if not _complete(receipt):
         return "its receipt is incomplete or of another version of the suite"
     if changed := differences(basis, receipt):
@@ -251,6 +255,17 @@ def why_rerun(files: Files, basis: Mapping[str, Any], root: Path | None = None) 
         if path is None or sha256_of(path) != read["sha256"]:
             return f"outputs/reference/{read['name']} {'is gone' if path is None else 'changed since'}"
     return damage(files, receipt)
+
+
+def has_finished(files: Files, basis: Mapping[str, Any], root: Path | None = None) -> bool:
+    """Whether a notebook has a valid receipt; a failure note beside it, of a runner that was killed then, is removed.
+
+    `root` as for `why_rerun`.
+    """
+    valid = why_rerun(files, basis, root) is None
+    if valid:
+        files.failure.unlink(missing_ok=True)
+    return valid
 
 
 def _complete(receipt: Mapping[str, Any]) -> bool:

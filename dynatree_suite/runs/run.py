@@ -1,8 +1,7 @@
-"""Running notebooks one after another through papermill, each in a kernel of its own.
+"""Running notebooks through papermill, each in a kernel of its own: one after another, or on the workers of `cluster`.
 
 A notebook runs under a partial name. Once it has finished it gets its own name, and then its receipt. A notebook that
-fails keeps its output, and the others still run. `plan` decides what to run; `receipts` decides what is done; `cluster`
-runs several at a time.
+fails keeps its output, and the others still run. `plan` decides what to run; `receipts` decides what is done.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynatree_lib.checks import check_unicode
 
@@ -33,12 +32,16 @@ from .receipts import (
     asked_otherwise,
     changed_since,
     fingerprint,
+    has_finished,
     now,
     read_or_empty,
     why_rerun,
     write_json,
     write_receipt,
 )
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 INTERRUPTED = 130  # a shell's exit code for Ctrl-C
 PACKAGES = ("datasets", "papermill", "plotly")  # of the notebooks, besides those that decoding needs
@@ -49,11 +52,18 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a notebook: finished, kept (its receipt is valid), failed or interrupted."""
+    """The end of a notebook: finished, kept (its receipt is valid), failed or interrupted; as text without its name."""
 
     name: str
     status: str
     problem: str = ""
+    cost: Cost = field(default_factory=Cost)
+    where: str = ""  # " on HOST, ..." for a worker's
+
+    def __str__(self) -> str:
+        if self.status == "kept":
+            return "kept, its receipt is valid"
+        return f"{self.status} after {self.cost}{self.where}{': ' if self.problem else ''}{self.problem}"
 
 
 def require_papermill() -> None:
@@ -117,48 +127,65 @@ def run_jobs(
     overwrite: bool = False,
     progress: bool = False,
     timeout: float | None = None,
+    client: Client | None = None,
 ) -> int:
-    """Run jobs in order into `out` and return the exit code; with `resume` skip those whose receipt is valid.
+    """Run jobs into `out` and return the exit code: 0, 1 where one has not finished, 130 after Ctrl-C.
 
-    Ctrl-C ends the run and keeps everything that has finished. A notebook that takes longer than `timeout` seconds
-    fails.
+    Args:
+        jobs: run in this order; on workers the longest first.
+        out: folder of the run, which this process holds until it returns.
+        root: the checkout, or the folder of the notebooks.
+        resume: skip jobs whose receipt is valid.
+        say: is told how the run goes.
+        overwrite: run jobs that have finished in `out` once more.
+        progress: show a bar for each notebook.
+        timeout: seconds after which a notebook has failed.
+        client: of the workers, without which the notebooks run here.
 
     Raises:
         ValueError: as for `check_place`.
         RuntimeError: where another run works in `out`.
     """
-    with begun_run(jobs, out, resume, overwrite):
-        return _run_jobs(jobs, out, root, resume, say, progress, timeout)
-
-
-def _run_jobs(
-    jobs: Sequence[Job], out: Path, root: Path, resume: bool, say: Say, progress: bool, timeout: float | None
-) -> int:
+    check_unicode(str(out), "The folder of the run")  # notebooks and records name it
     outcomes: list[Outcome] = []
-    for number, job in enumerate(jobs, 1):
-        files, basis = Files(out, job.name), fingerprint(job)
-        head, reason = f"[{number}/{len(jobs)}] {job.name}:", why_rerun(files, basis) if resume else ""
-        if reason is None:
-            files.failure.unlink(missing_ok=True)  # of a run that was killed just after it had written the receipt
-            outcome, result = Outcome(job.name, "kept"), "kept, its receipt is valid"
-        else:
-            again = f" again, because {reason}" if reason and files.receipt.is_file() else ""
-            say(f"{head} running{again}{job.expected}")
-            files.prepare(basis, resume)
-            outcome, cost = execute(job, files, basis, root, progress, timeout)
-            result = f"{outcome.status} after {cost}{': ' + outcome.problem if outcome.problem else ''}"
-        say(f"{head} {result}")
+
+    def ended(outcome: Outcome) -> None:
         outcomes.append(outcome)
-        if outcome.status == "interrupted":
-            break
+        say(f"[{len(outcomes)}/{len(jobs)}] {outcome.name}: {outcome}")
+
+    def begin(job: Job) -> dict[str, Any]:
+        files, basis = Files(out, job.name), fingerprint(job)
+        again = f" again, because {why_rerun(files, basis)}" if resume and files.receipt.is_file() else ""
+        say(f"{job.name}: running{again}{job.expected}")
+        files.prepare(basis, resume)
+        return basis
+
+    stopped = False
+    with sole_run(out):
+        check_place(jobs, out, resume, overwrite)  # another run may have finished a job a moment before
+        write_run_file(out, jobs)
+        todo = []
+        for job in jobs:
+            if resume and has_finished(Files(out, job.name), fingerprint(job)):
+                ended(Outcome(job.name, "kept"))
+            else:
+                todo.append(job)
+        try:
+            if client is None:
+                for job in todo:
+                    outcome = execute(job, Files(out, job.name), begin(job), root, progress, timeout)
+                    ended(outcome)
+                    if outcome.status == "interrupted":
+                        raise KeyboardInterrupt
+            else:
+                from .cluster import run_on_workers
+
+                run_on_workers(client, todo, out, begin, ended, say, root=root, resume=resume, timeout=timeout)
+        except KeyboardInterrupt:
+            stopped = True
     say(describe_outcomes(outcomes, len(jobs), out))
-    return exit_code(outcomes)
-
-
-def exit_code(outcomes: Iterable[Outcome]) -> int:
-    """Return 130 after Ctrl-C, 1 after a failure, else 0."""
-    statuses = {outcome.status for outcome in outcomes}
-    return INTERRUPTED if "interrupted" in statuses else int("failed" in statuses)
+    done = sum(outcome.status in ("finished", "kept") for outcome in outcomes)
+    return INTERRUPTED if stopped else int(done < len(jobs))
 
 
 def execute(
@@ -169,8 +196,8 @@ def execute(
     progress: bool,
     timeout: float | None = None,
     wanted: Callable[[], bool] | None = None,
-) -> tuple[Outcome, Cost]:
-    """Execute a notebook and settle its files; return the outcome and the cost.
+) -> Outcome:
+    """Execute a notebook and settle its files.
 
     Args:
         job: what to execute.
@@ -180,39 +207,39 @@ def execute(
         progress: whether to show a bar.
         timeout, wanted: of `Watch`.
     """
-    facts: dict[str, Any] = {"started": now(), "environment": describe_machine()}
+    facts = {"started": now(), "environment": describe_machine()}
     clock = time.perf_counter()
-    outcome = Outcome(job.name, "finished")
     killed = Outcome(job.name, "interrupted", "its runner was killed, or it runs now")
     write_failure(files, job, killed, basis, facts)  # so that it goes on from its records even then
+    status, problem = "finished", ""
     with Watch(timeout, wanted) as watch, kernel_environment(job, files.out, root):
         try:
             run_papermill(job, files.partial, root, progress)
         except KeyboardInterrupt:
-            outcome = Outcome(job.name, "interrupted", "stopped by Ctrl-C")
+            status, problem = "interrupted", "stopped by Ctrl-C"
         except Exception as error:  # a dead kernel, a time-out or a broken notebook must not stop the others
             told = " in ".join(filter(None, (watch.reason, watch.reason and at_cell(files.partial))))
-            outcome = Outcome(job.name, watch.status or "failed", told or describe_failure(error, files.partial))
-    if outcome.status == "finished" and (changed := changed_since(job, basis)):
-        outcome = Outcome(job.name, "failed", f"{' and '.join(changed)} changed while it ran; run it again")
+            status, problem = watch.status or "failed", told or describe_failure(error, files.partial)
+    if status == "finished" and (changed := changed_since(job, basis)):
+        status, problem = "failed", f"{' and '.join(changed)} changed while it ran; run it again"
     cost = Cost(round(time.perf_counter() - clock, 2), max(watch.readings, default=None))
-    facts |= {"finished": now(), **asdict(cost)}
-    if outcome.status == "finished":
+    outcome = Outcome(job.name, status, problem, cost)
+    if status == "finished":
         files.partial.replace(files.executed)
-        write_receipt(files, job, basis, facts)
+        write_receipt(files, job, basis, {**facts, "finished": now(), **asdict(cost)})
         files.failure.unlink(missing_ok=True)
-    else:  # keep the notebook as far as it came, and the problem with it
-        if files.partial.is_file():
-            files.partial.replace(files.stopped(outcome.status))
-        write_failure(files, job, outcome, basis, facts)
-    return outcome, cost
+    else:
+        write_failure(files, job, outcome, basis, {**facts, "finished": now()})
+    return outcome
 
 
 def write_failure(files: Files, job: Job, outcome: Outcome, basis: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Write what stopped a notebook, in place of a receipt."""
+    """Keep a notebook as far as it came, and write what stopped it, in place of a receipt."""
+    if files.partial.is_file():
+        files.partial.replace(files.stopped(outcome.status))
     about = {"notebook": job.name, "title": job.source.title, "status": outcome.status, "problem": outcome.problem}
     where = {"profile": job.profile, "commit": git_commit()}
-    write_json(files.failure, {**about, "fingerprint": basis, **where, **facts})
+    write_json(files.failure, {**about, "fingerprint": basis, **where, **facts, **asdict(outcome.cost)})
 
 
 def run_papermill(job: Job, target: Path, root: Path, progress: bool) -> None:
@@ -223,7 +250,7 @@ def run_papermill(job: Job, target: Path, root: Path, progress: bool) -> None:
 
     # papermill fills parameters into the braces of paths
     source, partial = (str(path).replace("{", "{{").replace("}", "}}") for path in (job.source.path, target))
-    with kernel_connection() as connection, no_kernel_left():
+    with kernel_connection() as connection:
         notebook = papermill.execute_notebook(
             source,
             partial,
@@ -245,37 +272,26 @@ def kernel_connection() -> Iterator[dict[str, str]]:
 
     TCP ports are chosen before the kernel binds them: of kernels that start at once, two may be given the same one,
     and a kernel dies. TCP is left where sockets cannot be files: on Windows, and where the folder's path is too long
-    or not ASCII.
+    or not ASCII. After Ctrl-C or an error kernels are killed: one that was about to start would miss its sockets.
     """
     with TemporaryDirectory(prefix="kernel-", ignore_cleanup_errors=True) as folder:
         sockets = Path(folder) / "socket"
-        if os.name == "posix" and folder.isascii() and len(bytes(sockets)) <= LONGEST_SOCKET:
-            yield {"transport": "ipc", "ip": str(sockets)}
-        else:
-            yield {"transport_encryption": "auto"}  # else the kernel warns about plain TCP
+        files = os.name == "posix" and folder.isascii() and len(bytes(sockets)) <= LONGEST_SOCKET
+        try:  # without encryption the kernel would warn about plain TCP
+            yield {"transport": "ipc", "ip": str(sockets)} if files else {"transport_encryption": "auto"}
+        except BaseException:
+            kill_kernels()
+            raise
 
 
-@contextmanager
-def no_kernel_left() -> Iterator[None]:
-    """Kill this process's kernels after Ctrl-C or an error: one that was about to start would miss its sockets."""
-    try:
-        yield
-    except BaseException:
-        import psutil
-
-        kill_kernels(psutil.Process().children(recursive=True))
-        raise
-
-
-def kill_kernels(processes: Iterable[Any]) -> None:
-    """Kill those of these processes that are kernels, and what they have started."""
+def kill_kernels() -> None:
+    """Kill the kernels of this process, and what they have started."""
     import psutil
 
-    for process in processes:
+    for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if any("ipykernel_launcher" in part for part in process.cmdline()):
-                below = process.children(recursive=True)
-                for one in (process, *below):
+                for one in (process, *process.children(recursive=True)):
                     with suppress(psutil.Error):
                         one.kill()
 
@@ -339,32 +355,17 @@ class Watch:
 
         process, started = psutil.Process(), time.monotonic()
         while not self._done.wait(SOONEST):
-            children, used = process.children(recursive=True), 0
-            for child in children:
+            used = 0
+            for child in process.children(recursive=True):
                 with suppress(psutil.Error):  # gone since it was listed
                     used += child.memory_info().rss
             self.readings.append(round(used / 2**20, 1))
-            if self.status:
-                pass  # a kernel that was only about to start is killed now
-            elif self._timeout is not None and time.monotonic() - started > self._timeout:
+            if self._timeout is not None and time.monotonic() - started > self._timeout:
                 self.status, self.reason = "failed", f"it took longer than the time-out of {Cost(self._timeout).time}"
             elif self._wanted is not None and not self._wanted():
                 self.status, self.reason = "interrupted", "the run was stopped"
-            if self.status:
-                kill_kernels(children)
-
-
-@contextmanager
-def begun_run(jobs: Sequence[Job], out: Path, resume: bool, overwrite: bool) -> Iterator[None]:
-    """Hold a folder for a run of these jobs, and write its subject; errors as for `sole_run` and `check_place`.
-
-    What has finished is looked for once the folder is held: another run may have finished it a moment before.
-    """
-    check_unicode(str(out), "The folder of the run")  # notebooks and records name it
-    with sole_run(out):
-        check_place(jobs, out, resume, overwrite)
-        write_run_file(out, jobs)
-        yield
+            if self.status:  # also what was only about to start when this was found
+                kill_kernels()
 
 
 def write_run_file(out: Path, jobs: Sequence[Job]) -> None:
@@ -404,20 +405,16 @@ def words_of(error: Exception) -> str:
 
 def at_cell(left: Path) -> str:
     """Return number and first line of the cell that was started last; empty where none was."""
-    started = [cell for cell in code_cells(left) if begun(cell)]
-    if not started:
+    begun, _ = cells_of(left)
+    if not begun:
         return ""
-    return describe_cell(started[-1].get("execution_count") or len(started), cell_source(started[-1]))
+    return describe_cell(begun[-1].get("execution_count") or len(begun), cell_source(begun[-1]))
 
 
-def code_cells(notebook: Path) -> list[dict[str, Any]]:
-    """Return the code cells of a notebook that runs or has stopped; none where it cannot be read."""
-    return [cell for cell in read_or_empty(notebook).get("cells", []) if cell["cell_type"] == "code"]
-
-
-def begun(cell: Mapping[str, Any]) -> bool:
-    """Whether papermill has started a cell."""
-    return bool(cell.get("metadata", {}).get("papermill", {}).get("start_time"))
+def cells_of(notebook: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the code cells that papermill has started of a notebook that runs or has stopped, and how many it has."""
+    cells = [cell for cell in read_or_empty(notebook).get("cells", []) if cell["cell_type"] == "code"]
+    return [cell for cell in cells if cell["metadata"].get("papermill", {}).get("start_time")], len(cells)
 
 
 def failing_line(traceback: Iterable[str]) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from dynatree_lib.checks import whole
 from dynatree_lib.models.engine import check_engine
 from dynatree_lib.models.pairs import Pair, load_pair, pair_files
 from dynatree_lib.paths import data_path
@@ -30,8 +31,9 @@ from ..bench.grids import text
 from ..bench.methods import variant
 from ..bench.protocol import checked_runner, run_benchmark
 from ..bench.statistics import ratio
-from ..files import sole_run
-from ..papers.workloads import WORKLOADS, Workload, load_workload
+from ..files import sole_run, write_atomically
+from ..papers.workloads import WORKLOADS, load_workload
+from .cluster import STOPPED, side_by_side
 from .receipts import now, own_version, read_json, read_or_empty, write_json
 from .run import INTERRUPTED, Say, shorten, words_of
 
@@ -83,6 +85,11 @@ class Point:
         """The name of its file: a hash of all that it is."""
         return hashlib.sha256(json.dumps([self.method, asdict(self.setting)]).encode()).hexdigest()[:16]
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it runs on a GPU."""
+        return self.setting.device.startswith("cuda")
+
     def __str__(self) -> str:
         return ", ".join(f"{name}={text(value)}" for name, value in self.axes) or self.method
 
@@ -118,10 +125,10 @@ def read_grid(path: str | Path) -> list[Point]:
     points = []
     for values in product(*axes.values()):
         point = dict(zip(axes, values, strict=True))
-        own = {**options, **{name: value for name, value in point.items() if name not in SETTINGS}}
-        spec = f"{content['method']}:{','.join(f'{k}={text(v)}' for k, v in own.items())}" if own else content["method"]
-        setting = Setting(**{**fixed, **{name: value for name, value in point.items() if name in SETTINGS}})
-        points.append(Point(spec, setting, tuple(point.items())))
+        setting = Setting(**fixed, **{name: value for name, value in point.items() if name in SETTINGS})
+        own = options | {name: value for name, value in point.items() if name not in SETTINGS}
+        spec = ",".join(f"{name}={text(value)}" for name, value in own.items())
+        points.append(Point(":".join(filter(None, (content["method"], spec))), setting, tuple(point.items())))
     for one in points:
         _check(one)
     if len({(one.method, one.setting) for one in points}) < len(points):  # 0 and 0.0 are one
@@ -161,9 +168,7 @@ def _check(point: Point) -> None:
     """Raise ValueError for a configuration of wrong values, before any is measured."""
     setting = point.setting
     for name, least in (("limit", 1), ("max_new_tokens", 1), ("repeats", 1), ("seed", 0)):
-        value = getattr(setting, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} is {value!r}; give a whole number of at least {least}.")
+        whole(name, getattr(setting, name), least)
     for name in ("pair", "device", "engine", "workload", "against", "dtype", "data"):
         value = getattr(setting, name)
         if not isinstance(value, str) and not (value is None and name in ("dtype", "data")):
@@ -171,8 +176,6 @@ def _check(point: Point) -> None:
     check_engine(setting.engine)
     if setting.workload not in WORKLOADS:
         raise ValueError(f"There is no workload {setting.workload!r}; choose from {', '.join(WORKLOADS)}.")
-    if isinstance(setting.temperature, bool) or not isinstance(setting.temperature, int | float):
-        raise ValueError(f"temperature is {setting.temperature!r}; give a number, 0 for greedy decoding.")
     sampling = Sampling(temperature=setting.temperature)
     method, against = variant(point.method), variant(setting.against)
     if method.label == against.label:
@@ -181,8 +184,7 @@ def _check(point: Point) -> None:
         pair = _loaded(setting)
         for one in (method, against):
             checked_runner(pair, one, sampling, setting.repeats)
-        if pair.target.context <= setting.max_new_tokens:
-            context = pair.target.context
+        if (context := pair.target.context) <= setting.max_new_tokens:
             raise ValueError(
                 f"max_new_tokens is {setting.max_new_tokens} and the context of '{setting.pair}' {context}."
             )
@@ -196,12 +198,14 @@ def measure(point: Point) -> dict[str, Any]:
     bootstrap over prompts).
     """
     setting = point.setting
-    pair = _loaded(setting)
-    workload = _workload(pair, setting)
+    pair, sampling = _loaded(setting), Sampling(temperature=setting.temperature)
+    workload = load_workload(
+        setting.workload, limit=setting.limit, seed=setting.seed, source=setting.data or "auto",
+        max_tokens=pair.target.context - setting.max_new_tokens, tokenizer=pair.tokenizer,
+    )  # fmt: skip
     results = run_benchmark(
         pair, [setting.against, point.method], workload.prompts, max_new_tokens=setting.max_new_tokens,
-        sampling=Sampling(temperature=setting.temperature), seed=setting.seed, repeats=setting.repeats,
-        source=workload.source,
+        sampling=sampling, seed=setting.seed, repeats=setting.repeats, source=workload.source,
     )  # fmt: skip
     if failures := results.records.failures:
         raise RuntimeError(next(iter(failures.values())).error)
@@ -223,30 +227,23 @@ def _pair(name: str, device: str, dtype: str | None, engine: str, _files: tuple[
     return load_pair(name, device_map=device, dtype=dtype, engine=engine)
 
 
-def _workload(pair: Pair, setting: Setting) -> Workload:
-    longest = pair.target.context - setting.max_new_tokens
-    return load_workload(
-        setting.workload, limit=setting.limit, seed=setting.seed, source=setting.data or "auto", max_tokens=longest,
-        tokenizer=pair.tokenizer,
-    )  # fmt: skip
-
-
 @dataclass(frozen=True)
-class Rows:
-    """The rows of a sweep's folder, as one version of the library, its data and a pair's files measures them."""
+class Sweep:
+    """The folder of a sweep, and one version of the library and its data, whose rows count.
+
+    Attributes:
+        out: the folder.
+        points: the configurations of its grid, in order.
+        version: hashes of library and data.
+    """
 
     out: Path
-    library_sha256: str
-    data_sha256: str
-
-    @property
-    def folder(self) -> Path:
-        """Where each configuration's row is a file."""
-        return self.out / ROWS
+    points: Sequence[Point]
+    version: tuple[str, str] = field(default_factory=own_version)
 
     def file(self, point: Point) -> Path:
         """The file of a configuration's row."""
-        return self.folder / f"{point.key}.json"
+        return self.out / ROWS / f"{point.key}.json"
 
     def row(self, point: Point) -> dict[str, Any] | None:
         """The row of a configuration that was measured with this library and these data; None where there is none."""
@@ -258,7 +255,7 @@ class Rows:
 
     def keep(self, point: Point) -> None:
         """Measure a configuration and write its row; ValueError where this process has another library or data."""
-        if own_version() != (self.library_sha256, self.data_sha256):
+        if own_version() != self.version:
             raise ValueError("This worker has another version of the library or its data; install the same everywhere.")
         basis = self._basis(point)
         row = measure(point)
@@ -269,33 +266,29 @@ class Rows:
         content = {**basis, "measured": now(), "environment": describe_environment(), "row": row}
         write_json(self.file(point), content)
 
+    def attempt(self, point: Point) -> str:
+        """Measure a configuration, unless a worker that died had; return what went wrong, or an empty text."""
+        try:
+            if self.row(point) is None:
+                self.keep(point)
+        except Exception as error:  # one configuration must not stop the others
+            return f"{type(error).__name__}: {shorten(words_of(error))}"
+        return ""
+
     def _basis(self, point: Point) -> dict[str, Any]:
+        library, data = self.version
         return {
-            "schema": SCHEMA, "library_sha256": self.library_sha256, "data_sha256": self.data_sha256,
-            "point": _plain(point), "pair_files": pair_files(point.setting.pair),
+            "schema": SCHEMA, "library_sha256": library, "data_sha256": data, "point": _plain(point),
+            "pair_files": pair_files(point.setting.pair),
         }  # fmt: skip
-
-
-class Sweep:
-    """The folder of a sweep.
-
-    Attributes:
-        out: the folder.
-        points: the configurations of its grid, in order.
-        rows: where their rows are.
-    """
-
-    def __init__(self, out: Path, points: Sequence[Point]) -> None:
-        self.out, self.points = out, list(points)
-        self.rows = Rows(out, *own_version())
 
     def missing(self) -> list[Point]:
         """The configurations that have no row yet."""
-        return [point for point in self.points if self.rows.row(point) is None]
+        return [point for point in self.points if self.row(point) is None]
 
     def frame(self) -> pd.DataFrame:
         """Return the rows that there are, in the order of the grid."""
-        rows = [row for point in self.points if (row := self.rows.row(point)) is not None]
+        rows = [row for point in self.points if (row := self.row(point)) is not None]
         return pd.DataFrame([{name: text(v) if isinstance(v, list) else v for name, v in row.items()} for row in rows])
 
     def begin(self, resume: bool) -> None:
@@ -306,22 +299,13 @@ class Sweep:
         """
         if (self.out / HEAD).exists() and not resume:
             raise ValueError(f"{self.out} holds a sweep already; go on with it by --resume, or give another --out.")
-        rows, table = self.rows.folder, self.out / TABLE
+        rows, table = self.out / ROWS, self.out / TABLE
         for place, fits in ((rows, rows.is_dir()), (table, table.is_file())):
             if not fits and (place.exists() or place.is_symlink()):
                 raise ValueError(f"{place} is not what a sweep writes there; remove it, or give another --out.")
         head = {"points": len(self.points), "commit": git_commit(), "environment": describe_environment()}
-        write_json(
-            self.out / HEAD, {**head, "started": now(), "grid": [(_plain(point), point.axes) for point in self.points]}
-        )
-
-    def write_table(self) -> Path:
-        """Write all rows as one table and return its file."""
-        path = self.out / TABLE
-        partial = path.with_suffix(".partial")
-        self.frame().to_csv(partial, index=False)
-        partial.replace(path)
-        return path
+        grid = [(_plain(point), point.axes) for point in self.points]
+        write_json(self.out / HEAD, {**head, "started": now(), "grid": grid})
 
 
 def _plain(point: Point) -> dict[str, Any]:
@@ -355,71 +339,38 @@ def read_sweep(folder: str | Path) -> pd.DataFrame:
 
 # ------------------------------------------------------------------------------------------------------------- running
 def run_sweep(sweep: Sweep, *, resume: bool, say: Say, client: Client | None = None) -> int:
-    """Measure the configurations that are missing and return the exit code: 0, 1 after a failure, 130 after Ctrl-C."""
+    """Measure the configurations that are missing, here or on the workers of a client, and write the table.
+
+    Return the exit code: 0, 1 where a row is missing, 130 after Ctrl-C.
+    """
     with sole_run(sweep.out):
         sweep.begin(resume)
-        return _run(sweep, say, client)
+        todo, began, problems, stopped = sweep.missing(), time.monotonic(), list[str](), False
+        kept = len(sweep.points) - len(todo)
 
-
-def _run(sweep: Sweep, say: Say, client: Client | None) -> int:
-    todo, failed, began = sweep.missing(), 0, time.monotonic()
-    kept = len(sweep.points) - len(todo)
-    code = 0
-    try:
-        for number, (point, problem) in enumerate(_measured(sweep, todo, say, client), 1):
-            failed += bool(problem)
-            rest = (time.monotonic() - began) / number * (len(todo) - number)
-            say(f"[{kept + number}/{len(sweep.points)}] {point}: {problem or 'done'}, about {rest / 60:.0f} min left")
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    table, left = sweep.write_table(), len(sweep.missing())
-    say(f"{len(sweep.points) - left} of {len(sweep.points)} configurations have a row, {kept} of them from before.")
-    say(f"Table: {table}")
-    if left:
-        say(f"{failed} failed, {left - failed} not measured; the same command with --resume --out {sweep.out} goes on.")
-    return code or int(left > 0)
-
-
-def _measured(sweep: Sweep, todo: Sequence[Point], say: Say, client: Client | None) -> Iterator[tuple[Point, str]]:
-    """Measure configurations, and yield each with what went wrong: nothing, most often; end where no scheduler is."""
-    if client is None:
-        for point in todo:
-            yield point, attempt(sweep.rows, point)
-        return
-    from . import cluster
-
-    waiting = {
-        cluster.submitted(
-            client, attempt, sweep.rows, point, name=point.key, gpu=point.setting.device.startswith("cuda")
-        ): point
-        for point in todo
-    }
-    spoken = time.monotonic()
-    try:
-        while waiting:
-            done = [future for future in waiting if future.done()]
-            if any(future.status == "cancelled" for future in done):
-                say("The connection to the scheduler was lost.")
+        def settle(point: Point, found: str | None, problem: str) -> None:
+            if problem == STOPPED:
                 return
-            for future in done:
-                error = future.exception()
-                problem = f"failed: {type(error).__name__}: {error}" if error else future.result()
-                yield waiting.pop(future), problem
-            if time.monotonic() - spoken > cluster.EVERY:
-                spoken = time.monotonic()
-                if not cluster.workers_of(client):
-                    say(cluster.NO_WORKER)
-            time.sleep(0.2)
-    finally:
-        if client.status == "running":
-            client.cancel(list(waiting), force=True)
+            problems.append(found or problem)
+            rest = (time.monotonic() - began) / len(problems) * (len(todo) - len(problems))
+            place = f"[{kept + len(problems)}/{len(sweep.points)}]"
+            result = f"failed: {problems[-1]}" if problems[-1] else "done"
+            say(f"{place} {point}: {result}, about {rest / 60:.0f} min left")
 
-
-def attempt(rows: Rows, point: Point) -> str:
-    """Measure a configuration, unless a worker that died had; return what went wrong, or an empty text."""
-    try:
-        if rows.row(point) is None:
-            rows.keep(point)
-    except Exception as error:  # one configuration must not stop the others
-        return f"failed: {type(error).__name__}: {shorten(words_of(error))}"
-    return ""
+        try:
+            if client is None:
+                for point in todo:
+                    settle(point, sweep.attempt(point), "")
+            else:
+                sent = replace(sweep, points=())
+                side_by_side(client, todo, lambda point: (sent.attempt, point), settle, say)
+        except KeyboardInterrupt:
+            stopped = True
+        write_atomically(sweep.out / TABLE, sweep.frame().to_csv(index=False))
+        left, failed = len(sweep.missing()), sum(map(bool, problems))
+        say(f"{len(sweep.points) - left} of {len(sweep.points)} configurations have a row, {kept} of them from before.")
+        say(f"Table: {sweep.out / TABLE}")
+        if left:
+            way = f"the same command with --resume --out {sweep.out} goes on."
+            say(f"{failed} failed, {left - failed} not measured; {way}")
+        return INTERRUPTED if stopped else int(left > 0)

@@ -98,7 +98,7 @@ def test_workers_that_die_notebooks_that_fail_or_hang_and_the_others(tmp_path):
     ]  # fmt: skip
     assert not kernels_of(tmp_path)
     cores = len(os.sched_getaffinity(0))
-    assert printed(tmp_path, "60_counts").split() == [str(len(range(0, cores, 2))), str(max(1, cores // 2)), "False"]
+    assert printed(tmp_path, "60_counts").split() == [str(cores // 2), str(cores // 2), "False"]
 
     for name in ("20_fails", "40_always", "50_hangs"):  # mended: only they run again, with and without workers
         write_notebook(notebooks, name, "x = 1")
@@ -114,13 +114,13 @@ def test_a_worker_that_starts_slowly_is_waited_for_and_one_that_never_does_is_no
     from dask import config
 
     from dynatree_suite.runs import cluster
-    from dynatree_suite.runs.plan import find_sources, make_jobs
+    from dynatree_suite.runs.run import run_jobs
 
     write_notebook(tmp_path / "notebooks", "10_kills", KILL)
     records_notebook(tmp_path / "notebooks", "20_good")
     jobs, said, out = make_jobs(find_sources(tmp_path / "notebooks"), "smoke", {}), [], tmp_path / "out"
     monkeypatch.setattr(cluster, "EVERY", 0.5)
-    with cluster.local_workers(1) as client:
+    with cluster.workers_for(1, None, (out, ROOT), gpu=False) as client:
         assert config.get("distributed.deploy.lost-worker-timeout") == "300s"  # Dask's 15 s do not do on a busy machine
         (nanny,) = client.cluster.workers.values()
 
@@ -128,13 +128,13 @@ def test_a_worker_that_starts_slowly_is_waited_for_and_one_that_never_does_is_no
             await nanny.close()
 
         monkeypatch.setattr(nanny, "instantiate", never)
-        monkeypatch.setattr(cluster, "GONE", 2)
-        assert cluster.run_on_workers(jobs, out, ROOT, client, resume=False, say=said.append) == 1
+        with config.set({"distributed.deploy.lost-worker-timeout": "2s"}):
+            assert run_jobs(jobs, out, ROOT, resume=False, say=said.append, client=client) == 1
     assert cluster.NO_WORKER in said
     assert "2 notebooks: 1 failed, 1 not started." in said[-1]
-    assert "10_kills failed: no worker has started again for 2 s" in said[-1]
+    assert "10_kills failed: no worker has started again for 300 s" in said[-1]
     assert Files(out, "10_kills").stopped("failed").is_file()
-    assert json.loads(Files(out, "10_kills").failure.read_text())["problem"] == "no worker has started again for 2 s"
+    assert json.loads(Files(out, "10_kills").failure.read_text())["problem"] == "no worker has started again for 300 s"
     assert (
         main(["run", "--notebooks", str(tmp_path / "notebooks"), "--out", str(out), "--resume", "--only", "20*"]) == 0
     )
@@ -262,26 +262,36 @@ def test_a_notebook_that_a_worker_refuses_leaves_a_note(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     basis = {**fingerprint(job), "library_sha256": "another"}
-    found = cluster.run_one(job, basis, str(out), str(tmp_path), None, False)
-    assert "does not have the same: the library" in found.outcome.problem
+    found = cluster.run_one(job, basis, out, root=tmp_path, resume=False, timeout=None)
+    assert "does not have the same: the library and the run's folder" in found.problem
     note = json.loads((out / "10_x.failure.json").read_text())
-    assert (note["status"], note["problem"]) == ("failed", found.outcome.problem)
+    assert (note["status"], note["problem"]) == ("failed", found.problem)
 
 
-def test_workers_of_another_version_or_without_the_folders_are_refused(tmp_path, monkeypatch):
+class Far:
+    """A client of workers that answer what they are asked with these."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def scheduler_info(self, n_workers):
+        return {"workers": {address: {"nthreads": 1, "resources": {}} for address in self.answers}}
+
+    def run(self, function, *args, on_error):
+        return {address: answer(function, *args) for address, answer in self.answers.items()}
+
+
+def test_workers_of_another_version_or_without_the_folders_are_refused(tmp_path):
     from dynatree_suite.runs import cluster
 
-    class Elsewhere:
-        """A client of one worker that sees nothing of this file system."""
-
-        def scheduler_info(self, n_workers):
-            return {"workers": {"tcp://far:1": {"nthreads": 1, "resources": {}}}}
-
-        def run(self, function, *args, on_error):
-            return {"tcp://far:1": cluster._Seen((cluster.own_version()[0], "other", False), "far", 1, frozenset({0}))}
+    def elsewhere(seen, version, folders, token):
+        """A worker with other data, which sees nothing of this file system."""
+        assert token.is_file()
+        here = seen(version, folders, token)
+        return here | {"lacks": seen((version[0], "other"), [folder / "far" for folder in folders], token)["lacks"]}
 
     with pytest.raises(RuntimeError, match="worker tcp://far:1 does not have the same data and sight of"):
-        cluster.check_workers(Elsewhere(), (tmp_path, ROOT), gpu=False)
+        cluster.check_workers(Far({"tcp://far:1": elsewhere}), (tmp_path, ROOT), gpu=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -296,21 +306,15 @@ def test_workers_of_another_version_or_without_the_folders_are_refused(tmp_path,
 def test_workers_of_a_machine_that_would_crowd_its_cores_are_refused(tmp_path, machines, words):
     from dynatree_suite.runs import cluster
 
-    found = {
-        f"tcp://{host}:{number}": cluster._Seen((*cluster.own_version(), True), host, threads, frozenset(cores))
+    answers = {
+        f"tcp://{host}:{number}": lambda seen, *args, own={"host": host, "threads": threads, "cores": set(cores)}: (
+            seen(*args) | own
+        )
         for host, workers in machines.items()
         for number, (threads, cores) in enumerate(workers)
     }
-
-    class Workers:
-        def scheduler_info(self, n_workers):
-            return {"workers": {address: {"nthreads": 1, "resources": {}} for address in found}}
-
-        def run(self, function, *args, on_error):
-            return found
-
     with pytest.raises(RuntimeError, match=words) if words else nullcontext():
-        cluster.check_workers(Workers(), (tmp_path,), gpu=False)
+        cluster.check_workers(Far(answers), (tmp_path,), gpu=False)
 
 
 def test_a_worker_tells_its_machine_threads_and_cores(tmp_path, monkeypatch):
@@ -319,8 +323,8 @@ def test_a_worker_tells_its_machine_threads_and_cores(tmp_path, monkeypatch):
     (tmp_path / "token").touch()
     for text, threads in (("3", 3), ("2,1", 2), ("", available_cores()), ("many", available_cores())):
         monkeypatch.setenv("OMP_NUM_THREADS", text)
-        seen = cluster._seen(str(tmp_path / "token"), [str(tmp_path)])
-        assert (seen.threads, len(seen.cores), seen.has[2]) == (threads, available_cores(), True)
+        seen = cluster.seen(cluster.own_version(), [tmp_path], tmp_path / "token")
+        assert (seen["threads"], len(seen["cores"]), seen["lacks"]) == (threads, available_cores(), [])
 
 
 @pytest.mark.parametrize(
@@ -343,7 +347,7 @@ def test_what_cannot_be_asked_for(tmp_path, capsys, options, words):
 def test_no_scheduler_answers(tmp_path, monkeypatch, capsys):
     from dynatree_suite.runs import cluster
 
-    monkeypatch.setattr(cluster, "PATIENCE", 1)
+    monkeypatch.setattr(cluster, "ANSWERING", 1)
     records_notebook(tmp_path / "notebooks", "10_good")
     options = ["--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
     assert main(["run", *options, "--scheduler", "tcp://127.0.0.1:1"]) == 2
@@ -353,15 +357,9 @@ def test_no_scheduler_answers(tmp_path, monkeypatch, capsys):
 def test_a_worker_that_cannot_load_the_library_is_named(tmp_path):
     from dynatree_suite.runs import cluster
 
-    class Bare:
-        def scheduler_info(self, n_workers):
-            return {"workers": {"tcp://far:1": {"nthreads": 1, "resources": {}}}}
-
-        def run(self, function, *args, on_error):
-            return {"tcp://far:1": ModuleNotFoundError("No module named 'dynatree_lib'")}
-
+    bare = Far({"tcp://far:1": lambda *_: ModuleNotFoundError("No module named 'dynatree_lib'")})
     with pytest.raises(RuntimeError, match=r"far:1 cannot run this version .*No module named.*install it there"):
-        cluster.check_workers(Bare(), (tmp_path,), gpu=False)
+        cluster.check_workers(bare, (tmp_path,), gpu=False)
 
 
 @pytest.mark.parametrize(
@@ -375,12 +373,9 @@ def test_a_worker_that_cannot_load_the_library_is_named(tmp_path):
     ],
 )
 def test_what_runs_on_a_gpu_follows_profile_and_parameter(tmp_path, profile, parameters, overrides, expected):
-    from dynatree_suite.runs import cluster
-    from dynatree_suite.runs.plan import find_sources, make_jobs
-
     write_notebook(tmp_path, "10_x", parameters=parameters)
     (job,) = make_jobs(find_sources(tmp_path), profile, overrides)
-    assert cluster.on_gpu(job) is expected
+    assert job.on_gpu is expected
 
 
 def test_two_runs_into_one_folder_are_refused(tmp_path, capsys):
@@ -395,21 +390,18 @@ def test_two_runs_into_one_folder_are_refused(tmp_path, capsys):
 
 
 def test_what_another_run_finished_while_workers_started_is_not_overwritten(tmp_path, capsys, monkeypatch):
-    from contextlib import contextmanager
-
-    from dynatree_suite.runs import cluster
+    from dynatree_suite.cli import run as command
 
     records_notebook(tmp_path / "notebooks", "10_good")
     options = ["run", "--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
 
-    @contextmanager
-    def workers(*_):
-        assert main(options) == 0  # the other run
-        yield None  # a client that nothing may be asked of
+    @contextlib.contextmanager
+    def workers(count, *_):
+        if count:
+            assert main(options) == 0  # the other run
+        yield None
 
-    monkeypatch.setattr(cluster, "workers_for", workers)
-    monkeypatch.setattr(cluster, "check_workers", lambda *_: None)
-    monkeypatch.setattr(cluster._Fanout, "run", lambda fanout: Files(fanout.out, "10_good").clear())
+    monkeypatch.setattr(command, "workers_for", workers)
     assert main([*options, "--workers", "1"]) == 2
     assert "10_good finished in" in capsys.readouterr().err
     assert receipt(tmp_path, "10_good")
@@ -417,7 +409,7 @@ def test_what_another_run_finished_while_workers_started_is_not_overwritten(tmp_
 
 def test_a_scheduler_that_is_gone_ends_the_run_in_words(tmp_path):
     from dynatree_suite.runs import cluster
-    from dynatree_suite.runs.plan import find_sources, make_jobs
+    from dynatree_suite.runs.run import run_jobs
 
     class Gone:
         """A client that has given up to reach its scheduler."""
@@ -430,8 +422,7 @@ def test_a_scheduler_that_is_gone_ends_the_run_in_words(tmp_path):
     said, notebooks = [], tmp_path / "notebooks"
     records_notebook(notebooks, "10_good")
     jobs = make_jobs(find_sources(notebooks), "smoke", {})
-    (tmp_path / "out").mkdir()
-    assert cluster._Fanout(Gone(), jobs, tmp_path / "out", ROOT, False, said.append, None).run() == 1
+    assert run_jobs(jobs, tmp_path / "out", ROOT, resume=False, say=said.append, client=Gone()) == 1
     assert said[0] == "The scheduler is gone."
     assert "1 notebook: 1 not started." in said[1]
     assert "run only the rest with the same command and --resume" in said[1]

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -70,7 +71,7 @@ def test_a_stopped_sweep_goes_on_with_what_is_missing(tmp_path, measured, capsys
     out, path = tmp_path / "out", str(grid(tmp_path))
     points = read_grid(path)
     assert main(["sweep", path, "--out", str(out)]) == 0
-    files = [Sweep(out, points).rows.file(point) for point in points]
+    files = [Sweep(out, points).file(point) for point in points]
     files[0].write_text('{"row": {"dep')  # truncated
     files[1].unlink()
     content = json.loads(files[2].read_text())
@@ -91,7 +92,7 @@ def test_a_row_of_one_configuration_is_not_read_as_another(tmp_path, measured):
     points = read_grid(grid(tmp_path))
     sweep = Sweep(tmp_path / "out", points)
     assert run_sweep(sweep, resume=False, say=print) == 0
-    sweep.rows.file(points[0]).write_text(sweep.rows.file(points[1]).read_text())
+    sweep.file(points[0]).write_text(sweep.file(points[1]).read_text())
     assert sweep.missing() == [points[0]]
 
 
@@ -140,58 +141,67 @@ def test_an_axis_that_was_fixed_before_is_in_the_rows_of_before(tmp_path, measur
 
 def test_a_worker_that_died_after_its_row_does_not_measure_it_again(tmp_path, measured):
     sweep = Sweep(tmp_path / "out", read_grid(grid(tmp_path)))
-    assert [module.attempt(sweep.rows, sweep.points[0]) for _ in range(2)] == ["", ""]
+    assert [sweep.attempt(sweep.points[0]) for _ in range(2)] == ["", ""]
     assert len(measured) == 1
 
 
 class Elsewhere:
-    """A client whose workers measure the first of the configurations, and then are gone."""
+    """A client of one worker, which does the first task that it gets; what becomes of others is given."""
 
-    def __init__(self, rest, status):
-        self.rest, self.status = rest, status  # what becomes of the others, and of the scheduler
-        self.sent, self.cancelled = [], []
+    def __init__(self, rest):
+        self.rest, self.status, self.cluster = rest, "running", None
+        self.sent, self.cancelled, self.workers = 0, [], {"tcp://far:1": {"nthreads": 1, "resources": {}}}
 
     def submit(self, function, *args, **how):
-        self.sent.append(Task("finished" if not self.sent else self.rest, function, args))
-        return self.sent[-1]
+        self.sent += 1
+        return Task(function(*args)) if self.sent == 1 else self.rest(self)
 
     def scheduler_info(self, n_workers):
-        return {}
+        return {"workers": self.workers}
 
     def cancel(self, futures, force):
         self.cancelled += futures
 
 
+@dataclass(eq=False)
 class Task:
-    def __init__(self, status, function, args):
-        self.status = status
-        self.found = function(*args) if status == "finished" else None
+    found: str | None = None
+    status: str = "finished"
 
     def done(self):
         return self.status != "pending"
 
-    def exception(self):
-        assert self.status != "cancelled", "a cancelled one raises"
+    def cancelled(self):
+        return self.status == "cancelled"
 
     def result(self):
         return self.found
 
 
 def test_a_scheduler_that_dies_leaves_the_rows_and_the_table(tmp_path, measured):
-    said, client = [], Elsewhere("cancelled", "closed")
+    def lost(client):
+        client.status = "closed"
+        return Task(status="cancelled")
+
+    said, client = [], Elsewhere(lost)
     sweep = Sweep(tmp_path / "out", read_grid(grid(tmp_path)))
-    client.sent.append(None)  # none of them is measured
     assert run_sweep(sweep, resume=False, say=said.append, client=client) == 1
-    assert said[0] == "The connection to the scheduler was lost."
-    assert said[1] == "0 of 4 configurations have a row, 0 of them from before."
-    assert "0 failed, 4 not measured; the same command with --resume" in said[-1]
+    assert said[0].startswith("[1/4] depth=1, branching=2/1: done")
+    assert said[1].startswith("[2/4] depth=1, branching=1: failed: the connection to the scheduler was lost")
+    assert said[2:4] == ["The scheduler is gone.", "1 of 4 configurations have a row, 0 of them from before."]
+    assert "1 failed, 2 not measured; the same command with --resume" in said[-1]
+    assert len(pd.read_csv(tmp_path / "out" / "sweep.csv")) == 1
     assert not client.cancelled  # nobody is there to be told
 
 
 def test_that_no_worker_is_left_is_said(tmp_path, measured, monkeypatch):
     from dynatree_suite.runs import cluster
 
-    said, client = [], Elsewhere("pending", "running")
+    def gone(client):
+        client.workers = {}
+        return Task(status="pending")
+
+    said, client = [], Elsewhere(gone)
     monkeypatch.setattr(cluster, "EVERY", 0.0)
 
     def say(line):
@@ -202,7 +212,8 @@ def test_that_no_worker_is_left_is_said(tmp_path, measured, monkeypatch):
     assert run_sweep(Sweep(tmp_path / "out", read_grid(grid(tmp_path))), resume=False, say=say, client=client) == 130
     assert said[0].startswith("[1/4] depth=1, branching=2/1: done")
     assert said[1] == "No worker is left; the run goes on when one comes, or stop it by Ctrl-C."
-    assert len(client.cancelled) == 3
+    assert len(client.cancelled) == 1
+    assert "0 failed, 3 not measured" in said[-1]
 
 
 def test_two_sweeps_into_one_folder_are_refused(tmp_path, measured, capsys):
