@@ -17,7 +17,7 @@ from dynatree_lib.models.texts import TextStream, label
 
 from ..bench.memory import out_of_memory, ran_out
 from . import arguments
-from .conversation import DECODERS, Conversation, runner_of
+from .conversation import DECODERS, Conversation, decoder
 
 DRAFTED, OWN, FAINT, PLAIN = "\033[32m", "\033[33m", "\033[2m", "\033[0m"
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError("Standard input is closed, and chat reads its lines; open it, or call dt.generate.")
     sampling = arguments.sampling_of(args)
     arguments.check_least(args, max_new_tokens=1)
-    runner_of(args.method)  # before models are loaded
+    decoder(args.method)  # before models are loaded
     options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling, "seed": args.seed}
     conversation = Conversation(arguments.pair_of(args), args.method, args.system, **options)
     with contextlib.suppress(ImportError):
@@ -49,11 +49,6 @@ def main(args: argparse.Namespace) -> int:
     return Chat(conversation).run()
 
 
-def colours() -> bool:
-    """Whether standard output shows colours and may be given them (https://no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
 class Chat:
     """Lines from standard input, answers to standard output.
 
@@ -62,7 +57,8 @@ class Chat:
     """
 
     def __init__(self, conversation: Conversation) -> None:
-        self.conversation, self.coloured = conversation, colours()
+        self.conversation = conversation
+        self.coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")  # https://no-color.org
         self.commands: dict[str, Callable[[str], object]] = {
             "/tree": self.tree, "/method": self.method, "/reset": self.reset, "/help": self.help
         }  # fmt: skip
@@ -171,23 +167,25 @@ def tree_lines(iteration: Iteration, tokenizer: object = None) -> list[tuple[str
     tree, path = iteration.tree, [0, *iteration.verdict.path]
     end = iteration.verdict.next_token
     drafted = next((node for node in tree.children(path[-1]).tolist() if tree.tokens[node] == end), None)
-    accepted = {*path, drafted}
-    lines = [(UNSEEN.sub("", label(int(tree.tokens[0]), tokenizer)), "first")]
+
+    def shown(token: int) -> str:
+        return UNSEEN.sub("", label(token, tokenizer))
+
+    lines = [(shown(int(tree.tokens[0])), "first")]
 
     def below(node: int, indent: str) -> None:
-        children: list[int | None] = [*tree.children(node).tolist()]
+        under = []
+        for child in tree.children(node).tolist():
+            role = "accepted" if child in (*path, drafted) else "rejected"
+            mark = " +" if role == "accepted" else ""
+            under.append((child, f"{shown(int(tree.tokens[child]))}  {np.exp(tree.logprobs[child]):.2f}{mark}", role))
         if node == path[-1] and drafted is None:
-            children.append(None)  # the target's own token
-        for child in children:
-            is_last = child is children[-1]
-            branch, further = ("└─ ", "   ") if is_last else ("├─ ", "│  ")
-            if child is None:
-                lines.append((f"{indent}{branch}{UNSEEN.sub('', label(end, tokenizer))}  the target's own", "own"))
-                continue
-            name = UNSEEN.sub("", label(int(tree.tokens[child]), tokenizer))
-            text = f"{indent}{branch}{name}  {np.exp(tree.logprobs[child]):.2f}{' +' * (child in accepted)}"
-            lines.append((text, "accepted" if child in accepted else "rejected"))
-            below(child, indent + further)
+            under.append((None, f"{shown(end)}  the target's own", "own"))
+        for place, (child, text, role) in enumerate(under, start=1):
+            branch, further = ("└─ ", "   ") if place == len(under) else ("├─ ", "│  ")
+            lines.append((f"{indent}{branch}{text}", role))
+            if child is not None:
+                below(child, indent + further)
 
     below(0, "")
     return lines

@@ -9,8 +9,7 @@ from dynatree_lib.decoding import DecodingState, Generation, generate
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.models.texts import rendered, text_ids
 
-from ..bench.methods import METHODS, variant
-from ..bench.runner import DrafterRunner
+from ..bench.methods import METHODS, Variant, variant
 
 CUT = ("length", "interrupted")
 """Finish reasons of an answer that can go on."""
@@ -18,20 +17,12 @@ DECODERS = tuple(name for name, method in METHODS.items() if method.drafter)
 """Methods that a conversation can be held with: those of this library's loop."""
 
 
-def runner_of(spec: str, pair: Pair | None = None) -> DrafterRunner | None:
-    """Return how a method of `DECODERS` runs on a pair; without a pair, None after the checks that need no model.
-
-    Raises:
-        ValueError: for an unknown method or option, and for a method with a loop of its own.
-    """
+def decoder(spec: str) -> Variant:
+    """Return a method of `DECODERS` with its options; ValueError for another, and for what `variant` refuses."""
     name = spec.partition(":")[0]
-    if name not in METHODS:
-        raise ValueError(f"There is no method '{name}'; choose from {', '.join(DECODERS)}.")
-    one = variant(spec)
-    if one.name not in DECODERS:
-        raise ValueError(f"'{one.name}' does not decode in this library's loop; choose from {', '.join(DECODERS)}.")
-    runner: Any = None if pair is None else one.runner(pair)
-    return runner
+    if name not in DECODERS:
+        raise ValueError(f"'{name}' does not decode in this library's loop; choose from {', '.join(DECODERS)}.")
+    return variant(spec)
 
 
 class Conversation:
@@ -43,7 +34,7 @@ class Conversation:
 
     Args:
         pair: target, draft and tokenizer.
-        method: as for `runner_of`.
+        method: as for `decoder`.
         system: the system's message, with a chat template alone.
         options: of `generate`: `max_new_tokens`, `sampling`, `seed`.
 
@@ -55,7 +46,7 @@ class Conversation:
         last: the latest answer, or None.
 
     Raises:
-        ValueError: as for `runner_of`, and for a system's message without a template.
+        ValueError: as for `decoder`, and for a system's message without a template.
     """
 
     def __init__(self, pair: Pair, method: str, system: str | None = None, **options: Any) -> None:
@@ -68,8 +59,7 @@ class Conversation:
 
     def choose(self, method: str) -> None:
         """Let another method answer from here on; its caches begin empty."""
-        runner = runner_of(method, self.pair)
-        assert runner is not None
+        runner: Any = decoder(method).runner(self.pair)
         runner.check(self.options["sampling"])
         self.method, self._runner = method, runner
         self._state: DecodingState | None = None
@@ -94,11 +84,8 @@ class Conversation:
         """
         messages, text, fresh, goes_on = self._turn(line)
         before = self.ids if goes_on else []
-        state, self._state = self._state, None  # used up, even if the call does not come back
-        if not goes_on or state is None:
-            state, prompt = None, [*before, *fresh]
-        else:
-            prompt = fresh
+        state, self._state = self._state if goes_on else None, None  # used up, even if the call does not come back
+        prompt = [*before, *fresh] if state is None else fresh
         runner = self._runner
         out = generate(
             runner.target, prompt, runner.drafter, state=state, on_tokens=on_tokens, interrupt="return",

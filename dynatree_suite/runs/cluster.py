@@ -418,9 +418,4 @@ def still_wanted() -> Callable[[], bool]:
 
     worker = get_worker()
     key = worker.get_current_task()
-
-    def wanted() -> bool:
-        task = worker.state.tasks.get(key)
-        return task is not None and task.state == "executing"
-
-    return wanted
+    return lambda: getattr(worker.state.tasks.get(key), "state", None) == "executing"

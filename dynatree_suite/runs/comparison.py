@@ -7,7 +7,7 @@ from typing import Any
 
 from ..files import write_atomically
 from .receipts import Files
-from .report import notebook_names, page_style, read_run, read_status, read_subject, read_summary, template
+from .report import notebook_names, page_style, read_notebook, read_run, read_subject, template
 
 PAGE = "comparison.html"
 
@@ -49,13 +49,11 @@ def read_whole(out: Path) -> dict[str, Any]:
     run, torn = read_run(out)
     notebooks, notes = {}, []
     for name in notebook_names(out, run):
-        files = Files(out, name)
-        status, problem, note = read_status(files)
+        status, problems, note, summary = read_notebook(Files(out, name))
         notes.append(note)
-        summary, problems = read_summary(files)
-        problem = "; ".join(filter(None, (problem, *problems)))
         claims = {claim["claim"]: claim for claim in summary.get("claims", [])}
-        notebooks[name] = {"status": status, "problem": problem, "seconds": note.get("seconds"), "claims": claims}
+        told = ": ".join(filter(None, (status, "; ".join(problems))))
+        notebooks[name] = {"status": told, "seconds": note.get("seconds"), "claims": claims}
     facts = read_subject(run, notes)
     for name, value in facts.pop("environment").items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
@@ -69,7 +67,7 @@ def compare_notebook(name: str, first: dict[str, Any] | None, second: dict[str, 
     A claim has its `text`, what it is in `first` and `second` (None where it is not stated), whether `both` state it,
     and whether its verdict `changed`: from holding to not holding, or back. One that only one run judged did not.
     """
-    sides = [side or {"status": None, "problem": "", "seconds": None, "claims": {}} for side in (first, second)]
+    sides = [side or {"status": None, "seconds": None, "claims": {}} for side in (first, second)]
     claims = []
     for text in {**sides[0]["claims"], **sides[1]["claims"]}:
         one, other = (side["claims"].get(text) for side in sides)
@@ -77,5 +75,4 @@ def compare_notebook(name: str, first: dict[str, Any] | None, second: dict[str, 
         both = len(verdicts) == 2
         changed = both and None not in verdicts and verdicts[0] != verdicts[1]
         claims.append({"text": text, "notebook": name, "first": one, "second": other, "both": both, "changed": changed})
-    status = [": ".join(filter(None, (side["status"], side["problem"]))) for side in sides]
-    return {"name": name, "status": status, "seconds": [side["seconds"] for side in sides], "claims": claims}
+    return {"name": name, "claims": claims, **{fact: [side[fact] for side in sides] for fact in ("status", "seconds")}}

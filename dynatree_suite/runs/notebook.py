@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
+from dynatree_lib.checks import chosen, whole
 from dynatree_lib.models.fetch import PACKAGED, fetched
 from dynatree_lib.paths import sha256_of
 from dynatree_lib.plots.theme import DARK_PAGES, dark_css
@@ -33,12 +34,6 @@ T = TypeVar("T")
 Row = dict[str, Any]
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-# Values for `None` in a parameters cell: pair, device, dtype.
-DEFAULTS = {
-    "smoke": ("tiny", "cpu", "float32"),
-    "laptop": ("tiny", "cpu", "float32"),
-    "paper": ("pythia-2.8b/70m", "cuda", "float16"),
-}
 REAL_PAIR = "smollm2"
 """The pair of the profile `laptop` in notebooks that show real text, where its target has been fetched."""
 
@@ -188,9 +183,9 @@ def begin(
     means the profile's default. With `real` the profile `laptop` takes a pair that writes real text, or says how to
     get it. The other parameters are read from the caller's globals. ValueError for values that cannot work.
     """
-    if profile not in PROFILES:
-        raise ValueError(f"profile='{profile}' is not one of {', '.join(PROFILES)}.")
-    (default_pair, default_device, default_dtype), remark = DEFAULTS[profile], ""
+    chosen("profile", profile, tuple(PROFILES))
+    whole("seed", seed, 0)
+    (default_pair, default_device, default_dtype), remark = PROFILES[profile], ""
     if real and profile == "laptop" and pair is None:
         if fetched(REAL_PAIR):
             default_pair = REAL_PAIR
@@ -216,10 +211,7 @@ def begin(
         parameters=parameters,
         noted={"claims": {}, "tables": {}, "figures": {}, "references": {}},
     )
-    if notebook.dtype not in DTYPES:
-        raise ValueError(f"dtype='{dtype}' is not one of {', '.join(DTYPES)}.")
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"seed={seed!r} must be an integer of at least 0.")
+    chosen("dtype", notebook.dtype, DTYPES)
     notebook.write_summary()
     return notebook
 

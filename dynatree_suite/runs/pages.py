@@ -61,13 +61,9 @@ def figure_html(figure_json: str) -> str:
     return f'<div class="dynatree-figure"><script type="application/json">{safe}</script></div>'
 
 
-def copy_plotly(out: Path) -> None:
-    """Write plotly's script beside the pages, once for all of them."""
-    write_atomically(out / SCRIPT, get_plotlyjs())
-
-
-def make_exporter() -> Any:
-    """Return an nbconvert exporter for pages without external references."""
+def make_exporter(folder: Path) -> Any:
+    """Return an nbconvert exporter for pages without external references; plotly's script is put into their folder."""
+    write_atomically(folder / SCRIPT, get_plotlyjs())
     template = TEMPLATE % ("{% raw %}" + figure_scripts() + "{% endraw %}")
     return HTMLExporter(extra_loaders=[DictLoader({"dynatree.html.j2": template})], template_file="dynatree.html.j2")
 

@@ -12,13 +12,14 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from dynatree_lib.checks import check_unicode, has_shape, is_number
+from dynatree_lib.checks import check_unicode, chosen, has_shape, is_number
 
 PROFILES = {
     "smoke": ("tiny", "cpu", "float32"),
@@ -65,13 +66,17 @@ class Cost:
 class Source:
     """A notebook of the notebooks folder."""
 
-    name: str  # file name without .ipynb
     path: Path
     title: str
     headline: bool
     parameters: tuple[str, ...]  # names assigned in the cell tagged `parameters`
     estimates: Mapping[str, Cost]  # by profile
     sha256: str  # of cell types, sources and tags
+
+    @property
+    def name(self) -> str:
+        """The file's name, without .ipynb."""
+        return self.path.stem
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,6 @@ def read_source(path: Path) -> Source:
     if len(tagged) != 1:
         raise ValueError(f"{path} has {len(tagged)} cells tagged '{PARAMETERS_TAG}' and must have exactly one.")
     return Source(
-        name=path.stem,
         path=path,
         title=about.get("title") or path.stem,
         headline=bool(about.get("headline", False)),
@@ -204,11 +208,11 @@ def select(sources: Sequence[Source], only: Iterable[str] = (), headline: bool =
         if not any(fnmatchcase(source.name, pattern) for source in sources):
             names = ", ".join(source.name for source in sources)
             raise ValueError(f"--only '{pattern}' matches no notebook; choose from {names}.")
-    chosen = [s for s in sources if not patterns or any(fnmatchcase(s.name, pattern) for pattern in patterns)]
-    chosen = [source for source in chosen if source.headline or not headline]
-    if headline and not chosen:
+    matching = [s for s in sources if not patterns or any(fnmatchcase(s.name, pattern) for pattern in patterns)]
+    selected = [source for source in matching if source.headline or not headline]
+    if not selected:
         raise ValueError("None of the selected notebooks is a headline one; leave --headline out to run them.")
-    return chosen
+    return selected
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -217,12 +221,10 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not name.isidentifier():
         raise ValueError(f"-p '{text[:60]}' gives no parameter a value; write name=value, for example -p seed=1.")
     words = {"true": True, "false": False, "none": None, "null": None}
-    if value.lower() in words:
-        return name, words[value.lower()]
-    try:
-        found = ast.literal_eval(value)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        found = value
+    found: Any = words.get(value.lower(), value)
+    if found is value:
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            found = ast.literal_eval(value)
     try:
         return name, _parameter(found)
     except (TypeError, ValueError) as error:
@@ -251,8 +253,7 @@ def make_jobs(sources: Sequence[Source], profile: str, overrides: Mapping[str, A
 
     ValueError for an unknown profile, and for an override that no selected notebook has.
     """
-    if profile not in PROFILES:
-        raise ValueError(f"profile='{profile}' is not one of {', '.join(PROFILES)}.")
+    chosen("profile", profile, tuple(PROFILES))
     if "profile" in overrides:
         raise ValueError(f"Choose the profile with --profile {overrides['profile']}, not with -p profile=...")
     unknown = [name for name in overrides if not any(name in source.parameters for source in sources)]

@@ -7,7 +7,7 @@ into pages, and `comparison` sets two runs side by side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from jinja2 import Environment, Template
 from dynatree_lib.plots.theme import dark_css
 
 from ..files import write_atomically
-from .pages import asset, copy_plotly, export_page, figure_html, figure_scripts, make_exporter
+from .pages import asset, export_page, figure_html, figure_scripts, make_exporter
 from .plan import Cost
-from .receipts import NOTE, RUN, RUN_FILE, SUMMARY, Files, damage, library_sha256, read_json, read_or_empty
+from .receipts import NOTE, RUN, RUN_FILE, SUMMARY, Files, damage, library_sha256, read_or_empty, read_or_problem
 
 
 def build_report(out: Path) -> Path:
@@ -28,9 +28,8 @@ def build_report(out: Path) -> Path:
         FileNotFoundError: where nothing has been run.
     """
     run, torn = read_run(out)
-    exporter = make_exporter()
+    exporter = make_exporter(out)
     entries = [read_entry(Files(out, name), exporter) for name in notebook_names(out, run)]
-    copy_plotly(out)
     columns = {"Profile": "profile", "Machine": "machine", "Commit": "commit"}
     page = template("report.html.j2").render(
         entries=entries,
@@ -63,12 +62,8 @@ def notebook_names(out: Path, run: dict[str, Any]) -> list[str]:
 
 def read_run(out: Path) -> tuple[dict[str, Any], str]:
     """Return what the run's file says of the run, and why it cannot be read ("" where it can, or is not there)."""
-    try:
-        return read_json(out / RUN_FILE, RUN), ""
-    except FileNotFoundError:
-        return {}, ""
-    except (OSError, ValueError) as error:
-        return {}, f"{error} Notebooks that never began are missing below."
+    run, problem = read_or_problem(out / RUN_FILE, RUN)
+    return run, problem and f"{problem} Notebooks that never began are missing below."
 
 
 def read_subject(run: dict[str, Any], notes: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -84,17 +79,16 @@ def read_subject(run: dict[str, Any], notes: Sequence[dict[str, Any]]) -> dict[s
     machines = [note.get("environment") or {} for note in notes]
     names = dict.fromkeys(name for machine in machines for name in machine)
     return {
-        "profile": _common([note.get("profile") for note in notes]),
+        "profile": _common(note.get("profile") for note in notes),
         "started": min((note["started"] for note in notes if note.get("started")), default=None),
-        "commit": _common([note.get("commit") for note in notes]),
-        "environment": {name: _common([machine.get(name) for machine in machines]) for name in names},
+        "commit": _common(note.get("commit") for note in notes),
+        "environment": {name: _common(machine.get(name) for machine in machines) for name in names},
     }
 
 
-def _common(values: Sequence[Any]) -> Any:
-    if not values:
-        return None
-    return values[0] if all(value == values[0] for value in values) else "several"
+def _common(values: Iterable[Any]) -> Any:
+    first, *others = values
+    return first if all(other == first for other in others) else "several"
 
 
 def machine(environment: dict[str, Any] | None) -> str:
@@ -120,8 +114,7 @@ def page_style() -> str:
 
 def read_entry(files: Files, exporter: Any) -> dict[str, Any]:
     """Gather everything known of one notebook for the template, and export it to HTML as far as it came."""
-    status, problem, facts = read_status(files)
-    summary, problems = read_summary(files)
+    status, problems, facts, summary = read_notebook(files)
     shown = files.executed if files.executed.is_file() else files.stopped(status)
     page = None
     if shown.is_file():
@@ -134,7 +127,7 @@ def read_entry(files: Files, exporter: Any) -> dict[str, Any]:
         "name": files.name,
         "title": facts.get("title") or files.name,
         "status": status,
-        "problem": "; ".join(filter(None, (problem, *problems))),
+        "problem": "; ".join(problems),
         "facts": facts,
         "profile": facts.get("profile") or "",
         "machine": machine(facts.get("environment")),
@@ -148,32 +141,26 @@ def read_entry(files: Files, exporter: Any) -> dict[str, Any]:
     }
 
 
-def read_summary(files: Files) -> tuple[dict[str, Any], list[str]]:
-    """Return claims, tables and figures of a notebook, and what is wrong with their file: nothing, most often."""
-    try:
-        return read_json(files.summary, SUMMARY), []
-    except FileNotFoundError:
-        return {}, []
-    except (OSError, ValueError) as error:
-        return {}, [str(error).rstrip(".")]
-
-
-def read_status(files: Files) -> tuple[str, str, dict[str, Any]]:
-    """Return a notebook's status, its problem ("" for none), and its receipt or failure note.
+def read_notebook(files: Files) -> tuple[str, list[str], dict[str, Any], dict[str, Any]]:
+    """Return a notebook's status, its problems, its receipt or failure note, and its summary.
 
     The status is finished, failed, interrupted, not run, altered or unreadable.
     """
+    status, problem, note = "not run", None, {}
+    again = "dynatree run --resume runs it again"
     if files.failure.is_file():
-        failure = read_or_empty(files.failure, NOTE)
-        problem = failure.get("problem", "its failure note cannot be read")
-        return failure.get("status") or "failed", problem or "", failure
-    if not files.receipt.is_file():
-        return "not run", "", {}
-    receipt = read_or_empty(files.receipt, NOTE)
-    if not isinstance(receipt.get("written"), dict):
-        return "unreadable", "its receipt cannot be read; dynatree run --resume runs it again", {}
-    harm = damage(files, receipt)
-    return ("altered", f"{harm}; dynatree run --resume runs it again", receipt) if harm else ("finished", "", receipt)
+        note = read_or_empty(files.failure, NOTE)
+        status, problem = note.get("status") or "failed", note.get("problem", "its failure note cannot be read")
+    elif files.receipt.is_file():
+        receipt = read_or_empty(files.receipt, NOTE)
+        if not isinstance(receipt.get("written"), dict):
+            status, problem = "unreadable", f"its receipt cannot be read; {again}"
+        elif harm := damage(files, receipt):
+            status, problem, note = "altered", f"{harm}; {again}", receipt
+        else:
+            status, note = "finished", receipt
+    summary, damaged = read_or_problem(files.summary, SUMMARY)
+    return status, [*filter(None, (problem, damaged.rstrip(".")))], note, summary
 
 
 def read_figure(figure: dict[str, Any], out: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -9,32 +10,10 @@ from pathlib import Path
 from ..files import whole_file
 
 PACKAGE = Path(__file__).resolve().parents[1]
-SHIPPED = (
-    "notebooks",
-    "outputs/reference/audit.json.gz",
-    "outputs/reference/cpu/growth.json",
-    "outputs/reference/cpu/precision.json",
-    "outputs/reference/cpu/throughput.json",
-    "outputs/reference/cpu/tuned.json",
-    "outputs/reference/drawn.jsonl.gz",
-    "outputs/reference/grown.json",
-    "outputs/reference/h200/gpu_speed.json",
-    "outputs/reference/made-0.5.jsonl.gz",
-    "outputs/reference/made-1.jsonl.gz",
-    "outputs/reference/roofline.json",
-    "outputs/reference/smollm2",
-    "outputs/reference/smollm2-epyc/forwards.json",
-    "outputs/reference/rules-0.5.jsonl.gz",
-    "outputs/reference/rules-1.jsonl.gz",
-    "outputs/reference/skipping.json",
-    "outputs/reference/switch.jsonl.gz",
-    "outputs/reference/vocabularies.json",
-)
-"""Files and folders of a checkout that a wheel carries in `shipped/`: notebooks, and the records that they read."""
 
 
 def shipped_root() -> Path:
-    """Return the folder that has `SHIPPED`: the package's in an installed wheel, else the checkout.
+    """Return the folder that has notebooks and records: the package's in an installed wheel, else the checkout.
 
     Raises:
         ValueError: where there is neither.
@@ -60,9 +39,21 @@ def reference_path(name: str, root: Path) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
+def shipped_names(root: Path) -> list[str]:
+    """Return the files and folders that a wheel carries in `shipped/`: notebooks, and the records that they read.
+
+    The project file of a checkout names them; what an installed wheel has are all of them.
+    """
+    project = root / "pyproject.toml"
+    if not project.is_file():
+        return [path.name for path in root.iterdir()]
+    wheel = tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]["wheel"]
+    return [name for name, place in wheel["force-include"].items() if place.startswith("dynatree_suite/shipped/")]
+
+
 def shipped_files(root: Path) -> Iterator[Path]:
-    """Go through the files of `SHIPPED` that are there, relative to the root; checkpoints of Jupyter are left out."""
-    for name in SHIPPED:
+    """Go through the files of `shipped_names`, relative to the root; checkpoints of Jupyter are left out."""
+    for name in shipped_names(root):
         place = root / name
         for path in [place] if place.is_file() else sorted(place.rglob("*")):
             if path.is_file() and ".ipynb_checkpoints" not in path.parts:

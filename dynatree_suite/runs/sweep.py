@@ -31,7 +31,7 @@ from ..bench.grids import text
 from ..bench.methods import variant
 from ..bench.protocol import checked_runner, run_benchmark
 from ..bench.statistics import ratio
-from ..files import sole_run, write_atomically
+from ..files import check_regular, sole_run, write_atomically
 from ..papers.workloads import WORKLOADS, load_workload
 from .cluster import STOPPED, side_by_side
 from .receipts import now, own_version, read_json, read_or_empty, write_json
@@ -299,10 +299,10 @@ class Sweep:
         """
         if (self.out / HEAD).exists() and not resume:
             raise ValueError(f"{self.out} holds a sweep already; go on with it by --resume, or give another --out.")
-        rows, table = self.out / ROWS, self.out / TABLE
-        for place, fits in ((rows, rows.is_dir()), (table, table.is_file())):
-            if not fits and (place.exists() or place.is_symlink()):
-                raise ValueError(f"{place} is not what a sweep writes there; remove it, or give another --out.")
+        (self.out / ROWS).mkdir(
+            exist_ok=True
+        )  # before anything is measured, as is said of what is no place for the table
+        check_regular(self.out / TABLE)
         head = {"points": len(self.points), "commit": git_commit(), "environment": describe_environment()}
         grid = [(_plain(point), point.axes) for point in self.points]
         write_json(self.out / HEAD, {**head, "started": now(), "grid": grid})

@@ -59,9 +59,21 @@ def test_the_wheel_carries_what_is_copied():
     body = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     carried = body["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     inside = {name: place for name, place in carried.items() if place.startswith("dynatree_suite/shipped/")}
-    assert inside == {name: f"dynatree_suite/shipped/{name}" for name in shipped.SHIPPED}
-    for one, other in permutations(shipped.SHIPPED, 2):  # the build refuses a file that comes twice
+    assert inside == {name: f"dynatree_suite/shipped/{name}" for name in shipped.shipped_names(ROOT)}
+    assert "notebooks" in inside
+    for one, other in permutations(inside, 2):  # the build refuses a file that comes twice
         assert not one.startswith(f"{other}/")
+
+
+def test_all_that_a_wheel_carries_is_copied(tmp_path, monkeypatch):
+    there = {"notebooks/00_x.ipynb", "notebooks/solutions/00_x.ipynb", "outputs/reference/cpu/a.json"}
+    for name in there:
+        path = tmp_path / "dynatree_suite" / "shipped" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    monkeypatch.setattr(shipped, "PACKAGE", tmp_path / "dynatree_suite")
+    copied = shipped.copy_notebooks(tmp_path / "mine")
+    assert {path.relative_to(tmp_path / "mine").as_posix() for path in copied} == there
 
 
 def test_what_notebooks_read_of_a_checkout_is_copied():
@@ -69,5 +81,5 @@ def test_what_notebooks_read_of_a_checkout_is_copied():
     read = re.findall(r'nb\.reference\(\\"([\w./-]+)\\"\)', text)
     assert read
     for name in read:
-        assert f"outputs/reference/{name}".startswith(shipped.SHIPPED), name
+        assert f"outputs/reference/{name}".startswith(tuple(shipped.shipped_names(ROOT))), name
     assert not re.search(r'nb\.root / \\"outputs/reference/', text)

@@ -78,12 +78,12 @@ def test_runs_by_hand_with_other_parameters_have_folders_of_their_own(monkeypatc
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"profile": "big"}, "profile='big' is not one of smoke, laptop, paper"),
-        ({"dtype": "int8"}, "dtype='int8' is not one of"),
+        ({"profile": "big"}, "profile is 'big'; choose from 'smoke', 'laptop', 'paper'"),
+        ({"dtype": "int8"}, "dtype is 'int8'; choose from 'float64'"),
         ({"device": "gpu"}, "device='gpu' is not 'cpu'"),
         ({"device": "cuda:x"}, "device='cuda:x' is not"),
-        ({"seed": -1}, "seed=-1 must be"),
-        ({"seed": "1"}, "seed='1' must be"),
+        ({"seed": -1}, "seed is -1; give a whole number of at least 0"),
+        ({"seed": "1"}, "seed is '1'; give a whole number"),
         ({"name": "../x"}, "The name '../x' must be"),
     ],
 )
