@@ -1,4 +1,4 @@
-"""Notebooks and configurations side by side on Dask workers: of this machine, or of a cluster.
+"""Work side by side on Dask workers: of this machine, or of a cluster; `run` and `sweep` say what the work is.
 
 A worker has one thread and does one thing at a time. What it leaves behind is what is left without workers: the same
 files, the same receipts. So a run can be resumed either way. What a worker was doing when it died is begun again by
@@ -15,16 +15,13 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..bench.environment import available_cores
-from .plan import Cost, Job
-from .receipts import RUN_FILE, Files, differences, fingerprint, has_finished, now, own_version, read_or_empty
-from .run import Outcome, Say, cells_of, execute, shorten, write_failure
+from .receipts import own_version
+from .words import Say, shorten
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -41,6 +38,9 @@ GONE = 300
 """Seconds in which a worker of this machine that died has to start again: a busy machine takes 20."""
 NO_WORKER = "No worker is left; the run goes on when one comes, or stop it by Ctrl-C."
 STOPPED = "stopped by Ctrl-C"
+Call = Callable[[Any], tuple[Any, ...]]
+Settle = Callable[[Any, Any, str], None]
+UnderWay = Callable[[Collection[Any]], str]
 GPU = "GPU"
 """The resource that a worker with a GPU declares."""
 
@@ -265,29 +265,42 @@ def seen(version: tuple[str, str], folders: Sequence[Path], token: Path) -> dict
 
 
 # ---------------------------------------------------------------------------------------------------------- execution
-def side_by_side(
-    client: Client,
+def work(
+    client: Client | None,
     items: Sequence[Any],
-    call: Callable[[Any], tuple[Any, ...]],
-    settle: Callable[[Any, Any, str], None],
+    call: Call,
+    settle: Settle,
     say: Say,
-    under_way: Callable[[Collection[Any]], str] = lambda running: "",
-) -> None:
-    """Let workers do items in this order, as many at a time as there are workers: none waits at one that may die.
+    under_way: UnderWay = lambda running: "",
+) -> bool:
+    """Do items in this order: on workers as many at a time as there are, so that none waits at one that may die.
 
-    It ends early where the scheduler is gone, or where no worker of this machine has started again.
+    It ends early after Ctrl-C, which it returns, where the scheduler is gone, and where no worker of this machine has
+    started again.
 
     Args:
-        client: of the workers.
+        client: of the workers; without it the items are done here, one after another.
         items: what is to be done, `Job`s or `sweep.Point`s.
         call: returns function and arguments for an item, once it is its turn.
         settle: is told of each item that was begun what the function returned and "", or None and the problem.
         say: is told, every half minute, how it goes.
         under_way: returns a line on items that are being done.
-
-    Raises:
-        KeyboardInterrupt: after Ctrl-C, once all that was begun is settled.
     """
+    try:
+        if client is not None:
+            _side_by_side(client, items, call, settle, say, under_way)
+        else:
+            for item in items:
+                function, *args = call(item)
+                settle(item, function(*args), "")
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def _side_by_side(
+    client: Client, items: Sequence[Any], call: Call, settle: Settle, say: Say, under_way: UnderWay
+) -> None:
     waiting, spoken = list(items), time.monotonic()
     running: dict[Future, Any] = {}
 
@@ -345,71 +358,6 @@ def _result(future: Future) -> tuple[Any, str]:
         return None, f"its worker died {deaths} times while it ran; did the machine run out of memory?"
     except Exception as error:
         return None, f"its worker reports {type(error).__name__}: {shorten(str(error))}"
-
-
-# ---------------------------------------------------------------------------------------------------------- notebooks
-def run_on_workers(
-    client: Client,
-    jobs: Sequence[Job],
-    out: Path,
-    begin: Callable[[Job], Mapping[str, Any]],
-    ended: Callable[[Outcome], None],
-    say: Say,
-    **options: Any,
-) -> None:
-    """Run jobs on the workers of a client, as `run.run_jobs` does one by one; the longest go first.
-
-    Ctrl-C stops the notebooks that are running and keeps everything that has finished; so does a scheduler that dies.
-    """
-    bases: dict[str, Mapping[str, Any]] = {}
-
-    def call(job: Job) -> tuple[Any, ...]:
-        bases[job.name] = begin(job)
-        return partial(run_one, **options), job, bases[job.name], out
-
-    def settle(job: Job, found: Outcome | None, problem: str) -> None:
-        ended(found or _without_report(job, Files(out, job.name), bases[job.name], problem))
-
-    def under_way(running: Collection[Job]) -> str:
-        """Return a line on the notebooks that are running: which cell of how many; empty where none has begun."""
-        cells = [(job.name, *cells_of(Files(out, job.name).partial)) for job in running]
-        parts = [f"{name} (cell {len(begun)} of {count})" for name, begun, count in cells if count]
-        return f"Running: {', '.join(parts)}." if parts else ""
-
-    longest_first = sorted(jobs, key=lambda job: -(job.estimate.seconds or 0))
-    side_by_side(client, longest_first, call, settle, say, under_way)
-
-
-def _without_report(job: Job, files: Files, basis: Mapping[str, Any], problem: str) -> Outcome:
-    """Return the outcome of a notebook whose worker reports nothing; it may have died after it wrote the receipt."""
-    if has_finished(files, basis):
-        return Outcome(job.name, "finished", where=" on a worker that is gone")
-    if problem == STOPPED:  # its worker sees to the files
-        return Outcome(job.name, "interrupted", problem)
-    failed = Outcome(job.name, "failed", problem)
-    write_failure(files, job, failed, basis, {"finished": now()})
-    return failed
-
-
-def run_one(
-    job: Job, basis: Mapping[str, Any], out: Path, *, root: Path, resume: bool, timeout: float | None
-) -> Outcome:
-    """On a worker: run a notebook, unless an earlier worker that died had finished it; options as for `run_jobs`."""
-    files, where = Files(out, job.name), f" on {socket.gethostname()}, process {os.getpid()}"
-    others = differences(fingerprint(job), basis) + ["the run's folder"] * (not (out / RUN_FILE).is_file())
-    if others:  # of a worker that came after `check_workers`
-        outcome = Outcome(job.name, "failed", f"the worker{where} does not have the same: {' and '.join(others)}")
-        write_failure(files, job, outcome, basis, {"finished": now()})
-        return outcome
-    again = files.partial.is_file() or files.receipt.is_file()
-    if has_finished(files, basis, root):
-        receipt = read_or_empty(files.receipt)
-        outcome = Outcome(job.name, "finished", cost=Cost(receipt.get("seconds"), receipt.get("memory_mb")))
-    else:
-        if again:
-            files.prepare(basis, resume)
-        outcome = execute(job, files, basis, root, progress=False, timeout=timeout, wanted=still_wanted())
-    return replace(outcome, where=f"{where}{', started again after its worker died' if again else ''}")
 
 
 def still_wanted() -> Callable[[], bool]:

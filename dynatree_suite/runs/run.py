@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,7 @@ from dynatree_lib.checks import check_unicode
 
 from ..bench.environment import describe_environment, git_commit, package_version
 from ..files import sole_run
+from .cluster import STOPPED, still_wanted, work
 from .plan import Cost, Job, cell_source
 from .receipts import (
     NOTE,
@@ -31,6 +33,7 @@ from .receipts import (
     Files,
     asked_otherwise,
     changed_since,
+    differences,
     fingerprint,
     has_finished,
     now,
@@ -39,6 +42,7 @@ from .receipts import (
     write_json,
     write_receipt,
 )
+from .words import Say, shorten, words_of
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -47,7 +51,6 @@ INTERRUPTED = 130  # a shell's exit code for Ctrl-C
 PACKAGES = ("datasets", "papermill", "plotly")  # of the notebooks, besides those that decoding needs
 LONGEST_SOCKET = 100  # bytes; macOS takes 103, of which Jupyter adds "-1" to "-5"
 SOONEST = 0.25  # seconds between two looks at a kernel's memory and at the time
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -148,19 +151,32 @@ def run_jobs(
     """
     check_unicode(str(out), "The folder of the run")  # notebooks and records name it
     outcomes: list[Outcome] = []
+    bases: dict[str, dict[str, Any]] = {}
 
     def ended(outcome: Outcome) -> None:
         outcomes.append(outcome)
         say(f"[{len(outcomes)}/{len(jobs)}] {outcome.name}: {outcome}")
 
-    def begin(job: Job) -> dict[str, Any]:
+    def call(job: Job) -> tuple[Any, ...]:
         files, basis = Files(out, job.name), fingerprint(job)
         again = f" again, because {why_rerun(files, basis)}" if resume and files.receipt.is_file() else ""
         say(f"{job.name}: running{again}{job.expected}")
         files.prepare(basis, resume)
-        return basis
+        bases[job.name] = basis
+        if client is None:
+            return execute, job, files, basis, root, progress, timeout
+        return execute_on_worker, job, basis, out, root, resume, timeout
 
-    stopped = False
+    def settle(job: Job, outcome: Outcome | None, problem: str) -> None:
+        ended(outcome or without_report(job, Files(out, job.name), bases[job.name], problem))
+        if outcome and outcome.status == "interrupted":
+            raise KeyboardInterrupt
+
+    def under_way(running: Collection[Job]) -> str:
+        cells = [(job.name, *cells_of(Files(out, job.name).partial)) for job in running]
+        parts = [f"{name} (cell {len(begun)} of {count})" for name, begun, count in cells if count]
+        return f"Running: {', '.join(parts)}." if parts else ""
+
     with sole_run(out):
         check_place(jobs, out, resume, overwrite)  # another run may have finished a job a moment before
         write_run_file(out, jobs)
@@ -170,19 +186,9 @@ def run_jobs(
                 ended(Outcome(job.name, "kept"))
             else:
                 todo.append(job)
-        try:
-            if client is None:
-                for job in todo:
-                    outcome = execute(job, Files(out, job.name), begin(job), root, progress, timeout)
-                    ended(outcome)
-                    if outcome.status == "interrupted":
-                        raise KeyboardInterrupt
-            else:
-                from .cluster import run_on_workers
-
-                run_on_workers(client, todo, out, begin, ended, say, root=root, resume=resume, timeout=timeout)
-        except KeyboardInterrupt:
-            stopped = True
+        if client is not None:
+            todo.sort(key=lambda job: -(job.estimate.seconds or 0))
+        stopped = work(client, todo, call, settle, say, under_way)
     say(describe_outcomes(outcomes, len(jobs), out))
     done = sum(outcome.status in ("finished", "kept") for outcome in outcomes)
     return INTERRUPTED if stopped else int(done < len(jobs))
@@ -216,7 +222,7 @@ def execute(
         try:
             run_papermill(job, files.partial, root, progress)
         except KeyboardInterrupt:
-            status, problem = "interrupted", "stopped by Ctrl-C"
+            status, problem = "interrupted", STOPPED
         except Exception as error:  # a dead kernel, a time-out or a broken notebook must not stop the others
             told = " in ".join(filter(None, (watch.reason, watch.reason and at_cell(files.partial))))
             status, problem = watch.status or "failed", told or describe_failure(error, files.partial)
@@ -231,6 +237,38 @@ def execute(
     else:
         write_failure(files, job, outcome, basis, {**facts, "finished": now()})
     return outcome
+
+
+def execute_on_worker(
+    job: Job, basis: Mapping[str, Any], out: Path, root: Path, resume: bool, timeout: float | None
+) -> Outcome:
+    """On a worker: run a notebook, unless an earlier worker that died had finished it; options as for `run_jobs`."""
+    files, where = Files(out, job.name), f" on {socket.gethostname()}, process {os.getpid()}"
+    others = differences(fingerprint(job), basis) + ["the run's folder"] * (not (out / RUN_FILE).is_file())
+    if others:  # of a worker that came after `check_workers`
+        outcome = Outcome(job.name, "failed", f"the worker{where} does not have the same: {' and '.join(others)}")
+        write_failure(files, job, outcome, basis, {"finished": now()})
+        return outcome
+    again = files.partial.is_file() or files.receipt.is_file()
+    if has_finished(files, basis, root):
+        receipt = read_or_empty(files.receipt)
+        outcome = Outcome(job.name, "finished", cost=Cost(receipt.get("seconds"), receipt.get("memory_mb")))
+    else:
+        if again:
+            files.prepare(basis, resume)
+        outcome = execute(job, files, basis, root, progress=False, timeout=timeout, wanted=still_wanted())
+    return replace(outcome, where=f"{where}{', started again after its worker died' if again else ''}")
+
+
+def without_report(job: Job, files: Files, basis: Mapping[str, Any], problem: str) -> Outcome:
+    """Return the outcome of a notebook whose worker reports nothing; it may have died after it wrote the receipt."""
+    if has_finished(files, basis):
+        return Outcome(job.name, "finished", where=" on a worker that is gone")
+    if problem == STOPPED:  # its worker sees to the files
+        return Outcome(job.name, "interrupted", problem)
+    failed = Outcome(job.name, "failed", problem)
+    write_failure(files, job, failed, basis, {"finished": now()})
+    return failed
 
 
 def write_failure(files: Files, job: Job, outcome: Outcome, basis: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -396,13 +434,6 @@ def describe_failure(error: Exception, left: Path) -> str:
     return f"{cell}{' ended with ' if cell else ''}{type(error).__name__}: {shorten(words_of(error))}"
 
 
-def words_of(error: Exception) -> str:
-    """Return an error's words; those of the operating system without their number."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
-
-
 def at_cell(left: Path) -> str:
     """Return number and first line of the cell that was started last; empty where none was."""
     begun, _ = cells_of(left)
@@ -428,12 +459,6 @@ def describe_cell(count: int | None, source: str) -> str:
     """Return a cell's number and first line."""
     lines = [line for line in source.splitlines() if line.strip()] or [""]
     return f"cell In [{count}] `{shorten(lines[0], 60)}`"
-
-
-def shorten(text: str, limit: int = 300) -> str:
-    """Return a text on one line of limited length."""
-    flat = " ".join(text.split())
-    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
 def describe_outcomes(outcomes: Sequence[Outcome], planned: int, out: Path) -> str:

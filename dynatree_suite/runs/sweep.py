@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import product
@@ -33,9 +33,10 @@ from ..bench.protocol import checked_runner, run_benchmark
 from ..bench.statistics import ratio
 from ..files import check_regular, sole_run, write_atomically
 from ..papers.workloads import WORKLOADS, load_workload
-from .cluster import STOPPED, side_by_side
+from .cluster import STOPPED, work
 from .receipts import now, own_version, read_json, read_or_empty, write_json
-from .run import INTERRUPTED, Say, shorten, words_of
+from .run import INTERRUPTED
+from .words import Say, shorten, words_of
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -81,9 +82,9 @@ class Point:
     axes: tuple[tuple[str, Any], ...]  # name and value of each axis
 
     @property
-    def key(self) -> str:
-        """The name of its file: a hash of all that it is."""
-        return hashlib.sha256(json.dumps([self.method, asdict(self.setting)]).encode()).hexdigest()[:16]
+    def plain(self) -> dict[str, Any]:
+        """What it is, as JSON holds it."""
+        return {"method": self.method, **asdict(self.setting)}
 
     @property
     def on_gpu(self) -> bool:
@@ -243,7 +244,7 @@ class Sweep:
 
     def file(self, point: Point) -> Path:
         """The file of a configuration's row."""
-        return self.out / ROWS / f"{point.key}.json"
+        return row_file(self.out, point.plain)
 
     def row(self, point: Point) -> dict[str, Any] | None:
         """The row of a configuration that was measured with this library and these data; None where there is none."""
@@ -278,7 +279,7 @@ class Sweep:
     def _basis(self, point: Point) -> dict[str, Any]:
         library, data = self.version
         return {
-            "schema": SCHEMA, "library_sha256": library, "data_sha256": data, "point": _plain(point),
+            "schema": SCHEMA, "library_sha256": library, "data_sha256": data, "point": point.plain,
             "pair_files": pair_files(point.setting.pair),
         }  # fmt: skip
 
@@ -299,18 +300,18 @@ class Sweep:
         """
         if (self.out / HEAD).exists() and not resume:
             raise ValueError(f"{self.out} holds a sweep already; go on with it by --resume, or give another --out.")
-        (self.out / ROWS).mkdir(
-            exist_ok=True
-        )  # before anything is measured, as is said of what is no place for the table
+        (self.out / ROWS).mkdir(exist_ok=True)  # so that a place that cannot be written to is named before measuring
         check_regular(self.out / TABLE)
         head = {"points": len(self.points), "commit": git_commit(), "environment": describe_environment()}
-        grid = [(_plain(point), point.axes) for point in self.points]
+        grid = [(point.plain, point.axes) for point in self.points]
         write_json(self.out / HEAD, {**head, "started": now(), "grid": grid})
 
 
-def _plain(point: Point) -> dict[str, Any]:
-    """Return a point as JSON holds it."""
-    return dict(json.loads(json.dumps({"method": point.method, **asdict(point.setting)})))
+def row_file(out: Path, plain: Mapping[str, Any]) -> Path:
+    """Return the file of a configuration's row in a sweep's folder; its name is a hash of all that the point is."""
+    method, *setting = plain.items()
+    name = hashlib.sha256(json.dumps([method[1], dict(setting)]).encode()).hexdigest()[:16]
+    return out / ROWS / f"{name}.json"
 
 
 def read_sweep(folder: str | Path) -> pd.DataFrame:
@@ -327,14 +328,12 @@ def read_sweep(folder: str | Path) -> pd.DataFrame:
     grid = read_json(folder / HEAD, {"grid": [[(dict, list)]]}).get("grid")
     if grid is None:
         raise ValueError(f"{folder / HEAD} has no grid, so another program wrote it; name the folder of a sweep.")
-    order = {json.dumps(point): rank for rank, (point, _) in enumerate(grid)}
-    found, (library, _) = {}, own_version()
-    for path in sorted((folder / ROWS).glob("*.json")):
-        content = read_or_empty(path)
-        rank = order.get(json.dumps(content.get("point")))
-        if rank is not None and isinstance(content.get("row"), dict):
-            found[rank] = {**dict(grid[rank][1]), **content["row"], "library": content["library_sha256"] == library}
-    return pd.DataFrame([found[rank] for rank in sorted(found)])
+    rows, (library, _) = [], own_version()
+    for plain, axes in grid:
+        content = read_or_empty(row_file(folder, plain))
+        if content.get("point") == plain and isinstance(content.get("row"), dict):
+            rows.append({**dict(axes), **content["row"], "library": content["library_sha256"] == library})
+    return pd.DataFrame(rows)
 
 
 # ------------------------------------------------------------------------------------------------------------- running
@@ -345,7 +344,7 @@ def run_sweep(sweep: Sweep, *, resume: bool, say: Say, client: Client | None = N
     """
     with sole_run(sweep.out):
         sweep.begin(resume)
-        todo, began, problems, stopped = sweep.missing(), time.monotonic(), list[str](), False
+        todo, began, problems = sweep.missing(), time.monotonic(), list[str]()
         kept = len(sweep.points) - len(todo)
 
         def settle(point: Point, found: str | None, problem: str) -> None:
@@ -353,19 +352,12 @@ def run_sweep(sweep: Sweep, *, resume: bool, say: Say, client: Client | None = N
                 return
             problems.append(found or problem)
             rest = (time.monotonic() - began) / len(problems) * (len(todo) - len(problems))
-            place = f"[{kept + len(problems)}/{len(sweep.points)}]"
             result = f"failed: {problems[-1]}" if problems[-1] else "done"
+            place = f"[{kept + len(problems)}/{len(sweep.points)}]"
             say(f"{place} {point}: {result}, about {rest / 60:.0f} min left")
 
-        try:
-            if client is None:
-                for point in todo:
-                    settle(point, sweep.attempt(point), "")
-            else:
-                sent = replace(sweep, points=())
-                side_by_side(client, todo, lambda point: (sent.attempt, point), settle, say)
-        except KeyboardInterrupt:
-            stopped = True
+        attempt = replace(sweep, points=()).attempt
+        stopped = work(client, todo, lambda point: (attempt, point), settle, say)
         write_atomically(sweep.out / TABLE, sweep.frame().to_csv(index=False))
         left, failed = len(sweep.missing()), sum(map(bool, problems))
         say(f"{len(sweep.points) - left} of {len(sweep.points)} configurations have a row, {kept} of them from before.")

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -255,14 +256,14 @@ def test_a_scheduler_that_runs_already_and_workers_that_cannot_serve(tmp_path, c
 
 
 def test_a_notebook_that_a_worker_refuses_leaves_a_note(tmp_path):
-    from dynatree_suite.runs import cluster
+    from dynatree_suite.runs.run import execute_on_worker
 
     records_notebook(tmp_path / "notebooks", "10_x")
     (job,) = make_jobs(find_sources(tmp_path / "notebooks"), "smoke", {})
     out = tmp_path / "out"
     out.mkdir()
     basis = {**fingerprint(job), "library_sha256": "another"}
-    found = cluster.run_one(job, basis, out, root=tmp_path, resume=False, timeout=None)
+    found = execute_on_worker(job, basis, out, tmp_path, resume=False, timeout=None)
     assert "does not have the same: the library and the run's folder" in found.problem
     note = json.loads((out / "10_x.failure.json").read_text())
     assert (note["status"], note["problem"]) == ("failed", found.problem)
@@ -430,14 +431,22 @@ def test_a_scheduler_that_is_gone_ends_the_run_in_words(tmp_path):
         cluster.check_workers(Gone(), (tmp_path,), gpu=False)
 
 
-def test_a_notebook_that_hangs_is_stopped_without_workers_too(tmp_path, capsys):
+def test_a_notebook_that_hangs_is_stopped_without_workers_too(tmp_path, monkeypatch, capsys):
+    from dynatree_suite.runs import run as running
+
+    out = tmp_path / "out"
+
+    def monotonic():
+        """As if it took an hour to get to the cell that hangs."""
+        return time.monotonic() + 3600 * ("sleep(600)" in running.at_cell(Files(out, "10_hangs").partial))
+
     write_notebook(tmp_path / "notebooks", "10_hangs", "import time; time.sleep(600)")
     records_notebook(tmp_path / "notebooks", "20_good")
-    options = ["--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
-    assert main(["run", *options, "--timeout", "0.2"]) == 1
+    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=monotonic, perf_counter=time.perf_counter))
+    assert main(["run", "--notebooks", str(tmp_path / "notebooks"), "--out", str(out), "--timeout", "50"]) == 1
     text = capsys.readouterr().out
     assert (
-        "10_hangs failed: it took longer than the time-out of 12 s in cell In [3] `import time; time.sleep(600)`"
+        "10_hangs failed: it took longer than the time-out of 50 min in cell In [3] `import time; time.sleep(600)`"
         in text
     )
     assert receipt(tmp_path, "20_good")["seconds"] > 0

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 from jupyter_client.connect import LocalPortCache
-from suite_notebooks import records_notebook, wait_for, write_notebook
+from suite_notebooks import cells_here, records_notebook, wait_for, write_notebook
 
 from dynatree_suite.cli.main import main
 from dynatree_suite.runs import receipts
-from dynatree_suite.runs.run import describe_failure
+from dynatree_suite.runs import run as running
+from dynatree_suite.runs.run import default_out, describe_failure
 
 pytest.importorskip("papermill")
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +35,13 @@ def run(tmp_path, capsys):
 
     call.notebooks, call.out = tmp_path / "notebooks", tmp_path / "out"
     return call
+
+
+@pytest.fixture
+def quick(run, monkeypatch):
+    """`run`, with cells that run in this process."""
+    monkeypatch.setattr(running, "run_papermill", cells_here)
+    return run
 
 
 def receipt(run, name):
@@ -98,20 +106,20 @@ def test_a_kernel_whose_ports_another_took_runs_where_sockets_are_files(run, tmp
     assert not list(folder.iterdir())
 
 
-def test_resume_redoes_only_what_changed(run):
+def test_resume_redoes_only_what_changed(quick):
     for name in ("10_x", "20_y", "30_z"):
-        records_notebook(run.notebooks, name)
-    assert run()[0] == 0
-    first = {name: receipt(run, name)["started"] for name in ("10_x", "20_y", "30_z")}
-    write_notebook(run.notebooks, "20_y", "print('edited')")
-    (run.out / "30_z.receipt.json").write_text('{"schema": 1, "note')  # truncated
-    code, text = run("--resume")
+        records_notebook(quick.notebooks, name)
+    assert quick()[0] == 0
+    first = {name: receipt(quick, name)["started"] for name in ("10_x", "20_y", "30_z")}
+    write_notebook(quick.notebooks, "20_y", "print('edited')")
+    (quick.out / "30_z.receipt.json").write_text('{"schema": 1, "note')  # truncated
+    code, text = quick("--resume")
     assert code == 0
     assert "10_x: kept" in text
     assert "20_y: running again, because the notebook changed since" in text
     assert "30_z: running again, because its receipt cannot be read: 30_z.receipt.json is truncated" in text
-    assert receipt(run, "10_x")["started"] == first["10_x"]
-    assert not (run.out / "records/20_y").exists()  # the old records do not pass for the new notebook's
+    assert receipt(quick, "10_x")["started"] == first["10_x"]
+    assert not (quick.out / "records/20_y").exists()  # the old records do not pass for the new notebook's
 
 
 @pytest.fixture(scope="module")
@@ -120,9 +128,12 @@ def two_finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     for name in ("10_x", "20_y"):
         records_notebook(folder / "notebooks", name)
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(running, "run_papermill", cells_here)
     for name in ("10_x", "20_y"):
         options = ["--notebooks", str(folder / "notebooks"), "--out", str(folder / "out"), "--only", name]
         assert main(["run", *options]) == 0
+    monkeypatch.undo()
     return folder
 
 
@@ -146,84 +157,82 @@ def test_damage_is_named_and_only_that_notebook_runs_again(run, two_finished, ha
     assert "1 to run" in text
 
 
-def test_resume_notices_library_data_and_parameters(run, monkeypatch):
-    records_notebook(run.notebooks, "10_x")
-    assert run()[0] == 0
-    assert "its parameters changed" in run("--resume", "--dry-run", "-p", "seed=4")[1]
+def test_resume_notices_library_data_and_parameters(quick, monkeypatch):
+    records_notebook(quick.notebooks, "10_x")
+    assert quick()[0] == 0
+    assert "its parameters changed" in quick("--resume", "--dry-run", "-p", "seed=4")[1]
     monkeypatch.setattr(receipts, "library_sha256", lambda: "other")
-    assert "the library changed" in run("--resume", "--dry-run")[1]
+    assert "the library changed" in quick("--resume", "--dry-run")[1]
     monkeypatch.setattr(receipts, "data_sha256", lambda: "other")
-    assert "the library and the data changed" in run("--resume", "--dry-run")[1]
+    assert "the library and the data changed" in quick("--resume", "--dry-run")[1]
     there = receipts.fetched("smollm2")
-    monkeypatch.setattr(receipts, "fetched", lambda name: None if there else run.out)
-    assert "the data and which models are fetched changed" in run("--resume", "--dry-run")[1]
+    monkeypatch.setattr(receipts, "fetched", lambda name: None if there else quick.out)
+    assert "the data and which models are fetched changed" in quick("--resume", "--dry-run")[1]
 
 
-def test_resume_notices_the_files_of_a_pair_of_one_s_own(run, tmp_path):
+def test_resume_notices_the_files_of_a_pair_of_one_s_own(quick, tmp_path):
     config = tmp_path / "mine" / "target" / "config.json"
     config.parent.mkdir(parents=True)
     config.write_text("first")
-    write_notebook(run.notebooks, "10_x", parameters="pair = None")
+    write_notebook(quick.notebooks, "10_x", parameters="pair = None")
     options = ["-p", f"pair={tmp_path / 'mine'}"]
-    assert run(*options)[0] == 0
-    assert "10_x: kept" in run("--resume", *options)[1]
+    assert quick(*options)[0] == 0
+    assert "10_x: kept" in quick("--resume", *options)[1]
     config.write_text("trained once more")
-    assert "the files of its pair changed" in run("--resume", "--dry-run", *options)[1]
+    assert "the files of its pair changed" in quick("--resume", "--dry-run", *options)[1]
 
 
 REFERENCE = "from dynatree_suite.runs.notebook import begin\nbegin('10_x', profile='smoke').reference('speed.json')"
 
 
-def test_resume_notices_a_record_of_outputs_reference_that_changed(run, tmp_path, monkeypatch):
+def test_resume_notices_a_record_of_outputs_reference_that_changed(quick, tmp_path, monkeypatch):
     monkeypatch.setenv("DYNATREE_ROOT", str(tmp_path))
     record = tmp_path / "outputs" / "reference" / "speed.json"
     record.parent.mkdir(parents=True)
     record.write_text("first")
-    write_notebook(run.notebooks, "10_x", REFERENCE)
-    assert run()[0] == 0
-    assert receipt(run, "10_x")["references"] == [{"name": "speed.json", "sha256": receipts.sha256_of(record)}]
-    assert "10_x: kept" in run("--resume")[1]
+    write_notebook(quick.notebooks, "10_x", REFERENCE)
+    assert quick()[0] == 0
+    assert receipt(quick, "10_x")["references"] == [{"name": "speed.json", "sha256": receipts.sha256_of(record)}]
+    assert "10_x: kept" in quick("--resume")[1]
     record.write_text("measured once more")
-    assert "outputs/reference/speed.json changed since" in run("--resume", "--dry-run")[1]
+    assert "outputs/reference/speed.json changed since" in quick("--resume", "--dry-run")[1]
     record.unlink()
-    assert "outputs/reference/speed.json is gone" in run("--resume", "--dry-run")[1]
+    assert "outputs/reference/speed.json is gone" in quick("--resume", "--dry-run")[1]
 
 
-def test_a_notebook_or_library_that_changes_while_it_runs_is_no_result(run, monkeypatch):
-    path = run.notebooks / "10_x.ipynb"
-    write_notebook(
-        run.notebooks, "10_x", f"path = {str(path)!r}", "open(path, 'a').write(' ')", "open(path, 'w').close()"
-    )
-    records_notebook(run.notebooks, "20_y")
-    code, text = run()
+def test_a_notebook_or_library_that_changes_while_it_runs_is_no_result(quick, monkeypatch):
+    path = quick.notebooks / "10_x.ipynb"
+    write_notebook(quick.notebooks, "10_x", f"path = {str(path)!r}", "open(path, 'w').close()")
+    records_notebook(quick.notebooks, "20_y")
+    code, text = quick()
     assert code == 1
     assert "10_x failed: the notebook changed while it ran; run it again" in text
-    assert not (run.out / "10_x.receipt.json").exists()
-    assert receipt(run, "20_y")
+    assert not (quick.out / "10_x.receipt.json").exists()
+    assert receipt(quick, "20_y")
     hashes = iter("abb")  # before and after
     monkeypatch.setattr(receipts, "library_sha256", lambda: next(hashes, "b"))
-    code, text = run("--only", "20_y", "--overwrite")
+    code, text = quick("--only", "20_y", "--overwrite")
     assert code == 2, "the other cannot be read"
     path.unlink()
-    code, text = run("--overwrite")
+    code, text = quick("--overwrite")
     assert "20_y failed: the library changed while it ran; run it again" in text
 
 
-def test_resume_with_other_parameters_keeps_what_has_finished(run):
-    records_notebook(run.notebooks, "10_x")
-    assert run("-p", "seed=1", "--profile", "smoke")[0] == 0
+def test_resume_with_other_parameters_keeps_what_has_finished(quick):
+    records_notebook(quick.notebooks, "10_x")
+    assert quick("-p", "seed=1", "--profile", "smoke")[0] == 0
     for options, words in (
         (["-p", "seed=2", "--profile", "smoke"], "(seed=1, now 2)"),
         (["--profile", "smoke"], "(seed=1, now the notebook's own)"),
         (["-p", "seed=1", "--profile", "laptop"], "(profile=smoke, now laptop)"),
     ):
-        code, text = run("--resume", *options)
+        code, text = quick("--resume", *options)
         assert code == 2
         assert f"with other parameters {words} and would be run again; give the same, another --out" in text
-        assert receipt(run, "10_x")["parameters"] == {"profile": "smoke", "seed": 1}
-    (run.out / "records/10_x/speed.jsonl").unlink()  # nothing sound is left to keep
-    assert run("--resume", "-p", "seed=2", "--profile", "smoke")[0] == 0
-    assert receipt(run, "10_x")["parameters"]["seed"] == 2
+        assert receipt(quick, "10_x")["parameters"] == {"profile": "smoke", "seed": 1}
+    (quick.out / "records/10_x/speed.jsonl").unlink()  # nothing sound is left to keep
+    assert quick("--resume", "-p", "seed=2", "--profile", "smoke")[0] == 0
+    assert receipt(quick, "10_x")["parameters"]["seed"] == 2
 
 
 @pytest.mark.parametrize("options", [[], ["--overwrite"], ["--resume"]])
@@ -243,26 +252,24 @@ def test_a_notebook_that_no_run_wrote_is_not_replaced(run, options):
     assert (source.read_text(), (run.out / "10_x.ipynb").read_text()) == (whole, "another notebook")
 
 
-def test_a_later_run_adds_its_notebooks_and_leaves_how_the_folder_was_begun(run, monkeypatch):
-    from dynatree_suite.runs import run as module
-
-    records_notebook(run.notebooks, "10_x")
-    records_notebook(run.notebooks, "20_y")
-    assert run("--only", "10_x")[0] == 0
-    begun = json.loads((run.out / "run.json").read_text())
-    monkeypatch.setattr(module, "describe_environment", lambda: {"cpu": "another"})
-    assert run("--resume", "--profile", "laptop")[0] == 0
-    assert json.loads((run.out / "run.json").read_text()) == {**begun, "notebooks": ["10_x", "20_y"]}
-    assert receipt(run, "10_x")["environment"] == begun["environment"]
-    assert receipt(run, "20_y")["environment"]["cpu"] == "another"
+def test_a_later_run_adds_its_notebooks_and_leaves_how_the_folder_was_begun(quick, monkeypatch):
+    records_notebook(quick.notebooks, "10_x")
+    records_notebook(quick.notebooks, "20_y")
+    assert quick("--only", "10_x")[0] == 0
+    begun = json.loads((quick.out / "run.json").read_text())
+    monkeypatch.setattr(running, "describe_environment", lambda: {"cpu": "another"})
+    assert quick("--resume", "--profile", "laptop")[0] == 0
+    assert json.loads((quick.out / "run.json").read_text()) == {**begun, "notebooks": ["10_x", "20_y"]}
+    assert receipt(quick, "10_x")["environment"] == begun["environment"]
+    assert receipt(quick, "20_y")["environment"]["cpu"] == "another"
 
 
-def test_the_note_of_a_run_that_was_killed_after_its_receipt_does_not_outlive_a_resume(run):
-    records_notebook(run.notebooks, "10_x")
-    assert run()[0] == 0
-    note = run.out / "10_x.failure.json"
+def test_the_note_of_a_run_that_was_killed_after_its_receipt_does_not_outlive_a_resume(quick):
+    records_notebook(quick.notebooks, "10_x")
+    assert quick()[0] == 0
+    note = quick.out / "10_x.failure.json"
     note.write_text('{"status": "interrupted"}')
-    assert run("--resume")[0] == 0
+    assert quick("--resume")[0] == 0
     assert not note.exists()
 
 
@@ -283,27 +290,27 @@ def test_a_failing_notebook_does_not_stop_the_others(run):
     assert not (run.out / "10_x.receipt.json").exists()
 
 
-def test_after_a_repair_the_failure_is_gone(run):
-    write_notebook(run.notebooks, "10_x", "1 / 0")
-    assert run()[0] == 1
-    write_notebook(run.notebooks, "10_x", "1 / 1")
-    assert run("--resume")[0] == 0
-    assert sorted(path.name for path in run.out.iterdir()) == ["10_x.ipynb", "10_x.receipt.json", "run.json"]
+def test_after_a_repair_the_failure_is_gone(quick):
+    write_notebook(quick.notebooks, "10_x", "1 / 0")
+    assert quick()[0] == 1
+    write_notebook(quick.notebooks, "10_x", "1 / 1")
+    assert quick("--resume")[0] == 0
+    assert sorted(path.name for path in quick.out.iterdir()) == ["10_x.ipynb", "10_x.receipt.json", "run.json"]
 
 
-def test_records_of_an_unfinished_attempt_stay_for_the_same_job_only(run):
-    records_notebook(run.notebooks, "10_x")
-    path = run.notebooks / "10_x.ipynb"
+def test_records_of_an_unfinished_attempt_stay_for_the_same_job_only(quick):
+    records_notebook(quick.notebooks, "10_x")
+    path = quick.notebooks / "10_x.ipynb"
     notebook = json.loads(path.read_text())
     notebook["cells"][-1]["source"] = (
         "(folder).mkdir(parents=True, exist_ok=True)\nspeed = folder / 'speed.jsonl'\nold = speed.exists()\n"
         "speed.write_text('{}')\nassert old, 'first attempt'"
     )
     path.write_text(json.dumps(notebook))
-    assert run()[0] == 1
-    assert run()[0] == 1  # without --resume a run starts from nothing
-    assert run("--resume", "-p", "seed=3")[0] == 1  # another job
-    assert run("--resume", "-p", "seed=3")[0] == 0
+    assert quick()[0] == 1
+    assert quick()[0] == 1  # without --resume a run starts from nothing
+    assert quick("--resume", "-p", "seed=3")[0] == 1  # another job
+    assert quick("--resume", "-p", "seed=3")[0] == 0
 
 
 class Killed(BaseException):
@@ -312,8 +319,6 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize(("options", "kept"), [([], True), (["-p", "seed=3"], False)], ids=["same", "other"])
 def test_a_killed_run_goes_on_from_its_records_for_the_same_job_only(run, monkeypatch, options, kept):
-    from dynatree_suite.runs import run as running
-
     source = write_notebook(run.notebooks, "10_x")
     speed, found = run.out / "records/10_x/speed.jsonl", []
 
@@ -368,16 +373,14 @@ def test_dry_run_shows_estimates_and_writes_nothing(run):
     assert "2 to run, at least 4 min in all, at most 1.5 GB at a time." in text
 
 
-def test_an_earlier_receipt_is_the_better_estimate(run):
-    records_notebook(run.notebooks, "10_x", about={"estimate": {"laptop": {"seconds": 7200}}})
-    assert "2.0 h" in run("--dry-run")[1]
-    run()
-    assert "2.0 h" not in run("--dry-run")[1]
+def test_an_earlier_receipt_is_the_better_estimate(quick):
+    records_notebook(quick.notebooks, "10_x", about={"estimate": {"laptop": {"seconds": 7200}}})
+    assert "2.0 h" in quick("--dry-run")[1]
+    quick()
+    assert "2.0 h" not in quick("--dry-run")[1]
 
 
 def test_resume_without_a_folder_takes_the_newest_of_the_profile(tmp_path):
-    from dynatree_suite.runs.run import default_out
-
     for name in ("laptop-20250101-000000", "laptop-20260101-000000", "paper-20270101-000000"):
         (tmp_path / "outputs" / name).mkdir(parents=True)
         (tmp_path / "outputs" / name / "run.json").write_text("{}")
@@ -387,7 +390,6 @@ def test_resume_without_a_folder_takes_the_newest_of_the_profile(tmp_path):
 
 
 def test_a_clock_that_was_set_back_hides_no_run(tmp_path):
-    from dynatree_suite.runs.run import default_out
     from tools.inject_faults import clock_set_back
 
     def begun(resume):
@@ -404,10 +406,9 @@ def test_a_clock_that_was_set_back_hides_no_run(tmp_path):
     assert folders == sorted(set(folders))
 
 
-HOLD = """import sys
+HOLD = """import runpy, sys
 from pathlib import Path
-from dynatree_suite.files import sole_run
-with sole_run(Path(sys.argv[1])):
+with runpy.run_path(sys.argv[2])["sole_run"](Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -425,8 +426,8 @@ def test_a_lock_on_a_file_that_an_earlier_run_removed_holds_no_folder(tmp_path, 
         if not holders:
             (tmp_path / ".running").unlink()
             third = subprocess.Popen(
-                [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                [sys.executable, "-c", HOLD, str(tmp_path), str(ROOT / "dynatree_suite" / "files.py")],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )  # fmt: skip
             holders.append(third)
             assert third.stdout.readline() == "held\n"
