@@ -38,9 +38,6 @@ GONE = 300
 """Seconds in which a worker of this machine that died has to start again: a busy machine takes 20."""
 NO_WORKER = "No worker is left; the run goes on when one comes, or stop it by Ctrl-C."
 STOPPED = "stopped by Ctrl-C"
-Call = Callable[[Any], tuple[Any, ...]]
-Settle = Callable[[Any, Any, str], None]
-UnderWay = Callable[[Collection[Any]], str]
 GPU = "GPU"
 """The resource that a worker with a GPU declares."""
 
@@ -268,10 +265,10 @@ def seen(version: tuple[str, str], folders: Sequence[Path], token: Path) -> dict
 def work(
     client: Client | None,
     items: Sequence[Any],
-    call: Call,
-    settle: Settle,
+    call: Callable[[Any], tuple[Any, ...]],
+    settle: Callable[[Any, Any, str], None],
     say: Say,
-    under_way: UnderWay = lambda running: "",
+    under_way: Callable[[Collection[Any]], str] = lambda running: "",
 ) -> bool:
     """Do items in this order: on workers as many at a time as there are, so that none waits at one that may die.
 
@@ -286,32 +283,14 @@ def work(
         say: is told, every half minute, how it goes.
         under_way: returns a line on items that are being done.
     """
-    try:
-        if client is not None:
-            _side_by_side(client, items, call, settle, say, under_way)
-        else:
-            for item in items:
-                function, *args = call(item)
-                settle(item, function(*args), "")
-    except KeyboardInterrupt:
-        return True
-    return False
-
-
-def _side_by_side(
-    client: Client, items: Sequence[Any], call: Call, settle: Settle, say: Say, under_way: UnderWay
-) -> None:
-    waiting, spoken = list(items), time.monotonic()
+    waiting, spoken, problem = list(items), time.monotonic(), ""
     running: dict[Future, Any] = {}
-
-    def give_up(problem: str) -> None:
-        if client.status == "running":
-            client.cancel(list(running), force=True)  # which their workers notice
-        for item in running.values():
-            settle(item, None, problem)
-
     try:
-        while running or (waiting and client.status != "closed"):
+        while client is None and waiting:
+            item = waiting.pop(0)
+            function, *args = call(item)
+            settle(item, function(*args), "")
+        while client and not problem and (running or (waiting and client.status != "closed")):
             for item in _sendable(client, waiting, running.values()):
                 waiting.remove(item)
                 resources = {GPU: 1} if item.on_gpu else None
@@ -319,18 +298,22 @@ def _side_by_side(
             for future in [one for one in running if one.done()]:
                 settle(running.pop(future), *_result(future))
             if client.cluster is not None and not client.cluster.workers:
-                say(f"No worker has started again for {GONE} s.")
-                return give_up(f"no worker has started again for {GONE} s")
+                problem = f"no worker has started again for {GONE} s"
+                say(f"The run ends, because {problem}.")
             if time.monotonic() - spoken > EVERY:
                 spoken = time.monotonic()
                 if line := under_way(running.values()) if workers_of(client) else NO_WORKER:
                     say(line)
             time.sleep(0.05)
     except KeyboardInterrupt:
-        give_up(STOPPED)
-        raise
-    if client.status == "closed":
+        problem = STOPPED
+    if client and client.status == "running":
+        client.cancel(list(running), force=True)  # which their workers notice
+    for item in running.values():
+        settle(item, None, problem)
+    if client and client.status == "closed":
         say("The scheduler is gone.")
+    return problem == STOPPED
 
 
 def _sendable(client: Client, waiting: Sequence[Any], running: Collection[Any]) -> list[Any]:

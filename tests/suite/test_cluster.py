@@ -162,6 +162,20 @@ def test_two_workers_run_two_notebooks_at_the_same_time(tmp_path):
     assert "2 notebooks: 2 finished." in text
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers need two cores")
+def test_each_worker_of_this_machine_has_cores_and_a_gpu_of_its_own(tmp_path, monkeypatch):
+    from dynatree_suite.runs import cluster
+
+    monkeypatch.setattr(cluster, "_gpus", lambda: ["7", "3"])
+    with cluster.workers_for(2, None, (tmp_path,), gpu=True) as client:
+        assert sorted(client.run(os.environ.get, "CUDA_VISIBLE_DEVICES").values()) == ["3", "7"]
+        one, other = client.run(os.sched_getaffinity, 0).values()
+        assert one
+        assert other
+        assert not one & other
+
+
 def test_the_comparison_of_one_and_two_workers_takes_turns(tmp_path):
     from tools.workers_reference import measured, speedup
 
