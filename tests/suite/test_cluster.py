@@ -169,7 +169,7 @@ def test_each_worker_of_this_machine_has_cores_and_a_gpu_of_its_own(tmp_path, mo
 
     monkeypatch.setattr(cluster, "_gpus", lambda: ["7", "3"])
     with cluster.workers_for(2, None, (tmp_path,), gpu=True) as client:
-        assert sorted(client.run(os.environ.get, "CUDA_VISIBLE_DEVICES").values()) == ["3", "7"]
+        assert sorted(client.run(os.getenv, "CUDA_VISIBLE_DEVICES").values()) == ["3", "7"]
         one, other = client.run(os.sched_getaffinity, 0).values()
         assert one
         assert other
