@@ -91,16 +91,13 @@ def rounded(args: argparse.Namespace, on_pair: bool) -> int:
         workload = arguments.workload_of(args, pair, 16, args.limit)
         prompts = [one.ids for one in prepare_prompts(pair, workload.prompts, 16)]
         rows = list(rounding.on_pair(pair, prompts, sampling, seed=args.seed))
-    columns = {"where": "model", "dtype": "logits", "tree": "tree", "rule": "rule", "instances": "instances"}
-    lines = [
-        {**{title: str(row[name]) for name, title in columns.items()},
-         "largest bias": f"{row['bias']:.1e}", "of its bound": f"{100 * row['share']:.1f} %"}
-        for row in rounding.summary(rows)
-    ]  # fmt: skip
+    table = rounding.summary(rows).rename(columns={"where": "model", "dtype": "logits"})
+    biases, shares = table.pop("bias").map("{:.1e}".format), (100 * table.pop("share")).map("{:.1f} %".format)
+    table = table.astype(str).assign(**{"largest bias": biases, "of its bound": shares})
     beyond = [row for row in rows if not row.bias <= row.bound]
     record = {"environment": describe_environment(), "seed": args.seed, "distributions": rounding.to_json(rows)}
     with arguments.saving(args.out, lambda: record):
-        print("\n".join(arguments.text_lines(pd.DataFrame(lines))))
+        print("\n".join(arguments.text_lines(table)))
         print("Bias: total variation of what float32 code emits from the softmax of the same logits in float64.")
         for row in beyond:
             print(

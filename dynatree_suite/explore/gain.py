@@ -28,7 +28,6 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 """Trees, each quick to enumerate over three tokens: name -> options of `SampledTree`."""
 BOUND = "any lossless rule, at most"
 ROUNDING = 1e-9
-ROUNDING = 1e-9
 ONE, PROMPT = Sampling(temperature=1.0), (0,)
 
 
@@ -80,9 +79,8 @@ class Gain(Explorer):
         """Enumerate anew, as the controls stand."""
         (p, target), (q, draft) = (_model(sliders) for sliders in (self.target, self.draft))
         drafter = SampledTree(draft, **SHAPES[self.tree.value])
-        self.tokens = {
-            name: exact.iteration(target, drafter, rule, PROMPT, ONE).tokens for name, rule in self.rules.items()
-        }
+        found = exact.iterations(target, drafter, self.rules, PROMPT, ONE)
+        self.tokens = {name: one.tokens for name, one in found.items()}
         self.tokens[BOUND] = ceiling.best_tokens(target, drafter, PROMPT, ONE)
         lines = [
             {"token": letter, "p, target": mine, "q, draft": drawn, "r = p / q": mine / drawn, "drafted": meaning}

@@ -45,7 +45,7 @@ from dynatree_lib.verifiers.residual import ImpossibleToken, ResidualRule
 from ..bench.environment import describe_environment
 from ..bench.records import read_bytes
 from .ceiling import best_tokens
-from .exact import bias, distance, iteration
+from .exact import bias, distance, iteration, iterations
 from .unsound import UNSOUND, GrownSiblings, Reranked, SharedNoise, SortedSiblings, TopAsDrawn, UnlikelyRemoved
 
 FORMAT = 1
@@ -64,6 +64,7 @@ PROMPT = (0,)
 
 Row = dict[str, Any]
 Make = Callable[[LanguageModel], Drafter]
+Change = Callable[[np.random.Generator, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 PAIRS = ("generic", "zeros in p", "zeros in q", "p = q", "disjoint", "one-hot p", "peaked q", "peaked p and q")
 """Kinds of model pairs; p is the target's distribution and q the draft's. A peak leaves the others 0.1 to 1e-16."""
@@ -360,10 +361,7 @@ def toy_pair(kind: str, vocabulary: int, seed: int) -> tuple[ToyModel, ToyModel]
         seed: of the tables.
     """
 
-    @cache
-    def distributions(context: tuple[int, ...]) -> tuple[list[float], list[float]]:
-        rng = np.random.default_rng([seed, vocabulary, *(token + 1 for token in context)])  # trailing zeros are lost
-        p, q = rng.dirichlet(np.ones(vocabulary), 2)
+    def changed(rng: np.random.Generator, p: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         order, zeros = rng.permutation(vocabulary), int(rng.integers(1, vocabulary))
         if kind in ("zeros in p", "disjoint"):
             p[order[:zeros]] = 0
@@ -377,6 +375,18 @@ def toy_pair(kind: str, vocabulary: int, seed: int) -> tuple[ToyModel, ToyModel]
             p = _peaked(p, rng)
         if kind in ("peaked q", "peaked p and q"):
             q = _peaked(q, rng)
+        return p, q
+
+    return tabled_pair(changed, vocabulary, seed)
+
+
+def tabled_pair(changed: Change, vocabulary: int, seed: int) -> tuple[ToyModel, ToyModel]:
+    """Return a target and a draft: two random distributions after every context, as `changed` leaves their weights."""
+
+    @cache
+    def distributions(context: tuple[int, ...]) -> tuple[list[float], list[float]]:
+        rng = np.random.default_rng([seed, vocabulary, *(token + 1 for token in context)])  # trailing zeros are lost
+        p, q = changed(rng, *rng.dirichlet(np.ones(vocabulary), 2))
         return (p / p.sum()).tolist(), (q / q.sum()).tolist()
 
     def model(side: int) -> ToyModel:
@@ -426,14 +436,16 @@ def check_case(case: Case, optimum: bool = False) -> dict[str, list[tuple[Any, .
     make = CONTROLS.get(case.tree) or TREES[case.tree][1]
     drafter, sampling, head = make(draft), SAMPLINGS[case.sampling], astuple(case)
     out: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
-    results, biased = {}, dict(BIASED) if case.tree == SOUND else {}
+    sound, biased = {}, dict(BIASED) if case.tree == SOUND else {}
     for rule in RULES:
         if serves(rule(), drafter, sampling):
-            deviation, result = bias(target, drafter, rule(), PROMPT, sampling)
-            out["checks"].append((*head, rule.name, _short(deviation), round(result.tokens, 10), result.outcomes))
-            results[rule.name] = result
+            sound[rule.name] = rule()
         elif case.tree in CONTROLS and issubclass(rule, ResidualRule) and (drafter.chain or not rule.for_chains):
             biased[rule.name] = rule(unsafe=True)
+    results = iterations(target, drafter, sound, PROMPT, sampling)
+    for name, result in results.items():
+        deviation = _short(result.bias(target, PROMPT, sampling))
+        out["checks"].append((*head, name, deviation, round(result.tokens, 10), result.outcomes))
     for name, unsound in biased.items():
         try:
             seen = _short(bias(target, drafter, unsound, PROMPT, sampling)[0])

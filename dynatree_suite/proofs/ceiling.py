@@ -30,20 +30,20 @@ MOST_DRAWS = 5_000
 Paths = frozenset[Text]
 
 
-def drafted_paths(drafter: Drafter, prompt: Tokens, sampling: Sampling, max_depth: int = 99) -> Mapping[Paths, float]:
+def drafted_paths(drafter: Drafter, prompt: Tokens, sampling: Sampling) -> Mapping[Paths, float]:
     """Return the probability of each set of paths a drafted tree may have, node 0 being the empty path.
 
     A tree is more than the set: the order of siblings and copies among them. None of that tells of the target's
     distribution, so no rule gains by it.
     """
     found: dict[Paths, float] = defaultdict(float)
-    for proposal, mass in proposals(drafter, prompt, sampling, max_depth):
+    for proposal, mass in proposals(drafter, prompt, sampling):
         tree = proposal.tree
         found[frozenset(tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree)))] += mass
     return dict(found)
 
 
-def best_tokens(target: ToyModel, drafter: Drafter, prompt: Tokens, sampling: Sampling, max_depth: int = 99) -> float:
+def best_tokens(target: ToyModel, drafter: Drafter, prompt: Tokens, sampling: Sampling) -> float:
     """Return the most tokens that a lossless rule emits in an iteration on average, the bonus token included.
 
     Variables: the probability that each set of paths gives to each of its nodes as the last accepted one, and for each
@@ -56,12 +56,11 @@ def best_tokens(target: ToyModel, drafter: Drafter, prompt: Tokens, sampling: Sa
         drafter: of the trees.
         prompt: tokens before the tree, node 0 last.
         sampling: the target's.
-        max_depth: levels the text may still take.
 
     Raises:
         RuntimeError: where the programme is not solved, which it always can be.
     """
-    sets = drafted_paths(drafter, prompt, sampling, max_depth)
+    sets = drafted_paths(drafter, prompt, sampling)
     length = max(len(path) for paths in sets for path in paths) + 1
     wanted = {number: text_distribution(target, prompt, number, sampling) for number in range(length + 1)}
     reached = {path for paths in sets for path in paths if path in wanted[len(path)]}  # by the target

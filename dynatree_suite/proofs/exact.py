@@ -90,6 +90,21 @@ class Replay(RandomSource):
         return drawn
 
 
+class CoinReplay(Replay):
+    """A replay of coins alone: a token is not drawn, and what it would be drawn from is kept.
+
+    Attributes:
+        weights: what the last token would be drawn from; None before.
+    """
+
+    weights: torch.Tensor | None = None
+
+    @override
+    def draw(self, weights: torch.Tensor) -> int:
+        self.weights = weights
+        return 0
+
+
 def outcomes(
     run: Callable[[RandomSource], Result],
     replay: Callable[[Sequence[int]], Replay] = Replay,
@@ -194,20 +209,42 @@ class ExactIteration:
                 distribution[(*text, *rest)[:length]] += mass * share
         return dict(distribution)
 
+    def bias(self, target: ToyModel, prompt: Tokens, sampling: Sampling) -> float:
+        """Return the total variation between the target's distribution and that of the completed output.
+
+        It is 0 up to rounding for a lossless rule; outputs are compared at the length of the longest output.
+        """
+        length = max(len(text) for text in self.emitted)
+        expected = text_distribution(target, prompt, length, sampling)
+        return distance(self.completed(target, prompt, length, sampling), expected)
+
+
+def iterations(
+    target: ToyModel,
+    drafter: Drafter,
+    rules: Mapping[str, Verifier],
+    prompt: Tokens,
+    sampling: Sampling,
+    max_depth: int = 99,
+) -> dict[str, ExactIteration]:
+    """Enumerate an iteration after `prompt` under each rule: every tree, drawn and scored once, and every verdict."""
+    emitted = {name: defaultdict[Text, float](float) for name in rules}
+    trees, counts = 0, dict.fromkeys(rules, 0)
+    for proposal, drawn in proposals(drafter, prompt, sampling, max_depth):
+        trees += 1
+        scores = target_scores(target, prompt, proposal.tree, sampling)
+        for name, rule in rules.items():
+            for verdict, decided in verdicts(rule, proposal, scores):
+                counts[name] += 1
+                emitted[name][tuple(verdict.tokens(proposal.tree))] += drawn * decided
+    return {name: ExactIteration(dict(texts), trees, counts[name]) for name, texts in emitted.items()}
+
 
 def iteration(
     target: ToyModel, drafter: Drafter, verifier: Verifier, prompt: Tokens, sampling: Sampling, max_depth: int = 99
 ) -> ExactIteration:
-    """Enumerate an iteration after `prompt`: every tree, and every verdict on each."""
-    emitted: dict[Text, float] = defaultdict(float)
-    trees = count = 0
-    for proposal, drawn in proposals(drafter, prompt, sampling, max_depth):
-        trees += 1
-        scores = target_scores(target, prompt, proposal.tree, sampling)
-        for verdict, decided in verdicts(verifier, proposal, scores):
-            count += 1
-            emitted[tuple(verdict.tokens(proposal.tree))] += drawn * decided
-    return ExactIteration(dict(emitted), trees, count)
+    """Enumerate an iteration under one rule, as `iterations` does."""
+    return iterations(target, drafter, {"": verifier}, prompt, sampling, max_depth)[""]
 
 
 def distance(first: TextDistribution, second: TextDistribution) -> float:
@@ -218,15 +255,9 @@ def distance(first: TextDistribution, second: TextDistribution) -> float:
 def bias(
     target: ToyModel, drafter: Drafter, verifier: Verifier, prompt: Tokens, sampling: Sampling, max_depth: int = 99
 ) -> tuple[float, ExactIteration]:
-    """Return the total variation between the target's distribution and that of an iteration's completed output.
-
-    The iteration comes second. The total variation is 0 up to rounding for a lossless rule; outputs are compared at the
-    length of the longest output.
-    """
+    """Return `ExactIteration.bias` of an iteration, and the iteration."""
     result = iteration(target, drafter, verifier, prompt, sampling, max_depth)
-    length = max(len(text) for text in result.emitted)
-    expected = text_distribution(target, prompt, length, sampling)
-    return distance(result.completed(target, prompt, length, sampling), expected), result
+    return result.bias(target, prompt, sampling), result
 
 
 @dataclass(frozen=True)

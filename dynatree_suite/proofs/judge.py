@@ -36,7 +36,7 @@ from ..bench.records import read_bytes
 from ..bench.runner import quiet
 from ..bench.statistics import Estimate, ratio
 from ..files import write_atomically
-from .exact import ObservingVerifier, Replay, outcomes
+from .exact import CoinReplay, ObservingVerifier, outcomes
 
 FORMAT = 2
 """Version of the file. A reader also takes version 1, which has `kept` for `emitted`, and refuses others."""
@@ -46,18 +46,14 @@ Row = dict[str, Any]
 
 
 # --------------------------------------------------------------------------------------------- what a rule would emit
-class _Coins(Replay):
-    """A replay of coins; the bonus token, on which no length depends, is not drawn."""
+class _Coins(CoinReplay):
+    """A replay of coins that leaves improbable ways out; on the bonus token, which is not drawn, no length depends."""
 
     @override
     def accept(self, probability: float) -> bool:
         if self.probability * (1 - probability) < NEGLIGIBLE:  # hardly any way is left on which this coin fails
             probability = 1.0
         return super().accept(probability)
-
-    @override
-    def draw(self, weights: torch.Tensor) -> int:
-        return 0
 
 
 def expected_tokens(

@@ -10,12 +10,14 @@ bound for one node: with one drawn child, or with children that were chosen. For
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from itertools import count, product
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from typing_extensions import override
 
@@ -28,7 +30,7 @@ from dynatree_lib.tree import DISTINCT, POINT, TokenTree
 from dynatree_lib.verifiers import Block, TargetWalk, TokenLevel, Traversal, Verdict, Verifier
 
 from . import exact
-from .audit import serves
+from .audit import serves, tabled_pair
 
 UNIT = 2.0**-24
 """Largest relative error of one operation in float32."""
@@ -85,52 +87,26 @@ def excess(distribution: torch.Tensor) -> float:
 
 
 # ------------------------------------------------------------------------------------------------------ the first token
-class Coins(RandomSource):
-    """A source with scripted coins that keeps what is drawn from instead of drawing.
-
-    Attributes:
-        probability: of the coins thrown.
-        weights: (V,) float64, what the last token would be drawn from; None before.
-    """
-
-    def __init__(self, replay: exact.Replay) -> None:
-        self._replay = replay
-        self.weights: torch.Tensor | None = None
-
-    @override
-    def accept(self, probability: float) -> bool:
-        return self._replay.accept(probability)
-
-    @override
-    def accept_lazily(self, bound: float, probability: Callable[[], float]) -> bool:
-        return self._replay.accept(probability())
-
-    @override
-    def draw(self, weights: torch.Tensor) -> int:
-        self.weights = weights.double()
-        return 0
-
-
 def first_token(rule: Verifier, tree: TokenTree, scores: Scores, distributions: DraftDistributions) -> np.ndarray:
     """Return the (V,) float64 distribution of a rule's first token for a tree of one level, over all its coins."""
+    if isinstance(rule, TargetWalk):  # its first draw is the token, whether the tree has it or not
+        return _normalised(scores.distribution(0))
+
+    def decide(random: RandomSource) -> tuple[tuple[int, ...], torch.Tensor | None]:
+        assert isinstance(random, exact.CoinReplay)
+        return rule.verify(tree, scores, distributions, random).path, random.weights
+
     emitted = np.zeros(scores.logits.shape[-1])
-    for (path, weights), chance in exact.outcomes(lambda random: _verdict(rule, tree, scores, distributions, random)):
+    for (path, weights), chance in exact.outcomes(decide, exact.CoinReplay):
         if path:
             emitted[tree.tokens[path[0]]] += chance
-        else:
-            emitted += chance * (weights / weights.sum()).numpy()
+        elif weights is not None:
+            emitted += chance * _normalised(weights)
     return emitted
 
 
-def _verdict(
-    rule: Verifier, tree: TokenTree, scores: Scores, distributions: DraftDistributions, random: RandomSource
-) -> tuple[tuple[int, ...], torch.Tensor]:
-    assert isinstance(random, exact.Replay)
-    coins = Coins(random)
-    if isinstance(rule, TargetWalk):  # its first draw is the token, whether the tree has it or not
-        return (), scores.distribution(0).double()
-    path = rule.verify(tree, scores, distributions, coins).path
-    return path, coins.weights if coins.weights is not None else torch.ones(1)
+def _normalised(weights: torch.Tensor) -> np.ndarray:
+    return (weights.double() / weights.double().sum()).numpy()
 
 
 def deterministic(
@@ -159,26 +135,22 @@ def deterministic(
     return _off(emitted, logits, sampling), bound
 
 
-def drawn(
-    logits: torch.Tensor, draft: torch.Tensor, rule: Verifier, sampling: Sampling, ids: np.ndarray | None = None
-) -> tuple[float, float]:
+def drawn(logits: torch.Tensor, draft: torch.Tensor, rule: Verifier, sampling: Sampling) -> tuple[float, float]:
     """Return bias and bound of a rule on a node with one child that is drawn from the draft's distribution.
 
     Args:
         logits: (V,) of the target.
-        draft: (K,) float32 distribution that the child is drawn from, as a drafter records it.
+        draft: (K,) float32 distribution of the first K tokens that the child is drawn from, as a drafter records it.
         rule: of verification.
         sampling: of the target.
-        ids: (K,) tokens that the draft's entries are of; None for the first K.
     """
     distributions = DraftDistributions()
-    distributions.record(0, draft, ids)
+    distributions.record(0, draft)
     scores, emitted = Scores(logits.expand(2, -1), sampling), np.zeros(logits.shape[-1])
-    shares = (draft.double() / draft.double().sum()).numpy()
-    names = np.arange(len(draft)) if ids is None else ids
-    for place in np.flatnonzero(shares):
-        tree = TokenTree.build([0, int(names[place])], [-1, 0], draws=[POINT, DISTINCT])
-        emitted += shares[place] * first_token(rule, tree, scores, distributions)
+    shares = _normalised(draft)
+    for token in np.flatnonzero(shares).tolist():
+        tree = TokenTree.build([0, token], [-1, 0], draws=[POINT, DISTINCT])
+        emitted += shares[token] * first_token(rule, tree, scores, distributions)
     bound = softmax_bound(logits, sampling.temperature) + excess(scores.distribution(0)) + excess(draft)
     return _off(emitted, logits, sampling), bound + REJECTION * UNIT
 
@@ -193,6 +165,7 @@ class RoundedToy(ToyModel):
     """A toy model whose logits have a short dtype; its table is their softmax in float64."""
 
     def __init__(self, model: ToyModel, dtype: torch.dtype) -> None:
+        @cache
         def logits(context: tuple[int, ...]) -> torch.Tensor:
             return torch.tensor(model.distribution(context), dtype=torch.float64).log().to(dtype)
 
@@ -232,9 +205,7 @@ RULES: tuple[type[Verifier], ...] = (TokenLevel, Traversal, Block, TargetWalk)
 def extreme_pair(kind: str, vocabulary: int, seed: int) -> tuple[ToyModel, ToyModel]:
     """Return target and draft whose distributions rounding could harm: an element of `EXTREMES`."""
 
-    def table(side: int, context: tuple[int, ...]) -> list[float]:
-        rng = np.random.default_rng([seed, vocabulary, *(token + 1 for token in context)])
-        p, q = rng.dirichlet(np.ones(vocabulary), 2)
+    def changed(rng: np.random.Generator, p: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if kind == "almost equal":
             q = p * (1 + 1e-7 * rng.normal(size=vocabulary))
         elif kind == "almost certain":
@@ -244,12 +215,9 @@ def extreme_pair(kind: str, vocabulary: int, seed: int) -> tuple[ToyModel, ToyMo
         elif kind == "far apart":
             low = 10.0 ** -rng.integers(1, 37, size=vocabulary)
             p, q = p * low, q * low[::-1]
-        chosen = (p, q)[side]
-        return (chosen / chosen.sum()).tolist()
+        return p, q
 
-    return ToyModel(lambda context: table(0, context), vocabulary), ToyModel(
-        lambda context: table(1, context), vocabulary
-    )
+    return tabled_pair(changed, vocabulary, seed)
 
 
 def toy_bound(vocabulary: int, nodes: int, sampling: Sampling, largest: float) -> float:
@@ -271,61 +239,56 @@ def toy_bound(vocabulary: int, nodes: int, sampling: Sampling, largest: float) -
 
 def toys(instances: int, seed: int = 0) -> Iterator[Rounded]:
     """Yield what rounding does to iterations on toy models of 2 to 5 tokens, by enumeration of trees and coins."""
-    turns = list(product(EXTREMES, DRAWN, ("float32", "bfloat16"), (1.0, 0.7)))
-    made = 0
-    for turn in count():
-        for number, (kind, name, dtype, temperature) in enumerate(turns):
-            vocabulary = 2 + (turn + number) % (3 if name == "drawn tree" else 4)
-            target, draft = extreme_pair(kind, vocabulary, seed * 100_000 + turn * len(turns) + number)
-            low, drafts = (RoundedToy(one, getattr(torch, dtype)) for one in (target, draft))
-            sampling, drafter = Sampling(temperature), SampledTree(drafts, **DRAWN[name])
-            largest = max(float(one.logits((0,)).abs().max()) for one in (low, drafts))
-            for rule in RULES:
-                if not serves(rule(), drafter, sampling):
-                    continue
-                bias, found = exact.bias(low, drafter, rule(), [0], sampling)
-                nodes = 1 + max(len(text) for text in found.emitted) * 3
-                yield Rounded(
-                    "toy", dtype, f"{name}, {kind}", rule.name, bias, toy_bound(vocabulary, nodes, sampling, largest)
-                )
-                made += 1
-                if made >= instances:
-                    return
+    turns, made = list(product(EXTREMES, DRAWN, ("float32", "bfloat16"), (1.0, 0.7))), 0
+    for place in count():
+        turn, number = divmod(place, len(turns))
+        kind, name, dtype, temperature = turns[number]
+        vocabulary = 2 + (turn + number) % (3 if name == "drawn tree" else 4)
+        target, draft = extreme_pair(kind, vocabulary, seed * 100_000 + place)
+        low, drafts = (RoundedToy(one, getattr(torch, dtype)) for one in (target, draft))
+        sampling, drafter = Sampling(temperature), SampledTree(drafts, **DRAWN[name])
+        largest = max(float(one.logits((0,)).abs().max()) for one in (low, drafts))
+        rules = {rule.name: rule() for rule in RULES if serves(rule(), drafter, sampling)}
+        for rule, found in exact.iterations(low, drafter, rules, [0], sampling).items():
+            nodes = 1 + max(len(text) for text in found.emitted) * 3
+            bound = toy_bound(vocabulary, nodes, sampling, largest)
+            yield Rounded("toy", dtype, f"{name}, {kind}", rule, found.bias(low, [0], sampling), bound)
+            made += 1
+            if made >= instances:
+                return
 
 
 # ---------------------------------------------------------------------------------------------------------- a real pair
-class Keeping(TokenLevel):
-    """Token-level verification that keeps what it decides on: the target's logits after node 0, and the draft's."""
+@dataclass
+class Keeping(exact.ObservingVerifier):
+    """A rule with what it decided on: the target's logits after node 0, and the draft's distribution."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     @override
-    def sample(
-        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
-    ) -> Verdict:
+    def observe(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, verdict: Verdict
+    ) -> None:
         if distributions is not None and len(tree) > 1:
             self.kept.append((scores.row(0).clone(), distributions.distribution(0).clone()))
-        return super().sample(tree, scores, distributions, random)
 
 
-def on_pair(
-    pair: Pair, prompts: Sequence[Sequence[int]], sampling: Sampling, *, seed: int = 0, places: int = 2
-) -> Iterator[Rounded]:
-    """Yield what rounding does to a token on a real vocabulary, at some places of the answer to each prompt.
+PLACES = 2
+"""Places of an answer at which `on_pair` looks."""
+
+
+def on_pair(pair: Pair, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int = 0) -> Iterator[Rounded]:
+    """Yield what rounding does to a token on a real vocabulary, at `PLACES` of the answer to each prompt.
 
     Each is that of one drawn child under token-level verification and traversal, and of the draft's four most probable
     tokens as deterministic children, under token-level verification and the target walk.
     """
     dtype = str(pair.target.dtype).removeprefix("torch.")
     for prompt in prompts:
-        keeping = Keeping()
-        drafter, budget = SampledTree(pair.draft, depth=1, branching=1), 2 * places + 4
-        generate(
-            pair.target, list(prompt), drafter, verifier=keeping, sampling=sampling, seed=seed, max_new_tokens=budget
-        )
-        for logits, draft in keeping.kept[:places]:
+        keeping, drafter = Keeping(TokenLevel()), SampledTree(pair.draft, depth=1, branching=1)
+        options: dict[str, Any] = {"verifier": keeping, "sampling": sampling, "max_new_tokens": 2 * PLACES + 4}
+        generate(pair.target, list(prompt), drafter, seed=seed, **options)
+        for logits, draft in keeping.kept[:PLACES]:
             for rule in (TokenLevel(), Traversal()):
                 yield Rounded(pair.name, dtype, "one drawn child", rule.name, *drawn(logits, draft, rule, sampling))
             children = draft.topk(4).indices.tolist()
@@ -334,16 +297,12 @@ def on_pair(
                 yield Rounded(pair.name, dtype, "four deterministic children", fixed.name, *found)
 
 
-def summary(rows: Sequence[Rounded]) -> list[dict[str, Any]]:
-    """Return one dictionary per place, dtype, tree and rule: instances, largest bias, largest share of the bound."""
-    groups: dict[tuple[str, ...], list[Rounded]] = {}
-    for row in rows:
-        groups.setdefault((row.where, row.dtype, row.tree.partition(",")[0], row.rule), []).append(row)
-    return [
-        {**dict(zip(("where", "dtype", "tree", "rule"), key, strict=True)), "instances": len(some),
-         "bias": max(row.bias for row in some), "share": max(row.bias / row.bound for row in some)}
-        for key, some in groups.items()
-    ]  # fmt: skip
+def summary(rows: Sequence[Rounded]) -> pd.DataFrame:
+    """Return by place, dtype, tree and rule: `instances`, largest `bias`, and `share`, the largest of the bound."""
+    frame = pd.DataFrame(rows)
+    frame = frame.assign(tree=frame["tree"].str.partition(",")[0], share=frame["bias"] / frame["bound"])
+    groups = frame.groupby(["where", "dtype", "tree", "rule"], sort=False, as_index=False)
+    return groups.agg(instances=("bias", "size"), bias=("bias", "max"), share=("share", "max"))
 
 
 def to_json(rows: Sequence[Rounded]) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ The optimum beside the rules is that of `proofs.ceiling`. Everything here runs o
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,7 +20,7 @@ from dynatree_lib.verifiers import Verifier
 
 from ...proofs.audit import PAIRS, PROMPT, serves, toy_pair
 from ...proofs.ceiling import best_tokens
-from ...proofs.exact import ExactIteration, Text, bias, distance, proposals, target_scores, text_distribution, verdicts
+from ...proofs.exact import bias, iterations, text_distribution
 
 ONE = Sampling(1.0)
 Row = dict[str, Any]
@@ -85,25 +84,9 @@ def compare(
             continue
         best = {"optimum": best_tokens(target, drafter, PROMPT, ONE) - 1} if optimum else {}
         head = {"tree": tree, "pair": kind, "seed": seed}
-        for name, one in _iterations(target, drafter, served).items():
-            length = max(len(text) for text in one.emitted)
-            wanted = text_distribution(target, PROMPT, length, ONE)
-            off = distance(one.completed(target, PROMPT, length, ONE), wanted)
+        for name, one in iterations(target, drafter, served, PROMPT, ONE).items():
+            off = one.bias(target, PROMPT, ONE)
             yield {**head, "rule": name, "bias": off, "accepted": one.tokens - 1, **best}
-
-
-def _iterations(target: ToyModel, drafter: SampledTree, rules: Mapping[str, Verifier]) -> dict[str, ExactIteration]:
-    """Return `exact.iteration` of each rule; trees are drawn and scored once for all of them."""
-    emitted = {name: defaultdict[Text, float](float) for name in rules}
-    trees, counts = 0, dict.fromkeys(rules, 0)
-    for proposal, drawn in proposals(drafter, PROMPT, ONE):
-        trees += 1
-        scores = target_scores(target, PROMPT, proposal.tree, ONE)
-        for name, rule in rules.items():
-            for verdict, decided in verdicts(rule, proposal, scores):
-                counts[name] += 1
-                emitted[name][tuple(verdict.tokens(proposal.tree))] += drawn * decided
-    return {name: ExactIteration(dict(texts), trees, counts[name]) for name, texts in emitted.items()}
 
 
 def checked(rules: Mapping[str, Verifier], count: int, trees: Sequence[str] = tuple(TREES)) -> Iterator[Row]:
