@@ -1,14 +1,12 @@
-"""Verification rules drawn: a tree step by step while a rule decides on it, and distributions beside the target's."""
+"""Verification rules drawn: a tree step by step while a rule decides on it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-import pandas as pd
 from plotly import graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -18,24 +16,27 @@ from . import theme
 from .iterations import Row
 from .trees import leaf_places
 
-STATES = {
-    "tested": (*theme.BONUS, "looked at now"),
-    "entered": (*theme.DRAFTED, "on the path to it"),
-    "waiting": ("#ffffff", theme.DRAFTED[1], theme.DRAFTED[2], "not looked at yet"),
-    "gone": (*theme.REJECTED, "rejected and deleted"),
+Line = tuple[str, float, str]
+States = Mapping[str, tuple[tuple[str, str, str], str, Line]]
+_ENTERED = (theme.DRAFTED[1], 3, "solid")
+STATES: States = {
+    "tested": (theme.BONUS, "looked at now", _ENTERED),
+    "entered": (theme.DRAFTED, "on the path to it", _ENTERED),
+    "waiting": (("#ffffff", *theme.DRAFTED[1:]), "not looked at yet", (theme.DRAFTED[1], 1.5, "solid")),
+    "gone": (theme.REJECTED, "rejected and deleted", (theme.REJECTED[1], 1.2, "dot")),
 }
-"""State of a node at a step: fill, line and text colour, and the legend."""
-CHANCES = {
-    "accepted": (theme.ACCEPTED, "accepted for certain", "solid"),
-    "open": (theme.DRAFTED, "not decided yet, with its probability", "solid"),
-    "rejected": (theme.REJECTED, "rejected for certain", "dot"),
+"""State of a node at a step: (fill, line, text) colours, the legend, and the line to its parent."""
+CHANCES: States = {
+    "accepted": (theme.ACCEPTED, "accepted for certain", (theme.ACCEPTED[1], 2, "solid")),
+    "open": (theme.DRAFTED, "not decided yet, with its probability", (theme.DRAFTED[1], 2, "solid")),
+    "rejected": (theme.REJECTED, "rejected for certain", (theme.REJECTED[1], 2, "dot")),
 }
-"""State of a node while a rule decides: colours, legend, and the line to its parent."""
-GAP, PANEL_HEIGHT = 64, 200  # px between two lines of panels, and of a panel
+"""State of a node while a rule decides, as `STATES`."""
 LINE_HEIGHT = 384  # px of one line of steps
-SHADES = ("#c6dbef", "#6baed6", "#2171b5", "#08306b", "#000000")
+LEVEL_HEIGHT = 100  # px between two levels of `acceptance_tree`
+WEIGHT, WEIGHT_TEXT = "#6baed6", "#2171b5"
 OUTLINE = {"color": "rgba(0,0,0,0)", "line": {"color": theme.INK, "width": 1.6}}
-ROUNDING = 1e-9  # a distance below this is rounding
+ROUNDING = 1e-9  # a difference below this is rounding
 
 
 def step_row(residual: Residual, recorded: Recorded, node: int, child: int | None = None, **more: Any) -> Row:
@@ -83,7 +84,7 @@ def verification_steps(
     for number, step in enumerate(steps):
         line, column = divmod(number, columns)
         upper, lower = ({"row": 2 * line + half, "col": column + 1} for half in (1, 2))
-        _draw_nodes(drawn, tree, step, letters, upper)
+        _draw_step(drawn, tree, step, letters, upper)
         _draw_weights(drawn, tree, step, letters, lower)
         drawn.update_yaxes(domain=[1 - (line + 0.48) / lines, 1 - line / lines], **upper)
         drawn.update_yaxes(domain=[1 - (line + 0.80) / lines, 1 - (line + 0.56) / lines], **lower)
@@ -103,65 +104,64 @@ def acceptance_tree(tree: TokenTree, chances: Sequence[float], letters: Sequence
         letters: what to call each token.
         title: above the figure.
     """
-    across, down = leaf_places(tree.parents), -tree.depths
-    height = 150 + PANEL_HEIGHT * tree.depth // 2
+    height = 150 + LEVEL_HEIGHT * tree.depth
     drawn = theme.figure(title, height=height).update_xaxes(visible=False).update_yaxes(visible=False)
     known = {True: "accepted", False: "rejected"}
     states = [known[chance > 0.5] if min(chance, 1 - chance) < ROUNDING else "open" for chance in chances]
-    for state, ((_, line, _), _, dash) in CHANCES.items():
-        x, y = _edges(tree, [node for node in range(1, len(tree)) if states[node] == state], across, down)
-        drawn.add_scatter(
-            x=x, y=y, mode="lines", line={"color": line, "width": 2, "dash": dash}, hoverinfo="skip", showlegend=False
-        )
-    for state, ((fill, line, ink), meaning, _) in CHANCES.items():
-        nodes = [node for node in range(len(tree)) if states[node] == state]
-        names = _names(tree, nodes, [theme.escaped(letter) for letter in letters])
-        marks = [f"{name}<br>{fraction(chances[node])}" for name, node in zip(names, nodes, strict=True)]
-        hover = [f"{name}: {chances[node]:.4f}" for name, node in zip(names, nodes, strict=True)]
-        drawn.add_scatter(
-            x=[across[node] for node in nodes] or [None], y=[down[node] for node in nodes] or [None],
-            mode="markers+text", text=marks, textfont={"size": 13, "color": ink}, name=meaning, customdata=hover,
-            hovertemplate="%{customdata}<extra></extra>",
-            marker={"size": 52, "color": fill, "line": {"color": line, "width": 2}},
-        )  # fmt: skip
+    names = _names(tree, [theme.escaped(letter) for letter in letters])
+    marks = [f"{name}<br>{fraction(chance)}" for name, chance in zip(names, chances, strict=True)]
+    hover = [f"{name}: {chance:.4f}" for name, chance in zip(names, chances, strict=True)]
+    _draw_nodes(drawn, tree, states, CHANCES, marks, size=52, hover=hover)
+    across = leaf_places(tree.parents)
     drawn.update_xaxes(range=[across.min() - 0.7, across.max() + 0.7])
     drawn.update_yaxes(range=[-tree.depth - 0.5, 0.5])
     return drawn.update_layout(margin={"l": 20, "r": 20, "b": 10}, legend={"itemsizing": "constant"})
 
 
-def _edges(
-    tree: TokenTree, nodes: Sequence[int], across: np.ndarray, down: np.ndarray
-) -> tuple[list[float | None], list[float | None]]:
-    """Return x and y of a line from each node to its parent, with a gap after each."""
-    x = [value for node in nodes for value in (across[tree.parents[node]], across[node], None)]
-    return x, [value for node in nodes for value in (down[tree.parents[node]], down[node], None)]
+def _draw_nodes(
+    drawn: go.Figure,
+    tree: TokenTree,
+    states: Sequence[str],
+    styles: States,
+    marks: Sequence[str],
+    *,
+    size: float,
+    hover: Sequence[str] | None = None,
+    place: Mapping[str, int] | None = None,
+) -> None:
+    """Draw each node in the style of its state, with its mark, and the line to its parent, the first states on top.
+
+    A state without a node has its place in the legend unless the figure has panels.
+    """
+    across, down, panel = leaf_places(tree.parents), -tree.depths, place or {}
+    for line in reversed(dict.fromkeys(line for _, _, line in styles.values())):
+        ends = [(n, tree.parents[n]) for n in range(1, len(tree)) if styles[states[n]][2] == line]
+        x, y = ([value for a, b in ends for value in (axis[b], axis[a], None)] for axis in (across, down))
+        look: dict[str, Any] = {"line": dict(zip(("color", "width", "dash"), line, strict=True)), "hoverinfo": "skip"}
+        drawn.add_scatter(x=x, y=y, mode="lines", **look, showlegend=False, **panel)
+    for state, ((fill, edge, ink), meaning, _) in styles.items():
+        nodes = [n for n in range(len(tree)) if states[n] == state]
+        look = {"mode": "markers+text", "text": [marks[n] for n in nodes], "textfont": {"size": 13, "color": ink}}
+        look |= {"hovertemplate": "%{text}<extra>" + meaning + "</extra>"}
+        if hover is not None:
+            look |= {"customdata": [hover[n] for n in nodes], "hovertemplate": "%{customdata}<extra></extra>"}
+        look |= {"name": meaning, "marker": {"size": size, "color": fill, "line": {"color": edge, "width": 2}}}
+        x, y = ([axis[n] for n in nodes] or [None] for axis in (across, down))
+        drawn.add_scatter(x=x, y=y, **look, showlegend=False if panel and not nodes else None, **panel)
 
 
-def _names(tree: TokenTree, nodes: Sequence[int], letters: Sequence[str]) -> list[str]:
+def _names(tree: TokenTree, letters: Sequence[str]) -> list[str]:
     """Return what nodes are called: their number, and their token but for node 0."""
-    return [f"X<sub>{node}</sub>" + (f"={letters[tree.tokens[node]]}" if node else "") for node in nodes]
+    return ["X<sub>0</sub>", *(f"X<sub>{n}</sub>={letters[token]}" for n, token in enumerate(tree.tokens[1:], 1))]
 
 
-def _draw_nodes(drawn: go.Figure, tree: TokenTree, step: Row, letters: Sequence[str], place: dict[str, int]) -> None:
-    across, down = leaf_places(tree.parents), -tree.depths
-    path = [0, *tree.path(step["node"])]
+def _draw_step(drawn: go.Figure, tree: TokenTree, step: Row, letters: Sequence[str], place: dict[str, int]) -> None:
+    path, names, across = [0, *tree.path(step["node"])], _names(tree, letters), leaf_places(tree.parents)
     states = [
         "gone" if n in step["gone"] else "tested" if n == step["node"] else "entered" if n in path else "waiting"
         for n in range(len(tree))
     ]
-    for state, width in (("gone", 1.2), ("waiting", 1.5), ("entered", 3)):
-        ends = [n for n in range(1, len(tree)) if state == ("entered" if states[n] == "tested" else states[n])]
-        x, y = _edges(tree, ends, across, down)
-        style = {"color": STATES[state][1], "width": width, "dash": "dot" if state == "gone" else "solid"}
-        drawn.add_scatter(x=x, y=y, mode="lines", line=style, hoverinfo="skip", showlegend=False, **place)
-    for state, (fill, line, ink, meaning) in STATES.items():
-        nodes = [n for n in range(len(tree)) if states[n] == state]
-        names = _names(tree, nodes, letters)
-        look = {"mode": "markers+text", "text": names, "textfont": {"size": 13, "color": ink}}
-        look |= {"name": meaning, "hovertemplate": "%{text}<extra>" + meaning + "</extra>"}
-        marker = {"size": 40, "color": fill, "line": {"color": line, "width": 2}}
-        x, y = [across[n] for n in nodes] or [None], [down[n] for n in nodes] or [None]
-        drawn.add_scatter(x=x, y=y, **look, marker=marker, showlegend=None if nodes else False, **place)
+    _draw_nodes(drawn, tree, states, STATES, names, size=40, place=place)
     drawn.update_xaxes(range=[across.min() - 0.6, across.max() + 0.6], **place)
     drawn.update_yaxes(range=[-tree.depth - 0.45, 0.95], **place)
     heading = f"<b>{theme.escaped(step['text'])}</b>: {fraction(step['acceptance'])}"
@@ -173,70 +173,26 @@ def _draw_weights(drawn: go.Figure, tree: TokenTree, step: Row, letters: Sequenc
     tried, outlines = None, [None] * len(letters)
     if distribution is not None:
         tried, outlines = int(tree.tokens[step["node"]]), distribution
-    fills = [theme.BONUS[1] if token == tried else SHADES[1] for token in range(len(letters))]
+    fills = [theme.BONUS[1] if token == tried else WEIGHT for token in range(len(letters))]
     hover = {"hovertemplate": "r(%{x}) = %{y:.4f}<extra></extra>", "showlegend": False}
     drawn.add_bar(x=names, y=values, marker_color=[*fills, theme.REJECTED[1]], **hover, **place)
     hover = {"hovertemplate": "q(%{x}) = %{y:.4f}<extra></extra>", "legendrank": 2000}
     name = "q, the distribution the token was drawn from"
     drawn.add_bar(x=list(letters), y=outlines, marker=OUTLINE, name=name, **hover, **place)
     against = "" if distribution is None else f", q of X<sub>{step['node']}</sub>"
-    caption = f"<span style='color:{SHADES[2]}'>r of X<sub>{step['of']}</sub></span>{against}"
+    caption = f"<span style='color:{WEIGHT_TEXT}'>r of X<sub>{step['of']}</sub></span>{against}"
     corner = {"xref": "x domain", "x": 0.5, "yref": "y domain", "y": 1.02, "yanchor": "bottom"}
     drawn.add_annotation(text=caption, showarrow=False, font_size=13, **corner, **place)
     below = [fraction(value) for value in (distribution or ())] + [""] * len(names)
     marks = [
-        f"{name}<br><span style='color:{SHADES[2]}'>{fraction(value)}</span><br>{under}"
+        f"{name}<br><span style='color:{WEIGHT_TEXT}'>{fraction(value)}</span><br>{under}"
         for name, value, under in zip(names, values, below, strict=False)
     ]
     drawn.update_xaxes(tickvals=names, ticktext=marks, tickfont_size=13, tickangle=0, ticks="", visible=True, **place)
     drawn.update_yaxes(visible=True, range=[0, 1.12], tickvals=[0, 0.5, 1], showticklabels=place["col"] == 1, **place)
 
 
-def fraction(value: float, largest: int = 1000) -> str:
-    """Return a number as a fraction, "7/11", or as a decimal number if no denominator up to `largest` fits."""
-    near = Fraction(value).limit_denominator(largest)
+def fraction(value: float) -> str:
+    """Return a number as a fraction, "7/11", or as a decimal number if no denominator up to 1,000 fits."""
+    near = Fraction(value).limit_denominator(1000)
     return str(near) if abs(near - value) < ROUNDING else f"{value:.4g}"
-
-
-def distribution_panels(
-    rows: Any, parts: Sequence[str], panel: str = "panel", *, columns: int = 3, title: str = ""
-) -> go.Figure:
-    """Draw distributions beside the target's: a bar per outcome, outlined where the target's probability ends.
-
-    The heading of a panel has the total variation between the two distributions.
-
-    Args:
-        rows: one per outcome and panel: `text` names the outcome, `target` is its probability under the target.
-        parts: columns that add up to the probability of the outcome; stacked.
-        panel: column that tells the panels apart.
-        columns: panels side by side.
-        title: above the figure.
-    """
-    frame = pd.DataFrame(rows)
-    frame["whole"] = frame[list(parts)].sum(axis=1)
-    apart = (frame["whole"] - frame["target"]).abs().groupby(frame[panel], sort=False).sum() / 2
-    far = ["equal" if value < ROUNDING else f"TV {value:.4g}" for value in apart]
-    titles = [f"{theme.escaped(str(name))}: {text}" for name, text in zip(apart.index, far, strict=True)]
-    lines = math.ceil(len(apart) / columns)
-    height = lines * PANEL_HEIGHT + (lines - 1) * GAP
-    spacing = {"vertical_spacing": GAP / height, "horizontal_spacing": 0.08 / columns}
-    drawn = make_subplots(rows=lines, cols=columns, subplot_titles=titles, **spacing)
-    drawn.update_xaxes(visible=False).update_yaxes(visible=False)  # of places without a panel
-    shades = [theme.SERIES_COLORS[1]] if len(parts) == 1 else SHADES
-    looks: list[tuple[str, Row]] = [
-        (part, {"width": 0.62, "marker_color": color}) for part, color in zip(parts, shades, strict=False)
-    ]
-    for number, (_, group) in enumerate(frame.groupby(panel, sort=False)):
-        place = {"row": number // columns + 1, "col": number % columns + 1}
-        bases = group[list(parts)].cumsum(axis=1).shift(axis=1, fill_value=0)
-        for part, look in [*looks, ("target", {"width": 0.86, "marker": OUTLINE})]:
-            name, foot = theme.escaped(part), {} if part == "target" else {"base": bases[part]}
-            look = {**look, **foot, "hovertemplate": f"%{{x}}: %{{y:.4f}}<extra>{name}</extra>"}
-            drawn.add_bar(x=group["text"].astype(str).map(theme.escaped), y=group[part], name=name, **look, **place)
-        drawn.update_xaxes(type="category", ticks="", visible=True, **place).update_yaxes(visible=True, **place)
-    drawn.update_layout(template=theme.TEMPLATE, title_text=theme.escaped(title), height=height + 165)
-    drawn.update_layout(barmode="overlay", margin={"l": 60, "r": 15, "t": 120, "b": 45})
-    theme.share_legend(drawn).update_layout(legend={"y": 1 + 32 / height, "traceorder": "normal"})
-    top = frame[["whole", "target"]].max(axis=None)
-    drawn.update_annotations(font_size=14).update_yaxes(range=[0, 1.05 * top], showticklabels=False)
-    return drawn.update_yaxes(title_text="probability", showticklabels=True, col=1)

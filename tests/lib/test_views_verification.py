@@ -18,6 +18,7 @@ from dynatree_lib.plots.verification import fraction
 from dynatree_lib.sampling import DraftDistributions, Sampling
 from dynatree_lib.tree import DISTINCT, POINT
 from dynatree_lib.verifiers.residual import Recorded, Residual
+from dynatree_suite import charts
 from dynatree_suite.proofs import exact
 
 P, Q = (0.3, 0.4, 0.3), (0.6, 0.3, 0.1)
@@ -140,7 +141,7 @@ def test_places_keep_leaves_apart_and_parents_in_the_middle(example):
 
 
 def test_law_panels_head_each_panel_with_the_distance():
-    figure = plots.distribution_panels(LAWS, ["one", "two"], panel="case", title="Two laws", columns=2)
+    figure = charts.distribution_panels(LAWS, ["one", "two"], panel="case", title="Two laws", columns=2)
     assert [note.text for note in figure.layout.annotations] == ["fair: equal", "&lt;b&gt;: TV 0.25"]
     assert sum(trace.showlegend for trace in figure.data) == 3
     first, second, target = figure.data[:3]
@@ -152,7 +153,7 @@ def test_law_panels_head_each_panel_with_the_distance():
 def test_law_panels_work_for_any_number():
     rows = [row | {"case": str(number)} for number in range(7) for row in LAWS[:2]]
     for columns in (1, 3):
-        figure = plots.distribution_panels(rows, ["one", "two"], panel="case", columns=columns)
+        figure = charts.distribution_panels(rows, ["one", "two"], panel="case", columns=columns)
         assert len(figure.layout.annotations) == 7
         assert sum(axis.visible for axis in figure.select_yaxes()) == 7  # places without a panel stay empty
         assert all("equal" in note.text for note in figure.layout.annotations)
@@ -161,7 +162,7 @@ def test_law_panels_work_for_any_number():
 def test_figures_need_nothing_from_the_internet(example, steps):
     for figure in (
         plots.verification_steps(example[0], steps, "abc"),
-        plots.distribution_panels(LAWS, ["one"], panel="case"),
+        charts.distribution_panels(LAWS, ["one"], panel="case"),
     ):
         assert figure.layout.template.layout.font.size >= 12
         exported = figure.to_html(full_html=False, include_plotlyjs=False)
