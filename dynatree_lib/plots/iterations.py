@@ -167,12 +167,11 @@ def _rendered(name: str, **values: Any) -> Html:
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
-def timeline(iterations: Iterable[Iteration], *, title: str = "") -> go.Figure:
+def timeline(iterations: Iterable[Iteration]) -> go.Figure:
     """Draw the tokens committed by each iteration: accepted drafted tokens, the bonus token, and the tree's depth.
 
     Args:
         iterations: the attribute of a generation.
-        title: above the figure; by default the counts.
 
     Raises:
         TypeError: for what are no iterations.
@@ -180,7 +179,7 @@ def timeline(iterations: Iterable[Iteration], *, title: str = "") -> go.Figure:
     iterations = listed(iterations)
     accepted = [accepted_count(iteration) for iteration in iterations]
     bonus = [iteration.committed - count for iteration, count in zip(iterations, accepted, strict=True)]
-    title = title or f"{sum(i.committed for i in iterations)} tokens in {len(iterations)} iterations"
+    title = f"{sum(i.committed for i in iterations)} tokens in {len(iterations)} iterations"
     drawn = theme.figure(title, x="iteration (one target forward each)", y="tokens", barmode="stack", height=360)
     drawn.add_bar(y=accepted, name="drafted and accepted", marker_color=theme.ACCEPTED[1])
     drawn.add_bar(y=bonus, name="bonus token", marker_color=theme.BONUS[1])

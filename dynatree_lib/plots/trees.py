@@ -300,7 +300,7 @@ def _sight(tree: TokenTree, causal: bool) -> np.ndarray:
     return np.where(np.eye(len(tree), dtype=bool), 4, np.where(ancestor_matrix(tree.parents), 3, unseen))
 
 
-def seen_tree(tree: TokenTree, node: int, tokenizer: Any = None, *, causal: bool = False, title: str = "") -> go.Figure:
+def seen_tree(tree: TokenTree, node: int, tokenizer: Any = None, *, causal: bool = False) -> go.Figure:
     """Draw a tree as one of its nodes sees it: itself, its ancestors, and the nodes to which it is blind.
 
     Args:
@@ -308,7 +308,6 @@ def seen_tree(tree: TokenTree, node: int, tokenizer: Any = None, *, causal: bool
         node: the one that looks, from 0.
         tokenizer: shows token text instead of numbers.
         causal: with a causal mask in place of the tree mask, under which a node sees every earlier one.
-        title: above the figure.
 
     Raises:
         TypeError: for what is no tree.
@@ -320,7 +319,7 @@ def seen_tree(tree: TokenTree, node: int, tokenizer: Any = None, *, causal: bool
     kinds = [*LEAKING]
     roles = [kinds[kind] for kind in _sight(tree, causal)[node]]
     seen = sum(role in ("ancestor", LEAK) for role in roles)
-    title = title or f"What node {node} sees: the prefix, {seen} {'node' if seen == 1 else 'nodes'} and itself"
+    title = f"What node {node} sees: the prefix, {seen} {'node' if seen == 1 else 'nodes'} and itself"
     boxes = tree_boxes(tree, roles, tokenizer, details=[f"<br>node {place}" for place in range(len(tree))])
     return draw_trees([("", boxes)], SIGHT, title=title)
 
@@ -398,7 +397,7 @@ def draw_mask(
     return drawn.update_xaxes(range=[-0.5, len(columns) - 0.5]).update_yaxes(range=[len(rows) - 0.5, -0.5])
 
 
-def positions(tree: TokenTree, prefix: int, tokenizer: Any = None, *, title: str = "") -> go.Figure:
+def positions(tree: TokenTree, prefix: int, tokenizer: Any = None) -> go.Figure:
     """Draw the nodes' positions after `prefix` tokens: by depth, and in the nodes' order, as a model numbers them.
 
     Raises:
@@ -407,7 +406,7 @@ def positions(tree: TokenTree, prefix: int, tokenizer: Any = None, *, title: str
     """
     _check_placed(tree, prefix)
     nodes = list(range(len(tree)))
-    drawn = theme.figure(title or "Position of each node", x="node, in scored order", y="position", height=430)
+    drawn = theme.figure("Position of each node", x="node, in scored order", y="position", height=430)
     for name, places, symbol in (
         ("by depth: siblings share a position", (prefix + tree.depths).tolist(), "circle"),
         ("by order: assumed by a model without position_ids", [prefix + node for node in nodes], "x"),

@@ -74,6 +74,11 @@ def _ones(b: int, d: int, t: int) -> int:
     return sum(b**level * (t + level + 1) for level in range(d + 1))
 
 
+def _causal_ones(b: int, d: int, t: int) -> int:
+    n = _nodes([b] * d)
+    return n * t + n * (n + 1) // 2
+
+
 # ---------------------------------------------------------------------------------------------- 03: nodes and worth
 SHAPES: list[tuple[Sequence[int]]] = [((3, 2, 1),), ((2, 2, 2, 2),), ((1, 1, 1),), ((4,),)]
 
@@ -109,9 +114,14 @@ def _without(q: Numbers, drawn: int) -> np.ndarray:
     return left / left.sum()
 
 
-def _two(p: Numbers, q: Numbers, second: Callable[[Numbers, int], np.ndarray] = _without) -> float:
+def _two(
+    p: Numbers,
+    q: Numbers,
+    second: Callable[[Numbers, int], np.ndarray] = _without,
+    left: Callable[[Numbers, Numbers], Numbers] = _residual,
+) -> float:
     """The probability that one of two drawn siblings is accepted, token by token."""
-    total, residual = 0.0, _residual(p, q)
+    total, residual = 0.0, left(p, q)
     for token, share in enumerate(q):
         first = min(1.0, p[token] / share)
         total += share * (first + (1 - first) * _accepted(residual, second(q, token)))
@@ -231,12 +241,7 @@ BASICS: dict[str, Exercise] = {
         mistakes={
             "A node sees itself, too.": lambda b, d, t: sum(b**level * (t + level) for level in range(d + 1)),
             "Node 0 has a row as well.": lambda b, d, t: _ones(b, d, t) - t - 1,
-            "These are the ones of a causal mask over as many nodes.": (
-                lambda b, d, t: (
-                    sum(b**i for i in range(d + 1)) * t
-                    + sum(b**i for i in range(d + 1)) * (sum(b**i for i in range(d + 1)) + 1) // 2
-                )
-            ),
+            "These are the ones of a causal mask over as many nodes.": _causal_ones,
         },
         praise="Level by level: B^d rows of t + d + 1 ones.",
         cases=[(2, 3, 10), (3, 2, 0), (2, 5, 100)],
@@ -320,12 +325,7 @@ BASICS: dict[str, Exercise] = {
                 lambda p, q: _two(p, q, lambda q, drawn: np.array(q, float))
             ),
             "After a rejection the second token is tested against the residual, no longer against p.": (
-                lambda p, q: float(
-                    sum(
-                        q[x] * (min(1, p[x] / q[x]) + (1 - min(1, p[x] / q[x])) * _accepted(p, _without(q, x)))
-                        for x in range(len(q))
-                    )
-                )
+                lambda p, q: _two(p, q, left=lambda p, q: p)
             ),
             "The two decisions are not independent: that the first was rejected says something about it.": (
                 lambda p, q: 1 - (1 - _accepted(p, q)) ** 2

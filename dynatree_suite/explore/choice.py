@@ -11,7 +11,7 @@ from dynatree_lib.checks import of_kind
 from .. import charts
 from ..bench.chooser import Row, advice, choose, speed_of
 from ..papers.published import html_table
-from .walk import Explorer, put
+from .walk import Explorer, line, put, watch
 
 
 class Choice(Explorer):
@@ -41,11 +41,8 @@ class Choice(Explorer):
         self.kind = widgets.Dropdown(options=kinds, description="kind of task", **wide)
         self.draft = widgets.Checkbox(value=True, description="there is a draft model", **wide)
         self.answer, self.table, self.figure = widgets.HTML(), widgets.HTML(), widgets.Output()
-        top = widgets.HBox([self.run, self.kind, self.draft], layout={"flex_flow": "row wrap"})
-        super().__init__([top, self.answer, self.table, self.figure])
-        for control in (self.run, self.kind, self.draft):
-            control.observe(lambda change: self.answered(), "value")
-        self.answered()
+        super().__init__([line(self.run, self.kind, self.draft), self.answer, self.table, self.figure])
+        watch(self.answered, self.run, self.kind, self.draft)
 
     def answered(self) -> None:
         """Answer as the questions stand."""

@@ -19,7 +19,7 @@ from dynatree_lib.verifiers.base import Verdict, Verifier
 from .. import charts
 from ..bench.statistics import share
 from ..proofs import exact
-from .walk import Explorer, put
+from .walk import Explorer, line, put, watch
 
 TRIALS = 1000
 """Decisions on the tree that one press of a button leaves to chance."""
@@ -60,12 +60,11 @@ class Coins(Explorer):
         self.back = _button("back", "take the last decision back", lambda: self.decided(self.taken[:-1]))
         self.again = _button("restart", "begin again", lambda: self.decided([]))
         self.often = _button(f"{TRIALS:,} times", "leave everything to chance, again and again", self.count)
-        self.asked, self.answers = widgets.HTML(), widgets.HBox(layout={"flex_flow": "row wrap"})
+        self.asked, self.answers = widgets.HTML(), line()
         self.tree, self.shares = widgets.Output(), widgets.Output()
-        top = widgets.HBox([self.rule, self.back, self.again, self.often], layout={"flex_flow": "row wrap"})
+        top = line(self.rule, self.back, self.again, self.often)
         super().__init__([top, self.asked, self.answers, self.tree, self.shares])
-        self.rule.observe(lambda change: self._choose(), "value")
-        self.decided([])
+        watch(self._choose, self.rule)
 
     def decided(self, taken: Sequence[int]) -> None:
         """Show where the rule stands after these decisions."""
@@ -85,7 +84,8 @@ class Coins(Explorer):
             self.asked.value = f"<b>Decided.</b> Accepted: {path}. The next token is {bonus}."
             self.answers.children = ()
         self.back.disabled = self.again.disabled = not taken
-        title = f"Probability of being accepted under {self.rule.value}, after {_decisions(len(taken))}"
+        count = f"{len(taken)} decision{'' if len(taken) == 1 else 's'}"
+        title = f"Probability of being accepted under {self.rule.value}, after {count}"
         put(self.tree, plots.acceptance_tree(self.proposal.tree, chances, self.letters, title=title))
 
     def chances(self, rule: Verifier, taken: Sequence[int]) -> list[float]:
@@ -112,13 +112,12 @@ class Coins(Explorer):
             found = share(seen[node], TRIALS)
             name = f"X{node}={self.letters[tree.tokens[node]]}" if node else "X0: nothing accepted"
             rows.append({"node": name, "seen": found.value, "interval": [found.low, found.high], "exact": ends[node]})
-        names, title = (f"{TRIALS:,} times", "exact"), f"The last accepted node under {self.rule.value}"
-        put(
-            self.shares,
-            charts.bars_with_intervals(
-                rows, "seen", "interval", "node", "exact", names=names, unit="share, 95 % interval", title=title
-            ),
-        )
+        words: dict[str, Any] = {
+            "unit": "share, 95 % interval",
+            "title": f"The last accepted node under {self.rule.value}",
+        }
+        names = (f"{TRIALS:,} times", "exact")
+        put(self.shares, charts.bars_with_intervals(rows, "seen", "interval", "node", "exact", names=names, **words))
 
     def _choose(self) -> None:
         self.shares.outputs = ()
@@ -127,13 +126,10 @@ class Coins(Explorer):
     def _answers(self, coin: bool, shares: Sequence[float]) -> tuple[widgets.Button, ...]:
         """Return a button for each possible branch, and one for chance."""
         names = {1: "accept", 0: "reject"} if coin else dict(enumerate(self.letters))
+        possible = {branch: f"{name}: {plots.fraction(shares[branch])}" for branch, name in names.items()}
         buttons = [
-            _button(
-                f"{name}: {plots.fraction(shares[branch])}",
-                "take this branch",
-                partial(self.decided, [*self.taken, branch]),
-            )
-            for branch, name in names.items()
+            _button(name, "take this branch", partial(self.decided, [*self.taken, branch]))
+            for branch, name in possible.items()
             if shares[branch] > 0
         ]
         return (*buttons, _button("let chance decide", "by these probabilities", partial(self.toss, shares)))
@@ -150,10 +146,6 @@ def check_rules(rules: Any, use: str) -> None:
 
 def _last(verdict: Verdict) -> int:
     return verdict.path[-1] if verdict.path else 0
-
-
-def _decisions(count: int) -> str:
-    return f"{count} decision{'' if count == 1 else 's'}"
 
 
 def _button(name: str, about: str, press: Callable[[], None]) -> widgets.Button:

@@ -16,7 +16,7 @@ from dynatree_lib.verifiers.base import Verifier
 from .. import charts
 from ..proofs import ceiling, exact
 from .coins import check_rules
-from .walk import Explorer, put, shown_table
+from .walk import Explorer, line, put, shown_table, watch
 
 LETTERS = "abc"
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -67,13 +67,9 @@ class Gain(Explorer):
         self.target, self.draft = _weights("target", target), _weights("draft", draft)
         self.tree = widgets.Dropdown(options=tuple(SHAPES), value=tree, description="tree")
         self.ratios, self.said, self.bars = widgets.HTML(), widgets.HTML(), widgets.Output()
-        sides = [widgets.VBox(sliders) for sliders in (self.target, self.draft)]
-        super().__init__(
-            [self.tree, widgets.HBox(sides, layout={"flex_flow": "row wrap"}), self.ratios, self.said, self.bars]
-        )
-        for control in (self.tree, *self.target, *self.draft):
-            control.observe(lambda change: self.count(), "value")
-        self.count()
+        sides = line(*(widgets.VBox(sliders) for sliders in (self.target, self.draft)))
+        super().__init__([self.tree, sides, self.ratios, self.said, self.bars])
+        watch(self.count, self.tree, *self.target, *self.draft)
 
     def count(self) -> None:
         """Enumerate anew, as the controls stand."""

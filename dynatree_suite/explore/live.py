@@ -17,7 +17,7 @@ from dynatree_lib.sampling import Sampling
 from dynatree_lib.summary import summarize
 
 from ..bench.methods import METHODS
-from .walk import Explorer, Walk
+from .walk import Explorer, Walk, watch
 
 DRAFTERS = (
     "chain", "fixed-tree", "adaptive-tree", "best-first-tree", "sampled-tree", "lookup-tree", "prompt-lookup", "ptd",
@@ -92,10 +92,9 @@ class Live(Explorer):
         super().__init__([self.prompt, widgets.HBox([fixed, self.options]), self.progress, self.figures, self.below])
         self.plain: dict[tuple[str, int], tuple[list[int], float]] = {}  # tokens and seconds of plain decoding
         self.warm: set[str] = set()
-        self.method.observe(lambda change: self._choose(), "value")
         for control in (self.prompt, self.budget, self.temperature):
             control.observe(lambda change: self.decode(), "value")
-        self._choose()
+        watch(self._choose, self.method)
 
     def _choose(self) -> None:
         """Offer the options of the drafter that has been chosen, at its defaults."""

@@ -12,7 +12,7 @@ from dynatree_lib.checks import of_kind
 from dynatree_lib.plots.trees import check_tree
 from dynatree_lib.tree import TokenTree
 
-from .walk import Explorer, player, put
+from .walk import Explorer, line, player, put, watch
 
 
 class Mask(Explorer):
@@ -40,11 +40,8 @@ class Mask(Explorer):
         self.play, self.node = player("node", 0, len(tree) - 1)
         self.causal = widgets.Checkbox(description="causal mask instead", indent=False)
         self.place, self.tree, self.mask = widgets.HTML(), widgets.Output(), widgets.Output()
-        controls = widgets.HBox([self.play, self.node, self.causal], layout={"flex_flow": "row wrap"})
-        super().__init__([controls, self.place, self.tree, self.mask])
-        for control in (self.node, self.causal):
-            control.observe(lambda change: self.show(), "value")
-        self.show()
+        super().__init__([line(self.play, self.node, self.causal), self.place, self.tree, self.mask])
+        watch(self.show, self.node, self.causal)
 
     def show(self) -> None:
         """Draw what the node sees that the slider stands at."""
@@ -55,7 +52,5 @@ class Mask(Explorer):
             f"{tree.depths[node]} of the tree. Its place in the forward is {len(self.prefix) + node}."
         )
         put(self.tree, plots.seen_tree(tree, node, self.tokenizer, causal=causal))
-        mask = plots.tree_mask(
-            tree, len(self.prefix), self.tokenizer, prefix_tokens=self.prefix, row=node, causal=causal
-        )
-        put(self.mask, mask)
+        look = {"prefix_tokens": self.prefix, "row": node, "causal": causal}
+        put(self.mask, plots.tree_mask(tree, len(self.prefix), self.tokenizer, **look))

@@ -12,7 +12,7 @@ from dynatree_lib.checks import of_kind
 from dynatree_lib.decoding import Generation
 from dynatree_lib.plots.iterations import check_text
 
-from .walk import Explorer, player, put
+from .walk import Explorer, line, player, put, watch
 
 
 class Race(Explorer):
@@ -45,10 +45,9 @@ class Race(Explorer):
         self.play, self.forwards = player("target forwards", 1, most)
         self.texts = {name: widgets.HTML(layout={"flex": "1 1 320px"}) for name in generations}
         self.trees = widgets.Output()
-        texts = widgets.HBox(list(self.texts.values()), layout={"flex_flow": "row wrap", "align_items": "flex-start"})
+        texts = line(*self.texts.values(), align_items="flex-start")
         super().__init__([widgets.HBox([self.play, self.forwards]), texts, self.trees])
-        self.forwards.observe(lambda change: self.show(), "value")
-        self.show()
+        watch(self.show, self.forwards)
 
     def show(self) -> None:
         """Draw where every method stands."""
@@ -58,8 +57,6 @@ class Race(Explorer):
             number = min(self.forwards.value - 1, last)
             ended = " (its text has ended)" if self.forwards.value - 1 > last else ""
             latest[name] = generation.iterations[number]
-            heading = f"<b>{plots.theme.escaped(name)}</b>{ended}"
-            self.texts[name].value = heading + str(
-                plots.step_text(generation, number, self.tokenizer, prompt=self.prompt, branches=0)
-            )
+            text = plots.step_text(generation, number, self.tokenizer, prompt=self.prompt, branches=0)
+            self.texts[name].value = f"<b>{plots.theme.escaped(name)}</b>{ended}{text}"
         put(self.trees, plots.stacked_trees(latest, self.tokenizer, title="The latest iteration of each method"))

@@ -12,7 +12,7 @@ from dynatree_lib.checks import of_kind
 from .. import charts
 from ..bench.trace import iteration_means
 from ..charts import clock
-from .walk import Explorer, put, shown_table, slider
+from .walk import Explorer, line, put, shown_table, slider, watch
 
 MILLISECOND = 1e-3
 
@@ -46,15 +46,9 @@ class Timeline(Explorer):
         names = {"draft": "without drafting", "host": "without the host"}
         self.without = {part: widgets.Checkbox(description=name, indent=False) for part, name in names.items()}
         self.clock, self.table = widgets.Output(), widgets.HTML()
-        rows = ([self.first, self.length], list(self.without.values()))
-        wrapped = [widgets.HBox(row, layout={"flex_flow": "row wrap"}) for row in rows]
-        super().__init__([wrapped[0], self.clock, wrapped[1], self.table])
-        for control in (self.first, self.length):
-            control.observe(lambda change: self.draw(), "value")
-        for box in self.without.values():
-            box.observe(lambda change: self.count(), "value")
-        self.draw()
-        self.count()
+        super().__init__([line(self.first, self.length), self.clock, line(*self.without.values()), self.table])
+        watch(self.draw, self.first, self.length)
+        watch(self.count, *self.without.values())
 
     def draw(self) -> None:
         """Draw the window that the sliders choose."""
@@ -67,9 +61,9 @@ class Timeline(Explorer):
         speed = "tokens/s" + (f" without {' and '.join(left_out)}" if left_out else "")
         lines = []
         for label, mean in self.means.items():
-            line = {"method": label, "tokens/iteration": mean["tokens"]}
-            line |= {f"{part}, ms": mean[part] / MILLISECOND for part in clock.PARTS}
-            lines.append(line | {speed: 1000 * mean["tokens"] / _milliseconds(mean, left_out)})
+            row = {"method": label, "tokens/iteration": mean["tokens"]}
+            row |= {f"{part}, ms": mean[part] / MILLISECOND for part in clock.PARTS}
+            lines.append(row | {speed: 1000 * mean["tokens"] / _milliseconds(mean, left_out)})
         caption = "The mean iteration of each run, without the one that reads the prompt. Tracing counts as host."
         self.table.value = shown_table(lines, caption)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ipywidgets as widgets
@@ -65,11 +65,9 @@ class Walk(Explorer):
         self.mask = widgets.Checkbox(description="attention mask", indent=False)
         self.text, self.state = widgets.HTML(), widgets.HTML()
         self.tree, self.seen = widgets.Output(), widgets.Output()
-        controls = widgets.HBox([self.play, self.place, self.mask], layout={"flex_flow": "row wrap"})
+        controls = line(self.play, self.place, self.mask)
         super().__init__([controls, self.text, self.tree, self.state, self.seen])
-        for control in (self.place, self.mask):
-            control.observe(lambda change: self.show(), "value")
-        self.show()
+        watch(self.show, self.place, self.mask)
 
     @property
     def iteration(self) -> Iteration:
@@ -84,16 +82,25 @@ class Walk(Explorer):
         put(self.tree, draw(iteration, self.tokenizer))
         state = iteration.report
         self.state.value = shown_table([state], "State of the drafter before this iteration") if state else ""
-        if self.mask.value:
-            put(self.seen, self._mask(number, iteration))
-        else:
+        if not self.mask.value:
             self.seen.outputs = ()
+        elif iteration.side_tree is not None:
+            put(self.seen, plots.forward_mask(iteration, self.tokenizer))
+        else:
+            before = sum(one.committed for one in self.generation.iterations[:number])
+            put(self.seen, plots.tree_mask(iteration.tree, self.prefix + before, self.tokenizer))
 
-    def _mask(self, number: int, iteration: Iteration) -> Any:
-        if iteration.side_tree is not None:
-            return plots.forward_mask(iteration, self.tokenizer)
-        before = sum(one.committed for one in self.generation.iterations[:number])
-        return plots.tree_mask(iteration.tree, self.prefix + before, self.tokenizer)
+
+def line(*parts: widgets.Widget, **layout: str) -> widgets.HBox:
+    """Return widgets side by side, in further lines where the page is narrow."""
+    return widgets.HBox(parts, layout={"flex_flow": "row wrap", **layout})
+
+
+def watch(act: Callable[[], None], *controls: widgets.Widget) -> None:
+    """Act now, and whenever one of the controls is moved."""
+    for control in controls:
+        control.observe(lambda change: act(), "value")
+    act()
 
 
 def player(name: str, first: int, last: int) -> tuple[widgets.Play, widgets.IntSlider]:

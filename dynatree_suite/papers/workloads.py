@@ -191,24 +191,12 @@ _SPEC_BENCH = DataSet("spec_bench", ("question.jsonl",), "", _spec_bench, bundle
 _SPEC_BENCH_BUNDLED = ("chat", "translation", "summarization", "qa", "math", "rag")
 DATA_SETS: dict[str, DataSet] = {
     "wikitext-2": DataSet(
-        "wikitext-2-raw",
-        ("wiki.{split}.raw", *_PARQUET),
-        "Salesforce/wikitext",
-        _wikitext,
-        "wikitext-2-raw-v1",
-        bundled_task="encyclopedia",
-        max_characters=800,
-        splits=_SPLITS,
+        "wikitext-2-raw", ("wiki.{split}.raw", *_PARQUET), "Salesforce/wikitext", _wikitext, "wikitext-2-raw-v1",
+        bundled_task="encyclopedia", max_characters=800, splits=_SPLITS,
     ),
     "pg-19": DataSet(
-        "pg19",
-        ("*.txt", *_PARQUET),
-        "emozilla/pg19",
-        _pg19,
-        hub_files="data/{split}-*",
-        bundled_task="novel",
-        max_characters=1000,
-        splits=_SPLITS,
+        "pg19", ("*.txt", *_PARQUET), "emozilla/pg19", _pg19, hub_files="data/{split}-*",
+        bundled_task="novel", max_characters=1000, splits=_SPLITS,
     ),
     "gsm8k": DataSet("gsm8k", _PARQUET, "openai/gsm8k", _gsm8k, "main", bundled_task="math", splits=("test", "train")),
     "humaneval": DataSet(
@@ -218,12 +206,8 @@ DATA_SETS: dict[str, DataSet] = {
         "mbpp", ("mbpp.jsonl", *_PARQUET), "google-research-datasets/mbpp", _mbpp, "full", bundled_task="code"
     ),
     "mt-bench": DataSet(
-        "spec_bench",
-        ("question.jsonl", "train-*.parquet", "*/train-*.parquet"),
-        "HuggingFaceH4/mt_bench_prompts",
-        _mt_bench,
-        hub_split="train",
-        bundled_task="chat",
+        "spec_bench", ("question.jsonl", "train-*.parquet", "*/train-*.parquet"), "HuggingFaceH4/mt_bench_prompts",
+        _mt_bench, hub_split="train", bundled_task="chat",
     ),
     "spec-bench": _SPEC_BENCH,
     "spec-bench/categories": replace(_SPEC_BENCH, prompts=partial(_spec_bench, categories=True)),
@@ -231,7 +215,7 @@ DATA_SETS: dict[str, DataSet] = {
         f"spec-bench/{task}": replace(_SPEC_BENCH, prompts=partial(_spec_bench, only=(task,)), bundled_task=bundled)
         for task, bundled in zip(SPEC_BENCH_TASKS, _SPEC_BENCH_BUNDLED, strict=True)
     },
-}
+}  # fmt: skip
 SUBSETS = {"gsm-100": ("gsm8k", 100), "mbpp-100": ("mbpp", 100)}  # seeded random subsets (PTD, Section 4.1)
 WORKLOADS = (*DATA_SETS, *SUBSETS, "bundled", *(f"bundled/{task}" for task in BUNDLED_TASKS))
 

@@ -419,12 +419,14 @@ class TestCoins:
         assert "X<sub>2</sub>=b<br>0" in texts
 
     def test_chance_takes_the_branches_by_their_probability(self, coins):
-        heads = 0
+        coins.toss([0, 1])
+        assert coins.taken == [1]
+        tossed = []
+        coins.decided = tossed.append  # in place of the pictures
         for _ in range(200):
             coins.toss([1 / 3, 2 / 3])
-            heads += coins.taken[0]
-            coins.taken = []
-        assert 110 < heads < 157
+        assert all(taken[:-1] == [1] for taken in tossed)
+        assert 110 < sum(taken[-1] for taken in tossed) < 157
 
     def test_many_trials_are_shown_beside_the_exact_number(self, coins):
         coins.rule.value = "token-level"

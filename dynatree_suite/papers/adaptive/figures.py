@@ -73,14 +73,13 @@ def _stopped(cumulative: float, level: int, drafter: AdaptiveTree, now: Mapping[
     return "D_0" if level >= int(now["base_depth"]) and not passes else "no room"
 
 
-def grown_tree(iteration: Iteration, drafter: AdaptiveTree, tokenizer: object = None, *, title: str = "") -> go.Figure:
+def grown_tree(iteration: Iteration, drafter: AdaptiveTree, tokenizer: object = None) -> go.Figure:
     """Draw Figure 3 of DynaTree adaptive from a real tree: every node with p(u) and c(u), coloured by the decision.
 
     Args:
         iteration: an iteration of `drafter`.
         drafter: the hyper-parameters it ran with.
         tokenizer: shows token text instead of numbers.
-        title: above the figure; by default the values in use.
     """
     rows, tree, now = growth_rows(iteration, drafter), iteration.tree, iteration.report
     values = (
@@ -98,7 +97,7 @@ def grown_tree(iteration: Iteration, drafter: AdaptiveTree, tokenizer: object = 
     roles, deep = [row["decision"] for row in rows], [row["node"] for row in rows if row["deep"]]
     boxes = tree_boxes(tree, roles, tokenizer, notes=notes, details=details, ringed=deep)
     ring = (f"thick: expanded at D₀ = {int(now['base_depth'])} or deeper, p(u) > ρ_deep", theme.INK)
-    return draw_trees([("", boxes)], decision_styles(drafter, now), title=title or values, row_height=TALL, ring=ring)
+    return draw_trees([("", boxes)], decision_styles(drafter, now), title=values, row_height=TALL, ring=ring)
 
 
 def decision_styles(drafter: AdaptiveTree, now: Mapping[str, float]) -> dict[str, Style]:

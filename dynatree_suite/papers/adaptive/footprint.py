@@ -48,11 +48,11 @@ class ModelShape:
         return self.vocabulary * itemsize / MIB
 
 
-def footprint(results: Results, reference: str = "ar") -> list[dict[str, Any]]:
+def footprint(results: Results) -> list[dict[str, Any]]:
     """Return the memory of each method in MiB, computed from shapes and counts, and the peak on a GPU.
 
     Keys: `method`, `weights` of the models it uses, `cache` at the fullest, `logits` of the largest tree, `computed`
-    (their sum), `change` over the reference's sum in per cent, `peak` allocated on the GPU (both models are loaded
+    (their sum), `change` over the sum of `ar` in per cent, `peak` allocated on the GPU (both models are loaded
     whatever the method) or None on a CPU.
     """
     target = results.records.header.setup["target"]
@@ -65,5 +65,5 @@ def footprint(results: Results, reference: str = "ar") -> list[dict[str, Any]]:
         sizes = {name: size / MIB for name, size in parts.items()}
         peak = None if summary["peak_device_bytes"] is None else summary["peak_device_bytes"] / MIB
         rows.append({"method": summary["label"], **sizes, "computed": sum(sizes.values()), "peak": peak})
-    base = next((row["computed"] for row in rows if row["method"] == reference), None)
+    base = next((row["computed"] for row in rows if row["method"] == "ar"), None)
     return [{**row, "change": 100 * (row["computed"] / base - 1) if base else None} for row in rows]

@@ -122,12 +122,12 @@ def stretches(results: Results, width: int, labels: Collection[str] | None = Non
     return pd.concat(parts, ignore_index=True)
 
 
-def repeats_before(tokens: Sequence[int], n: int = 4) -> np.ndarray:
-    """Return (T,) bool: whether the n-gram that ends at this token occurred in the text before."""
+def repeats_before(tokens: Sequence[int]) -> np.ndarray:
+    """Return (T,) bool: whether the 4-gram that ends at this token occurred in the text before."""
     seen: set[tuple[int, ...]] = set()
     repeats = np.zeros(len(tokens), bool)
-    for end in range(n, len(tokens) + 1):
-        gram = tuple(tokens[end - n : end])
+    for end in range(4, len(tokens) + 1):
+        gram = tuple(tokens[end - 4 : end])
         repeats[end - 1] = gram in seen
         seen.add(gram)
     return repeats

@@ -52,7 +52,7 @@ def luck(table: Table, labels: Sequence[str], reference: str, size: int) -> list
     return rows
 
 
-def choice(table: Table, predicted: str = "predicted", measured: str = "measured") -> Row:
+def choice(table: Table, predicted: str = "predicted") -> Row:
     """Return what choosing by prediction costs, and the rank correlation (Spearman's; NaN where a side is constant).
 
     `speed kept` is the measured speed of the row predicted best over that of the row measured best.
@@ -63,13 +63,13 @@ def choice(table: Table, predicted: str = "predicted", measured: str = "measured
     frame = pd.DataFrame(table).reset_index(drop=True)
     if frame.empty:
         raise ValueError("There is no row to choose from; give at least one.")
-    chosen, best = (frame.loc[frame[column].idxmax()] for column in (predicted, measured))
+    chosen, best = (frame.loc[frame[column].idxmax()] for column in (predicted, "measured"))
     return {
         "configurations": len(frame),
-        "rank correlation": float(frame[[predicted, measured]].corr("spearman").iloc[0, 1]),
+        "rank correlation": float(frame[[predicted, "measured"]].corr("spearman").iloc[0, 1]),
         "predicted best": chosen["method"],
-        "speed of predicted best": float(chosen[measured]),
+        "speed of predicted best": float(chosen["measured"]),
         "measured best": best["method"],
-        "speed of measured best": float(best[measured]),
-        "speed kept": float(chosen[measured] / best[measured]),
+        "speed of measured best": float(best["measured"]),
+        "speed kept": float(chosen["measured"] / best["measured"]),
     }

@@ -131,20 +131,21 @@ class Counterexample:
 
 
 def smallest_counterexample(
-    rule: Verifier, depths: Iterable[int] = (1, 2, 3), vocabularies: Iterable[int] = (2, 3), largest: int = 6
+    rule: Verifier, vocabularies: Iterable[int] = (2, 3), largest: int = 6
 ) -> Counterexample | None:
     """Return the first chain on which the rule is biased: shallowest, fewest tokens, smallest denominator.
 
+    Chains have up to 3 tokens.
+
     Args:
         rule: serves chains, if need be by `unsafe`.
-        depths: drafted tokens.
         vocabularies: V.
         largest: denominator of the probabilities of both models.
 
     Returns:
         The counterexample with the largest bias of that size, or None if there is none up to these sizes.
     """
-    for depth, size, denominator in product(depths, vocabularies, range(2, largest + 1)):
+    for depth, size, denominator in product((1, 2, 3), vocabularies, range(2, largest + 1)):
         found = [
             one
             for p, q in product(_distributions(size, denominator), repeat=2)
