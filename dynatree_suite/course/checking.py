@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -86,35 +86,6 @@ def shown(case: tuple[Any, ...]) -> str:
 def text(value: Any) -> str:
     """A value in few words."""
     return f"{value:.6g}" if isinstance(value, float) else str(value).replace("\n", "")
-
-
-def check_with(exercises: Mapping[str, Exercise]) -> Callable[..., bool | None]:
-    """Return the function `check` over some exercises, by their numbers."""
-
-    def check(number: str, answer: Any = None) -> bool | None:
-        """Print whether an answer is right, or what it overlooks.
-
-        Args:
-            number: of the exercise, "03.2" for the second of notebook 03.
-            answer: a value or a function, as the exercise asks; None or `...` for none yet.
-
-        Returns:
-            True for a right answer, False for a wrong one, None for none.
-
-        Raises:
-            ValueError: for a number that no exercise has.
-        """
-        if number not in exercises:
-            raise ValueError(f"There is no exercise {number!r} with a checker; there are {', '.join(exercises)}.")
-        exercise = exercises[number]
-        if answer is None or answer is ... or unwritten(answer, exercise.cases):
-            print(f"Exercise {number}: no answer yet.")
-            return None
-        hint = exercise.hint(answer)
-        print(f"Exercise {number}: " + (f"right. {exercise.praise}" if hint is None else f"not yet. {hint}"))
-        return hint is None
-
-    return check
 
 
 def unwritten(answer: Any, cases: Sequence[tuple[Any, ...]]) -> bool:

@@ -34,7 +34,7 @@ from dynatree_suite.papers.traversal import beyond
 from dynatree_suite.papers.traversal.beyond import ONE, PROMPT, TREES, checked, compare, constant, counterexample
 from dynatree_suite.proofs import audit, ceiling
 from dynatree_suite.proofs.ceiling import best_tokens, drawn_sets, optimal_plan
-from dynatree_suite.proofs.exact import bias, distance, iteration, proposals
+from dynatree_suite.proofs.exact import bias, distance, iteration, iterations, proposals
 from dynatree_suite.proofs.unsound import SharedNoise
 
 TINY = 1e-12
@@ -100,8 +100,8 @@ def test_the_lossless_reading_of_hsd_emits_what_block_verification_emits(tree):
     for kind, seed in product(audit.PAIRS, range(5)):
         target, draft = audit.toy_pair(kind, 3, seed)
         drafter = SampledTree(draft, **TREES[tree])
-        one, other = (iteration(target, drafter, rule, PROMPT, ONE).emitted for rule in (Hierarchical(), Block()))
-        assert distance(one, other) < TINY
+        both = iterations(target, drafter, {"hsd": Hierarchical(), "block": Block()}, PROMPT, ONE)
+        assert distance(both["hsd"].emitted, both["block"].emitted) < TINY
 
 
 @pytest.mark.parametrize("reading", BIASED)
@@ -329,8 +329,8 @@ def test_the_hub_plan_mostly_accepts_more_of_a_pair_than_trying_one_after_the_ot
         target, draft = constant(*row.tolist()), constant(*q.tolist())
         for draw in ("iid", "distinct"):
             drafter = SampledTree(draft, depth=1, branching=2, draw=draw)
-            one, other = (iteration(target, drafter, rule, PROMPT, ONE).tokens for rule in (Transport(), TokenLevel()))
-            gains.append(one - other)
+            found = iterations(target, drafter, {"hub": Transport(), "token": TokenLevel()}, PROMPT, ONE)
+            gains.append(found["hub"].tokens - found["token"].tokens)
     assert np.mean(gains) > 1e-3
     assert sum(gain > 1e-6 for gain in gains) > 5 * sum(gain < -1e-6 for gain in gains) > 0
 
@@ -419,14 +419,15 @@ def test_natural_mistakes_are_seen(monkeypatch):
 
 def test_rules_that_look_at_siblings_together_are_biased_where_a_sibling_lends_its_number():
     """Along a path every token follows its distribution, so rules that go down one path stay exact."""
-    off = {}
-    for rule in (TokenLevel, KSequential, TargetWalk, Traversal, Transport, ConditionalTransport, MultiPath):
-        served = rule() if rule is TargetWalk else rule(unsafe=True)
-        off[rule] = 0.0
-        for seed in range(3):
-            target, draft = audit.toy_pair("generic", 3, seed)
-            drafter = SharedNoise(draft, shape=(0, 0, 1, 2), between="siblings")
-            off[rule] = max(off[rule], bias(target, drafter, served, PROMPT, ONE)[0])
+    kinds = (TokenLevel, KSequential, TargetWalk, Traversal, Transport, ConditionalTransport, MultiPath)
+    served = {rule: rule() if rule is TargetWalk else rule(unsafe=True) for rule in kinds}
+    off = dict.fromkeys(kinds, 0.0)
+    for seed in range(3):
+        target, draft = audit.toy_pair("generic", 3, seed)
+        drafter = SharedNoise(draft, shape=(0, 0, 1, 2), between="siblings")
+        for rule, found in iterations(target, drafter, served, PROMPT, ONE).items():
+            off[rule] = max(off[rule], found.bias(target, PROMPT, ONE))
+    for rule in kinds:
         if off[rule] > TINY:
             with pytest.raises(ValueError, match="branches share random numbers"):
                 rule().check(ONE, drafter.drawing, drafter.chain)
