@@ -55,10 +55,10 @@ class Verifier(ABC):
     name: str
     """Name of the rule in records and plots."""
     longest = True
-    """Whether it accepts the longest path where the target leaves no choice, as `Greedy` does; the audit checks it."""
+    """Whether the rule accepts the longest path where the target leaves no choice (the audit checks it)."""
 
     def check(self, sampling: Sampling, drawing: Drawing = Drawing.FIXED, chain: bool = False) -> None:
-        """Check, before any work, that this rule serves these trees without bias; by default it serves all.
+        """Check, before any work, that this rule serves these trees without bias; by default a rule serves all trees.
 
         Args:
             sampling: that of the target.

@@ -1,7 +1,7 @@
 """Hierarchical speculative decoding (HSD, arXiv 2601.05724) of a chain, in every reading of its ratios.
 
-One reading is lossless, and it is Block Verification in other words. The others are what a definition of the paper or a
-file of its code says to the letter. They emit another distribution than the target's and are refused unless asked for.
+One reading is lossless: it is Block Verification in other words. Each of the others follows a definition of the paper
+or a file of its code to the letter. They emit another distribution than the target's, so they need `unsafe=True`.
 """
 
 from __future__ import annotations

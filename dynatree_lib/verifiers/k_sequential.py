@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from ..sampling import DraftDistributions, RandomSource, Scores
-from ..tree import IID, TokenTree
-from .base import Drawing, Verdict
-from .residual import Recorded, Residual, ResidualRule, row_of
+from ..sampling import RandomSource
+from ..tree import IID
+from .base import Drawing
+from .residual import Recorded, Residual, TopDown, one_by_one, row_of
 
 HALVINGS = 24
 """Of the interval that holds the divisor; the rule is exact with its upper end, however wide it is."""
 
 
-class KSequential(ResidualRule):
+class KSequential(TopDown):
     """Top down: accept a sibling x with probability min(1, p(x) / (d q(x))), d the divisor of all its siblings.
 
     How many siblings there are must be decided before the first of them is drawn. Siblings drawn without replacement
@@ -32,35 +32,18 @@ class KSequential(ResidualRule):
     refuses = (Drawing.SELECTED, Drawing.GROWN)
 
     @override
-    def sample(
-        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
-    ) -> Verdict:
-        recorded = Recorded(tree, distributions)
-        path = [0]
-        while True:
-            residual, accepted = Residual(scores, path[-1]), None
-            for drawn, siblings in groupby(recorded.children[path[-1]], key=lambda child: tree.draws[child]):
-                accepted = (_together if drawn == IID else _one_by_one)(residual, recorded, list(siblings), random)
-                if accepted is not None:
-                    break
-            if accepted is None:
-                return Verdict(tuple(path[1:]), random.draw(residual.weights))
-            path.append(accepted)
-
-
-def _one_by_one(residual: Residual, recorded: Recorded, siblings: list[int], random: RandomSource) -> int | None:
-    """Return the accepted sibling, or None with what they have left in the residual."""
-    for child in siblings:
-        if random.accept(residual.ratio(recorded, child)):
-            return child
-        residual.reject(recorded, child)
-    return None
+    def accepted(self, residual: Residual, recorded: Recorded, children: list[int], random: RandomSource) -> int | None:
+        for draw, group in groupby(children, key=lambda child: recorded.tree.draws[child]):
+            siblings = list(group)
+            together = draw == IID and len(siblings) > 1
+            child = (_together if together else one_by_one)(residual, recorded, siblings, random)
+            if child is not None:
+                return child
+        return None
 
 
 def _together(residual: Residual, recorded: Recorded, siblings: list[int], random: RandomSource) -> int | None:
-    """Do the same for siblings drawn with replacement."""
-    if len(siblings) == 1:
-        return _one_by_one(residual, recorded, siblings, random)
+    """Do what `TopDown.accepted` does for siblings drawn with replacement."""
     p, tokens = row_of(residual), recorded.tree.tokens
     for child in siblings:
         recorded.prob(child)  # an error where it is 0

@@ -9,6 +9,7 @@ s_u / Z with Z = sum [r_u - q_c]_+ + s_u. All rules here follow from that one up
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -18,9 +19,9 @@ import torch
 from typing_extensions import override
 
 from ..checks import of_kind
-from ..sampling import DraftDistributions, Scores
+from ..sampling import DraftDistributions, RandomSource, Scores
 from ..tree import DISTINCT, POINT, TokenTree
-from .base import Drawing, SamplingRule
+from .base import Drawing, SamplingRule, Verdict
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Recorded:
     """q_c, the distribution each token of a tree was drawn from, given all that was drawn before it.
 
     A deterministic token has a point mass. A token drawn without replacement has its parent's distribution without the
-    tokens of its earlier siblings, normalised. Nothing of the width of the vocabulary is computed before its use.
+    tokens of its earlier siblings, normalised. Tensors as wide as the vocabulary are computed when they are needed.
     """
 
     def __init__(self, tree: TokenTree, distributions: DraftDistributions | None) -> None:
@@ -173,7 +174,7 @@ class Residual:
         self.leave(recorded.rest(self.weights * self.scale, child))
 
     def leave(self, rest: torch.Tensor) -> None:
-        """Update r and s after children, one or several, were rejected that would have taken all of r but this."""
+        """Update r and s after children were rejected; `rest` is the part of r that they would not have taken."""
         mass = float(rest.sum(dtype=torch.float64))
         total = mass + self.stop
         if total > 0:  # 0 is an event of probability 0; the state then stays
@@ -181,7 +182,7 @@ class Residual:
             self.mass, self.stop = mass / total, self.stop / total
 
     def acceptance_without(self, recorded: Recorded, child: int | None) -> float:
-        """Reject the last child, if the node has children; return the acceptance, at most the mass before."""
+        """Reject the last child, None for a leaf; return the acceptance, which is at most the mass before."""
         if child is not None:
             self.reject(recorded, child)
         return self.acceptance
@@ -192,3 +193,32 @@ def row_of(residual: Residual) -> np.ndarray:
     weights = residual.weights.numpy().astype(np.float64)
     total = float(weights.sum())
     return weights * (residual.mass / total if total > 0 else 0.0)
+
+
+class TopDown(ResidualRule):
+    """A rule that goes from node 0 down: it accepts a child or draws the bonus token, and looks no further ahead."""
+
+    @override
+    def sample(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
+        recorded, path = Recorded(tree, distributions), [0]
+        while True:
+            residual = Residual(scores, path[-1])
+            child = self.accepted(residual, recorded, recorded.children[path[-1]], random)
+            if child is None:
+                return Verdict(tuple(path[1:]), random.draw(residual.weights))
+            path.append(child)
+
+    @abstractmethod
+    def accepted(self, residual: Residual, recorded: Recorded, children: list[int], random: RandomSource) -> int | None:
+        """Return the accepted child, or None with the residual that the rejected children leave."""
+
+
+def one_by_one(residual: Residual, recorded: Recorded, children: list[int], random: RandomSource) -> int | None:
+    """Do what `TopDown.accepted` does: try each child against the residual that the children before it left."""
+    for child in children:
+        if random.accept(residual.ratio(recorded, child)):
+            return child
+        residual.reject(recorded, child)
+    return None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,16 +24,18 @@ from ..checks import described, is_whole
 from ..sampling import DraftDistributions, RandomSource, Scores
 from ..tree import DISTINCT, POINT, TokenTree
 from .base import Drawing, Verdict
-from .residual import Recorded, Residual, ResidualRule, row_of
+from .residual import Recorded, Residual, TopDown, row_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Shares:
-    """What a plan gives to the group of siblings that was drawn.
+    """The shares of the row that a plan gives to the group of siblings that was drawn.
 
     Attributes:
         accepted: probability that each of them is accepted, in draw order; they sum to at most 1.
-        rest: (V,) float64, what is left of the row r once all groups that may be drawn have had their shares.
+        rest: (V,) float64, the part of the row r that is left by all groups that may be drawn.
     """
 
     accepted: Sequence[float]
@@ -41,7 +44,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Group:
-    """Siblings that a plan is made for, in draw order, and what they may have been instead.
+    """Siblings that a plan is made for, in draw order, and the distribution that they were drawn from.
 
     Attributes:
         tokens: their tokens.
@@ -168,7 +171,7 @@ def groups(recorded: Recorded, children: Sequence[int], size: int, together: int
 
 
 @dataclass(frozen=True)
-class Transport(ResidualRule):
+class Transport(TopDown):
     """Top down: of the children of the accepted node, a group at a time, accept one as a plan says.
 
     How many siblings there are must be decided before the first of them is drawn.
@@ -198,27 +201,30 @@ class Transport(ResidualRule):
             )
 
     @override
-    def sample(
-        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
-    ) -> Verdict:
-        recorded = Recorded(tree, distributions)
-        path = [0]
-        while True:
-            residual = Residual(scores, path[-1])
-            accepted = self._accepted(residual, recorded, recorded.children[path[-1]], random)
-            if accepted is None:
-                return Verdict(tuple(path[1:]), random.draw(residual.weights))
-            path.append(accepted)
+    def accepted(self, residual: Residual, recorded: Recorded, children: list[int], random: RandomSource) -> int | None:
+        return self.first_accepted(
+            residual, recorded, children, lambda child, share: child if random.accept(share) else None
+        )
 
-    def _accepted(
-        self, residual: Residual, recorded: Recorded, children: Sequence[int], random: RandomSource
-    ) -> int | None:
-        """Return the accepted child, or None with what they have left in the residual."""
+    def first_accepted(
+        self, residual: Residual, recorded: Recorded, children: list[int], enter: Callable[[int, float], T | None]
+    ) -> T | None:
+        """Return the first result of entering a child, or None with the residual that the rejected children leave.
+
+        Args:
+            residual: of the parent.
+            recorded: distributions that the children were drawn from.
+            children: in draw order.
+            enter: child, and its share of the probability that earlier ones left -> result, None if it is rejected.
+        """
         for members, group in groups(recorded, children, len(residual.weights), self.together):
+            if residual.mass <= 0:
+                break
             shares, left = self.plan(row_of(residual), group), 1.0
             for child, share in zip(members, shares.accepted, strict=True):
-                if random.accept(min(1.0, share / left) if left > 0 else 0.0):
-                    return child
+                found = enter(child, min(1.0, share / left) if left > 0 else 0.0)
+                if found is not None:
+                    return found
                 left -= share
             residual.leave(torch.from_numpy(shares.rest))
         return None
@@ -248,17 +254,11 @@ class ConditionalTransport(Transport):
     ) -> Verdict | None:
         """Return the verdict if the node or one below it is accepted, which has this probability on average."""
         residual = Residual(scores, node, acceptance)
-        for members, group in groups(recorded, recorded.children[node], len(residual.weights), self.together):
-            if residual.mass <= 0:
-                break
-            shares, left = self.plan(row_of(residual), group), 1.0
-            for child, share in zip(members, shares.accepted, strict=True):
-                if share > 0 and left > 0:
-                    found = self._below(child, min(1.0, share / left), recorded, scores, random)
-                    if found is not None:
-                        return found
-                left -= share
-            residual.leave(torch.from_numpy(shares.rest))
-        if node == 0 or random.accept(residual.acceptance):
+
+        def enter(child: int, share: float) -> Verdict | None:
+            return self._below(child, share, recorded, scores, random) if share > 0 else None
+
+        found = self.first_accepted(residual, recorded, recorded.children[node], enter)
+        if found is None and (node == 0 or random.accept(residual.acceptance)):
             return Verdict(tuple(recorded.tree.path(node)), random.draw(residual.weights))
-        return None
+        return found
