@@ -1,7 +1,6 @@
-"""What a forward costs by the number of tokens it scores, for cost-aware drafting and for the cost model.
+"""The cost of forwards by the number of tokens that they read, for cost-aware drafters and for the cost model.
 
-Costs are in units of one greedy step of the target, so that they carry over between texts. How they are measured
-belongs to `costs.cost_model`.
+The unit is one greedy step of the target, so that costs carry over between texts. `dynatree tune` measures them.
 """
 
 from __future__ import annotations
@@ -9,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from .checks import is_number
 
 INITIAL_STEPS = 50.0
-"""Greedy steps for which a given rate counts against the rate of the text itself."""
+"""Weight of a given rate beside the rate of the text itself, in greedy steps."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Pace:
 
     @classmethod
     def begun(cls, rate: float) -> Pace:
-        """Return the pace of a new text, which a given rate (tokens per greedy step) leads for `INITIAL_STEPS`."""
+        """Return the pace of a new text, as if `INITIAL_STEPS` had run at this rate (tokens per greedy step)."""
         return cls(INITIAL_STEPS * rate, INITIAL_STEPS)
 
     @property
@@ -41,7 +41,7 @@ class Pace:
         return self.committed / self.spent
 
     def add(self, tokens: int, cost: float) -> None:
-        """Take in an iteration."""
+        """Add the tokens and the cost of an iteration."""
         self.committed += tokens
         self.spent += cost
 
@@ -99,16 +99,59 @@ class CostCurve:
         return float(slopes[max(int(np.searchsorted(starts, nodes, "right")) - 1, 0)])
 
 
+@dataclass(frozen=True)
+class Costs:
+    """The predicted costs of an iteration, which a drafter weighs against the tokens that it may gain.
+
+    Attributes:
+        verify: cost of the target's forward by nodes; None makes every node free.
+        draft: cost of one forward of the draft by nodes.
+        overhead: cost of drafting by a model besides its forwards, however many they are.
+    """
+
+    verify: CostCurve | None
+    draft: CostCurve | None = None
+    overhead: float = 0.0
+
+    @classmethod
+    def of(cls, drafter: Any) -> Costs:
+        """Return the costs that a drafter's `verify_cost`, `draft_cost` and `overhead` give.
+
+        Raises:
+            ValueError: for points that are no curve.
+        """
+        verify, draft = drafter.verify_cost, getattr(drafter, "draft_cost", None)
+        return cls(
+            None if verify is None else CostCurve(verify),
+            None if draft is None else CostCurve(draft),
+            getattr(drafter, "overhead", 0.0),
+        )
+
+    def scoring(self, nodes: int) -> float:
+        """Return the cost of scoring a tree of so many nodes."""
+        return 0.0 if self.verify is None else float(self.verify.at(nodes))
+
+    def another(self, nodes: int) -> float:
+        """Return the cost that one node more adds to a tree of so many nodes."""
+        return 0.0 if self.verify is None else self.verify.marginal_cost(nodes)
+
+    @property
+    def step(self) -> float:
+        """The cost of verifying a tree at all (`CostCurve.step`)."""
+        return 0.0 if self.verify is None else self.verify.step
+
+    def reading(self, nodes: float) -> float:
+        """Return the cost of one forward of the draft over so many nodes."""
+        return 0.0 if self.draft is None else float(self.draft.at(nodes))
+
+
 def lower_hull(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the corners of the lower convex hull of points with ascending x, first and last point included."""
-    hull: list[tuple[float, float]] = []
-    for point in zip(np.asarray(x, float), np.asarray(y, float), strict=True):
-        while len(hull) > 1 and _turns_down(hull[-2], hull[-1], point):
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    hull: list[int] = []
+    for c in range(len(x)):
+        # the slope from a to b is no less than from b to c, so b is no corner
+        while len(hull) > 1 and (y[b := hull[-1]] - y[a := hull[-2]]) * (x[c] - x[b]) >= (y[c] - y[b]) * (x[b] - x[a]):
             hull.pop()
-        hull.append(point)
-    corners = np.array(hull)
-    return corners[:, 0], corners[:, 1]
-
-
-def _turns_down(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
-    return (b[1] - a[1]) * (c[0] - b[0]) >= (c[1] - b[1]) * (b[0] - a[0])
+        hull.append(c)
+    return x[hull], y[hull]

@@ -16,7 +16,7 @@ from ..tree import POINT
 from ..verifiers.base import Drawing, Verdict
 from .base import ModelDrafter, Proposal
 from .builder import DraftState, Draw, TreeBuilder
-from .checks import check_choices, check_counts, check_max_nodes, check_rules
+from .checks import check_choices, check_counts, check_rules
 
 Mode = Literal["iteration", "drafted", "text"]
 """What is measured, and when. "iteration": after every iteration, committed tokens / (D_0 + 2) with its own D_0;
@@ -106,7 +106,7 @@ class AdaptiveTree(ModelDrafter):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_counts(self, "min_branching", "mid_branching", "max_branching", "base_depth", "max_depth", "window")
-        check_max_nodes(self)
+        check_counts(self, "max_nodes")
         check_choices(self, breadth=("confidence", None), depth=("confidence", None), deep=(">", ">="))
         check_choices(self, root=("target", "draft"), prune=("stop", "remove"), draw=get_args(Draw))
         check_choices(self, history=(*get_args(Mode), None))

@@ -27,7 +27,7 @@ class Proposal:
 
     Attributes:
         tree: the tree to verify; node 0 is the last committed token.
-        distributions: what sampled children were drawn from; None from drafters that sample nothing.
+        distributions: the distributions that sampled children were drawn from; None where nothing is sampled.
         side_tree: for methods that draft inside the target's own forward: a tree below the same node 0. Its other
             nodes are scored in the same forward, at positions by depth, unseen by the nodes of `tree`; they are never
             committed.
@@ -58,23 +58,24 @@ class Drafter(ABC):
     """Method name in records and plots."""
 
     @property
-    def model(self) -> LanguageModel | None:
-        """The draft model, or None for drafters without one."""
-        return None
-
-    @property
     def models(self) -> tuple[LanguageModel, ...]:
         """All draft models that read the target's tokens, each once."""
-        return () if self.model is None else (self.model,)
+        return ()
+
+    @property
+    def model(self) -> LanguageModel | None:
+        """The first draft model, or None for drafters without one."""
+        return next(iter(self.models), None)
 
     @property
     def feature_layers(self) -> tuple[int, ...] | None:
-        """Layers of the target whose hidden states `observe` needs with its scores; None where it needs none."""
-        return getattr(self.model, "feature_layers", None)
+        """Layers of the target whose hidden states a draft model reads; None where none reads any."""
+        layers = (getattr(model, "feature_layers", None) for model in self.models)
+        return next((found for found in layers if found is not None), None)
 
     @property
     def drawing(self) -> Drawing:
-        """How the tokens come about, which decides what verifies them without bias; deterministic by default."""
+        """How the tokens come about, which decides the rules without bias; deterministic by default."""
         return Drawing.FIXED
 
     @property
@@ -111,11 +112,11 @@ class Drafter(ABC):
         """Return the state after the verdict on a proposal; `scores` are the target's of `proposal.nodes`."""
 
     def inherit(self, state: Any, earlier: Any) -> Any:
-        """Return a new text's state with what was learnt in an earlier text, whose state is left as it is."""
+        """Return a new text's state with everything learnt in an earlier text; the earlier state does not change."""
         return state
 
     def renumber(self, state: Any, nodes: np.ndarray, size: int) -> None:  # noqa: B027 - few care
-        """Take note that the tree just proposed becomes part of a larger one, which `observe` will be given.
+        """Note that the tree just proposed becomes part of a larger tree, the one that `observe` is given.
 
         Args:
             state: of the text.
@@ -128,7 +129,7 @@ class Drafter(ABC):
         return 0, 0
 
     def drafting_cost(self, state: Any) -> float:
-        """Return the predicted cost of drafting the current tree in greedy steps; 0 from drafters that know none."""
+        """Return the predicted cost of drafting the current tree in greedy steps; 0 for a drafter without costs."""
         return 0.0
 
     def report(self, state: Any) -> dict[str, float]:
@@ -137,7 +138,7 @@ class Drafter(ABC):
 
 
 def renumbered(values: np.ndarray, nodes: np.ndarray, size: int, other: float) -> np.ndarray:
-    """Return what is known of a tree's nodes for a larger one (see `Drafter.renumber`); `other` for nodes of others."""
+    """Return the (size,) values of a larger tree's nodes (`Drafter.renumber`): of proposed nodes, else `other`."""
     out, stay = np.full(size, other, values.dtype), nodes >= 0
     out[nodes[stay]] = values[stay]
     return out
@@ -145,7 +146,7 @@ def renumbered(values: np.ndarray, nodes: np.ndarray, size: int, other: float) -
 
 @dataclass(frozen=True)
 class NoDraft(Drafter):
-    """A drafter of nothing: autoregressive decoding through the same loop. The state is the last committed token."""
+    """No drafting: autoregressive decoding through the same loop. The state is the last committed token."""
 
     name = "ar"
     chain = True
@@ -170,7 +171,7 @@ class NoDraft(Drafter):
 class ModelDrafter(Drafter):
     """A drafter with a draft model, which is its first field; subclasses grow the tree level by level.
 
-    The draft's cache is kept between iterations. The state is a `DraftState`; what a drafter learns is in its `learnt`.
+    The draft's cache is kept between iterations. The state is a `DraftState`, whose `learnt` a subclass may use.
     """
 
     draft: LanguageModel
@@ -184,14 +185,9 @@ class ModelDrafter(Drafter):
             check_model("draft", self.draft)
 
     @property
-    def model(self) -> LanguageModel:
-        """The draft model."""
-        return self.draft
-
-    @property
     def models(self) -> tuple[LanguageModel, ...]:
-        """The draft model; None, where hyper-parameters are checked before it is loaded, is one too."""
-        return (self.model,)
+        """The draft model, or None where hyper-parameters are checked before it is loaded."""
+        return (self.draft,)
 
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> Any:
@@ -200,7 +196,7 @@ class ModelDrafter(Drafter):
         return DraftState(session, int(prompt[-1]), random, learnt=self.begun(prompt))
 
     def begun(self, prompt: Sequence[int]) -> Any:
-        """Return what this drafter learns while a text goes on, at its beginning; None for one that learns nothing."""
+        """Return `DraftState.learnt` for a new text; None for a drafter that learns nothing."""
         return None
 
     @override

@@ -10,7 +10,8 @@ from typing_extensions import override
 from ..models.base import LanguageModel
 from .base import ModelDrafter
 from .builder import TreeBuilder
-from .checks import check_counts, check_max_nodes
+from .checks import check_counts
+from .search import highest
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class BestFirstTree(ModelDrafter):
 
     Of all trees of this size, depth and number of children looked at, this tree has the largest expected number of
     accepted tokens if the draft's probabilities are right (OPT-Tree, section 3). It takes one draft forward per level:
-    the nodes of a level are read only if they are among the most probable so far. That loses nothing, because no node
+    a node is read only if it is among the most probable so far. That loses nothing, because no node
     is more probable than its parent. Equal probabilities are taken in breadth-first order.
 
     Args:
@@ -40,8 +41,7 @@ class BestFirstTree(ModelDrafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts(self, "depth", "branching")
-        check_max_nodes(self)
+        check_counts(self, "depth", "branching", "max_nodes")
 
     @override
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:
@@ -55,19 +55,3 @@ class BestFirstTree(ModelDrafter):
             frontier = np.flatnonzero(best >= before)
             if not len(frontier):
                 return
-
-
-def most_paying(gains: np.ndarray, rate: float, costs: np.ndarray) -> int:
-    """Return how many nodes gain most beyond the tokens that their time would have brought anyway; node 0 always stays.
-
-    Args:
-        gains: (n,) tokens that each node may be expected to bring, the most first.
-        rate: tokens per unit of cost.
-        costs: (n,) or longer; [k - 1] is the cost of verifying k nodes.
-    """
-    return int(np.argmax(np.cumsum(gains) - rate * costs[: len(gains)])) + 1
-
-
-def highest(values: np.ndarray, count: int) -> np.ndarray:
-    """Return the ascending indices of the `count` highest values; of equal values the first."""
-    return np.sort(np.argsort(-values, kind="stable")[:count])

@@ -26,7 +26,7 @@ class DraftState:
         root: the last committed token, node 0 of the next tree.
         random: the drafting stream.
         pending: (n,) number of each node of the current tree among the session's pending nodes, -1 where not read.
-        learnt: what the drafter keeps of the text besides, see `ModelDrafter.begun`.
+        learnt: anything else that the drafter knows about the text (`ModelDrafter.begun`).
     """
 
     session: Any
@@ -45,7 +45,7 @@ COLUMNS = {
 
 
 class Given(NamedTuple):
-    """What the children of a level are drawn from."""
+    """The distributions that the children of a level are drawn from."""
 
     sampled: torch.Tensor
     """(f, K) probabilities, on the CPU."""
@@ -61,7 +61,7 @@ class TreeBuilder:
         sampling: the target's.
         highest: largest token id the draft knows.
         drafted: (K,) ids of the tokens that the draft's logits are of, or None for all.
-        distributions: what sampled children were drawn from; None before the first.
+        distributions: the distributions that sampled children were drawn from; None before the first.
         tokens, parents, logprobs, draws: (n,) as in `TokenTree`.
         cumulative: (n,) float64 draft log-probability of the path to each node.
         pending: (n,) int64, as in `DraftState`.
@@ -111,7 +111,7 @@ class TreeBuilder:
     def most_probable(
         self, frontier: np.ndarray, breadth: int, sharpness: float = 1.0
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Do the same, with a third array: log-probabilities under the distribution raised to `sharpness`.
+        """Do what `best` does, with a third array: log-probabilities under the distribution raised to `sharpness`.
 
         Raises:
             ValueError: for logits that describe no distribution; the message names the node and the draft.
@@ -123,7 +123,7 @@ class TreeBuilder:
 
     @one_thread()
     def distributions_of(self, frontier: np.ndarray, logits: torch.Tensor, sampling: Sampling) -> Given:
-        """Return what children of the frontier's nodes can be drawn from, so that a drafter may look at it first.
+        """Return the distributions of the frontier's children, which a drafter may look at before it draws.
 
         Args:
             frontier: (f,) nodes that were read.
@@ -158,29 +158,34 @@ class TreeBuilder:
             four (k,) arrays of the children, node after node, siblings in draw order: index into `frontier`, token,
             log-probability under the draft at temperature 1, and how it was drawn (`POINT`, `IID`, `DISTINCT`).
         """
-        self.distributions = self.distributions or DraftDistributions(self.state.session.owner)
+        self.record(frontier, given)
         children: list[tuple[int, int, int]] = []
-        for index, (node, count) in enumerate(zip(frontier.tolist(), counts.tolist(), strict=True)):
-            self.distributions.record(node, given.sampled[index], self.drafted)
-            how = "top" if sampling.greedy else draw
+        how = "top" if sampling.greedy else draw
+        for index, count in enumerate(counts.tolist()):
             children += [(index, *child) for child in _children(given.sampled[index], count, how, self.state.random)]
         indices, tokens, draws = np.array(children, np.int64).reshape(-1, 3).T
         logprobs = given.plain[torch.from_numpy(indices), torch.from_numpy(tokens)]
         return indices, self._named(tokens), logprobs.double().numpy(), draws.astype(np.uint8)
 
+    def record(self, nodes: np.ndarray, given: Given) -> None:
+        """Record the distributions that the children of (f,) nodes are drawn from."""
+        self.distributions = self.distributions or DraftDistributions(self.state.session.owner)
+        for node, distribution in zip(nodes.tolist(), given.sampled, strict=True):
+            self.distributions.record(node, distribution, self.drafted)
+
     def pick(self, weights: torch.Tensor) -> tuple[int, int]:
-        """Return one index of (K,) non-negative weights, drawn, and how: at temperature 0 the largest, a `POINT`."""
+        """Draw an index by (K,) weights, at temperature 0 the largest; return it and how it was drawn."""
         if self.sampling.greedy:
             return int(weights.numpy().argmax()), POINT
         return self.state.random.draw(weights), DISTINCT
 
     def shares(self, given: Given, indices: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return the (k,) probability of drawn tokens, by index into the frontier."""
+        """Return the (k,) probabilities of drawn tokens, whose parents are `indices` into the frontier."""
         numbers = tokens if self.drafted is None else np.searchsorted(self.drafted, tokens)
         return given.sampled[torch.from_numpy(indices), torch.from_numpy(numbers)].double().numpy()
 
     def _named(self, tokens: np.ndarray) -> np.ndarray:
-        """Ids of tokens that are numbered as the draft's logits."""
+        """Return the ids of tokens that are given by their place among the draft's logits."""
         return tokens if self.drafted is None else self.drafted[tokens]
 
     def add(

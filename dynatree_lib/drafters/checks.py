@@ -1,12 +1,17 @@
-"""Checks of hyper-parameters that several drafters share; each raises ValueError with the value and the way out."""
+"""Checks of hyper-parameters that several drafters share; a ValueError names the value and the way out.
+
+`dynatree_lib.checks` checks single arguments of any kind.
+"""
 
 from __future__ import annotations
 
 import operator
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..checks import chosen, is_number, is_whole
+from ..costs import CostCurve, Costs
 from ..models.base import LanguageModel
 
 if TYPE_CHECKING:
@@ -14,6 +19,8 @@ if TYPE_CHECKING:
 
 
 COMPARE = {"<": operator.lt, "<=": operator.le}
+CURVES = ("verify_cost", "draft_cost")
+BOUNDS = {"overhead": "0 <= overhead < inf", "rate": "0 < rate < inf"}
 
 
 def require(holds: object, message: str) -> None:
@@ -23,17 +30,17 @@ def require(holds: object, message: str) -> None:
 
 
 def check_counts(drafter: Drafter, *names: str, least: int = 1, because: str = "") -> None:
-    """Check that these hyper-parameters are whole numbers of at least `least`; of a tuple, all its entries."""
+    """Check that these hyper-parameters are whole numbers of at least `least`, in a tuple every entry.
+
+    A budget `max_nodes` counts node 0, so it is at least 2.
+    """
     for name in names:
+        if name == "max_nodes":
+            least, because = 2, "the budget counts node 0, so "
         value = getattr(drafter, name)
         counts = value if isinstance(value, tuple) else (value,)
         whole = bool(counts) and all(is_whole(count, least) for count in counts)
         require(whole, f"{name} is {value!r}; {because}give a whole number of at least {least}.")
-
-
-def check_max_nodes(drafter: Drafter) -> None:
-    """Check the node budget `max_nodes`."""
-    check_counts(drafter, "max_nodes", least=2, because="the budget counts node 0, so ")
 
 
 def check_choices(drafter: Drafter, **choices: tuple[Any, ...]) -> None:
@@ -79,3 +86,21 @@ def make_tuples(drafter: Drafter, *names: str) -> None:
     for name in names:
         if isinstance(getattr(drafter, name), list):
             object.__setattr__(drafter, name, tuple(getattr(drafter, name)))
+
+
+class Priced:
+    """A drafter with the hyper-parameter `verify_cost`, and perhaps `draft_cost`, `overhead` and `rate`."""
+
+    @cached_property
+    def costs(self) -> Costs:
+        """The predicted costs of an iteration."""
+        return Costs.of(self)
+
+    def check_costs(self: Any) -> None:
+        """Check these hyper-parameters; lists of costs become tuples. None may stand for costs whose default it is."""
+        curves = [name for name in CURVES if hasattr(self, name)]
+        make_tuples(self, *curves)
+        for name in curves:
+            if getattr(self, name) is not None or getattr(type(self), name) is not None:
+                CostCurve(getattr(self, name))  # raises ValueError for points that are no curve
+        check_rules(self, *(rule for name, rule in BOUNDS.items() if hasattr(self, name)))

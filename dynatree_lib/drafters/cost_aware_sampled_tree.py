@@ -23,7 +23,7 @@ EDGES = (0.05, 0.2, 0.5, 0.8)
 FIRST, LATER = (0.15, 0.3, 0.5, 0.7, 0.9), (0.1, 0.2, 0.35, 0.5, 0.6)
 """Probability of acceptance by class before the text has shown any: of a first sibling, of later ones."""
 CHILD = 0.6
-"""Probability that an accepted node with children has an accepted one, before the text has shown any."""
+"""Probability that an accepted node with children has an accepted child, before the text has shown any."""
 MEMORY = 0.98
 """Weight of the earlier outcomes at each new outcome of a class."""
 LIKELY = round(1 / EDGES[0])
@@ -36,12 +36,12 @@ def _rates() -> tuple[SuccessRates, SuccessRates]:
 
 @dataclass
 class SampledEconomy(Economy):
-    """The same, and how often drawn tokens were accepted.
+    """An `Economy` that also counts how often drawn tokens were accepted.
 
     Attributes:
         accepted: by class of their draft probability, of first siblings and of later ones.
-        child: whether an accepted node with children had an accepted one.
-        classes: (n,) of the current tree's nodes; that of node 0 is not used.
+        child: how often an accepted node with children had an accepted child.
+        classes: (n,) classes of the current tree's nodes; the class of node 0 is not used.
     """
 
     accepted: tuple[SuccessRates, SuccessRates] = field(default_factory=_rates)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 from typing_extensions import override
 
-from ..costs import CostCurve, Pace
+from ..costs import Pace
 from ..models.base import LanguageModel
 from ..sampling import Scores
 from ..tree import TokenTree
 from ..verifiers.base import Verdict
 from .base import ModelDrafter, Proposal, renumbered
-from .best_first_tree import highest, most_paying
 from .builder import TreeBuilder
-from .checks import check_counts, check_max_nodes, check_rules, make_tuples
+from .checks import Priced, check_counts, check_rules
+from .search import highest, most_paying
 
 SHARPNESS = (0.5, 8.0)
 """Limits of the learnt sharpness."""
@@ -27,13 +27,13 @@ SHARPNESS = (0.5, 8.0)
 
 @dataclass
 class Economy:
-    """What a cost-aware drafter learns about a text.
+    """The things that a cost-aware drafter learns about a text, and its estimates for the current tree.
 
     Attributes:
-        sharpness: exponent on the draft's probabilities, after its updates.
-        pace: of the text.
-        estimate: (n,) a(u) of the nodes of the current tree, 0 for those that another drafter added to it.
-        cost: predicted, of drafting the current tree, in greedy steps.
+        sharpness: exponent on the draft's probabilities; it follows the text.
+        pace: tokens and cost of the text.
+        estimate: (n,) a(u) of the nodes of the current tree; 0 for nodes that another drafter added.
+        cost: predicted cost of drafting the current tree, in greedy steps.
     """
 
     sharpness: float
@@ -43,23 +43,23 @@ class Economy:
 
     @property
     def expected(self) -> float:
-        """Accepted tokens that the draft promised for the current tree."""
+        """Accepted tokens that the current tree is expected to have."""
         return float(self.estimate.sum()) - 1
 
 
 @dataclass(frozen=True)
-class CostAwareTree(ModelDrafter):
-    """The nodes and levels that bring more tokens than their time, by the draft and measured cost curves.
+class CostAwareTree(ModelDrafter, Priced):
+    """A tree of the nodes and levels that gain more tokens than their time would bring anyway, by measured costs.
 
     Let a(u) be the estimated probability that node u is accepted, and r the tokens committed per unit of cost so far.
-    A node pays if it gains more tokens than its time would have brought anyway: a(u) > r * its marginal cost. A further
-    level is drafted if its nodes can be expected to gain more than r * (its forward + their marginal costs), looking
-    one level ahead; the first level if some number of levels can. With the right r this aims at the largest long-run
-    rate (renewal reward). Best-first trees of a fixed size maximise the tokens of an iteration whatever it costs.
+    A node pays if a(u) > r * (marginal cost of the node). A further level is drafted if its nodes are expected to gain
+    more than r * (cost of the forward + marginal costs of the nodes). This looks one level ahead; the first level is
+    drafted if any number of levels pays. With the right r this aims at the largest long-run rate (renewal reward).
+    A best-first tree of a fixed size maximises the tokens of an iteration whatever the iteration costs.
 
     a(u) is the product along the path of the draft's probabilities raised to `sharpness` and normalised, because a
     greedy target takes the draft's first choice more often than the draft's probability says. The sharpness follows the
-    text: it grows when more tokens are accepted than promised, and falls when fewer are. No clock is read: the same
+    text: it grows when more tokens are accepted than expected, and falls when fewer are. No clock is read, so the same
     text gives the same trees.
 
     The default costs are those of the bundled pair on two CPU cores, rounded; for another machine or pair `dynatree
@@ -70,7 +70,7 @@ class CostAwareTree(ModelDrafter):
         verify_cost: cost of the target's forward over 1, 2, 4, ... nodes, the host's share included, in greedy steps
             of the target; `dynatree tune` measures it.
         draft_cost: cost of one level of drafting by reading 1, 2, 4, ... nodes, in the same unit.
-        overhead: what drafting adds to an iteration besides, however many levels are drafted.
+        overhead: cost that drafting adds to an iteration besides the levels, however many levels are drafted.
         rate: tokens per greedy step to begin with; the text's own takes over.
         sharpness: exponent to begin with.
         learning: how fast the sharpness follows the text; 0 keeps it.
@@ -100,13 +100,9 @@ class CostAwareTree(ModelDrafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        make_tuples(self, "verify_cost", "draft_cost")
-        for points in (self.verify_cost, self.draft_cost):
-            CostCurve(points)  # raises ValueError where they are no curve
-        check_counts(self, "depth", "branching")
-        check_max_nodes(self)
-        check_rules(self, "0 < rate < inf", "0 < sharpness < inf", "0 <= overhead < inf", "0 <= learning < inf")
-        check_rules(self, "0 < child <= 1")
+        self.check_costs()
+        check_counts(self, "depth", "branching", "max_nodes")
+        check_rules(self, "0 < sharpness < inf", "0 <= learning < inf", "0 < child <= 1")
 
     # ------------------------------------------------------------------------------------------------------ the state
     @override
@@ -120,14 +116,14 @@ class CostAwareTree(ModelDrafter):
 
     @override
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
-        learnt, verifying = state.learnt, float(self.verifying.at(len(proposal.tree)))  # other drafters may add nodes
-        learnt.pace.add(len(verdict.path) + 1, learnt.cost + verifying)
+        learnt = state.learnt
+        learnt.pace.add(len(verdict.path) + 1, learnt.cost + self.costs.scoring(len(proposal.tree)))
         self.learn(learnt, proposal.tree, verdict.path)
-        learnt.estimate, learnt.cost = np.ones(1), 0.0  # an iteration without a tree promises nothing
+        learnt.estimate, learnt.cost = np.ones(1), 0.0  # if the next iteration drafts nothing, nothing is expected
         return super().observe(state, proposal, scores, verdict)
 
     def learn(self, learnt: Any, tree: TokenTree, path: Sequence[int]) -> None:
-        """Compare what the tree promised with the accepted path. Only nodes that this drafter proposed count."""
+        """Compare the expected tokens with the accepted path. Only nodes that this drafter proposed count."""
         surprise = np.count_nonzero(learnt.estimate[list(path)]) - learnt.expected
         low, high = SHARPNESS
         learnt.sharpness = max(low, min(high, learnt.sharpness * math.exp(self.learning * surprise)))
@@ -148,35 +144,22 @@ class CostAwareTree(ModelDrafter):
 
     # ------------------------------------------------------------------------------------------ the curves, as tables
     @cached_property
-    def verifying(self) -> CostCurve:
-        """The target's cost by nodes."""
-        return CostCurve(self.verify_cost)
-
-    @cached_property
     def marginal_costs(self) -> np.ndarray:
         """[n] the cost of one node more in a tree of n nodes."""
-        return np.array([0.0, *(self.verifying.marginal_cost(nodes) for nodes in range(1, self.max_nodes + 1))])
+        return self._table(self.costs.another)
 
     @cached_property
     def tree_costs(self) -> np.ndarray:
-        """[n] the cost of verifying a tree of n nodes."""
-        return np.array([0.0, *self.verifying.at(np.arange(1, self.max_nodes + 1))])
+        """[n] the cost of scoring a tree of n nodes."""
+        return self._table(self.costs.scoring)
 
     @cached_property
     def level_costs(self) -> np.ndarray:
         """[n] the cost of a level that reads n nodes."""
-        return np.array([0.0, *CostCurve(self.draft_cost).at(np.arange(1, self.max_nodes + 1))])
+        return self._table(self.costs.reading)
 
-    @cached_property
-    def path_costs(self) -> tuple[np.ndarray, np.ndarray]:
-        """1, 2, ... levels, and the cost of a path of so many."""
-        levels = np.arange(1, self.depth + 1)
-        return levels, levels * (self.marginal_costs[1] + self.level_costs[1])
-
-    @cached_property
-    def level_rates(self) -> dict[float, float]:
-        """Cost once -> most tokens per cost that a number of levels gains, for the child assumed; as asked for."""
-        return {}
+    def _table(self, cost: Callable[[int], float]) -> np.ndarray:
+        return np.array([0.0, *map(cost, range(1, self.max_nodes + 1))])
 
     # ------------------------------------------------------------------------------------------------------- the tree
     @override
@@ -203,32 +186,27 @@ class CostAwareTree(ModelDrafter):
         learnt.estimate = self.cut(builder, estimate, rate)
 
     def levels_pay(self, rate: float, share: float, once: float, child: float) -> bool:
-        """Return whether some number of levels, gaining `share` of their tokens, pays for itself and a cost `once`."""
-        if child != self.child:  # it follows the text, and is seldom met again
-            return share * self._level_rate(once, child) > rate
-        if once not in self.level_rates:
-            self.level_rates[once] = self._level_rate(once, child)
-        return share * self.level_rates[once] > rate
+        """Return whether some number of levels pays for itself and a cost `once`, if they gain `share` of their tokens.
 
-    def _level_rate(self, once: float, child: float) -> float:
-        levels, cost = self.path_costs
-        return float((np.cumsum(child**levels) / (cost + once)).max())
+        Each level reads and adds a node, which has an accepted child with probability `child`.
+        """
+        return share * _path_rate(float(self.marginal_costs[1] + self.level_costs[1]), once, child, self.depth) > rate
 
     def paying(
         self, frontier: np.ndarray, gains: np.ndarray, rate: float, nodes: int, child: float | None = None
     ) -> np.ndarray:
-        """Return the nodes of the frontier that make up the next level, ascending; none where no level pays.
+        """Return the nodes of the frontier that the next level reads, ascending; none where no level pays.
 
         Args:
             frontier: (f,) nodes of the last level.
-            gains: (f,) tokens that the child of each may gain at most, a(u).
+            gains: (f,) most tokens that a child of each node may gain, a(u).
             rate: tokens per greedy step.
             nodes: of the tree.
-            child: in place of the hyper-parameter.
+            child: probability that takes the place of the hyper-parameter.
         """
         child = self.child if child is None else child
         if nodes == 1:
-            once = self.overhead + self.verifying.step
+            once = self.overhead + self.costs.step
             return frontier if self.levels_pay(rate, 1.0, once, child) else frontier[:0]
         if len(frontier) <= 1:  # as below, without sorting
             cost = self.marginal_costs[nodes] + self.level_costs[1]
@@ -242,7 +220,7 @@ class CostAwareTree(ModelDrafter):
     def cut(self, builder: TreeBuilder, estimate: np.ndarray, rate: float) -> np.ndarray:
         """Keep the most probable nodes, as many as pay; return their estimates.
 
-        A parent is no less probable than its children, so what stays is a tree.
+        A parent is no less probable than a child, so the kept nodes form a tree.
         """
         size = most_paying(-np.sort(-estimate), rate, self.tree_costs[1:])
         if size == len(estimate):
@@ -250,3 +228,17 @@ class CostAwareTree(ModelDrafter):
         best = highest(estimate, size)
         builder.keep(best)
         return estimate[best]
+
+
+@lru_cache(maxsize=1024)  # the child assumed is met again and again, a learnt child seldom
+def _path_rate(level: float, once: float, child: float, depth: int) -> float:
+    """Return the most tokens per cost that a path of 1 to `depth` levels gains.
+
+    Args:
+        level: cost of a level.
+        once: cost of the path besides.
+        child: probability that the next token is accepted if those before it are.
+        depth: most levels.
+    """
+    levels = np.arange(1, depth + 1)
+    return float((np.cumsum(child**levels) / (levels * level + once)).max())

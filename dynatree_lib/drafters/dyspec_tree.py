@@ -11,11 +11,11 @@ from typing_extensions import override
 
 from ..checks import is_number
 from ..models.base import LanguageModel
-from ..sampling import DraftDistributions, one_thread
+from ..sampling import one_thread
 from ..verifiers.base import Drawing
 from .base import ModelDrafter
 from .builder import TreeBuilder
-from .checks import check_counts, check_max_nodes, require
+from .checks import check_counts, require
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ class DySpecTree(ModelDrafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts(self, "depth", "branching")
-        check_max_nodes(self)
+        check_counts(self, "depth", "branching", "max_nodes")
         share = self.accepted
         holds = share is None or (is_number(share) and 0 <= share <= 1)
         require(holds, f"accepted is {share!r}; give a number from 0 to 1, or None for the draft's probability.")
@@ -84,7 +83,7 @@ class DySpecTree(ModelDrafter):
 
 
 class _Places:
-    """What is left to draw from at each node that was read."""
+    """The tokens that are left to draw from at each node that was read."""
 
     def __init__(self, builder: TreeBuilder) -> None:
         self.builder = builder
@@ -119,7 +118,6 @@ class _Places:
     def _read(self, nodes: np.ndarray) -> None:
         builder = self.builder
         given = builder.distributions_of(nodes, builder.logits(nodes), self.sampling)
-        builder.distributions = builder.distributions or DraftDistributions(builder.state.session.owner)
+        builder.record(nodes, given)
         for node, sampled, plain in zip(nodes.tolist(), *given, strict=True):
-            builder.distributions.record(node, sampled, builder.drafted)
             self.left[node], self.plain[node] = sampled.clone(), plain

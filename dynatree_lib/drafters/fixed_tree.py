@@ -12,7 +12,7 @@ from typing_extensions import override
 from ..models.base import LanguageModel
 from .base import ModelDrafter
 from .builder import TreeBuilder
-from .checks import check_choices, check_counts, check_max_nodes, check_rules, make_tuples
+from .checks import check_choices, check_counts, check_rules, make_tuples
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,7 @@ class FixedTree(ModelDrafter):
     def __post_init__(self) -> None:
         super().__post_init__()
         make_tuples(self, "branching")
-        check_counts(self, "depth", "branching")
-        check_max_nodes(self)
+        check_counts(self, "depth", "branching", "max_nodes")
         check_choices(self, root=("target", "draft"), prune=("stop", "remove"))
         check_rules(self, "0 < tau < 1, or None to prune nothing")
 

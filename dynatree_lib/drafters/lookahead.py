@@ -10,7 +10,7 @@ from typing_extensions import override
 from ..models.base import LanguageModel
 from ..sampling import RandomSource
 from ..tree import ROOT, TokenTree
-from .checks import check_counts, check_reach, check_switches
+from .checks import check_counts, check_reach
 from .ngrams import NgramDrafter, NgramState
 from .pool import NgramPool, random_tokens
 
@@ -39,7 +39,7 @@ class Lookahead(NgramDrafter):
 
     Args:
         window: W, future positions guessed at a time.
-        ngram: N, tokens of an n-gram, the one it is found by included.
+        ngram: N, tokens of an n-gram; the first token finds it.
         guesses: G, most n-grams verified, and kept per token.
         text: whether the n-grams of the prompt and the text itself are pooled too.
 
@@ -55,9 +55,8 @@ class Lookahead(NgramDrafter):
     side_trees = True
 
     def __post_init__(self) -> None:
-        check_switches(self, "text")
+        super().__post_init__()
         check_counts(self, "window", "guesses")
-        check_counts(self, "ngram", least=2, because="it counts the token an n-gram is found by, so ")
 
     # ------------------------------------------------------------------------------------------------------ the state
     @property

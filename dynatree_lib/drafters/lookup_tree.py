@@ -12,17 +12,17 @@ from typing_extensions import override
 from ..sampling import Scores
 from ..verifiers.base import Verdict
 from .base import Proposal
-from .best_first_tree import highest
 from .builder import TreeBuilder
 from .checks import check_choices, check_counts
 from .cost_aware_tree import CostAwareTree, Economy
 from .prompt_lookup import Copies
+from .search import highest
 from .suffixes import SuffixCopies
 
 
 @dataclass
 class CopyingEconomy(Economy):
-    """The same, the text, and the tokens copied for the current tree."""
+    """An `Economy` with the text, and the tokens copied for the current tree."""
 
     copies: Copies = field(init=False)
     copied: list[int] = field(default_factory=list)
@@ -30,10 +30,10 @@ class CopyingEconomy(Economy):
 
 @dataclass
 class _Estimates:
-    """What is known of the nodes of a tree builder.
+    """The estimated probabilities of a tree builder's nodes.
 
-    The copied path is the nodes 1, 2, ... before all others. It stays so, because what is kept are the most probable
-    nodes, in their order, and no node is more probable than its parent.
+    The copied path has the nodes 1, 2, ..., before all others. This stays so, because the most probable nodes are kept
+    in their order, and no node is more probable than its parent.
 
     Attributes:
         probability: (n,) a(u).
@@ -44,7 +44,7 @@ class _Estimates:
     copied: int
 
     def fresh(self, nodes: np.ndarray) -> np.ndarray:
-        """Return the probability of each of these nodes without what its copied child promises already."""
+        """Return the probability of each of these nodes minus the probability of its copied child."""
         out, above = self.probability[nodes], nodes < self.copied
         out[above] -= self.probability[nodes[above] + 1]
         return out
@@ -57,7 +57,7 @@ class LookupTree(CostAwareTree):
     Texts repeat themselves, and a copy (prompt lookup, n-gram speculation) needs no forward of the draft. How often
     copies are right is counted in the text, h for the first token and for later ones. Where a node has a copied child
     c, the next token is estimated by h * [c] + (1 - h) * the draft's sharpened distribution, so reading the node can
-    gain only the share 1 - h. Where copies are good nothing is drafted; where they are not this is a `CostAwareTree`.
+    gain only the share 1 - h. Where copies are good, nothing is drafted. Where they are not, this is a `CostAwareTree`.
 
     Args:
         ngram: tokens that must have occurred before; `CostAwareTree` has the other options.

@@ -13,6 +13,7 @@ from ..sampling import GREEDY, Sampling, Scores
 from ..tree import TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal
+from .checks import check_counts, check_switches
 from .pool import NgramPool
 
 
@@ -23,7 +24,7 @@ class NgramState:
     Attributes:
         root: the last committed token.
         pool: n-grams by the token before them.
-        tail: the last tokens of the text, where its own n-grams are pooled too.
+        tail: the last tokens of the text, where n-grams of the text are pooled too.
     """
 
     root: int
@@ -32,14 +33,19 @@ class NgramState:
 
 
 class NgramDrafter(Drafter):
-    """A drafter of the n-grams pooled after the last token, as one tree with shared prefixes; subclasses fill the pool.
+    """A drafter that proposes the n-grams pooled after the last token, as one tree with shared prefixes.
 
-    They do so by guesses in a side tree, each of which the target extends by a token.
+    A subclass fills the pool: it guesses in a side tree, and the target extends each guess by a token.
     """
 
     ngram: int
     text: bool
     """Whether the n-grams of the text itself are pooled too."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for hyper-parameters that subclasses share."""
+        check_switches(self, "text")
+        check_counts(self, "ngram", least=2, because="it counts the token an n-gram is found by, so ")
 
     @override
     def extend(self, state: Any, tokens: Sequence[int]) -> Any:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import count
 
 import numpy as np
 import torch
 
 from ..sampling import RandomSource
 from .rates import SuccessRates
+from .search import Guess
 
 
 def random_tokens(text: Sequence[int], number: int, random: RandomSource) -> list[int]:
@@ -26,8 +25,8 @@ class TokenNode:
     Attributes:
         token: its token.
         children: token -> node, in the order they were added.
-        stamp: when it was merged into the pool last.
-        count: how often it was merged.
+        stamp: number of the iteration in which it was last merged into the pool.
+        count: number of times it was merged.
     """
 
     __slots__ = ("children", "count", "stamp", "token")
@@ -65,7 +64,7 @@ class CandidatePool:
         self.now = 0
 
     def merged(self, siblings: dict[int, TokenNode], token: int) -> TokenNode:
-        """Return the node of `token` among siblings or the roots, made where there is none, as merged now by M."""
+        """Merge a token among siblings or the roots by M: make the node or count it again, stamp it, and return it."""
         node = self._made(siblings, token)
         node.stamp = self.now
         node.count += 1
@@ -92,7 +91,7 @@ class CandidatePool:
             siblings = self.merged(siblings, token).children
 
     def joined(self, other: CandidatePool) -> CandidatePool:
-        """Return a new pool of both pools' trees, merged by M, the other's as merged after everything in this one."""
+        """Return a new pool of both pools' trees, merged by M; the other's count as merged after all of this pool."""
         both = CandidatePool(self.size)
         for pool in (self, other):
             todo = [(pool.roots, both.roots)]
@@ -127,41 +126,12 @@ def ranked(node: TokenNode) -> list[TokenNode]:
     return sorted(node.children.values(), key=lambda child: (-child.stamp, -child.count))
 
 
-def best_first(
-    root: TokenNode | None, rates: SuccessRates, depth: int, worth: Sequence[float]
-) -> list[tuple[int, int, int]]:
-    """Return the candidates below the root of a pooled tree that are most likely right, the likeliest first.
+def candidates(node: TokenNode, rates: SuccessRates, most: int) -> list[Guess]:
+    """Return the children of a pooled node, each with the success rate of its rank (`ranked`).
 
-    The probability of a node is the product along its path of the rate of its rank (`ranked`).
-
-    Args:
-        root: of the pooled tree, or None for nothing.
-        rates: by rank.
-        depth: most levels.
-        worth: probability that candidate 1, 2, ... must exceed to be taken; its length is the most that are.
-
-    Returns:
-        token, parent (0 is the root, then in the order returned) and rank of each.
+    Ranks beyond the last rate share that, so of `most` nodes none can be a child of a later rank than these.
     """
-    chosen: list[tuple[int, int, int]] = []
-    waiting: list[tuple[float, int, int, int, int, TokenNode]] = []
-    number = count()  # of equally likely nodes the first goes first
-
-    def push(node: TokenNode, index: int, probability: float, level: int) -> None:
-        for rank, child in enumerate(ranked(node)[: len(worth) + len(rates)]):  # later ranks are no likelier
-            entry = (-probability * rates[rank], next(number), index, rank, level + 1, child)
-            heapq.heappush(waiting, entry)
-
-    if root is not None and depth > 0:
-        push(root, 0, 1.0, 0)
-    while waiting and len(chosen) < len(worth):
-        minus, _, parent, rank, level, node = heapq.heappop(waiting)
-        if -minus <= worth[len(chosen)]:
-            break
-        chosen.append((node.token, parent, rank))
-        if level < depth and node.children:
-            push(node, len(chosen), -minus, level)
-    return chosen
+    return [(child.token, rates[rank], child) for rank, child in enumerate(ranked(node)[: most + len(rates)])]
 
 
 class NgramPool:
@@ -196,7 +166,7 @@ class NgramPool:
         return [*reversed(self._after.get(token, ()))]
 
     def joined(self, other: NgramPool) -> NgramPool:
-        """Return a new pool of both pools' n-grams, the other's as seen after everything in this one."""
+        """Return a new pool of both pools' n-grams; the other's count as seen after all of this pool."""
         both = NgramPool(self.size, self.tokens)
         for pool in (self, other):
             for token, known in pool._after.items():

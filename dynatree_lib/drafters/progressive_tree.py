@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from typing_extensions import override
 
-from ..costs import CostCurve, Pace
+from ..costs import Pace
 from ..models.base import LanguageModel
 from ..sampling import GREEDY, RandomSource, Sampling, Scores, probabilities
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal
-from .checks import check_counts, check_reach, check_rules, check_switches, make_tuples, require
-from .pool import CandidatePool, TokenNode, best_first, random_tokens, ranked
+from .checks import Priced, check_counts, check_reach, check_switches, make_tuples, require
+from .pool import CandidatePool, TokenNode, candidates, random_tokens, ranked
 from .rates import SuccessRates
+from .search import best_first, tree_of
 
 PRIOR = (0.5, 0.2, 0.1, 0.05, 0.03)
 """Probability of the candidates by rank before the text has shown any."""
@@ -53,7 +53,7 @@ class ProgressiveState:
 
 
 @dataclass(frozen=True)
-class ProgressiveTree(Drafter):
+class ProgressiveTree(Drafter, Priced):
     """Progressive Tree Drafting (its sections 3.2 and 3.3): no draft model, training or corpus.
 
     Beside the candidate tree the target scores a draft tree T that begins with random tokens of the prompt. Every node
@@ -82,7 +82,7 @@ class ProgressiveTree(Drafter):
         temperature, top_k, top_p: how a node's next token is chosen: at temperature 0 the most probable, above it drawn
             (section 4.2.4).
         verify_cost: cost of the target's forward over 1, 2, 4, ... nodes in greedy steps, as for `CostAwareTree`; then
-            only candidates are verified whose probability exceeds what their node costs. None verifies all.
+            only candidates that pay for their nodes are verified. None verifies all.
         rate: tokens per greedy step to begin with, for `verify_cost`; the text's own takes over.
 
     Raises:
@@ -107,7 +107,8 @@ class ProgressiveTree(Drafter):
     side_trees = True
 
     def __post_init__(self) -> None:
-        make_tuples(self, "start_tree", "verify_cost")
+        self.check_costs()
+        make_tuples(self, "start_tree")
         check_switches(self, "prune_first")
         check_counts(self, "depth", "children", "start_tree", "max_draft", "max_candidates", "max_pool")
         check_counts(self, "text_depth", least=0)
@@ -126,10 +127,7 @@ class ProgressiveTree(Drafter):
             self.max_pool >= 2 * merged,
             f"max_pool is {self.max_pool}; up to {merged} nodes are merged at a time, so give at least {2 * merged}.",
         )
-        if self.verify_cost is not None:
-            CostCurve(self.verify_cost)  # raises ValueError where it is no curve
-        Sampling(self.temperature, self.top_k, self.top_p)
-        check_rules(self, "0 < rate < inf")
+        self.expansion  # noqa: B018 - raises ValueError for a temperature or filters that are none
 
     @property
     def _levels(self) -> Sequence[int]:
@@ -179,11 +177,13 @@ class ProgressiveTree(Drafter):
     def propose(self, state: ProgressiveState, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         drafted = [state.root, *(node.token for node in state.order)]
         side_tree = TokenTree.build(drafted, [ROOT, *state.parents])
-        pooled = state.pool.roots.get(state.root)
-        chosen = best_first(pooled, state.rates, max_depth, self._worth(state))
-        tokens, parents, ranks = zip((state.root, ROOT, 0), *chosen, strict=True)
-        logprobs = [0.0, *(math.log(state.rates[rank]) for rank in ranks[1:])]
-        return Proposal(TokenTree.build(tokens, parents, logprobs), side_tree=side_tree)
+        pooled, rate, scored = state.pool.roots.get(state.root), state.pace.rate, 1 + len(state.order)
+        guesses = partial(candidates, rates=state.rates, most=self.max_candidates)
+        chosen = best_first(
+            pooled, guesses, max_depth if pooled else 0, self.max_candidates,
+            lambda nodes: rate * self.costs.another(scored + nodes),
+        )  # fmt: skip
+        return Proposal(tree_of(state.root, chosen), side_tree=side_tree)
 
     @override
     def observe(
@@ -191,7 +191,7 @@ class ProgressiveTree(Drafter):
     ) -> ProgressiveState:
         tokens = verdict.tokens(proposal.tree)
         self._learn(state, tokens)
-        state.pace.add(len(tokens), 0.0 if self._curve is None else float(self._curve.at(len(scores))))
+        state.pace.add(len(tokens), self.costs.scoring(len(scores)))
         if proposal.side_tree is not None:
             self.expand(state, self._predicted(state, scores, len(proposal.tree)))
             if not self.prune_first:
@@ -207,15 +207,9 @@ class ProgressiveTree(Drafter):
         return state
 
     @cached_property
-    def _curve(self) -> CostCurve | None:
-        return None if self.verify_cost is None else CostCurve(self.verify_cost)
-
-    def _worth(self, state: ProgressiveState) -> Sequence[float]:
-        """Return the probability that the next candidate must exceed, by the number of candidates so far."""
-        if self._curve is None:
-            return [0.0] * self.max_candidates
-        rate, nodes = state.pace.rate, 1 + len(state.order)
-        return [rate * self._curve.marginal_cost(nodes + count) for count in range(self.max_candidates)]
+    def expansion(self) -> Sampling:
+        """How the next token of a node of the draft tree is chosen."""
+        return Sampling(self.temperature, self.top_k, self.top_p)
 
     def _learn(self, state: ProgressiveState, tokens: Sequence[int]) -> None:
         """Learn which pooled candidates on the committed path were right, whether they paid for a node or not."""
@@ -229,10 +223,9 @@ class ProgressiveTree(Drafter):
 
     def _predicted(self, state: ProgressiveState, scores: Scores, first: int) -> list[int]:
         """Return the next token of each node of the draft tree, whose scores begin at `first`."""
-        expansion = Sampling(self.temperature, self.top_k, self.top_p)
-        if expansion.greedy:
+        if self.expansion.greedy:
             return scores.argmax[first:].tolist()
-        return state.random.draw_each(probabilities(scores.logits[first:], expansion))
+        return state.random.draw_each(probabilities(scores.logits[first:], self.expansion))
 
     # ------------------------------------------------------------------------------------------------- the draft tree
     def expand(self, state: ProgressiveState, predicted: Sequence[int]) -> None:

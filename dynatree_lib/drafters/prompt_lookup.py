@@ -1,4 +1,4 @@
-"""`PromptLookup`: what followed the last tokens when they occurred before, with no model at all (Saxena 2023)."""
+"""`PromptLookup`: the tokens that followed the last tokens when they occurred before, without a model (Saxena 2023)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Copies:
             self.text.append(int(token))
 
     def following(self, count: int) -> list[int]:
-        """Return up to `count` tokens that followed the last n tokens when they occurred before; a period goes on."""
+        """Return up to `count` tokens that followed the last n tokens before; a copy of the end repeats."""
         place = self.after.get(tuple(self.text[-self.n :]))
         if place is None:
             return []
@@ -73,7 +73,7 @@ class PromptLookup(Drafter):
     The state is an index for each length looked for, the longest first.
 
     Args:
-        ngram: tokens that are looked for first; where they did not occur, one less, down to `shortest`.
+        ngram: number of last tokens to look for first; where they did not occur, one fewer, down to `shortest`.
         length: most tokens copied.
         shortest: fewest tokens that must have occurred.
 

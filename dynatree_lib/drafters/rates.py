@@ -1,4 +1,4 @@
-"""Rates of success by rank, learnt from the text: which copies and which pooled candidates were right."""
+"""Rates of success by rank, learnt from the text: how often copies and pooled candidates were right."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SuccessRates:
         return self.right[rank] / self.tried[rank]
 
     def learn(self, rank: int, right: bool) -> None:
-        """Take in whether the guess of this rank was right."""
+        """Count whether the guess of this rank was right."""
         rank = min(rank, len(self.right) - 1)
         self.tried[rank] = self.memory * self.tried[rank] + 1
         self.right[rank] = self.memory * self.right[rank] + right

@@ -18,12 +18,13 @@ from typing_extensions import override
 
 from ..checks import of_kind
 from ..models.base import LanguageModel
-from ..models.vocabulary import Translation
+from ..models.vocabulary import Translation, Vocabulary
 from ..sampling import GREEDY, RandomSource, Sampling, Scores
 from ..tree import TokenTree
 from ..verifiers.base import Drawing, Verdict
 from .base import Drafter, ModelDrafter, Proposal
 from .builder import DraftState
+from .checks import require
 
 LEVELS = 4
 """Levels of the draft's tree for each level that the target's text may still take: a target token is several of its."""
@@ -65,22 +66,27 @@ class Retokenized(Drafter):
 
     def __post_init__(self) -> None:
         of_kind("The drafter", self.drafter, ModelDrafter, "give one with a draft model, such as Chain(draft)")
-        if self.drafter.drawing is not Drawing.FIXED:
-            raise ValueError(
-                f"'{self.drafter.name}' draws its tokens, and a path that is split again has no probability to verify "
-                "it by; give a deterministic drafter, or draft the tokens that both vocabularies have (make_pair with "
-                "vocabularies='intersection')."
-            )
-        if self.drafter.feature_layers is not None:
-            raise ValueError(
-                f"The draft of '{self.drafter.name}' reads features of its own target, so it cannot draft for one with "
-                "another tokenizer; give a draft that reads tokens alone."
-            )
-        if self.drafter.draft is not None and not self.translation.draft.is_of(self.drafter.draft):
-            raise ValueError(
-                f"The translation is to the vocabulary of '{self.translation.draft.owner}', and draft "
-                f"'{self.drafter.draft.name}' has another; make it for this draft."
-            )
+        draft, name = self.drafter.draft, self.drafter.name
+        require(
+            self.drafter.drawing is Drawing.FIXED,
+            f"'{name}' draws its tokens, and a path that is split again has no probability to verify it by; give a "
+            "deterministic drafter, or draft the tokens that both vocabularies have (make_pair with "
+            "vocabularies='intersection').",
+        )
+        require(
+            self.drafter.feature_layers is None,
+            f"The draft of '{name}' reads features of its own target, so it cannot draft for one with another "
+            "tokenizer; give a draft that reads tokens alone.",
+        )
+        if draft is not None:
+            self._check_vocabulary("to", "draft", self.translation.draft, draft)
+
+    def _check_vocabulary(self, side: str, role: str, vocabulary: Vocabulary, model: LanguageModel) -> None:
+        require(
+            vocabulary.is_of(model),
+            f"The translation is {side} the vocabulary of '{vocabulary.owner}', and {role} '{model.name}' has another; "
+            f"make it for this {role}.",
+        )
 
     @property
     def chain(self) -> bool:
@@ -89,11 +95,7 @@ class Retokenized(Drafter):
 
     @override
     def check(self, target: LanguageModel) -> None:
-        if not self.translation.target.is_of(target):
-            raise ValueError(
-                f"The translation is from the vocabulary of '{self.translation.target.owner}', and target "
-                f"'{target.name}' has another; make it for this target."
-            )
+        self._check_vocabulary("from", "target", self.translation.target, target)
 
     # ------------------------------------------------------------------------------------------------------ the state
     @override

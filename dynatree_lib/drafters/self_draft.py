@@ -11,7 +11,7 @@ from typing_extensions import override
 from ..models.base import LanguageModel
 from ..sampling import RandomSource
 from ..tree import ROOT, TokenTree
-from .checks import check_counts, check_reach, check_switches, require
+from .checks import check_counts, check_reach, require
 from .ngrams import NgramDrafter, NgramState
 from .pool import NgramPool, random_tokens
 
@@ -45,9 +45,9 @@ class SelfDraft(NgramDrafter):
         branches: lines.
         length: tokens of a full branch that were predicted.
         perturbation: most random tokens a branch begins with; each branch draws its number.
-        ngram: tokens of an n-gram, the one it is found by included.
+        ngram: tokens of an n-gram; the first token finds it.
         candidates: most n-grams verified, and kept per token.
-        text: whether the n-grams of the prompt and the text itself are cached; the paper does.
+        text: whether the n-grams of the prompt and the text itself are cached, as in the paper.
 
     Raises:
         ValueError: for branches, length, perturbation or candidates < 1, ngram < 2, or longer than any branch with its
@@ -64,9 +64,8 @@ class SelfDraft(NgramDrafter):
     side_trees = True
 
     def __post_init__(self) -> None:
-        check_switches(self, "text")
+        super().__post_init__()
         check_counts(self, "branches", "length", "perturbation", "candidates")
-        check_counts(self, "ngram", least=2, because="it counts the token an n-gram is found by, so ")
         require(
             self.ngram <= self.length + 2,
             f"ngram is {self.ngram} and a full branch has {self.length + 1} tokens at least, one more with the "

@@ -1,4 +1,4 @@
-"""`SuffixTree`: a tree of what followed the longest suffixes of the text before, with counts and no model."""
+"""`SuffixTree`: a tree of the tokens that followed the longest suffixes of the text before, by counts."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from typing_extensions import override
 from ..costs import Pace
 from ..sampling import RandomSource
 from .checks import check_counts
-from .guessing import Guess, GuessingDrafter, GuessState
+from .guessing import GuessingDrafter, GuessState
 from .rates import SuccessRates
+from .search import Guess
 from .suffixes import START, SuffixAutomaton
 
 LENGTHS = (1, 2, 3, 4, 6, 9, 16)
-"""Lengths of a match from which on it counts as another class."""
+"""Lengths at which the next class of matches begins."""
 PRIOR = (0.5, 0.3, 0.45, 0.55, 0.65, 0.75, 0.8, 0.85)
 """Probability, by class of length, that the next token is one that followed before, before the text has shown any."""
 MEMORY = 0.98
 """Weight of the earlier outcomes at each new outcome of a class."""
 NEGLIGIBLE = 1e-6
-"""Probability that shorter matches are left with, below which they are not looked at."""
+"""Shorter matches are not looked at once less probability than this is left for them."""
 FREQUENT = 32
-"""Tokens that are guessed where nothing matches, at most: the text's most frequent ones."""
+"""Most tokens that are guessed where nothing matches: the most frequent tokens of the text."""
 
 
 def _rates() -> tuple[SuccessRates, SuccessRates]:
@@ -41,9 +42,10 @@ class SuffixState(GuessState):
 
     Attributes:
         suffixes: the automaton.
-        known: by class of length, whether the next token had followed the longest match; then of shorter matches, where
-            it had followed no longer one.
-        frequent: length of the text when its most frequent tokens were counted; those; the sum of all counts.
+        known: by class of length, how often the next token was one that had followed the match: of the longest match,
+            and of a shorter match where no longer match knew the token.
+        frequent: length of the text when frequent tokens were counted last; those tokens with counts; the sum of all
+            counts.
     """
 
     suffixes: SuffixAutomaton = field(default_factory=SuffixAutomaton)
@@ -108,22 +110,22 @@ class SuffixTree(GuessingDrafter):
         return automaton.match, automaton.length[automaton.match]
 
     @override
-    def guesses(self, state: SuffixState, handle: tuple[int, int]) -> Iterable[Guess]:
+    def guesses(self, state: SuffixState, place: tuple[int, int]) -> Iterable[Guess]:
         automaton, left, shorter = state.suffixes, 1.0, 0
         found: dict[int, float] = {}
-        handles: dict[int, tuple[int, int]] = {}
-        for match, length in self._matches(automaton, *handle):
+        places: dict[int, tuple[int, int]] = {}
+        for match, length in self._matches(automaton, *place):
             states, (counts, total) = automaton.following[match], self._counts(state, match)
             if not total:
                 continue
             share = left * state.known[shorter][bisect_right(LENGTHS, length)]
             for token, count in counts:
                 found[token] = found.get(token, 0.0) + share * count / total
-                handles.setdefault(token, (states[token], length + 1))
+                places.setdefault(token, (states[token], length + 1))
             left, shorter = left - share, 1
             if left < NEGLIGIBLE:  # a text that repeats itself has a match for each period
                 break
-        return [(token, probability, handles[token]) for token, probability in found.items()]
+        return [(token, probability, places[token]) for token, probability in found.items()]
 
     def _counts(self, state: SuffixState, match: int) -> tuple[list[tuple[int, int]], int]:
         """Return the tokens that followed a match with their counts, and the sum of all counts."""

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
 
-import numpy as np
 from typing_extensions import override
 
 from ..checks import of_kind
-from ..costs import CostCurve
-from ..models.base import LanguageModel
 from ..sampling import GREEDY, RandomSource, Sampling, Scores
 from ..verifiers.base import Drawing, Verdict
 from .base import Drafter, Proposal
-from .checks import check_counts, check_rules, make_tuples
+from .checks import Priced, check_counts, check_rules
+from .wrapper import Wrapper, WrapperState
 
 
 @dataclass
-class SwitchState:
-    """The drafter's state, and what drafting brought lately.
+class SwitchState(WrapperState):
+    """The drafter's state, and the tokens that drafting brought lately.
 
     Attributes:
-        own: state of the drafter.
         tokens, cost: of drafting iterations, the latest weighing most; cost in greedy steps.
         trial: drafting iterations before the next decision.
         plain: plain iterations before the next trial.
@@ -32,7 +27,6 @@ class SwitchState:
         drafted: forwards of the draft for the current tree and nodes that they read, or None for a plain iteration.
     """
 
-    own: Any
     tokens: float
     cost: float
     trial: int
@@ -42,25 +36,25 @@ class SwitchState:
 
 
 @dataclass(frozen=True)
-class Switch(Drafter):
+class Switch(Wrapper, Priced):
     """Draft by another drafter while its tokens pay for its time, and decode plainly while they do not.
 
-    What an iteration cost is predicted from its nodes and the draft's forwards by measured costs; no clock is read, so
-    the same text gives the same trees. Where drafting brought fewer tokens than plain decoding would have in its time,
-    plain iterations follow, then a trial of drafting. Each failed trial doubles the wait, up to `longest`. An iteration
-    for which the drafter drafted nothing cost nothing and says nothing.
+    The cost of an iteration is predicted from the nodes and the draft's forwards by measured costs. No clock is read,
+    so the same text gives the same trees. Where drafting brought fewer tokens than plain decoding would have brought in
+    the same time, plain iterations follow, then a trial of drafting. Each failed trial doubles the wait, up to
+    `longest`. An iteration for which nothing was drafted counts for neither.
 
     Args:
         drafter: the drafter.
         verify_cost: cost of the target's forward over 1, 2, 4, ... nodes in greedy steps; `dynatree tune` measures it.
         draft_cost: cost of one forward of the draft that reads 1, 2, 4, ... nodes.
-        overhead: what drafting by a model adds to an iteration besides.
+        overhead: cost that drafting by a model adds to an iteration besides the forwards.
         trial: iterations of a trial, and of the beginning.
         shortest, longest: fewest and most plain iterations between trials.
         memory: weight of the earlier drafting iterations at each new one.
 
     Raises:
-        TypeError: for what is no drafter.
+        TypeError: for a value that is no drafter.
         ValueError: for costs that are no curve or negative, counts below 1, shortest > longest, or memory outside
             (0, 1).
     """
@@ -76,27 +70,15 @@ class Switch(Drafter):
     name = "switch"
 
     def __post_init__(self) -> None:
-        make_tuples(self, "verify_cost", "draft_cost")
         of_kind("The drafter", self.drafter, Drafter, "give a drafter, such as LookupTree(draft)")
-        for points in (self.verify_cost, self.draft_cost):
-            CostCurve(points)  # raises ValueError where they are no curve
+        self.check_costs()
         check_counts(self, "trial", "shortest", "longest")
-        check_rules(self, "0 <= overhead < inf", "0 < memory < 1", "shortest <= longest")
+        check_rules(self, "0 < memory < 1", "shortest <= longest")
 
     @property
-    def model(self) -> LanguageModel | None:
-        """The drafter's draft model."""
-        return self.drafter.model
-
-    @property
-    def models(self) -> tuple[LanguageModel, ...]:
-        """Those of the drafter."""
-        return self.drafter.models
-
-    @property
-    def feature_layers(self) -> tuple[int, ...] | None:
-        """Those of the drafter."""
-        return self.drafter.feature_layers
+    def parts(self) -> tuple[Drafter]:
+        """The drafter."""
+        return (self.drafter,)
 
     @property
     def drawing(self) -> Drawing:
@@ -104,59 +86,28 @@ class Switch(Drafter):
         return self.drafter.drawing
 
     @property
-    def side_trees(self) -> bool:
-        """As the drafter."""
-        return self.drafter.side_trees
-
-    @property
     def chain(self) -> bool:
         """As the drafter."""
         return self.drafter.chain
 
-    @override
-    def check(self, target: LanguageModel) -> None:
-        self.drafter.check(target)
-
     # ------------------------------------------------------------------------------------------------------ the state
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> SwitchState:
-        return SwitchState(self.drafter.start(prompt, random), 0.0, 0.0, self.trial, self.shortest)
-
-    @override
-    def extend(self, state: SwitchState, tokens: Sequence[int]) -> SwitchState:
-        state.own = self.drafter.extend(state.own, tokens)
-        return state
-
-    @override
-    def inherit(self, state: SwitchState, earlier: SwitchState) -> SwitchState:
-        state.own = self.drafter.inherit(state.own, earlier.own)
-        return state
-
-    @override
-    def renumber(self, state: SwitchState, nodes: np.ndarray, size: int) -> None:
-        self.drafter.renumber(state.own, nodes, size)
-
-    @override
-    def drafting_cost(self, state: SwitchState) -> float:
-        return self.drafter.drafting_cost(state.own)
-
-    @override
-    def drafting_work(self, state: SwitchState) -> tuple[int, int]:
-        return self.drafter.drafting_work(state.own)
+        return SwitchState([self.drafter.start(prompt, random)], 0.0, 0.0, self.trial, self.shortest)
 
     def report(self, state: SwitchState) -> dict[str, float]:
         """Return the drafter's numbers, and whether drafting is on."""
-        return {**self.drafter.report(state.own), "drafting": float(state.plain == 0)}
+        return {**self.drafter.report(state.parts[0]), "drafting": float(state.plain == 0)}
 
     # --------------------------------------------------------------------------------------------------- an iteration
     @override
     def propose(self, state: SwitchState, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         if state.plain:
             state.drafted = None
-            return replace(self.drafter.propose(state.own, 0, sampling), side_tree=None)
-        forwards, nodes = self.drafter.drafting_work(state.own)
-        proposal = self.drafter.propose(state.own, max_depth, sampling)
-        after = self.drafter.drafting_work(state.own)
+            return replace(self.drafter.propose(state.parts[0], 0, sampling), side_tree=None)
+        forwards, nodes = self.drafting_work(state)
+        proposal = self.drafter.propose(state.parts[0], max_depth, sampling)
+        after = self.drafting_work(state)
         state.drafted = after[0] - forwards, after[1] - nodes
         return proposal
 
@@ -175,20 +126,10 @@ class Switch(Drafter):
                 state.plain, state.wait = state.wait, min(2 * state.wait, self.longest)
             elif not state.trial:
                 state.wait = self.shortest
-        state.own = self.drafter.observe(state.own, proposal, scores, verdict)
+        state.parts = [self.drafter.observe(state.parts[0], proposal, scores, verdict)]
         return state
 
     def _cost(self, scored: int, forwards: int, nodes: int) -> float:
-        """Return what an iteration is predicted to take, in greedy steps."""
-        cost = float(self._verifying.at(scored))
-        if not forwards:
-            return cost
-        return cost + self.overhead + forwards * float(self._drafting.at(nodes / forwards))
-
-    @cached_property
-    def _verifying(self) -> CostCurve:
-        return CostCurve(self.verify_cost)
-
-    @cached_property
-    def _drafting(self) -> CostCurve:
-        return CostCurve(self.draft_cost)
+        """Return the predicted cost of an iteration."""
+        cost = self.costs.scoring(scored)
+        return cost + self.overhead + forwards * self.costs.reading(nodes / forwards) if forwards else cost

@@ -14,8 +14,9 @@ from ..sampling import RandomSource, Scores, most_probable
 from ..verifiers.base import Verdict
 from .base import Proposal
 from .checks import check_counts, check_switches
-from .guessing import Guess, GuessingDrafter, GuessState
+from .guessing import GuessingDrafter, GuessState
 from .rates import SuccessRates
+from .search import Guess
 
 EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95)
 """Probabilities that separate the classes in which remembered tokens are counted."""
@@ -27,24 +28,20 @@ MEMORY = 0.99
 """Weight of the earlier outcomes at each new outcome of a class."""
 
 Key = tuple[int, ...]
-"""The last tokens that predictions are remembered by."""
+"""Tokens, the last of a text or a path, that the tokens after them are remembered by."""
 Entry = tuple[list[int], list[int]]
 """Remembered tokens, and the class of each."""
 
 
 def _from_text(entry: Entry) -> bool:
-    """Whether the tokens followed in a text; else the target predicted them."""
+    """Return whether the tokens followed in a text; otherwise the target predicted them."""
     return entry[1][0] >= len(PRIOR)
 
 
 def _followed(tokens: list[int], entry: Entry | None) -> Entry:
-    """The entry of tokens that followed in the text, the latest first, those of an older entry last."""
+    """Return an entry of tokens that followed in the text, the latest first, then the tokens of an older entry."""
     known = list(dict.fromkeys([*tokens, *(entry[0] if entry else ())]))[: len(FROM_TEXT)]
     return known, [len(PRIOR) + rank for rank in range(len(known))]
-
-
-def _rates(sizes: int) -> list[SuccessRates]:
-    return [SuccessRates((*PRIOR, *FROM_TEXT), MEMORY) for _ in range(sizes)]
 
 
 @dataclass
@@ -98,15 +95,15 @@ class TokenRecycling(GuessingDrafter):
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> RecyclingState:
         lists: list[dict[Key, Entry]] = [{} for _ in range(self.context)]
-        state = RecyclingState(int(prompt[-1]), Pace.begun(self.rate), lists, _rates(self.context))
-        return self.extend(state, prompt)
+        rates = [SuccessRates((*PRIOR, *FROM_TEXT), MEMORY) for _ in range(self.context)]
+        return self.extend(RecyclingState(int(prompt[-1]), Pace.begun(self.rate), lists, rates), prompt)
 
     @override
     def extend(self, state: RecyclingState, tokens: Sequence[int]) -> RecyclingState:
         for token in map(int, tokens):
-            for size, entry in self._entries(state, state.tail):
-                for other, kind in zip(*entry, strict=True):
-                    state.rates[size].learn(kind, other == token)
+            rates, entry = self._entry(state, state.tail)
+            for other, kind in zip(*entry, strict=True):
+                rates.learn(kind, other == token)
             if self.text:
                 self._note(state, token)
             state.tail = (*state.tail, token)[-self.context :]
@@ -125,7 +122,7 @@ class TokenRecycling(GuessingDrafter):
         return {"lists": float(sum(map(len, state.lists)))}
 
     def _note(self, state: RecyclingState, token: int) -> None:
-        """Note that a token followed in the text, where nothing was scored."""
+        """Note that a token followed in the text, for keys that nothing was scored after."""
         for size, lists in enumerate(state.lists):
             key = state.tail[-size - 1 :]
             if len(key) <= size:
@@ -142,7 +139,7 @@ class TokenRecycling(GuessingDrafter):
             del lists[next(iter(lists))]
 
     def _joined(self, earlier: dict[Key, Entry], lists: dict[Key, Entry]) -> dict[Key, Entry]:
-        """Earlier lists and those of a new prompt: what the target predicted is worth more than what followed."""
+        """Join earlier lists with those of a new prompt; a list that the target predicted stays."""
         out = dict(earlier)
         for key, entry in lists.items():
             old = out.get(key)
@@ -167,24 +164,18 @@ class TokenRecycling(GuessingDrafter):
         return state
 
     # ------------------------------------------------------------------------------------------------------- the tree
-    def _entries(self, state: RecyclingState, key: Key) -> Iterable[tuple[int, Entry]]:
-        """Yield the list of the longest key that has one, with its number."""
-        for size in range(min(len(key), self.context) - 1, -1, -1):
-            entry = state.lists[size].get(key[-size - 1 :])
-            if entry is not None:
-                yield size, entry
-                return
+    def _entry(self, state: RecyclingState, key: Key) -> tuple[SuccessRates, Entry]:
+        """Return the list of the longest key that has one, empty where none has, and the rates of its classes."""
+        for lists, rates, size in zip(state.lists[::-1], state.rates[::-1], range(self.context, 0, -1), strict=True):
+            if len(key) >= size and (entry := lists.get(key[-size:])) is not None:
+                return rates, entry
+        return state.rates[0], ([], [])
 
     @override
     def first(self, state: RecyclingState) -> Key:
         return state.tail
 
     @override
-    def guesses(self, state: RecyclingState, handle: Key) -> Iterable[Guess]:
-        for size, (tokens, kinds) in self._entries(state, handle):
-            rates = state.rates[size]
-            return [
-                (token, rates[kind], (*handle, token)[-self.context :])
-                for token, kind in zip(tokens, kinds, strict=True)
-            ]
-        return []
+    def guesses(self, state: RecyclingState, place: Key) -> Iterable[Guess]:
+        rates, entry = self._entry(state, place)
+        return [(token, rates[kind], (*place, token)[-self.context :]) for token, kind in zip(*entry, strict=True)]

@@ -60,7 +60,7 @@ def test_the_tree_is_the_slow_twins(trials):
         drafter = CostAwareTree(toy, **options)
         tree, state = proposed(drafter)
         curves = {
-            "verify": lambda n, d=drafter: float(d.verifying.at(n)),
+            "verify": lambda n, d=drafter: d.costs.scoring(n),
             "draft": lambda n, d=drafter: float(CostCurve(d.draft_cost).at(n)),
         }
         rest = {
@@ -91,10 +91,10 @@ def test_its_tree_pays_best_of_all_its_subtrees(trials):
             p = np.array(toy.distribution((*TEXT, *path))) ** options["sharpness"]
             distribution.append(distribution[tree.parents[node]] * p[tree.tokens[node]] / p.sum())
         assert sum(distribution) - 1 == pytest.approx(state.learnt.expected)
-        net = sum(distribution) - options["rate"] * drafter.verifying.at(len(tree))
+        net = sum(distribution) - options["rate"] * drafter.costs.scoring(len(tree))
         for leaf in set(range(1, len(tree))) - set(tree.parents.tolist()):
             assert (
-                sum(distribution) - distribution[leaf] - options["rate"] * drafter.verifying.at(len(tree) - 1)
+                sum(distribution) - distribution[leaf] - options["rate"] * drafter.costs.scoring(len(tree) - 1)
                 <= net + 1e-12
             )
 
@@ -156,7 +156,7 @@ def test_a_new_text_begins_with_the_rate_that_was_learnt_and_its_own_sharpness()
     second = generate(toy, TEXT, drafter, max_new_tokens=5, warm=first.state)
     cold = generate(toy, TEXT, drafter, max_new_tokens=5)
     assert cold.iterations[0].report == {"sharpness": 2.0, "rate": 2.0}
-    learnt = drafter.report(first.state.learnt.cost)
+    learnt = drafter.report(first.state.drafter_state)
     assert learnt["sharpness"] != pytest.approx(2.0)
     assert learnt["rate"] != pytest.approx(2.0)
     assert second.iterations[0].report == pytest.approx({"sharpness": 2.0, "rate": learnt["rate"]})

@@ -61,7 +61,7 @@ def test_places_and_levels_are_the_slow_twins():
             return (LATER if later else FIRST)[sum(q >= edge for edge in EDGES)]
 
         nodes = reference.cost_aware_sampled_tree(
-            toy.distribution, TEXT, drawn, lambda n, d=drafter: float(d.verifying.at(n)),
+            toy.distribution, TEXT, drawn, lambda n, d=drafter: d.costs.scoring(n),
             lambda n, d=drafter: float(CostCurve(d.draft_cost).at(n)), accepted=accepted, child=CHILD,
             **{name: options[name] for name in ("rate", "branching", "depth", "max_nodes", "overhead")},
         )  # fmt: skip

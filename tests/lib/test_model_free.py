@@ -247,6 +247,14 @@ def test_a_union_with_nothing_is_the_drafter(drafter, place):
         ]
 
 
+@pytest.mark.parametrize("cost", [None, (1.0, 1.1, 1.3)])
+def test_a_union_may_be_a_part_of_another(cost):
+    inner = dt.UnionTree(dt.FixedTree(DRAFT, depth=3, branching=2, tau=None), dt.TokenRecycling(), 6, cost)
+    found = dt.generate(TARGET, PROMPT, dt.UnionTree(inner, dt.SuffixTree(), max_nodes=30), max_new_tokens=60)
+    assert found.tokens == dt.autoregressive(TARGET, PROMPT, max_new_tokens=60).tokens
+    assert max(len(it.tree) for it in found.iterations) > 6
+
+
 def test_a_union_keeps_the_likeliest_nodes_and_learns_from_those_it_left_out():
     union = dt.UnionTree(dt.FixedTree(DRAFT, depth=3, branching=3, tau=None, max_nodes=30), dt.TokenRecycling())
     narrow = replace(union, max_nodes=4)

@@ -9,8 +9,9 @@ import reference
 import torch
 
 from dynatree_lib import Lookahead, ProgressiveTree, RandomSource, SelfDraft
-from dynatree_lib.drafters.pool import CandidatePool, NgramPool, TokenNode, best_first
+from dynatree_lib.drafters.pool import CandidatePool, NgramPool, TokenNode, candidates
 from dynatree_lib.drafters.rates import SuccessRates
+from dynatree_lib.drafters.search import best_first
 from dynatree_lib.verifiers.base import Verdict
 
 PRIOR = (0.5, 0.25, 0.12)
@@ -117,6 +118,14 @@ def test_the_least_recently_merged_go(seed):
     assert evictions >= 2
 
 
+def retrieved(root, rates, depth, worth):
+    """Token, parent and share of the chosen candidates."""
+    chosen = best_first(
+        root, lambda node: candidates(node, rates, len(worth)), depth if root else 0, len(worth), worth.__getitem__
+    )
+    return [(node.token, node.parent, node.share) for node in chosen]
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_retrieval_takes_the_likeliest_one_at_a_time(seed):
     rng = np.random.default_rng(seed)
@@ -131,8 +140,9 @@ def test_retrieval_takes_the_likeliest_one_at_a_time(seed):
         worth = rng.uniform(0, 0.05, int(rng.integers(5, 15))).tolist() if seed % 2 else [0.0] * 9
         for token in range(5):
             max_depth = int(rng.integers(0, 6))
-            found = best_first(pool.roots.get(token), rates, max_depth, worth)
-            assert found == slow.candidates(token, rates.__getitem__, max_depth, worth)
+            found = retrieved(pool.roots.get(token), rates, max_depth, worth)
+            slowly = slow.candidates(token, rates.__getitem__, max_depth, worth)
+            assert found == [(token, parent, rates[rank]) for token, parent, rank in slowly]
 
 
 def test_a_short_cap_takes_the_likeliest_too():
@@ -144,7 +154,7 @@ def test_a_short_cap_takes_the_likeliest_too():
     for _ in range(20):
         learn_siblings(rates, 2, 1)
     assert rates[1] > 0.8 > 0.2 > rates[0]
-    assert best_first(pool.roots[1], rates, 9, [0.0]) == [(5, 0, 1)]
+    assert retrieved(pool.roots[1], rates, 9, [0.0]) == [(5, 0, rates[1])]
 
 
 @pytest.mark.parametrize("seed", range(40))
