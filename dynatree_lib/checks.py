@@ -1,4 +1,4 @@
-"""Checks of single arguments, whatever they belong to; each names the value and the way out."""
+"""Checks of single arguments of any function; an error names the value and the way out."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def of_kind(name: str, value: object, kind: type | tuple[type, ...], way_out: st
 
 
 def decodes(tokenizer: object) -> None:
-    """Raise TypeError for what does not decode token ids."""
+    """Raise TypeError for an object that does not decode token ids."""
     if not hasattr(tokenizer, "decode") or isinstance(tokenizer, type | bytes):
         raise TypeError(
             f"The tokenizer is {described(tokenizer)}; give an object that decodes token ids, such as "

@@ -31,7 +31,7 @@ TAIL = 64
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Iteration:
-    """One iteration: the tree, its verdict, and what the drafter reported before it.
+    """One iteration: the tree, the verdict, and the numbers that the drafter reported before it.
 
     Attributes:
         tree: the verified tree.
@@ -71,9 +71,9 @@ class Iteration:
 
 @dataclass
 class DecodingState:
-    """Where a text stands: hand it to the next `generate` to go on without reading it again.
+    """The state of a text: hand it to the next `generate`, which goes on without reading the text again.
 
-    Good for one use, because the caches move on: continue from the latest Generation. `spent` says that it was used.
+    A state serves once, because the caches move on: continue from the latest Generation. `spent` says that it has.
     `text` holds all token ids so far, prompts included.
     """
 
@@ -88,8 +88,7 @@ class DecodingState:
 
 
 VIEW = f"{__package__}.plots.iterations:generation_view"
-"""What notebooks show a `Generation` with: "module:function", imported when the first is shown, because pictures stand
-above the decoder."""
+"""Function that notebooks show a `Generation` with; imported late, because pictures stand above the decoder."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,7 +103,8 @@ class Generation:
         iterations: one entry per iteration.
         finish_reason: "eos", "stop" (a stop string), "criteria", "length" (max_new_tokens), "context", or
             "interrupted".
-        state: for continuing, with both models' caches inside; None after an interruption or with `keep_state=False`.
+        state: continues the text, with both models' caches inside; None after an interruption or with
+            `keep_state=False`.
         tokenizer: decodes the tokens; None where neither the target nor `generate` was given a tokenizer.
     """
 
@@ -249,7 +249,8 @@ def generate(
         verifier = default_verifier(sampling.greedy, drafter.drawing)
     of_kind("The verifier", verifier, Verifier, "give an object, such as verifier=Greedy(), or None for the default")
     verifier.check(sampling, drafter.drawing, drafter.chain)
-    check_vocabularies(target, drafter)
+    for draft in drafter.models:
+        _check_vocabulary(target, draft)
     drafter.check(target)
     _check_states(target, warm, state, drafter)
     if tokenizer is None:
@@ -387,18 +388,19 @@ def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: 
 def _check_states(
     target: LanguageModel, warm: DecodingState | None, state: DecodingState | None, drafter: Drafter
 ) -> None:
-    """Raise TypeError for what is no state; ValueError where there is nothing to begin, or nothing this drafter could
-    have learnt."""
+    """Raise TypeError for a value that is no state; ValueError for both states, or a warm state that does not fit."""
     for name, value in (("state", state), ("warm", warm)):
         if value is not None:
             of_kind(name, value, DecodingState, "give the attribute `state` of an earlier Generation, or None")
-    if warm is not None and state is not None:
+    if warm is None:
+        return
+    if state is not None:
         raise ValueError("Both state and warm were given; state goes on with a text, warm begins another one.")
-    if warm is not None and warm.spent:
+    if warm.spent:
         raise ValueError("The warm state was continued, so it has learnt of another text; use the latest Generation's.")
-    if warm is not None and warm.drafter != drafter:
+    if warm.drafter != drafter:
         raise ValueError("The warm state belongs to another drafter; give a state of the same one, or none.")
-    if warm is not None and not _same_vocabulary(target, warm.model):
+    if not _same_vocabulary(target, warm.model):
         raise ValueError(
             f"The warm state is of a text by '{warm.model.name}', whose token ids mean other words than those of "
             f"'{target.name}'; give a state of a text by the same model, or none."
@@ -415,7 +417,7 @@ def check_request(target: object, sampling: object, on_tokens: object) -> None:
 
 
 def check_drafter(drafter: object) -> None:
-    """Raise TypeError for what is no drafter, or one whose draft is no model."""
+    """Raise TypeError unless this is a drafter whose drafts are models."""
     way_out = "give a drafter, such as FixedTree(draft), or decode without one by autoregressive()"
     of_kind("The drafter", drafter, Drafter, way_out)
     for draft in drafter.models:  # type: ignore[attr-defined]
@@ -426,7 +428,7 @@ def checked_ends(target: LanguageModel, eos_token_ids: int | Sequence[int] | Non
     """Return the tokens that end a text, the target's own for None.
 
     Raises:
-        ValueError: for what are no token ids of the target.
+        ValueError: for values that are no token ids of the target.
     """
     if eos_token_ids is None:
         return target.eos_token_ids
@@ -451,13 +453,8 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
     return (value,) if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable) else tuple(value)
 
 
-def check_vocabularies(target: LanguageModel, drafter: Drafter) -> None:
-    """Raise ValueError unless the drafter's models number their tokens as the target does."""
-    for draft in drafter.models:
-        _check_vocabulary(target, draft)
-
-
 def _check_vocabulary(target: LanguageModel, draft: LanguageModel) -> None:
+    """Raise ValueError unless a draft numbers its tokens as the target does."""
     same = _same_vocabulary(target, draft)
     if same and draft.vocab_size > target.vocab_size:
         raise ValueError(

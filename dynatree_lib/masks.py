@@ -75,7 +75,7 @@ def tree_mask(parents: np.ndarray, prefix: int) -> np.ndarray:
 
 
 def depth_positions(parents: np.ndarray, position: int) -> np.ndarray:
-    """Return the (n,) int64 position of each node: `position` for the roots, 1 more per level. Siblings share it."""
+    """Return the (n,) int64 position of each node: `position` for the roots, 1 more per level."""
     return position + _depths(np.ascontiguousarray(parents, np.int64).tobytes())
 
 
@@ -91,7 +91,7 @@ def additive(allowed: np.ndarray, dtype: torch.dtype, base: int = 0) -> torch.Te
 
     Args:
         allowed: (n, m) bool.
-        base: columns before them that every node sees.
+        base: columns of committed tokens, which come first; every node sees them.
     """
     mask = torch.zeros((len(allowed), base + allowed.shape[1]), dtype=dtype)
     mask[:, base:].masked_fill_(torch.from_numpy(~allowed), torch.finfo(dtype).min)

@@ -1,4 +1,4 @@
-"""Logits processors and stopping criteria: what may change and end a text, asked at the nodes that the text may reach.
+"""Logits processors and stopping criteria, which change and end a text, at the nodes that the text may reach.
 
 The target's distribution after a node is that of its processed logits, so a rule stays exact if it sees no others.
 `ProcessedScores` processes the logits of a node when the rule asks for them. No rule asks about a node whose path has
@@ -52,7 +52,7 @@ def answer(processor: LogitsProcessor, ids: torch.Tensor, logits: torch.Tensor) 
 
 
 def met(criterion: Callable[[torch.Tensor, Any], Any], ids: torch.Tensor, scores: Any) -> bool:
-    """Return whether a stopping criterion ends the text of (1, L) ids; TypeError for an answer that is neither."""
+    """Return whether a stopping criterion ends the text of (1, L) ids; TypeError for no truth value."""
     found = criterion(ids, scores)
     try:
         return bool(found)
@@ -66,7 +66,7 @@ def met(criterion: Callable[[torch.Tensor, Any], Any], ids: torch.Tensor, scores
 
 
 def check_functions(name: str, given: object) -> None:
-    """Raise TypeError for what is no sequence of functions; a class in place of an object is none."""
+    """Raise TypeError unless this is a sequence of functions; a class in place of an object is no function."""
     for one in given if isinstance(given, Sequence) else ():
         if isinstance(one, type):
             raise TypeError(
@@ -79,9 +79,9 @@ def check_functions(name: str, given: object) -> None:
 class ProcessedScores(Scores):
     """Scores of a tree whose logits are processed, each node's with the text up to it.
 
-    `argmax` is that of the processed logits at the nodes that greedy decoding reaches; no rule looks at others. Of
-    these, and everywhere at a temperature above 0, it is that of the target's own logits, which drafters learn from.
-    So is that of a side tree.
+    At temperature 0 `argmax` is of the processed logits at the nodes that greedy decoding reaches; no rule looks at
+    others. At other nodes, at other temperatures and in a side tree it is of the target's own logits, which drafters
+    learn from.
 
     Args:
         scores: of the tree's n nodes, and of a side tree's.
@@ -131,7 +131,7 @@ class Processing:
         """Return None where there are none.
 
         Raises:
-            TypeError: for what is no sequence of functions.
+            TypeError: unless each is a sequence of functions.
         """
         check_functions("logits_processors", processors)
         check_functions("stopping_criteria", criteria)
@@ -152,7 +152,7 @@ class Processing:
         device = scores.logits.device
 
         def process(path: Path, logits: torch.Tensor) -> torch.Tensor:
-            if ended(path):  # what would follow is cut off, and a processor may know nothing to follow
+            if ended(path):  # the tokens after it are cut off, and a processor may have no token to follow
                 return logits
             with torch.inference_mode(False), torch.no_grad():  # the caller's code
                 ids = self._ids(path).to(device)

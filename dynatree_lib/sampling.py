@@ -1,6 +1,6 @@
 """Logits to probabilities, the one source of randomness, and the lazily read logits of scored nodes.
 
-Verifiers ask `Scores` for what they need of a node; softmax and filters run only there. All random decisions, in
+Verifiers ask `Scores` about single nodes; softmax and filters run for those nodes alone. All random decisions, in
 drafting and verifying, go through a `RandomSource`, so that tests can replay every outcome of the production code.
 """
 
@@ -20,10 +20,10 @@ from .checks import is_number, is_whole, whole
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch's operations of this thread on this thread alone; a context and a decorator, for what is small.
+    """Run torch's operations of this thread on this thread alone; a context and a decorator, for small operations.
 
-    Its other threads go on spinning for milliseconds once they have helped, and the next forward, which has threads of
-    its own, waits for their cores: a top-k over four rows cost it a quarter more.
+    Torch's other threads keep spinning for milliseconds after they have helped. The next forward has threads of its own
+    and waits for those cores: a top-k over four rows made it take a quarter longer.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -94,7 +94,7 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 COOLEST = 0.01
-"""Temperature from which on logits may be divided by it as they are: no quotient overflows."""
+"""Lowest temperature that logits are divided by as they are, because no quotient overflows."""
 
 
 def _softmax_alone(sampling: Sampling) -> bool:
@@ -119,18 +119,18 @@ def unchecked(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 MostProbable = Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]
-"""`most_probable`, or what does the same."""
+"""`most_probable`, or a function with the same result."""
 
 
 def _nucleus(distribution: torch.Tensor, mass: float) -> torch.Tensor:
-    values, order = _most_probable(distribution, mass)
+    values, order = _holding(distribution, mass)
     outside = values.cumsum(-1) - values >= mass
     outside[..., 0] = False  # the most probable token always stays, whatever rounding does
     kept = torch.zeros_like(distribution).scatter_(-1, order, values.masked_fill(outside, 0))
     return kept / kept.sum(-1, keepdim=True)
 
 
-def _most_probable(distribution: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _holding(distribution: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return values and ids of the most probable tokens, sorted, ties by id, enough of them to hold `mass`."""
     for count in (256, 8192):  # a full sort of 50,000 tokens takes several times as long as finding the largest few
         if count < distribution.shape[-1]:
@@ -268,7 +268,7 @@ class Scores:
 
     Args:
         logits: (n, V) on any device, or (n, K) of some tokens alone.
-        sampling: what the probabilities mean.
+        sampling: temperature and filters of the probabilities.
         owner: whose logits these are, for error messages.
         features: (q + n, k h) hidden states after k layers, side by side, of the q queued tokens that were read with
             the nodes, then of the nodes; None from sessions that do not keep them.
@@ -306,7 +306,7 @@ class Scores:
         return tokens
 
     def _best(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the token with the largest logit after each node, any token where one is NaN, and that logit: (n,)."""
+        """Return the (n,) tokens with the largest logits and these logits; where one is NaN, any token and NaN."""
         if self.logits.device.type == "cpu" and self.logits.dtype in (torch.float32, torch.float64):
             logits = self.logits.numpy()  # several times as fast as torch for a few nodes
             ids = logits.argmax(-1)
@@ -318,7 +318,7 @@ class Scores:
         return (ids if self.tokens is None else self.tokens[ids]), values
 
     def distribution(self, node: int) -> torch.Tensor:
-        """Return the (V,) distribution of the next token after `node`, on the CPU; of some tokens alone up to the last.
+        """Return the distribution of the next token after `node`, on the CPU: (V,), or shorter where the last are 0.
 
         Raises:
             ValueError: if the logits of the node are NaN or all -inf; the message names the node and the model.
@@ -338,7 +338,7 @@ class Scores:
 
     @cached_property
     def _near(self) -> torch.Tensor:
-        """The logits, on the CPU where one transfer of all of them takes no longer than several of single nodes."""
+        """The logits: on the CPU if transferring all of them takes no longer than transferring several nodes."""
         return self.logits.cpu() if self.logits.nbytes <= ONE_TRANSFER else self.logits
 
     def prob(self, node: int, token: int) -> float:
@@ -367,8 +367,7 @@ class DraftDistributions:
 
     def __init__(self, owner: str = "draft") -> None:
         self.owner = owner
-        self._by_parent: dict[int, torch.Tensor] = {}
-        self._of_some: dict[int, tuple[torch.Tensor, np.ndarray]] = {}
+        self._recorded: dict[int, tuple[torch.Tensor, np.ndarray | None]] = {}
 
     def record(self, node: int, distribution: torch.Tensor, tokens: np.ndarray | None = None) -> None:
         """Record that the children of `node` were drawn from this distribution, on the CPU, which sums to 1.
@@ -378,19 +377,14 @@ class DraftDistributions:
             distribution: (V,), or (K,) of some tokens alone.
             tokens: (K,) int64 ids of those tokens, ascending; None for all.
         """
-        if tokens is None:
-            self._by_parent[node] = distribution
-        else:
-            self._of_some[node] = distribution, tokens
+        self._recorded[node] = distribution, tokens
 
     def prob(self, node: int, token: int) -> float:
         """Return the probability of `token` as the first child of `node`; ValueError as for `distribution`."""
-        if node in self._by_parent or node not in self._of_some:
-            distribution = self.distribution(node)
-            return float(distribution[token]) if token < len(distribution) else 0.0
-        distribution, tokens = self._of_some[node]
-        place = int(tokens.searchsorted(token))
-        return float(distribution[place]) if place < len(tokens) and tokens[place] == token else 0.0
+        distribution, tokens = self._of(node)
+        place = token if tokens is None else int(tokens.searchsorted(token))
+        known = place < len(distribution) and (tokens is None or tokens[place] == token)
+        return float(distribution[place]) if known else 0.0
 
     def distribution(self, node: int) -> torch.Tensor:
         """Return the distribution of the first child of `node`, on the CPU: (V,), or shorter where the last are 0.
@@ -398,12 +392,17 @@ class DraftDistributions:
         Raises:
             ValueError: if none was recorded.
         """
-        if node in self._of_some:
-            self._by_parent[node] = spread(*self._of_some.pop(node))
-        if node not in self._by_parent:
+        distribution, tokens = self._of(node)
+        if tokens is not None:
+            distribution = spread(distribution, tokens)
+            self._recorded[node] = distribution, None
+        return distribution
+
+    def _of(self, node: int) -> tuple[torch.Tensor, np.ndarray | None]:
+        if node not in self._recorded:
             raise ValueError(
                 f"{self.owner} drew children of tree node {node} and recorded no distribution for them; a drafter that "
                 "samples must record what it sampled from (DraftDistributions.record), or mark the tokens as "
                 "deterministic (POINT)."
             )
-        return self._by_parent[node]
+        return self._recorded[node]

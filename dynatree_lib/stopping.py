@@ -21,7 +21,7 @@ class Stopping:
 
     Raises:
         TypeError: for a tokenizer that does not decode.
-        ValueError: for a stop string that is no text or an empty one, and for stop strings without a tokenizer.
+        ValueError: for a stop string that is empty or no text, and for stop strings without a tokenizer.
     """
 
     max_new_tokens: int
@@ -58,7 +58,7 @@ class Stopping:
             tokens: generated before.
             fresh: tokens this iteration would add.
             before: the last tokens before the text; a stop string may begin there, as in transformers.
-            met: whether a stopping criterion ends the text after these fresh tokens; asked token by token, in order.
+            met: fresh tokens -> whether a stopping criterion ends the text after them; called token by token, in order.
         """
         remaining = self.remaining(tokens)
         window = [*before, *tokens[-self._reach :]] if self.stop_strings else []

@@ -12,7 +12,7 @@ from .decoding import Generation, Iteration
 
 @dataclass(frozen=True)
 class Summary:
-    """What `summarize` counts, over one or several generations.
+    """Counts of one or several generations, made by `summarize`.
 
     Attributes:
         tokens: generated tokens.

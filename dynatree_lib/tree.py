@@ -1,6 +1,6 @@
 """`TokenTree`: a drafted token tree as a frozen struct of arrays.
 
-Everything else about a tree (depths, paths, ancestors) is derived here and cached; nothing here knows a model.
+Depths and paths are derived here and cached; `masks` has the ancestors. Nothing here knows a model.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 ROOT = -1
 """Parent index of node 0."""
 
-# How a node's token was drawn, the `draws` field; verifiers of sampled trees need it to stay lossless.
 POINT, IID, DISTINCT = 0, 1, 2
+"""How a node's token was drawn (`TokenTree.draws`); rules for sampled trees need it to stay lossless."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +134,7 @@ class TokenTree:
 
 
 def _whole(name: str, values: Sequence[int]) -> np.ndarray:
-    """Return whole numbers as int64; ValueError for what numpy would cut to one."""
+    """Return whole numbers as int64; ValueError for other numbers, which numpy would round down."""
     found = np.asarray(values)
     if found.dtype.kind not in "iu" and len(found):
         raise ValueError(f"{name} of a token tree are {found.tolist()}; give whole numbers.")
@@ -142,15 +142,18 @@ def _whole(name: str, values: Sequence[int]) -> np.ndarray:
 
 
 def renumbering(count: int, keep: np.ndarray) -> np.ndarray:
-    """Return the (count + 1,) new index of each node where only `keep` stay; `ROOT` for others and for parent -1."""
-    out = np.full(count + 1, ROOT)  # the last slot is what index -1 reads
+    """Return the (count + 1,) new index of each node if only the nodes `keep` stay; dropped nodes get `ROOT`.
+
+    The last entry is for the parent of node 0: index -1 reads it, and it stays `ROOT`.
+    """
+    out = np.full(count + 1, ROOT)
     out[keep] = np.arange(len(keep))
     return out
 
 
 def depths_of(parents: np.ndarray) -> np.ndarray:
     """Return the (n,) int64 depth of each node of a forest; roots have parent -1, parents come before children."""
-    out = (parents >= 0).astype(np.int64)  # levels up to `node`, which every pass moves twice as far up
+    out = (parents >= 0).astype(np.int64)  # levels from each node up to `node`; every pass doubles them
     node = parents
     while (node >= 0).any():
         out = out + np.where(node >= 0, out[node], 0)
