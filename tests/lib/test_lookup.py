@@ -51,7 +51,7 @@ def test_without_a_match_the_tree_is_the_cost_aware_one():
         plain, its = proposed(CostAwareTree(toy), text)
         assert tree.tokens.tolist() == plain.tokens.tolist()
         assert tree.parents.tolist() == plain.parents.tolist()
-        assert state.learnt.expected == pytest.approx(its.expected)
+        assert state.learnt.expected == pytest.approx(its.learnt.expected)
 
 
 def test_a_trusted_copy_is_proposed_without_a_forward_of_the_draft():
