@@ -111,6 +111,33 @@ def _everywhere(builder, number):
     return builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
 
 
+def _llvm(builder, name, result, *kinds):
+    """Declare an intrinsic function of LLVM by its name, result and arguments."""
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, kinds), f"llvm.{name}")
+
+
+def _fused(builder):
+    """Declare the fused multiplication and addition of vectors of float32."""
+    vector = ir.VectorType(F32, LANES)
+    return _llvm(builder, f"fma.v{LANES}f32", vector, vector, vector, vector)
+
+
+def _fetch(builder, pointer):
+    """Fetch the cache line at a pointer into the second-level cache."""
+    fetch = _llvm(builder, "prefetch.p0", ir.VoidType(), I8.as_pointer(), I32, I32, I32)
+    builder.call(fetch, [pointer, I32(0), I32(2), I32(1)])
+
+
+def _as_product(generate):
+    """Make the intrinsic of nine addresses and numbers, see `_product`, for which this function generates code."""
+
+    @intrinsic
+    def product(typing, block, stride, inputs, size, count, out, ahead, pace, other):
+        return types.void(*(types.int64,) * 9), generate
+
+    return product
+
+
 def _product(packed=1):
     """Make the intrinsic out[t, :WIDTH] = block @ inputs[t] for `count` tokens (1 to TILE).
 
@@ -121,66 +148,58 @@ def _product(packed=1):
     inputs are bytes from 0 to 255 and whose sums are int32.
     """
 
-    @intrinsic
-    def product(typing, block, stride, inputs, size, count, out, ahead, pace, other):
-        def generate(context, builder, signature, arguments):
-            block, stride, inputs, size, count, out, ahead, pace, other = arguments
-            vector = ir.VectorType(I32 if packed == 4 else F32, LANES)
-            stored = ir.VectorType(_BFloat(), 2 * LANES) if packed == 2 else vector
-            name = {1: f"fma.v{LANES}f32", 2: "x86.avx512bf16.dpbf16ps.512", 4: "x86.avx512.vpdpbusd.512"}[packed]
-            name, operands = f"llvm.{name}", (vector, stored, stored)
-            fused = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, operands), name)
-            line = ir.FunctionType(ir.VoidType(), (I8.as_pointer(), I32, I32, I32))
-            fetch = cgutils.get_or_insert_function(builder.module, line, "llvm.prefetch.p0")
-            element, steps = (F32, size) if packed == 1 else (I32, builder.lshr(size, I64(packed // 2)))
-            blocks = builder.inttoptr(block, stored.as_pointer())
-            first = builder.inttoptr(inputs, element.as_pointer())
-            target = builder.inttoptr(out, vector.as_pointer())
-            lines = [builder.inttoptr(builder.add(ahead, offset), I8.as_pointer()) for offset in (I64(0), other)]
-            after = builder.append_basic_block("after")
-            switch = builder.switch(count, after)
-            for tokens in range(1, TILE + 1):
-                start = builder.append_basic_block(f"tokens{tokens}")
-                switch.add_case(I64(tokens), start)
-                builder.position_at_end(start)
-                rows = [builder.gep(first, [builder.mul(steps, I64(row))]) for row in range(tokens)]
-                loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
-                builder.branch(loop)
-                builder.position_at_end(loop)
-                step = builder.phi(I64)
-                step.add_incoming(I64(0), start)
-                sums = [[builder.phi(vector) for _ in range(VECTORS)] for _ in range(tokens)]
-                place = builder.mul(step, stride)
-                weights = [
-                    builder.load(builder.gep(blocks, [builder.add(place, I64(part))]), align=64)
-                    for part in range(VECTORS)
-                ]
-                for each in lines:
-                    there = builder.gep(each, [builder.mul(step, pace)])
-                    builder.call(fetch, [there, I32(0), I32(2), I32(1)])
-                following = []
-                for row in range(tokens):
-                    value = builder.load(builder.gep(rows[row], [step]), align=4)
-                    spread = builder.bitcast(_everywhere(builder, value), stored)
-                    terms = [(sums[row][part], spread, weights[part]) for part in range(VECTORS)]
-                    terms = [term[::-1] for term in terms] if packed == 1 else terms
-                    following.append([builder.call(fused, term) for term in terms])
-                after_step = builder.add(step, I64(1))
-                step.add_incoming(after_step, loop)
-                for row in range(tokens):
-                    for part in range(VECTORS):
-                        sums[row][part].add_incoming(ir.Constant(vector, [0] * LANES), start)
-                        sums[row][part].add_incoming(following[row][part], loop)
-                builder.cbranch(builder.icmp_signed("<", after_step, steps), loop, done)
-                builder.position_at_end(done)
-                for row in range(tokens):
-                    for part in range(VECTORS):
-                        builder.store(following[row][part], builder.gep(target, [I64(row * VECTORS + part)]), align=64)
-                builder.branch(after)
-            builder.position_at_end(after)
-            return context.get_dummy_value()
-
-        return types.void(*(types.int64,) * 9), generate
+    @_as_product
+    def product(context, builder, signature, arguments):
+        block, stride, inputs, size, count, out, ahead, pace, other = arguments
+        vector = ir.VectorType(I32 if packed == 4 else F32, LANES)
+        stored = ir.VectorType(_BFloat(), 2 * LANES) if packed == 2 else vector
+        name = {1: f"fma.v{LANES}f32", 2: "x86.avx512bf16.dpbf16ps.512", 4: "x86.avx512.vpdpbusd.512"}[packed]
+        fused = _llvm(builder, name, vector, vector, stored, stored)
+        element, steps = (F32, size) if packed == 1 else (I32, builder.lshr(size, I64(packed // 2)))
+        blocks = builder.inttoptr(block, stored.as_pointer())
+        first = builder.inttoptr(inputs, element.as_pointer())
+        target = builder.inttoptr(out, vector.as_pointer())
+        lines = [builder.inttoptr(builder.add(ahead, offset), I8.as_pointer()) for offset in (I64(0), other)]
+        after = builder.append_basic_block("after")
+        switch = builder.switch(count, after)
+        for tokens in range(1, TILE + 1):
+            start = builder.append_basic_block(f"tokens{tokens}")
+            switch.add_case(I64(tokens), start)
+            builder.position_at_end(start)
+            rows = [builder.gep(first, [builder.mul(steps, I64(row))]) for row in range(tokens)]
+            loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            step = builder.phi(I64)
+            step.add_incoming(I64(0), start)
+            sums = [[builder.phi(vector) for _ in range(VECTORS)] for _ in range(tokens)]
+            place = builder.mul(step, stride)
+            weights = [
+                builder.load(builder.gep(blocks, [builder.add(place, I64(part))]), align=64) for part in range(VECTORS)
+            ]
+            for each in lines:
+                _fetch(builder, builder.gep(each, [builder.mul(step, pace)]))
+            following = []
+            for row in range(tokens):
+                value = builder.load(builder.gep(rows[row], [step]), align=4)
+                spread = builder.bitcast(_everywhere(builder, value), stored)
+                terms = [(sums[row][part], spread, weights[part]) for part in range(VECTORS)]
+                terms = [term[::-1] for term in terms] if packed == 1 else terms
+                following.append([builder.call(fused, term) for term in terms])
+            after_step = builder.add(step, I64(1))
+            step.add_incoming(after_step, loop)
+            for row in range(tokens):
+                for part in range(VECTORS):
+                    sums[row][part].add_incoming(ir.Constant(vector, [0] * LANES), start)
+                    sums[row][part].add_incoming(following[row][part], loop)
+            builder.cbranch(builder.icmp_signed("<", after_step, steps), loop, done)
+            builder.position_at_end(done)
+            for row in range(tokens):
+                for part in range(VECTORS):
+                    builder.store(following[row][part], builder.gep(target, [I64(row * VECTORS + part)]), align=64)
+            builder.branch(after)
+        builder.position_at_end(after)
+        return context.get_dummy_value()
 
     return product
 
@@ -225,103 +244,90 @@ def _quantised(bits):
     Sums are added in the order of `_product`.
     """
 
-    @intrinsic
-    def product(typing, block, stride, inputs, size, count, out, ahead, pace, other):
-        def generate(context, builder, signature, arguments):
-            block, _, inputs, size, count, out, ahead, pace, _ = arguments
-            vector, codes = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
-            halves = ir.VectorType(ir.HalfType(), LANES)
-            kind = ir.FunctionType(vector, (vector,) * 3)
-            fused = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
-            line = ir.FunctionType(ir.VoidType(), (I8.as_pointer(), I32, I32, I32))
-            fetch = cgutils.get_or_insert_function(builder.module, line, "llvm.prefetch.p0")
-            first = builder.inttoptr(inputs, F32.as_pointer())
-            target = builder.inttoptr(out, vector.as_pointer())
-            fields, order = 32 // bits, places(bits)
-            group_bytes, part_bytes = WIDTH * (4 + 4 * bits), 4 * LANES
-            below = ir.Constant(vector, [-float(2**bits)] * LANES)
-            mask = ir.Constant(codes, [(2**bits - 1) << (23 - bits)] * LANES)
-            exponent = ir.Constant(codes, [(127 + bits) << 23] * LANES)
+    @_as_product
+    def product(context, builder, signature, arguments):
+        block, _, inputs, size, count, out, ahead, pace, _ = arguments
+        vector, codes = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+        halves = ir.VectorType(ir.HalfType(), LANES)
+        fused = _fused(builder)
+        first = builder.inttoptr(inputs, F32.as_pointer())
+        target = builder.inttoptr(out, vector.as_pointer())
+        fields, order = 32 // bits, places(bits)
+        group_bytes, part_bytes = WIDTH * (4 + 4 * bits), 4 * LANES
+        below = ir.Constant(vector, [-float(2**bits)] * LANES)
+        mask = ir.Constant(codes, [(2**bits - 1) << (23 - bits)] * LANES)
+        exponent = ir.Constant(codes, [(127 + bits) << 23] * LANES)
 
-            def load(kind, place, offset, bytes_of):
-                pointer = builder.inttoptr(builder.add(place, I64(offset)), kind.as_pointer())
-                return builder.load(pointer, align=bytes_of)
+        def load(kind, place, offset, bytes_of):
+            pointer = builder.inttoptr(builder.add(place, I64(offset)), kind.as_pointer())
+            return builder.load(pointer, align=bytes_of)
 
-            after = builder.append_basic_block("after")
-            switch = builder.switch(count, after)
-            for tokens in range(1, TILE + 1):
-                start = builder.append_basic_block(f"tokens{tokens}")
-                switch.add_case(I64(tokens), start)
-                builder.position_at_end(start)
-                rows = [builder.gep(first, [builder.mul(size, I64(row))]) for row in range(tokens)]
-                outer, inner, rest, done = (
-                    builder.append_basic_block(name) for name in ("group", "word", "rest", "done")
-                )
-                builder.branch(outer)
-                builder.position_at_end(outer)
-                group = builder.phi(I64)
-                before = [[builder.phi(vector) for _ in range(VECTORS)] for _ in range(tokens)]
-                there = builder.add(block, builder.mul(group, I64(group_bytes)))
-                scales, minima = (
-                    [
-                        builder.fpext(
-                            load(halves, there, (part + VECTORS * which) * part_bytes // 2, 2 * LANES), vector
-                        )
-                        for part in range(VECTORS)
-                    ]
-                    for which in range(2)
-                )
-                offsets = [builder.call(fused, (scales[part], below, minima[part])) for part in range(VECTORS)]
-                builder.branch(inner)
-                builder.position_at_end(inner)
-                word = builder.phi(I64)
-                sums = [[builder.phi(vector) for _ in range(VECTORS)] for _ in range(tokens)]
-                step = builder.add(builder.mul(group, I64(bits)), word)
-                coming = builder.add(ahead, builder.mul(step, pace))
-                for each in range(3):
-                    place = builder.inttoptr(builder.add(coming, I64(LINE * each)), I8.as_pointer())
-                    builder.call(fetch, [place, I32(0), I32(2), I32(1)])
-                place = builder.add(there, builder.mul(word, I64(4 * WIDTH)))
-                packed = [load(codes, place, 4 * WIDTH + part * part_bytes, part_bytes) for part in range(VECTORS)]
-                inputs_at, now = builder.mul(step, I64(fields)), [list(each) for each in sums]
-                for field in range(fields):
-                    weights = []
-                    for part in range(VECTORS):
-                        up = 23 - bits - bits * order[field]
-                        by = ir.Constant(codes, [abs(up)] * LANES)
-                        moved = builder.shl(packed[part], by) if up > 0 else builder.lshr(packed[part], by)
-                        number = builder.bitcast(builder.or_(builder.and_(moved, mask), exponent), vector)
-                        weights.append(builder.call(fused, (number, scales[part], offsets[part])))
-                    for row in range(tokens):
-                        place = builder.gep(rows[row], [builder.add(inputs_at, I64(field))])
-                        value = _everywhere(builder, builder.load(place, align=4))
-                        now[row] = [
-                            builder.call(fused, (weights[part], value, now[row][part])) for part in range(VECTORS)
-                        ]
-                next_word = builder.add(word, I64(1))
-                builder.cbranch(builder.icmp_signed("<", next_word, I64(bits)), inner, rest)
-                builder.position_at_end(rest)
-                next_group = builder.add(group, I64(1))
-                builder.cbranch(builder.icmp_signed("<", next_group, builder.lshr(size, I64(5))), outer, done)
-                word.add_incoming(I64(0), outer)
-                word.add_incoming(next_word, inner)
-                group.add_incoming(I64(0), start)
-                group.add_incoming(next_group, rest)
+        after = builder.append_basic_block("after")
+        switch = builder.switch(count, after)
+        for tokens in range(1, TILE + 1):
+            start = builder.append_basic_block(f"tokens{tokens}")
+            switch.add_case(I64(tokens), start)
+            builder.position_at_end(start)
+            rows = [builder.gep(first, [builder.mul(size, I64(row))]) for row in range(tokens)]
+            outer, inner, rest, done = (builder.append_basic_block(name) for name in ("group", "word", "rest", "done"))
+            builder.branch(outer)
+            builder.position_at_end(outer)
+            group = builder.phi(I64)
+            before = [[builder.phi(vector) for _ in range(VECTORS)] for _ in range(tokens)]
+            there = builder.add(block, builder.mul(group, I64(group_bytes)))
+            scales, minima = (
+                [
+                    builder.fpext(load(halves, there, (part + VECTORS * which) * part_bytes // 2, 2 * LANES), vector)
+                    for part in range(VECTORS)
+                ]
+                for which in range(2)
+            )
+            offsets = [builder.call(fused, (scales[part], below, minima[part])) for part in range(VECTORS)]
+            builder.branch(inner)
+            builder.position_at_end(inner)
+            word = builder.phi(I64)
+            sums = [[builder.phi(vector) for _ in range(VECTORS)] for _ in range(tokens)]
+            step = builder.add(builder.mul(group, I64(bits)), word)
+            coming = builder.add(ahead, builder.mul(step, pace))
+            for each in range(3):
+                _fetch(builder, builder.inttoptr(builder.add(coming, I64(LINE * each)), I8.as_pointer()))
+            place = builder.add(there, builder.mul(word, I64(4 * WIDTH)))
+            packed = [load(codes, place, 4 * WIDTH + part * part_bytes, part_bytes) for part in range(VECTORS)]
+            inputs_at, now = builder.mul(step, I64(fields)), [list(each) for each in sums]
+            for field in range(fields):
+                weights = []
+                for part in range(VECTORS):
+                    up = 23 - bits - bits * order[field]
+                    by = ir.Constant(codes, [abs(up)] * LANES)
+                    moved = builder.shl(packed[part], by) if up > 0 else builder.lshr(packed[part], by)
+                    number = builder.bitcast(builder.or_(builder.and_(moved, mask), exponent), vector)
+                    weights.append(builder.call(fused, (number, scales[part], offsets[part])))
                 for row in range(tokens):
-                    for part in range(VECTORS):
-                        before[row][part].add_incoming(ir.Constant(vector, [0] * LANES), start)
-                        before[row][part].add_incoming(now[row][part], rest)
-                        sums[row][part].add_incoming(before[row][part], outer)
-                        sums[row][part].add_incoming(now[row][part], inner)
-                builder.position_at_end(done)
-                for row in range(tokens):
-                    for part in range(VECTORS):
-                        builder.store(now[row][part], builder.gep(target, [I64(row * VECTORS + part)]), align=64)
-                builder.branch(after)
-            builder.position_at_end(after)
-            return context.get_dummy_value()
-
-        return types.void(*(types.int64,) * 9), generate
+                    place = builder.gep(rows[row], [builder.add(inputs_at, I64(field))])
+                    value = _everywhere(builder, builder.load(place, align=4))
+                    now[row] = [builder.call(fused, (weights[part], value, now[row][part])) for part in range(VECTORS)]
+            next_word = builder.add(word, I64(1))
+            builder.cbranch(builder.icmp_signed("<", next_word, I64(bits)), inner, rest)
+            builder.position_at_end(rest)
+            next_group = builder.add(group, I64(1))
+            builder.cbranch(builder.icmp_signed("<", next_group, builder.lshr(size, I64(5))), outer, done)
+            word.add_incoming(I64(0), outer)
+            word.add_incoming(next_word, inner)
+            group.add_incoming(I64(0), start)
+            group.add_incoming(next_group, rest)
+            for row in range(tokens):
+                for part in range(VECTORS):
+                    before[row][part].add_incoming(ir.Constant(vector, [0] * LANES), start)
+                    before[row][part].add_incoming(now[row][part], rest)
+                    sums[row][part].add_incoming(before[row][part], outer)
+                    sums[row][part].add_incoming(now[row][part], inner)
+            builder.position_at_end(done)
+            for row in range(tokens):
+                for part in range(VECTORS):
+                    builder.store(now[row][part], builder.gep(target, [I64(row * VECTORS + part)]), align=64)
+            builder.branch(after)
+        builder.position_at_end(after)
+        return context.get_dummy_value()
 
     return product
 
@@ -332,51 +338,45 @@ def _tiled():
     Rows past the count are read too, and what becomes of them is not looked at. Sizes are multiples of 32.
     """
 
-    @intrinsic
-    def product(typing, block, stride, inputs, size, count, out, ahead, pace, other):
-        def generate(context, builder, signature, arguments):
-            block, _, inputs, size, _, out, ahead, pace, other = arguments
-            tile, address = ir.IntType(8), I8.as_pointer()
+    @_as_product
+    def product(context, builder, signature, arguments):
+        block, _, inputs, size, _, out, ahead, pace, other = arguments
+        tile, address = ir.IntType(8), I8.as_pointer()
 
-            def call(name, kinds, *values):
-                kind = ir.FunctionType(ir.VoidType(), kinds)
-                builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), values)
+        def call(name, kinds, *values):
+            builder.call(_llvm(builder, f"x86.{name}", ir.VoidType(), *kinds), values)
 
-            def pointer(value):
-                return builder.inttoptr(value, address)
+        def pointer(value):
+            return builder.inttoptr(value, address)
 
-            sums, rows, columns = (tile(0), tile(1)), tile(2), (tile(3), tile(4))
-            for each in sums:
-                call("tilezero", (tile,), each)
-            line = ir.FunctionType(ir.VoidType(), (address, I32, I32, I32))
-            fetch = cgutils.get_or_insert_function(builder.module, line, "llvm.prefetch.p0")
-            start = builder.block
-            loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
-            builder.branch(loop)
-            builder.position_at_end(loop)
-            step = builder.phi(I64)  # of 32 inputs: 16 lines of 128 bytes of the block
-            step.add_incoming(I64(0), start)
-            there = builder.add(block, builder.mul(step, I64(2048)))
-            coming = builder.add(ahead, builder.mul(step, builder.mul(pace, I64(16))))
-            for each in range(16):
-                for offset in (I64(0), other):
-                    place = builder.add(builder.add(coming, builder.mul(pace, I64(each))), offset)
-                    builder.call(fetch, [pointer(place), I32(0), I32(2), I32(1)])
-            kinds = (tile, address, I64)
-            call("tileloadd64", kinds, rows, pointer(builder.add(inputs, builder.mul(step, I64(64)))),
-                 builder.mul(size, I64(2)))  # fmt: skip
-            for half, (sum_, column) in enumerate(zip(sums, columns, strict=True)):
-                call("tileloadd64", kinds, column, pointer(builder.add(there, I64(64 * half))), I64(128))
-                call("tdpbf16ps", (tile, tile, tile), sum_, rows, column)
-            following = builder.add(step, I64(1))
-            step.add_incoming(following, loop)
-            builder.cbranch(builder.icmp_signed("<", following, builder.lshr(size, I64(5))), loop, done)
-            builder.position_at_end(done)
-            for half, each in enumerate(sums):
-                call("tilestored64", kinds, each, pointer(builder.add(out, I64(64 * half))), I64(128))
-            return context.get_dummy_value()
-
-        return types.void(*(types.int64,) * 9), generate
+        sums, rows, columns = (tile(0), tile(1)), tile(2), (tile(3), tile(4))
+        for each in sums:
+            call("tilezero", (tile,), each)
+        start = builder.block
+        loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        step = builder.phi(I64)  # of 32 inputs: 16 lines of 128 bytes of the block
+        step.add_incoming(I64(0), start)
+        there = builder.add(block, builder.mul(step, I64(2048)))
+        coming = builder.add(ahead, builder.mul(step, builder.mul(pace, I64(16))))
+        for each in range(16):
+            for offset in (I64(0), other):
+                place = builder.add(builder.add(coming, builder.mul(pace, I64(each))), offset)
+                _fetch(builder, pointer(place))
+        kinds = (tile, address, I64)
+        call("tileloadd64", kinds, rows, pointer(builder.add(inputs, builder.mul(step, I64(64)))),
+             builder.mul(size, I64(2)))  # fmt: skip
+        for half, (sum_, column) in enumerate(zip(sums, columns, strict=True)):
+            call("tileloadd64", kinds, column, pointer(builder.add(there, I64(64 * half))), I64(128))
+            call("tdpbf16ps", (tile, tile, tile), sum_, rows, column)
+        following = builder.add(step, I64(1))
+        step.add_incoming(following, loop)
+        builder.cbranch(builder.icmp_signed("<", following, builder.lshr(size, I64(5))), loop, done)
+        builder.position_at_end(done)
+        for half, each in enumerate(sums):
+            call("tilestored64", kinds, each, pointer(builder.add(out, I64(64 * half))), I64(128))
+        return context.get_dummy_value()
 
     return product
 
@@ -393,148 +393,139 @@ def _split(bits):
     """
     planes = bits // 4
 
-    @intrinsic
-    def product(typing, block, space, inputs, size, count, out, ahead, pace, other):
-        def generate(context, builder, signature, arguments):
-            block, space, inputs, size, count, out, ahead, pace, _ = arguments
-            tile, address = ir.IntType(8), I8.as_pointer()
-            vector, codes = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
-            halves, words = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(ir.IntType(16), 2 * LANES)
-            kind = ir.FunctionType(vector, (vector,) * 3)
-            fused = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
-            kind = ir.FunctionType(words, (words, words))
-            choose = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.hi.512")
-            kind = ir.FunctionType(ir.VoidType(), (address, I32, I32, I32))
-            fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-            group_bytes = WIDTH * (4 + 4 * bits)
-            tables = [
-                ir.Constant(words, [_bits_of_bfloat16(16**plane * (code % 16 - (8 if plane == planes - 1 else 0)))
-                                    for code in range(32)])
-                for plane in range(planes)
-            ]  # fmt: skip
-            centre = ir.Constant(vector, [2.0 ** (bits - 1)] * LANES)
+    @_as_product
+    def product(context, builder, signature, arguments):
+        block, space, inputs, size, count, out, ahead, pace, _ = arguments
+        tile, address = ir.IntType(8), I8.as_pointer()
+        vector, codes = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+        halves, words = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(ir.IntType(16), 2 * LANES)
+        fused, choose = _fused(builder), _llvm(builder, "x86.avx512.permvar.hi.512", words, words, words)
+        group_bytes = WIDTH * (4 + 4 * bits)
+        tables = [
+            ir.Constant(words, [_bits_of_bfloat16(16**plane * (code % 16 - (8 if plane == planes - 1 else 0)))
+                                for code in range(32)])
+            for plane in range(planes)
+        ]  # fmt: skip
+        centre = ir.Constant(vector, [2.0 ** (bits - 1)] * LANES)
 
-            def call(name, kinds, *values):
-                function = ir.FunctionType(ir.VoidType(), kinds)
-                builder.call(cgutils.get_or_insert_function(builder.module, function, f"llvm.x86.{name}"), values)
+        def call(name, kinds, *values):
+            builder.call(_llvm(builder, f"x86.{name}", ir.VoidType(), *kinds), values)
 
-            def at(place, offset=0):
-                return builder.inttoptr(builder.add(place, I64(offset)), address)
+        def at(place, offset=0):
+            return builder.inttoptr(builder.add(place, I64(offset)), address)
 
-            def load(kind, place, offset=0, align=4):
-                return builder.load(builder.inttoptr(builder.add(place, I64(offset)), kind.as_pointer()), align=align)
+        def load(kind, place, offset=0, align=4):
+            return builder.load(builder.inttoptr(builder.add(place, I64(offset)), kind.as_pointer()), align=align)
 
-            def unpack(group, buffer):
-                there = builder.add(block, builder.mul(group, I64(group_bytes)))
-                coming = builder.add(ahead, builder.mul(builder.mul(group, I64(bits)), pace))
-                for word in range(bits):
-                    for each in range(3):
-                        builder.call(fetch, [at(coming, LINE * each), I32(0), I32(2), I32(1)])
-                    coming = builder.add(coming, pace)
-                    for part in range(VECTORS):
-                        packed = load(codes, there, 4 * WIDTH * (word + 1) + 64 * part, 64)
-                        for shift in range(4):
-                            plane, pair = shift % planes, (4 * word + shift) // planes
-                            moved = builder.lshr(packed, ir.Constant(codes, [4 * shift] * LANES)) if shift else packed
-                            made = builder.call(choose, [tables[plane], builder.bitcast(moved, words)])
-                            place = builder.add(buffer, I64((plane * VECTORS + part) * 1024 + 64 * pair))
-                            builder.store(made, builder.inttoptr(place, words.as_pointer()), align=64)
-
-            row_bytes = builder.add(
-                builder.mul(size, I64(6)), builder.and_(builder.add(builder.lshr(size, I64(3)), I64(63)), I64(-64))
-            )
-            sums_at = builder.add(inputs, builder.mul(size, I64(6)))
-            groups, kinds = builder.lshr(size, I64(5)), (tile, address, I64)
-            products = builder.add(space, I64(2 * 4096))
-
-            def toggled(place, group, size):
-                """One of two places, in turn."""
-                return builder.add(place, builder.mul(builder.and_(group, I64(1)), I64(size)))
-
-            def keep_sums(group):
-                for half in range(2):
-                    there = at(toggled(products, group, 2048), 64 * half)
-                    call("tilestored64", kinds, tile(half), there, I64(4 * WIDTH))
-
-            def multiply(group):
-                source, buffer = builder.add(inputs, builder.mul(group, I64(64))), toggled(space, group, 2048 * planes)
-                for half in range(2):
-                    call("tilezero", (tile,), tile(half))
-                for third in range(3):
-                    place = builder.add(source, builder.mul(size, I64(2 * third)))
-                    call("tileloadd64", kinds, tile(2 + third), at(place), row_bytes)
-                for plane in range(planes):
-                    for half in range(2):
-                        place = at(buffer, (plane * 2 + half) * 1024)
-                        call("tileloadd64", kinds, tile(5 + half), place, I64(64))
-                    for third in (2, 1, 0):
-                        for half in range(2):
-                            call("tdpbf16ps", (tile, tile, tile), tile(half), tile(2 + third), tile(5 + half))
-
-            def add(group):
-                """Add the products of a group to all rows; the builder is left behind the loop."""
-                there = builder.add(block, builder.mul(group, I64(group_bytes)))
-                scales, minima = (
-                    [
-                        builder.fpext(load(halves, there, (part + VECTORS * which) * 2 * LANES, 32), vector)
-                        for part in range(VECTORS)
-                    ]
-                    for which in range(2)
-                )
-                shifts = [builder.call(fused, (scales[part], centre, minima[part])) for part in range(VECTORS)]
-                made, sums = toggled(products, group, 2048), builder.add(sums_at, builder.mul(group, I64(4)))
-                before, rows, after = (builder.block, *(builder.append_basic_block(name) for name in ("rows", "after")))
-                builder.branch(rows)
-                builder.position_at_end(rows)
-                row = builder.phi(I64)
-                row.add_incoming(I64(0), before)
-                total = _everywhere(builder, load(F32, builder.add(sums, builder.mul(row, row_bytes))))
+        def unpack(group, buffer):
+            there = builder.add(block, builder.mul(group, I64(group_bytes)))
+            coming = builder.add(ahead, builder.mul(builder.mul(group, I64(bits)), pace))
+            for word in range(bits):
+                for each in range(3):
+                    _fetch(builder, at(coming, LINE * each))
+                coming = builder.add(coming, pace)
                 for part in range(VECTORS):
-                    offset = builder.add(builder.mul(row, I64(4 * WIDTH)), I64(64 * part))
-                    place = builder.add(out, offset)
-                    so_far, found = load(vector, place, 0, 64), load(vector, builder.add(made, offset), 0, 64)
-                    so_far = builder.call(fused, (scales[part], found, so_far))
-                    so_far = builder.call(fused, (shifts[part], total, so_far))
-                    builder.store(so_far, builder.inttoptr(place, vector.as_pointer()), align=64)
-                following = builder.add(row, I64(1))
-                row.add_incoming(following, rows)
-                builder.cbranch(builder.icmp_signed("<", following, count), rows, after)
-                builder.position_at_end(after)
+                    packed = load(codes, there, 4 * WIDTH * (word + 1) + 64 * part, 64)
+                    for shift in range(4):
+                        plane, pair = shift % planes, (4 * word + shift) // planes
+                        moved = builder.lshr(packed, ir.Constant(codes, [4 * shift] * LANES)) if shift else packed
+                        made = builder.call(choose, [tables[plane], builder.bitcast(moved, words)])
+                        place = builder.add(buffer, I64((plane * VECTORS + part) * 1024 + 64 * pair))
+                        builder.store(made, builder.inttoptr(place, words.as_pointer()), align=64)
 
-            _clear(builder, out, count)
-            before = builder.block
-            loop, late, last, done = (builder.append_basic_block(name) for name in ("loop", "late", "last", "done"))
-            unpack(I64(0), space)
-            builder.branch(loop)
-            # a group is unpacked, multiplied, stored and added in four successive turns, so that none waits for another
-            builder.position_at_end(loop)
-            group = builder.phi(I64)
-            group.add_incoming(I64(0), before)
-            following = builder.add(group, I64(1))
-            more = builder.icmp_signed("<", following, groups)
-            unpack(builder.select(more, following, group), toggled(space, following, 2048 * planes))
-            keep_sums(builder.sub(group, I64(1)))
-            multiply(group)
-            builder.cbranch(builder.icmp_signed("<", group, I64(2)), last, late)
-            builder.position_at_end(late)
-            add(builder.sub(group, I64(2)))
-            builder.branch(last)
-            builder.position_at_end(last)
-            group.add_incoming(following, last)
-            builder.cbranch(more, loop, done)
-            builder.position_at_end(done)
-            final = builder.sub(groups, I64(1))
-            keep_sums(final)
-            second_last, very_last = (builder.append_basic_block(name) for name in ("second_last", "very_last"))
-            builder.cbranch(builder.icmp_signed("<", groups, I64(2)), very_last, second_last)
-            builder.position_at_end(second_last)
-            add(builder.sub(groups, I64(2)))
-            builder.branch(very_last)
-            builder.position_at_end(very_last)
-            add(final)
-            return context.get_dummy_value()
+        row_bytes = builder.add(
+            builder.mul(size, I64(6)), builder.and_(builder.add(builder.lshr(size, I64(3)), I64(63)), I64(-64))
+        )
+        sums_at = builder.add(inputs, builder.mul(size, I64(6)))
+        groups, kinds = builder.lshr(size, I64(5)), (tile, address, I64)
+        products = builder.add(space, I64(2 * 4096))
 
-        return types.void(*(types.int64,) * 9), generate
+        def toggled(place, group, size):
+            """One of two places, in turn."""
+            return builder.add(place, builder.mul(builder.and_(group, I64(1)), I64(size)))
+
+        def keep_sums(group):
+            for half in range(2):
+                there = at(toggled(products, group, 2048), 64 * half)
+                call("tilestored64", kinds, tile(half), there, I64(4 * WIDTH))
+
+        def multiply(group):
+            source, buffer = builder.add(inputs, builder.mul(group, I64(64))), toggled(space, group, 2048 * planes)
+            for half in range(2):
+                call("tilezero", (tile,), tile(half))
+            for third in range(3):
+                place = builder.add(source, builder.mul(size, I64(2 * third)))
+                call("tileloadd64", kinds, tile(2 + third), at(place), row_bytes)
+            for plane in range(planes):
+                for half in range(2):
+                    place = at(buffer, (plane * 2 + half) * 1024)
+                    call("tileloadd64", kinds, tile(5 + half), place, I64(64))
+                for third in (2, 1, 0):
+                    for half in range(2):
+                        call("tdpbf16ps", (tile, tile, tile), tile(half), tile(2 + third), tile(5 + half))
+
+        def add(group):
+            """Add the products of a group to all rows; the builder is left behind the loop."""
+            there = builder.add(block, builder.mul(group, I64(group_bytes)))
+            scales, minima = (
+                [
+                    builder.fpext(load(halves, there, (part + VECTORS * which) * 2 * LANES, 32), vector)
+                    for part in range(VECTORS)
+                ]
+                for which in range(2)
+            )
+            shifts = [builder.call(fused, (scales[part], centre, minima[part])) for part in range(VECTORS)]
+            made, sums = toggled(products, group, 2048), builder.add(sums_at, builder.mul(group, I64(4)))
+            before, rows, after = (builder.block, *(builder.append_basic_block(name) for name in ("rows", "after")))
+            builder.branch(rows)
+            builder.position_at_end(rows)
+            row = builder.phi(I64)
+            row.add_incoming(I64(0), before)
+            total = _everywhere(builder, load(F32, builder.add(sums, builder.mul(row, row_bytes))))
+            for part in range(VECTORS):
+                offset = builder.add(builder.mul(row, I64(4 * WIDTH)), I64(64 * part))
+                place = builder.add(out, offset)
+                so_far, found = load(vector, place, 0, 64), load(vector, builder.add(made, offset), 0, 64)
+                so_far = builder.call(fused, (scales[part], found, so_far))
+                so_far = builder.call(fused, (shifts[part], total, so_far))
+                builder.store(so_far, builder.inttoptr(place, vector.as_pointer()), align=64)
+            following = builder.add(row, I64(1))
+            row.add_incoming(following, rows)
+            builder.cbranch(builder.icmp_signed("<", following, count), rows, after)
+            builder.position_at_end(after)
+
+        _clear(builder, out, count)
+        before = builder.block
+        loop, late, last, done = (builder.append_basic_block(name) for name in ("loop", "late", "last", "done"))
+        unpack(I64(0), space)
+        builder.branch(loop)
+        # a group is unpacked, multiplied, stored and added in four successive turns, so that none waits for another
+        builder.position_at_end(loop)
+        group = builder.phi(I64)
+        group.add_incoming(I64(0), before)
+        following = builder.add(group, I64(1))
+        more = builder.icmp_signed("<", following, groups)
+        unpack(builder.select(more, following, group), toggled(space, following, 2048 * planes))
+        keep_sums(builder.sub(group, I64(1)))
+        multiply(group)
+        builder.cbranch(builder.icmp_signed("<", group, I64(2)), last, late)
+        builder.position_at_end(late)
+        add(builder.sub(group, I64(2)))
+        builder.branch(last)
+        builder.position_at_end(last)
+        group.add_incoming(following, last)
+        builder.cbranch(more, loop, done)
+        builder.position_at_end(done)
+        final = builder.sub(groups, I64(1))
+        keep_sums(final)
+        second_last, very_last = (builder.append_basic_block(name) for name in ("second_last", "very_last"))
+        builder.cbranch(builder.icmp_signed("<", groups, I64(2)), very_last, second_last)
+        builder.position_at_end(second_last)
+        add(builder.sub(groups, I64(2)))
+        builder.branch(very_last)
+        builder.position_at_end(very_last)
+        add(final)
+        return context.get_dummy_value()
 
     return product
 
@@ -549,97 +540,89 @@ def _by_digits(bits):
     """
     quads = GROUP // 4
 
-    @intrinsic
-    def product(typing, block, stride, inputs, size, count, out, ahead, pace, other):
-        def generate(context, builder, signature, arguments):
-            block, _, inputs, size, count, out, ahead, pace, _ = arguments
-            vector, codes = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
-            halves, address = ir.VectorType(ir.HalfType(), LANES), I8.as_pointer()
-            kind = ir.FunctionType(vector, (vector,) * 3)
-            fused = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
-            kind = ir.FunctionType(codes, (codes,) * 3)
-            add_bytes = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
-            kind = ir.FunctionType(ir.VoidType(), (address, I32, I32, I32))
-            fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-            group_bytes = WIDTH * (4 + 4 * bits)
-            centre, parts = ir.Constant(vector, [2.0 ** (bits - 1)] * LANES), range(VECTORS)
+    @_as_product
+    def product(context, builder, signature, arguments):
+        block, _, inputs, size, count, out, ahead, pace, _ = arguments
+        vector, codes = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+        halves, fused = ir.VectorType(ir.HalfType(), LANES), _fused(builder)
+        add_bytes = _llvm(builder, "x86.avx512.vpdpbusd.512", codes, codes, codes, codes)
+        group_bytes = WIDTH * (4 + 4 * bits)
+        centre, parts = ir.Constant(vector, [2.0 ** (bits - 1)] * LANES), range(VECTORS)
 
-            def at(place, offset, kind):
-                return builder.inttoptr(builder.add(place, I64(offset)), kind.as_pointer())
+        def at(place, offset, kind):
+            return builder.inttoptr(builder.add(place, I64(offset)), kind.as_pointer())
 
-            def load(kind, place, offset=0, align=4):
-                return builder.load(at(place, offset, kind), align=align)
+        def load(kind, place, offset=0, align=4):
+            return builder.load(at(place, offset, kind), align=align)
 
-            def everywhere(kind, place, offset):
-                return _everywhere(builder, load(kind, place, offset))
+        def everywhere(kind, place, offset):
+            return _everywhere(builder, load(kind, place, offset))
 
-            def unpacked(there):
-                """The bytes of a group: for each part, of four inputs in turn."""
-                found = [[] for _ in parts]
-                for word in range(bits):
-                    for part in parts:
-                        packed = load(codes, there, 4 * WIDTH * (word + 1) + 4 * LANES * part, 64)
-                        if bits == 8:
-                            found[part].append(packed)
-                            continue
-                        nibbles = ir.Constant(codes, [0x0F0F0F0F] * LANES)
-                        upper = builder.lshr(packed, ir.Constant(codes, [4] * LANES))
-                        found[part] += [builder.and_(each, nibbles) for each in (packed, upper)]
-                return found
+        def unpacked(there):
+            """The bytes of a group: for each part, of four inputs in turn."""
+            found = [[] for _ in parts]
+            for word in range(bits):
+                for part in parts:
+                    packed = load(codes, there, 4 * WIDTH * (word + 1) + 4 * LANES * part, 64)
+                    if bits == 8:
+                        found[part].append(packed)
+                        continue
+                    nibbles = ir.Constant(codes, [0x0F0F0F0F] * LANES)
+                    upper = builder.lshr(packed, ir.Constant(codes, [4] * LANES))
+                    found[part] += [builder.and_(each, nibbles) for each in (packed, upper)]
+            return found
 
-            _clear(builder, out, count)
-            before = builder.block
-            loop, rows, after, done = (builder.append_basic_block(name) for name in ("group", "rows", "after", "done"))
-            builder.branch(loop)
-            builder.position_at_end(loop)
-            group = builder.phi(I64)
-            group.add_incoming(I64(0), before)
-            there = builder.add(block, builder.mul(group, I64(group_bytes)))
-            coming = builder.add(ahead, builder.mul(builder.mul(group, I64(bits)), pace))
-            for _ in range(bits):
-                for each in range(3):
-                    builder.call(fetch, [at(coming, LINE * each, I8), I32(0), I32(2), I32(1)])
-                coming = builder.add(coming, pace)
-            scales, minima = (
-                [builder.fpext(load(halves, there, (part + VECTORS * which) * 2 * LANES, 32), vector) for part in parts]
-                for which in range(2)
-            )
-            shifts = [builder.call(fused, (scales[part], centre, minima[part])) for part in parts]
-            weights, source = unpacked(there), builder.add(inputs, builder.mul(group, I64(DIGITS_BYTES)))
-            builder.branch(rows)
-            builder.position_at_end(rows)
-            row = builder.phi(I64)
-            row.add_incoming(I64(0), loop)
-            place = builder.add(source, builder.mul(row, builder.mul(size, I64(DIGITS_BYTES // GROUP))))
-            sums = []
-            for digit in range(3):
-                so_far = [everywhere(I32, place, 3 * GROUP + 4 * digit)] * VECTORS
-                for quad in range(quads):
-                    four = everywhere(I32, place, GROUP * digit + 4 * quad)
-                    so_far = [builder.call(add_bytes, (so_far[part], weights[part][quad], four)) for part in parts]
-                sums.append(so_far)
-            step, total = (everywhere(F32, place, 3 * GROUP + 4 * each) for each in (3, 4))
-            there = builder.add(out, builder.mul(row, I64(4 * WIDTH)))
-            for part in parts:
-                high, middle, low = (each[part] for each in sums)
-                high = builder.add(builder.shl(high, ir.Constant(codes, [8] * LANES)), middle)
-                high, low = (builder.sitofp(each, vector) for each in (high, low))
-                whole = builder.call(fused, (high, ir.Constant(vector, [256.0] * LANES), low))
-                target = at(there, 4 * LANES * part, vector)
-                so_far = builder.call(fused, (shifts[part], total, builder.load(target, align=64)))
-                so_far = builder.call(fused, (builder.fmul(whole, step), scales[part], so_far))
-                builder.store(so_far, target, align=64)
-            following = builder.add(row, I64(1))
-            row.add_incoming(following, rows)
-            builder.cbranch(builder.icmp_signed("<", following, count), rows, after)
-            builder.position_at_end(after)
-            following = builder.add(group, I64(1))
-            group.add_incoming(following, after)
-            builder.cbranch(builder.icmp_signed("<", following, builder.lshr(size, I64(5))), loop, done)
-            builder.position_at_end(done)
-            return context.get_dummy_value()
-
-        return types.void(*(types.int64,) * 9), generate
+        _clear(builder, out, count)
+        before = builder.block
+        loop, rows, after, done = (builder.append_basic_block(name) for name in ("group", "rows", "after", "done"))
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        group = builder.phi(I64)
+        group.add_incoming(I64(0), before)
+        there = builder.add(block, builder.mul(group, I64(group_bytes)))
+        coming = builder.add(ahead, builder.mul(builder.mul(group, I64(bits)), pace))
+        for _ in range(bits):
+            for each in range(3):
+                _fetch(builder, at(coming, LINE * each, I8))
+            coming = builder.add(coming, pace)
+        scales, minima = (
+            [builder.fpext(load(halves, there, (part + VECTORS * which) * 2 * LANES, 32), vector) for part in parts]
+            for which in range(2)
+        )
+        shifts = [builder.call(fused, (scales[part], centre, minima[part])) for part in parts]
+        weights, source = unpacked(there), builder.add(inputs, builder.mul(group, I64(DIGITS_BYTES)))
+        builder.branch(rows)
+        builder.position_at_end(rows)
+        row = builder.phi(I64)
+        row.add_incoming(I64(0), loop)
+        place = builder.add(source, builder.mul(row, builder.mul(size, I64(DIGITS_BYTES // GROUP))))
+        sums = []
+        for digit in range(3):
+            so_far = [everywhere(I32, place, 3 * GROUP + 4 * digit)] * VECTORS
+            for quad in range(quads):
+                four = everywhere(I32, place, GROUP * digit + 4 * quad)
+                so_far = [builder.call(add_bytes, (so_far[part], weights[part][quad], four)) for part in parts]
+            sums.append(so_far)
+        step, total = (everywhere(F32, place, 3 * GROUP + 4 * each) for each in (3, 4))
+        there = builder.add(out, builder.mul(row, I64(4 * WIDTH)))
+        for part in parts:
+            high, middle, low = (each[part] for each in sums)
+            high = builder.add(builder.shl(high, ir.Constant(codes, [8] * LANES)), middle)
+            high, low = (builder.sitofp(each, vector) for each in (high, low))
+            whole = builder.call(fused, (high, ir.Constant(vector, [256.0] * LANES), low))
+            target = at(there, 4 * LANES * part, vector)
+            so_far = builder.call(fused, (shifts[part], total, builder.load(target, align=64)))
+            so_far = builder.call(fused, (builder.fmul(whole, step), scales[part], so_far))
+            builder.store(so_far, target, align=64)
+        following = builder.add(row, I64(1))
+        row.add_incoming(following, rows)
+        builder.cbranch(builder.icmp_signed("<", following, count), rows, after)
+        builder.position_at_end(after)
+        following = builder.add(group, I64(1))
+        group.add_incoming(following, after)
+        builder.cbranch(builder.icmp_signed("<", following, builder.lshr(size, I64(5))), loop, done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
 
     return product
 
@@ -659,8 +642,7 @@ def digits_of_row(typing, values, size, centre, address):
         top = F32(127 * 65536)
 
         def call(name, result, *operands):
-            kind = ir.FunctionType(result, [each.type for each in operands])
-            return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}"), operands)
+            return builder.call(_llvm(builder, name, result, *(each.type for each in operands)), operands)
 
         def at(place, kind):
             return builder.inttoptr(place, kind.as_pointer())
@@ -728,8 +710,7 @@ def _tile_call(name, *kinds):
     def run(typing, address):
         def generate(context, builder, signature, arguments):
             values = [builder.inttoptr(arguments[0], I8.as_pointer())] if kinds else []
-            function = ir.FunctionType(ir.VoidType(), [I8.as_pointer()] if kinds else [])
-            builder.call(cgutils.get_or_insert_function(builder.module, function, f"llvm.x86.{name}"), values)
+            builder.call(_llvm(builder, f"x86.{name}", ir.VoidType(), *(each.type for each in values)), values)
             return context.get_dummy_value()
 
         return types.void(types.int64), generate
@@ -765,34 +746,22 @@ def _pointer(typing, address):
     return types.voidptr(types.int64), generate
 
 
-@intrinsic
-def _float_of_bits(typing, bits):
-    """The float32 that these 32 bits are."""
+def _bitcast(result, argument, kind):
+    """Make the intrinsic that reads the bits of an argument as a number of another type."""
 
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], F32)
+    @intrinsic
+    def cast(typing, bits):
+        def generate(context, builder, signature, arguments):
+            return builder.bitcast(arguments[0], kind)
 
-    return types.float32(types.int32), generate
+        return result(argument), generate
 
-
-@intrinsic
-def _bits_of_float(typing, value):
-    """The 32 bits of a float32."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], I32)
-
-    return types.int32(types.float32), generate
+    return cast
 
 
-@intrinsic
-def _double_of_bits(typing, bits):
-    """The float64 that these 64 bits are."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.DoubleType())
-
-    return types.float64(types.int64), generate
+_float_of_bits = _bitcast(types.float32, types.int32, F32)
+_bits_of_float = _bitcast(types.int32, types.float32, I32)
+_double_of_bits = _bitcast(types.float64, types.int64, ir.DoubleType())
 
 
 @intrinsic
@@ -821,8 +790,7 @@ def _pause(typing):
 
     def generate(context, builder, signature, arguments):
         if FEATURES.get("sse2"):
-            kind = ir.FunctionType(ir.VoidType(), [])
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
+            builder.call(_llvm(builder, "x86.sse2.pause", ir.VoidType()), [])
         return context.get_dummy_value()
 
     return types.void(), generate
