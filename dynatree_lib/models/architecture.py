@@ -1,8 +1,8 @@
-"""Whether a configuration tells that token trees would be scored wrongly, if only in a long text.
+"""Refuses models whose configuration says that token trees would be scored wrongly, if only in a long text.
 
-No list says which architectures are served: `proof` tries each model. What no text of a proof's length can show is read
-here from the configuration: windows are shortened for the proof, a text ends where the proof does (`reach`), and the
-rest is refused.
+No list says which architectures are served: `proof` tries each model. Only what no text of a proof's length can show is
+read from the configuration. Windows are shortened for the proof, texts end where a scale or an angle would change
+(`reach`), and everything else that acts in longer texts is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REFUSED = {
     "rwkv": RUNNING,
     "xlstm": RUNNING,
 }
-"""Families that are known to go wrong, also where a short text does not show it -> why."""
+"""Families that are known to go wrong, some of them in long texts alone -> why."""
 WINDOWED = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 """Type of layers that see a part of the text -> where the configuration says how much."""
 PLAIN_LAYERS = {"full_attention", "attention", "moe", "mlp", "dense", "sparse", *WINDOWED}
@@ -53,7 +53,7 @@ HARMLESS = {
     *WINDOWED.values(), "use_sliding_window", "max_window_layers", "sliding_window_pattern", "local_attention",
     "prefix_dense_sliding_window_pattern", "chunk_size_feed_forward", "mamba_chunk_size",
 }  # fmt: skip
-"""Such names that are seen to, or that do not touch attention."""
+"""Names of this kind that the library serves, or that do not touch attention."""
 SHAPES = {"head_dim", "num_key_value_heads", "v_head_dim", *WINDOWED.values()}
 """Settings in which the layers of a model must not differ one by one."""
 LARGEST_TREE = 1024
@@ -150,7 +150,7 @@ def why_not(config: Any) -> str | None:
 
 
 def rotary_parts(config: Any) -> list[dict[str, Any]]:
-    """What a configuration says of rotary positions, for each type of layers where it tells them apart."""
+    """Return what a configuration says of rotary positions: one part, or one for each type of layers."""
     rope = getattr(config, "rope_parameters", None)
     if not isinstance(rope, dict):
         return []
@@ -181,14 +181,17 @@ def mixes_experts(config: Any) -> bool:
 
 
 def _said(config: Any, name: str) -> list[Any]:
-    """What a configuration says under a name: of each layer where they differ, which it refuses to say of all."""
+    """Return the values of a setting: one, or each layer's where layers differ.
+
+    A configuration whose layers differ raises an error where it is asked for the one value.
+    """
     differing = getattr(config, "per_layer_attributes", None) or ()
     alone = config.attribute_map.get(name, name) in differing
     return [getattr(one, name, None) for one in (config.per_layer_config if alone else [config])]
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, int]]:
-    """Whole numbers and switches of a setting: of lists too, and of what groups settings of attention."""
+    """Yield the whole numbers and switches of a setting, those in lists and in groups of attention settings too."""
     grouped = vars(value) if isinstance(value, PretrainedConfig) else value
     if isinstance(grouped, dict):
         for key, part in grouped.items() if "att" in name else ():

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,16 +37,16 @@ LEAST = {torch.float64: 4e-6, torch.float32: 1e-4, torch.float16: 0.003, torch.b
 MASKED = 745
 """Distance from the largest logit at which a probability is 0 in float64."""
 MARGIN = 4
-"""Times the difference between two of transformers' own ways to read a text that are allowed."""
+"""The allowed difference is so many times that between two of transformers' own ways to read a text."""
 SHORT, LONG = 4, 2**20
-"""A window that the proof's short texts leave, and one that no text leaves, to say what differs."""
+"""A window shorter than the proof's short texts, and one longer than any text, which tells whether windows differ."""
 PREFIX, READ_FIRST = 9, 5
 """Tokens of text before the first tree, and those of them that are read before the others."""
 LONGEST, SHORTEST, PRODUCTS = 1024, 576, 8 * 10**10
 """Tokens before the trees of the long trial: most, fewest on a CPU, and products of a token and a weight that a CPU
 computes in about a second."""
 SAID = 10
-"""Seconds that a CPU may read them without a word."""
+"""Seconds of reading on a CPU from which on a warning announces the long trial."""
 FIRST_TREE, FIRST_LEVELS = (-1, 0, 0, 1, 1, 3, 5), 3
 """Parents of the first tree's nodes, and how many of them are scored before the others."""
 ACCEPTED = (0, 1, 3, 5)
@@ -54,6 +55,8 @@ SECOND_TREE = (-1, 0, 0)
 """Parents of the nodes of the tree that is scored after them and one more token."""
 MAIN = (*ACCEPTED, 7, 8, 9)
 """Of the 11 nodes that are compared: those on one path, the accepted nodes and what follows them."""
+FIRST_PATH = (0, 1, 3, 5, 6)
+"""Those on the longest path of the first tree."""
 PARTS = {
     "the text before the tree": slice(0, 1),
     "siblings": slice(1, 3),
@@ -71,7 +74,7 @@ CAUSES = {
 }
 
 UNREAD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-"""What transformers' own forward over a cache may raise; whether the library's cache serves is another question."""
+"""What transformers' own forward over a cache may raise; the library's forward over its cache is tried all the same."""
 OVER_CACHE = "forward over the library's cache, mask and positions"
 IN_LONG = "in a long text, what it makes of a token depends on which tokens one forward reads"
 
@@ -99,31 +102,29 @@ def check_tree_attention(model: HFModel, *, engine_only: bool = False, may_fall_
             f"Model '{model.name}' has a window of one token, which transformers' own cache does not keep to, so there "
             "is no text that ours could be equal to; give a window of at least 2."
         )
-    short, long = _Trial.of(model, PREFIX, routed=not engine_only), None
+    allowed, long = _by_dtype(TOLERANCE, model), None
+    short = _Trial.of(model, PREFIX, routed=not engine_only)
     with windows_of(SHORT, model.model):
         plain = _attempt(model, "plain forward", lambda: short.plain(model))
         own = model.altered(engine=Eager(model.model))
         if not engine_only:
-            noise = short.noise(model, plain)
+            noise = short.noise(model, plain[[*FIRST_PATH]], FIRST_PATH)
             allowed = _allowed(model, noise)
-            part, off = _worst(_attempt(model, OVER_CACHE, lambda: short.scored(own)), plain, allowed)
-            way_out = _way_out(model, off) if part else None
-            if part and way_out is not None:
-                cause = _cause(own, short, plain, allowed, part, noise)
-                raise _refusal(model, f"{cause} ({part} {_told(off, allowed, model)})", way_out)
+            found = _attempt(model, OVER_CACHE, lambda: short.scored(own))
+            _compare(model, found, plain, allowed, PARTS, lambda part: _cause(own, short, plain, allowed, part, noise))
     if not engine_only:
         long = _check_long(model, allowed)
-    if not engine_only and type(model.engine) is Eager:
-        return
+        if type(model.engine) is Eager:
+            return
     try:
         with windows_of(SHORT, model.model):
             own.engine = model.engine
             if model.drafted is not None:  # its engine computes the logits of these tokens alone
                 plain = plain[:, torch.from_numpy(model.drafted).to(plain.device)]
-            _check_engine(own, plain, lambda: short.scored(own))
+            _check_engine(own, plain, PARTS, lambda: short.scored(own))
         if long:
             trial, plain, entries = long
-            _check_engine(model, plain, lambda: trial.scored(model, 0, entries)[[*MAIN]], trial.parts)
+            _check_engine(model, plain, trial.parts, lambda: trial.scored(model, 0, entries)[[*MAIN]])
     except ValueError as error:
         if not may_fall_back:
             raise
@@ -132,15 +133,44 @@ def check_tree_attention(model: HFModel, *, engine_only: bool = False, may_fall_
 
 
 def _check_engine(
-    model: HFModel, plain: torch.Tensor, run: Callable[[], torch.Tensor], parts: Mapping[str, slice] | None = None
+    model: HFModel, plain: torch.Tensor, parts: Mapping[str, slice], run: Callable[[], torch.Tensor]
 ) -> None:
     """Compare an engine's logits with those of transformers' own forward."""
-    name, allowed = model.engine.name, _by_dtype(TOLERANCE, model)
-    found = _attempt(model, f"engine '{name}'", run)
+    engine = f"engine '{model.engine.name}'"
+    found, what = _attempt(model, engine, run), f"{engine} differs from its own forward"
+    _compare(model, found, plain, _by_dtype(TOLERANCE, model), parts, lambda _: what, "use engine='eager' or float32")
+
+
+def _compare(
+    model: HFModel,
+    found: torch.Tensor,
+    plain: torch.Tensor,
+    allowed: float,
+    parts: Mapping[str, slice],
+    cause: Callable[[str], str],
+    way_out: str | None = None,
+) -> None:
+    """Raise ValueError where logits differ from those of plain forwards by more than allowed.
+
+    Args:
+        model: for the sentence.
+        found: (n, V) logits.
+        plain: (n, V) logits that they should be.
+        allowed: difference that is allowed.
+        parts: rows of the logits by name, in the order in which they are compared.
+        cause: says what is wrong where this part is the first that differs.
+        way_out: what to do about it. Without one a model in 16 bits passes whose difference is rounding (`_way_out`).
+    """
     part, off = _worst(found, plain, allowed, parts)
-    if part:
-        what = f"engine '{name}' differs from its own forward ({part} {_told(off, allowed, model)})"
-        raise _refusal(model, what, "use engine='eager' or float32")
+    if part is None:
+        return
+    way_out = _way_out(model, off) if way_out is None else way_out
+    if way_out is None:
+        return
+    raise ValueError(
+        f"Model '{model.name}' does not score a token tree as it scores its paths: {cause(part)} ({part} "
+        f"{_told(off, allowed, model.dtype)}), so its output would be wrong{way_out and '; '}{way_out}."
+    )
 
 
 def _check_long(model: HFModel, allowed: float) -> _Long | None:
@@ -152,15 +182,11 @@ def _check_long(model: HFModel, allowed: float) -> _Long | None:
     """
     own = model.altered(engine=Eager(model.model))
     long = _read_long(own)
-    if long is None:
-        return None
-    trial, plain, entries = long
-    allowed = max(allowed, _allowed(model, trial.noise_over(entries, own, plain)))
-    found = _attempt(model, OVER_CACHE, lambda: trial.scored(own, 0, entries))
-    part, off = _worst(found[[*MAIN]], plain, allowed, trial.parts)
-    way_out = _way_out(model, off) if part else None
-    if way_out is not None:
-        raise _refusal(model, f"{IN_LONG} ({part} {_told(off, allowed, model)})", way_out)
+    if long is not None:
+        trial, plain, entries = long
+        allowed = max(allowed, _allowed(model, trial.noise(own, plain, MAIN, entries)))
+        found = _attempt(model, OVER_CACHE, lambda: trial.scored(own, 0, entries))
+        _compare(model, found[[*MAIN]], plain, allowed, trial.parts, lambda _: IN_LONG)
     return long
 
 
@@ -252,16 +278,8 @@ def free_memory() -> int | None:
         return None
 
 
-def _refusal(model: HFModel, what: str, way_out: str) -> ValueError:
-    way_out = way_out and f"; {way_out}"
-    return ValueError(
-        f"Model '{model.name}' does not score a token tree as it scores its paths: {what}, so its output would be "
-        f"wrong{way_out}."
-    )
-
-
-def _told(off: float, allowed: float, model: HFModel) -> str:
-    return f"off by {off:.2g} of the logits' spread, allowed {allowed:.2g}, {model.dtype}"
+def _told(off: float, allowed: float, dtype: torch.dtype) -> str:
+    return f"off by {off:.2g} of the logits' spread, allowed {allowed:.2g}, {dtype}"
 
 
 def _by_dtype(table: dict[torch.dtype, float], model: HFModel) -> float:
@@ -283,13 +301,13 @@ def _attempt(model: HFModel, what: str, run: Callable[[], torch.Tensor]) -> torc
 
 
 def _worst(
-    found: torch.Tensor, plain: torch.Tensor, allowed: float, parts: Mapping[str, slice] | None = None
+    found: torch.Tensor, plain: torch.Tensor, allowed: float, parts: Mapping[str, slice] = PARTS
 ) -> tuple[str | None, float]:
-    """First of the parts (`PARTS`) that differs by more than allowed, and by how much; (None, the largest) if none."""
+    """Return the first part that differs by more than allowed, and by how much; None and the largest if none does."""
     offs = difference(found, plain)
-    for part, rows in (parts or PARTS).items():
+    for part, rows in parts.items():
         worst = float(offs[rows].max())
-        if not (np.isfinite(worst) and worst <= allowed):
+        if not worst <= allowed:  # also where it is no number
             return part, worst
     return None, float(offs.max())
 
@@ -391,76 +409,64 @@ class _Trial:
         ]
         return [*nodes[: len(self.first)], tuple(self.accepted), *nodes[len(self.first) :]]
 
-    @property
-    def whole(self) -> list[tuple[int, ...]]:
-        """The texts that no other of them goes on."""
-        texts = self.texts
-        return [text for text in texts if not any(len(other) > len(text) == _common(other, text) for other in texts)]
-
-    def plain(self, model: HFModel) -> torch.Tensor:
-        """(11, V) logits after each text, by one forward of transformers' without a cache."""
-        whole = self.whole
-        width = max(map(len, whole))
-        ids = [[*text, *text[-1:] * (width - len(text))] for text in whole]  # what comes later is not seen
-        names = [
-            text[: place + 1] if place < len(text) else (-1, row, place)
-            for row, text in enumerate(whole)
-            for place in range(width)
-        ]
-        with self.routed([names]) as begin:
-            begin()
-            logits = model.model(torch.tensor(ids, device=model.device), use_cache=False).logits
-        rows = [next(row for row, long in enumerate(whole) if _common(long, text) == len(text)) for text in self.texts]
-        return torch.stack([logits[row, len(text) - 1] for row, text in zip(rows, self.texts, strict=True)])[
-            :, : model.vocab_size
-        ]
-
-    def read(self, model: HFModel) -> tuple[torch.Tensor, TreeCache]:
-        """(7, V) logits of the nodes of `MAIN`, by one forward of all their tokens, and the entries of the prefix."""
-        text, length, cache = self.texts[MAIN[-1]], len(self.prefix), model.new_cache(LARGEST_TREE)
-        with self.routed([self.named(text)]) as begin:
-            begin()
-            logits = model.forward(np.array(text), np.arange(len(text)), None, cache, len(MAIN))
-        cache.keep(length, np.empty(0, np.int64))
-        return logits, cache
-
-    def noise_over(self, entries: TreeCache, model: HFModel, expected: torch.Tensor) -> float:
-        """Difference between `read` and transformers' own forward over the entries, with masks of its own."""
-        text, length = self.texts[MAIN[-1]], len(self.prefix)
-        inputs: dict[str, Any] = {cache_name(model.model): entries, "use_cache": True}
-        try:
-            with self.routed([self.named(text)[length:]]) as begin:
-                begin()
-                logits = model.model(torch.tensor([text[length:]], device=model.device), **inputs).logits[0]
-        except UNREAD:
-            return 0.0
-        finally:
-            entries.keep(length, np.empty(0, np.int64))
-        return _noise(logits[:, : model.vocab_size], expected)
-
     def named(self, text: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """The text that each token of a text ends, for `routed`; one of the prefix has its place alone, for speed."""
+        """Name the tokens of a text for `routed`: by the text up to them, in the prefix by place alone, for speed."""
         length = len(self.prefix)
         return [(-2, place) if place < length else text[: place + 1] for place in range(len(text))]
 
-    def noise(self, model: HFModel, plain: torch.Tensor) -> float:
-        """Difference between the plain forward and transformers' own forwards over its own cache, for one text."""
-        text, length = self.texts[len(self.first) - 1], len(self.prefix)
-        rows = [place for place, one in enumerate(self.texts) if _common(text, one) == len(one)]
-        names = [text[: place + 1] for place in range(len(text))]
-        ids = torch.tensor([text], device=model.device)
+    def plain(self, model: HFModel) -> torch.Tensor:
+        """(11, V) logits after each text, by one forward of transformers' without a cache."""
+        texts = self.texts
+        whole = [text for text in texts if not any(other != text == other[: len(text)] for other in texts)]
+        width = max(map(len, whole))
+        ids = [[*text, *text[-1:] * (width - len(text))] for text in whole]  # what comes later is not seen
+        names = [
+            name
+            for row, text in enumerate(whole)
+            for name in [*self.named(text), *((-1, row, place) for place in range(len(text), width))]
+        ]
+        with self.routed(names):
+            logits = model.model(torch.tensor(ids, device=model.device), use_cache=False).logits
+        rows = [next(row for row, long in enumerate(whole) if long[: len(text)] == text) for text in texts]
+        found = torch.stack([logits[row, len(text) - 1] for row, text in zip(rows, texts, strict=True)])
+        return found[:, : model.vocab_size]
+
+    def read(self, model: HFModel) -> tuple[torch.Tensor, TreeCache]:
+        """(7, V) logits of the nodes of `MAIN`, by one forward of all their tokens, and the entries of the prefix."""
+        text, cache = self.texts[MAIN[-1]], model.new_cache(LARGEST_TREE)
+        with self.routed(self.named(text)):
+            logits = model.forward(np.array(text), np.arange(len(text)), None, cache, len(MAIN))
+        cache.keep(len(self.prefix), np.empty(0, np.int64))
+        return logits, cache
+
+    def noise(
+        self, model: HFModel, plain: torch.Tensor, path: Sequence[int], entries: TreeCache | None = None
+    ) -> float:
+        """Difference between a plain forward and transformers' own forward over a cache, with masks of its own.
+
+        0 where transformers cannot read so, or where the difference is no number, which is not for noise to judge.
+
+        Args:
+            model: reads the nodes.
+            plain: (k, V) logits of the plain forward.
+            path: the k nodes, a path below the prefix.
+            entries: of the prefix; without them the prefix is read first, into transformers' own cache.
+        """
+        text, length, name = self.texts[path[-1]], len(self.prefix), cache_name(model.model)
+        ids, names, over = torch.tensor([text], device=model.device), self.named(text), entries
         try:
-            with self.routed([names[:length], names[length:]]) as begin:
-                begin()
-                read = model.model(ids[:, :length], use_cache=True)
-                begin()
-                name = cache_name(model.model)
-                cache = {name: getattr(read, name)}
-                logits = model.model(ids[:, length:], **cache, use_cache=True).logits[0]
+            if over is None:
+                with self.routed(names[:length]):
+                    over = getattr(model.model(ids[:, :length], use_cache=True), name)
+            with self.routed(names[length:]):
+                logits = model.model(ids[:, length:], **{name: over}, use_cache=True).logits[0]
         except UNREAD:
             return 0.0
-        found = torch.stack([logits[len(self.texts[row]) - 1 - length] for row in rows])[:, : model.vocab_size]
-        return _noise(found, plain[rows])
+        finally:
+            if entries is not None:
+                entries.keep(length, np.empty(0, np.int64))
+        off = float(difference(logits[:, : model.vocab_size], plain).max())
+        return off if np.isfinite(off) else 0.0
 
     def scored(self, model: HFModel, claimed: int | None = None, entries: TreeCache | None = None) -> torch.Tensor:
         """(11, V) logits of the nodes, by a session.
@@ -473,52 +479,40 @@ class _Trial:
         """
         first, second = self.first, self.second
         claimed = model.context if claimed is None else claimed
-        names: list[tuple[int, ...]] = self.texts
-        prefix = [] if entries is not None else [tuple(self.prefix[: place + 1]) for place in range(len(self.prefix))]
+        nodes, prefix = self.texts, [] if entries is not None else self.named(tuple(self.prefix))
         early = min(READ_FIRST, len(prefix) - 1)
-        forwards = [prefix[:early], prefix[early:] + names[:FIRST_LEVELS], names[FIRST_LEVELS:7], names[7:8], names[8:]]
-        if entries is not None:
-            forwards[:2] = [names[:FIRST_LEVELS]]
-        with self.routed(forwards) as begin:
-            session = model.observed(_announced(begin, model.around)).session()
-            if entries is None:
-                session.start(self.prefix[:early])
-                session.flush()
-                session.extend(self.prefix[early:])
-            else:
-                entries.keep(len(self.prefix), np.empty(0, np.int64))
-                session.go_on(entries)
-            rows = [session.score(first.tokens[:FIRST_LEVELS], first.parents[:FIRST_LEVELS], GREEDY).logits]
-            with _claiming(session, claimed):
-                rows.append(session.score(first.tokens[FIRST_LEVELS:], first.parents[FIRST_LEVELS:], GREEDY).logits)
-            session.commit(ACCEPTED)
-            rows.append(session.score([self.token], [ROOT], GREEDY).logits)
-            session.commit([0])
-            rows.append(session.score(second.tokens, second.parents, GREEDY).logits)
+        forwards = [prefix[early:] + nodes[:FIRST_LEVELS], nodes[FIRST_LEVELS:7], nodes[7:8], nodes[8:]]
+        if entries is None:
+            forwards.insert(0, prefix[:early])
+        waiting, around = iter(forwards), model.around
+
+        def routed(run: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+            with self.routed(next(waiting, ())):
+                return run(*arguments) if around is None else around(run, *arguments)
+
+        session = model.observed(routed).session()
+        if entries is None:
+            session.start(self.prefix[:early])
+            session.flush()
+            session.extend(self.prefix[early:])
+        else:
+            entries.keep(len(self.prefix), np.empty(0, np.int64))
+            session.go_on(entries)
+        rows = [session.score(first.tokens[:FIRST_LEVELS], first.parents[:FIRST_LEVELS], GREEDY).logits]
+        with _claiming(session, claimed):
+            rows.append(session.score(first.tokens[FIRST_LEVELS:], first.parents[FIRST_LEVELS:], GREEDY).logits)
+        session.commit(ACCEPTED)
+        rows.append(session.score([self.token], [ROOT], GREEDY).logits)
+        session.commit([0])
+        rows.append(session.score(second.tokens, second.parents, GREEDY).logits)
         return torch.cat(rows)
 
-    @contextmanager
-    def routed(self, forwards: Sequence[Sequence[tuple[int, ...]]]) -> Iterator[Callable[[], None]]:
-        """Let tokens have the experts of the first forward that read them; call what is yielded before each forward.
-
-        Args:
-            forwards: the text that each token of each forward ends.
-        """
-        waiting = iter(forwards)
-
-        def begin() -> None:
-            names = next(waiting, None)
-            if self.routing is not None:
-                self.routing.begin(names or ())
-
-        with self.routing or nullcontext():
-            yield begin
-
-
-def _noise(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference of logits; 0 where it is no number, which is not for noise to judge."""
-    off = float(difference(found, expected).max())
-    return off if np.isfinite(off) else 0.0
+    def routed(self, names: Sequence[tuple[int, ...]]) -> AbstractContextManager[Any]:
+        """Let the tokens of one forward, which these names tell apart, have the experts of the first that read them."""
+        if self.routing is None:
+            return nullcontext()
+        self.routing.begin(names)
+        return self.routing
 
 
 def _plain_tokens(model: HFModel) -> np.ndarray:
@@ -531,22 +525,6 @@ def _plain_tokens(model: HFModel) -> np.ndarray:
 
 _Long = tuple[_Trial, torch.Tensor, "TreeCache"]
 """A long trial, the logits of its longest path (`MAIN`), and the entries of its text."""
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens with which both texts begin."""
-    length = min(len(one), len(other))
-    return next((place for place in range(length) if one[place] != other[place]), length)
-
-
-def _announced(begin: Callable[[], None], around: Callable[..., torch.Tensor] | None) -> Callable[..., torch.Tensor]:
-    """An observer of forwards (`HFModel.observed`) that calls `begin` before each, and what observed them before."""
-
-    def run_announced(run: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
-        begin()
-        return run(*arguments) if around is None else around(run, *arguments)
-
-    return run_announced
 
 
 @contextmanager
@@ -576,46 +554,37 @@ class SameExperts(TorchFunctionMode):
 
     def __init__(self, share: float) -> None:
         super().__init__()
-        self.share, self.numbers = share, dict[tuple[int, ...], int]()
-        self.chosen: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.tokens, self.call = np.empty(0, np.int64), 0
+        self.share = share
+        # number of a router's choice in a forward -> the experts that each token has there
+        self.chosen: defaultdict[int, dict[tuple[int, ...], torch.Tensor]] = defaultdict(dict)
+        self.names: Sequence[tuple[int, ...]] = ()
+        self.call = 0
 
     def begin(self, names: Sequence[tuple[int, ...]]) -> None:
         """Say which tokens the next forward reads: equal names are the same token."""
-        self.tokens = np.array([self.numbers.setdefault(name, len(self.numbers)) for name in names], np.int64)
-        self.call = 0
+        self.names, self.call = names, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         if func is torch.topk or func is torch.Tensor.topk:
-            scores, count = args[0] if args else kwargs["input"], len(self.tokens)
+            scores, count = args[0] if args else kwargs["input"], len(self.names)
             along = found.indices.shape[:-1] == scores.shape[:-1]
             if count and along and scores.dtype.is_floating_point and scores[..., 0].numel() % count == 0:
                 return self._followed(scores, found.values, found.indices)
         return found
 
     def _followed(self, scores: torch.Tensor, values: torch.Tensor, indices: torch.Tensor) -> Any:
-        count, best = len(self.tokens), indices.shape[-1]
-        rows = scores.reshape(count, -1, scores.shape[-1])
-        own = indices.reshape(count, -1, best)
-        if self.call == len(self.chosen):
-            size = 256 + len(self.numbers)
-            room = own.new_zeros(size, *own.shape[1:])
-            self.chosen.append((room, torch.zeros(size, dtype=torch.bool, device=own.device)))
-        table, known = self.chosen[self.call]
+        count, chosen = len(self.names), self.chosen[self.call]
+        rows, own = scores.reshape(count, -1, scores.shape[-1]), indices.reshape(count, -1, indices.shape[-1])
         self.call += 1
-        if table.shape[1:] != own.shape[1:]:
+        if any(one.shape != own.shape[1:] for one in chosen.values()):
             return torch.return_types.topk((values, indices))
-        _, first = np.unique(self.tokens, return_index=True)
-        first = first[np.searchsorted(self.tokens[first], self.tokens)]  # where a token stands first in this forward
-        number = torch.from_numpy(self.tokens).to(own.device)
-        before = torch.where(known[number][:, None, None], table[number], own[torch.from_numpy(first).to(own.device)])
+        before = torch.stack([chosen.setdefault(name, first) for name, first in zip(self.names, own, strict=True)])
         given, worth = rows.gather(-1, before), rows.gather(-1, own)
         span = rows.masked_fill(~rows.isfinite(), 0).abs().amax(-1)
         tied = (worth.amin(-1) - given.amin(-1) <= self.share * span)[..., None]
-        taken = torch.where(tied, before, own)
-        table[number], known[number] = taken, True
-        values = torch.where(tied, given, worth)
+        taken, values = torch.where(tied, before, own), torch.where(tied, given, worth)
+        chosen.update(zip(self.names, taken, strict=True))
         return torch.return_types.topk((values.reshape(indices.shape), taken.reshape(indices.shape)))
 
 
@@ -628,5 +597,4 @@ def difference_from_paths(
     """
     expected = torch.stack([plain(tree.tokens[[0, *tree.path(node)]].tolist()) for node in range(len(tree))])
     worst, allowed = float(difference(logits, expected).max()), TOLERANCE.get(dtype, 0.0)
-    fits = np.isfinite(worst) and worst <= allowed
-    return None if fits else f"off by {worst:.2g} of the logits' spread, allowed {allowed:.2g}, {dtype}"
+    return None if worst <= allowed else _told(worst, allowed, dtype)
