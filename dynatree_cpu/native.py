@@ -15,11 +15,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from numpy import ndarray
 from transformers import PreTrainedModel
 
 from dynatree_lib.masks import additive
 from dynatree_lib.models.architecture import reach
-from dynatree_lib.models.engine import Eager, Features
+from dynatree_lib.models.engine import Beside, Eager, Features
 
 from . import kernels
 
@@ -172,7 +173,7 @@ class CompiledLlama:
     @torch.no_grad()
     def __init__(self, model: Any, kind: np.dtype | None = None) -> None:
         core, config = model.model, model.config
-        self.wide = Eager(model)
+        self.eager = Eager(model)
         self.lock, self.teams = threading.Lock(), set[Team]()
         self.dtype = core.embed_tokens.weight.dtype
         self.half = self.dtype == torch.bfloat16
@@ -330,11 +331,11 @@ class CompiledLlama:
         mask: torch.Tensor | None,
         cache: Any,
         keep: int,
-        features: Features | None = None,
+        features: Beside = None,
     ) -> torch.Tensor:
         """Compute (B, keep, V) logits, float32, as `Engine` says."""
         if len(ids) > 1 or not self.runs(ids.shape[1], cache):
-            return self.wide(ids, positions, mask, cache, keep, features)
+            return self.eager(ids, positions, mask, cache, keep, features)
         seen = None if mask is None else (mask[0, 0] >= 0).numpy()
         return self.read(ids[0].numpy(), positions[0].numpy(), seen, cache, keep, features)[None]
 
@@ -358,33 +359,33 @@ class CompiledLlama:
         return count <= FEW and hasattr(cache, "room_for")
 
     def read(
-        self,
-        tokens: np.ndarray,
-        positions: np.ndarray,
-        seen: np.ndarray | None,
-        cache: Any,
-        keep: int,
-        features: Features | None = None,
+        self, tokens: ndarray, positions: ndarray, seen: ndarray | None, cache: Any, keep: int, features: Beside = None
     ) -> torch.Tensor:
         """Compute (keep, V) logits, float32, as `ArrayEngine` says."""
-        if self.parts and len(tokens) > FEW and hasattr(cache, "room_for"):
+        count, tail = len(tokens), 0 if seen is None else seen.shape[1]
+        if self.parts and count > FEW and hasattr(cache, "room_for"):
             return self._read_in_parts(tokens, positions, seen, cache, keep, features)
-        if not self.runs(len(tokens), cache):
-            mask = None if seen is None else additive(seen, self.dtype, cache.size + len(tokens) - seen.shape[1])
+        if not self.runs(count, cache):
+            mask = None if seen is None else additive(seen, self.dtype, cache.size + count - tail)[None, None]
             ids, places = torch.from_numpy(tokens)[None], torch.from_numpy(positions)[None]
-            return self.wide(ids, places, None if mask is None else mask[None, None], cache, keep, features)[0]
-        members = team(torch.get_num_threads(), self.kind)
+            return self.eager(ids, places, mask, cache, keep, features)[0]
+        members, beside = team(torch.get_num_threads(), self.kind), features or Features()
         with self.lock, members.lock:  # one forward at a time: of the engine's buffers, and of the threads
-            return self._run(members, tokens, positions, seen, cache, keep, features or Features())
+            self._prepare(members, cache, count)
+            self.ids[:count], self.positions[:count] = tokens, positions
+            if seen is not None:
+                self.seen[: count * tail] = seen.reshape(-1)
+            given, found, wanted = None, None, beside.layers
+            if len(self.joint):
+                given = beside.take(count).float().contiguous()
+            if wanted:
+                found = torch.empty(count, len(wanted) * self.width)
+                beside.read.append(found)
+            addresses = (0 if given is None else given.data_ptr(), 0 if found is None else found.data_ptr())
+            return self._forward(members, cache, (count, keep, tail), addresses, wanted)
 
     def _read_in_parts(
-        self,
-        tokens: np.ndarray,
-        positions: np.ndarray,
-        seen: np.ndarray | None,
-        cache: Any,
-        keep: int,
-        features: Features | None,
+        self, tokens: ndarray, positions: ndarray, seen: ndarray | None, cache: Any, keep: int, features: Beside
     ) -> torch.Tensor:
         """Do what `read` does by forwards of at most `FEW` tokens; nothing is left of them where one is interrupted."""
         base, kept = cache.size, 0 if features is None else len(features.read)
@@ -401,30 +402,6 @@ class CompiledLlama:
                 del features.read[kept:]
             raise
         return torch.cat(rows)
-
-    def _run(
-        self,
-        members: Team,
-        tokens: np.ndarray,
-        positions: np.ndarray,
-        seen: np.ndarray | None,
-        cache: Any,
-        keep: int,
-        features: Features,
-    ) -> torch.Tensor:
-        count, tail = len(tokens), 0 if seen is None else seen.shape[1]
-        self._prepare(members, cache, count)
-        self.ids[:count], self.positions[:count] = tokens, positions
-        if seen is not None:
-            self.seen[: count * tail] = seen.reshape(-1)
-        given, found, wanted = None, None, features.layers
-        if len(self.joint):
-            given = features.take(count).float().contiguous()
-        if wanted:
-            found = torch.empty(count, len(wanted) * self.width)
-            features.read.append(found)
-        places = (0 if given is None else given.data_ptr(), 0 if found is None else found.data_ptr())
-        return self._forward(members, cache, (count, keep, tail), places, wanted)
 
     def _prepare(self, members: Team, cache: Any, count: int) -> None:
         """Make room for `count` further tokens, in the cache and in what threads work in."""

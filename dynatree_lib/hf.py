@@ -12,10 +12,12 @@ import copy
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode, logits_process
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
@@ -141,7 +143,8 @@ def generate(
     seeds = [0] * len(prompts) if sampling.greedy else torch.randint(2**63 - 1, (len(prompts),)).tolist()
     rows = []
     for number, (prompt, ids, seed) in enumerate(zip(prompts, input_ids, seeds, strict=True)):
-        row = _Row(number, ids, len(ids) - len(prompt), processors, warpers, criteria, record, streamer)
+        of_row = [_of_row(processor, number) for processor in processors]
+        row = _Row(len(ids), ids[None, : len(ids) - len(prompt)], of_row, warpers, criteria, record, streamer)
         decoding.generate(
             target,
             prompt,
@@ -159,10 +162,14 @@ def generate(
         rows.append(row)
     if streamer is not None:
         streamer.end()
-    sequences = _sequences(input_ids, [row.tokens for row in rows], generation_config._pad_token_tensor)
+    pad = generation_config._pad_token_tensor
+    texts = pad_sequence(
+        [torch.tensor(row.tokens, dtype=torch.int64) for row in rows], True, 0 if pad is None else int(pad)
+    )
+    sequences = torch.cat([input_ids, texts.to(input_ids.device)], 1)
     if not generation_config.return_dict_in_generate:
         return sequences
-    kept = {name: _side_by_side([row.kept[name] for row in rows]) for name in record}
+    kept = {name: pad_sequence([torch.cat(row.kept[name]) for row in rows]).unbind() for name in record}
     return GenerateDecoderOnlyOutput(sequences=sequences, **kept)
 
 
@@ -506,10 +513,10 @@ class _Kept:
     """Each `HFModel` of a model, by engine: made once, kept in the model, left out of its copies and files.
 
     Args:
-        weights: what was known of the weights then.
+        weights: where the weights lay and how often torch had counted a change, when the models were made.
 
     Attributes:
-        values: of some of the weights, where an engine has a copy of them.
+        values: `_values` of the weights at that time, where an engine has a copy of them.
     """
 
     def __init__(self, weights: Any) -> None:
@@ -587,39 +594,34 @@ def _drafter(drafter: DrafterOrClass | None, draft_model: Draft | None, engine: 
 
 
 # -------------------------------------------------------------------------------------------------- a row of the batch
+@dataclass(eq=False)
 class _Row:
     """A row of a batch: what its processors and criteria are asked with, and what is known of its text so far.
 
     They see the ids that transformers would show them, so the padding before the prompt too.
 
-    Args:
-        number: of the row.
-        ids: (L,) its padded prompt.
-        padding: tokens of that which are padding.
-        processors: all but those that `Sampling` does the work of.
+    Attributes:
+        begin: tokens of its padded prompt.
+        padding: (1, p) of these, the padding.
+        processors: for this row, all but those that `Sampling` does the work of.
         warpers: those.
         criteria: all but length and EOS.
         record: what to keep of each step, of "scores" and "logits".
         streamer: given each token, or None.
+        tokens: of its text so far.
+        kept: what is recorded of each of these tokens, by name.
     """
 
-    def __init__(
-        self,
-        number: int,
-        ids: torch.Tensor,
-        padding: int,
-        processors: Sequence[Any],
-        warpers: Sequence[Any],
-        criteria: Sequence[Any],
-        record: Sequence[str],
-        streamer: Any,
-    ) -> None:
-        self.begin, self.padding, self.streamer = len(ids), ids[None, :padding], streamer
-        self.processors = [_of_row(processor, number) for processor in processors]
-        self.warpers, self.criteria, self.record = warpers, criteria, record
-        self.tokens: list[int] = []
-        self.kept: dict[str, list[torch.Tensor]] = {name: [] for name in record}
-        self._seen: dict[tuple[int, ...], dict[str, torch.Tensor]] = {}
+    begin: int
+    padding: torch.Tensor
+    processors: Sequence[Any]
+    warpers: Sequence[Any]
+    criteria: Sequence[Any]
+    record: Sequence[str]
+    streamer: Any
+    tokens: list[int] = field(default_factory=list)
+    kept: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    _seen: dict[tuple[int, ...], dict[str, torch.Tensor]] = field(default_factory=dict)
 
     def process(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Apply the row's processors in order: a logits processor of `dt.generate`."""
@@ -640,7 +642,7 @@ class _Row:
         """Return whether one of the row's criteria ends the text: a stopping criterion of `dt.generate`."""
         ids = self._padded(ids)
         scores = tuple(self._steps(self._new(ids), "scores")) if "scores" in self.record else None
-        answers = [met(criterion, ids, scores) for criterion in self.criteria]
+        answers = [met(criterion, ids, scores) for criterion in self.criteria]  # transformers, too, asks each
         return any(answers)
 
     def commit(self, tokens: list[int]) -> None:
@@ -660,7 +662,7 @@ class _Row:
 
     def _steps(self, tokens: tuple[int, ...], name: str) -> list[torch.Tensor]:
         """Return what each of these new tokens was chosen from."""
-        kept = self.kept[name]
+        kept = self.kept.get(name, [])
         return kept + [self._seen[tokens[:place]][name] for place in range(len(kept), len(tokens))]
 
 
@@ -677,19 +679,3 @@ def _of_row(processor: Any, number: int) -> Any:
     if hasattr(alone, "batch_size"):
         alone.batch_size = 1
     return alone
-
-
-def _sequences(ids: torch.Tensor, texts: Sequence[Sequence[int]], pad: torch.Tensor | None) -> torch.Tensor:
-    """Return (B, L + n) ids: the prompts and the new tokens, shorter texts filled with the pad token."""
-    longest = max(len(text) for text in texts)
-    filler = [] if pad is None else [int(pad)] * longest
-    filled = [[*text, *filler[len(text) :]] for text in texts]
-    return torch.cat([ids, torch.tensor(filled, dtype=torch.int64, device=ids.device)], 1)
-
-
-def _side_by_side(rows: Sequence[Sequence[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
-    """Return (B, V) of every step, where rows have (1, V) of theirs; zeros after a row's end."""
-    steps = range(max(len(row) for row in rows))
-    return tuple(
-        torch.cat([row[step] if step < len(row) else torch.zeros_like(row[0]) for row in rows]) for step in steps
-    )

@@ -14,10 +14,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy import ndarray
 from transformers.cache_utils import Cache, DynamicLayer
 from typing_extensions import override
 
@@ -25,12 +27,11 @@ from ..checks import of_kind
 from ..masks import depth_positions, laid_out
 from ..models.architecture import mixes_experts
 from ..models.cache import TreeCache
-from ..models.engine import Features, Modules, check_threads, hooked
-from ..models.huggingface import HFModel, HFSession, in_inference_mode
+from ..models.engine import Beside, Modules, check_threads, hooked
+from ..models.huggingface import HFModel, HFSession, Method, in_inference_mode
 from ..models.pairs import Pair
 from ..models.proof import check_tree_attention
 from ..models.translated import TranslatedHFModel
-from ..sampling import Sampling, Scores
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Numbers of tokens that forwards are padded to."""
@@ -99,22 +100,16 @@ class StaticModel(HFModel):
     def check_modules(self) -> None:
         """Raise ValueError where hooks or other modules were added: the buffers' steps are captured without them."""
         check_threads()
-        added = self.modules.added()
-        if added:
+        changed = self.modules.changed()
+        if changed:
             raise ValueError(
-                f"'{self.name}' has changed since its static buffers were made: {added}, which they would leave out; "
+                f"'{self.name}' has changed since its static buffers were made: {changed}, which they would leave out; "
                 "use the HFModel itself."
             )
 
     @override
     def run_forward(
-        self,
-        tokens: np.ndarray,
-        positions: np.ndarray,
-        mask: Any,
-        cache: Any,
-        keep: int,
-        features: Features | None = None,
+        self, tokens: ndarray, positions: ndarray, mask: Any, cache: Any, keep: int, features: Beside = None
     ) -> torch.Tensor:
         """Run one forward; over the buffers' cache, `mask` is the answer of `Buffers.send`, None for text alone."""
         if cache is not self.buffers.cache:
@@ -140,6 +135,17 @@ class StaticModel(HFModel):
         return self
 
 
+def _in_turn(method: Method) -> Method:
+    """Return a method of a session that has the buffers for itself meanwhile."""
+
+    @wraps(method)
+    def run(session: StaticSession, *args: Any, **options: Any) -> Any:
+        with session.model.buffers.turn:
+            return method(session, *args, **options)
+
+    return cast(Method, run)
+
+
 class StaticSession(HFSession):
     """One sequence in the buffers of a `StaticModel`.
 
@@ -149,27 +155,8 @@ class StaticSession(HFSession):
 
     model: StaticModel
 
-    @override
-    def start(self, prompt: Sequence[int]) -> None:
-        with self.model.buffers.turn:
-            super().start(prompt)
-
-    @override
-    def score(
-        self, tokens: Sequence[int] | np.ndarray, parents: Sequence[int] | np.ndarray, sampling: Sampling
-    ) -> Scores:
-        with self.model.buffers.turn:
-            return super().score(tokens, parents, sampling)
-
-    @override
-    def commit(self, path: Sequence[int]) -> None:
-        with self.model.buffers.turn:
-            super().commit(path)
-
-    @override
-    def rollback(self) -> None:
-        with self.model.buffers.turn:
-            super().rollback()
+    start, score = _in_turn(HFSession.start), _in_turn(HFSession.score)
+    commit, rollback = _in_turn(HFSession.commit), _in_turn(HFSession.rollback)
 
     @override
     def _reset(self) -> None:

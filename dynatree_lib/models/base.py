@@ -67,12 +67,15 @@ def check_model(role: str, model: object) -> None:
 class Session(ABC):
     """One sequence read by one model.
 
-    `length` is the number of committed KV entries, `position` the position of the next token; they differ where
-    entries were evicted. Queued tokens count in `position` and not in `length` until the next `score` reads them.
-    `forwards` and `scored` count the calls of `score` and the nodes in them since `start`. `drafted` holds the (K,) ids
-    of the tokens that the logits are of, ascending, for a model that drafts these alone; None for all V. Scores hold
-    the hidden states after `feature_layers`, set before `start`, as features, and none by default. `most_probable`
-    finds the most probable tokens of logits, for drafters.
+    Attributes:
+        length: number of committed KV entries.
+        position: of the next token. It differs from `length` where entries were evicted, and by the queued tokens,
+            which count in `length` only when a `score` has read them.
+        forwards, scored: calls of `score` since `start`, and nodes in them.
+        drafted: (K,) ids, ascending, of the tokens that the logits are of, for a model that drafts these alone; None
+            for all V.
+        feature_layers: layers whose hidden states scores hold as features, none by default; to be set before `start`.
+        most_probable: finds the most probable tokens of logits, for drafters.
     """
 
     drafted: np.ndarray | None = None
@@ -112,11 +115,11 @@ class Session(ABC):
 
     # ---------------------------------------------------------------------------------------- a draft beside its target
     def begin(self, text: Sequence[int]) -> None:
-        """Begin a text as a draft. Its last token is node 0 of the first tree, which is read with the tree."""
+        """Begin a text as a draft. Its last token is node 0 of the first tree, and is read with that tree."""
         self.start(text[:-1])
 
     def resume(self, text: Sequence[int]) -> None:
-        """Go on with a text as a draft: node 0 of the last tree, and what came after it, whose last token is node 0."""
+        """Go on as a draft. `text` begins with node 0 of the last tree; its last token is node 0 of the next tree."""
         self.extend(text[:-1])
 
     def follow(self, read: Sequence[int], tokens: Sequence[int], path: Sequence[int], scores: Scores) -> None:

@@ -24,8 +24,8 @@ class TreeCache(Cache):
             has values narrower than keys.
         size: entries in use. A forward appends its entries layer by layer; they count once the last layer has them,
             so that an interrupted forward leaves nothing behind.
-        unchanged: entries, from the first on, that are what they were when this was last set. An engine that keeps
-            them in an order of its own sets it after each forward.
+        unchanged: so many entries, from the first on, have not changed since an engine set this. An engine that keeps
+            a copy of them in an order of its own sets it after each forward.
 
     Args:
         layers: L of the model.

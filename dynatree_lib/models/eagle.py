@@ -9,7 +9,7 @@ features that it predicted itself. Hidden states after earlier layers may be joi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,8 +44,6 @@ class EagleModel(HFModel):
     Raises:
         ValueError: where the two differ.
     """
-
-    FIELDS: ClassVar[tuple[str, ...]] = (*HFModel.FIELDS, "feature_layers", "recent")
 
     def __init__(self, model: Any, tokenizer: Any = None, *, check: bool = True, engine: str = "auto") -> None:
         super().__init__(model, tokenizer, check=False, engine=engine)
@@ -92,7 +90,7 @@ class EagleSession(HFSession, in_one_call=True):
         width = model.feature_size or 0
         self._known = torch.zeros(CAPACITY, width, dtype=model.dtype, device=model.device)  # below the text, of nodes
         self._waiting: list[Tensor] = []  # features of the queue
-        self._unfused: list[tuple[Tensor, int]] = []  # what `append` was given since
+        self._unfused: list[tuple[Tensor, int]] = []  # what `append` was given, until `_fuse` makes features of it
         self._unread: list[int] = []  # committed tokens, node 0 the last, whose features the target has not given yet
 
     @property

@@ -1,7 +1,8 @@
 """Engines: what runs one forward of a model. All give the same logits up to rounding, and a load-time check says so.
 
-A decoder scores a few tokens at a time, so most of a small model's forward is calls and the reading of weights; how
-few calls, and how the weights lie in memory, is what engines differ in. `eager` is here; packages register others.
+A decoder scores a few tokens at a time, so most of a small model's forward is calls and the reading of weights.
+Engines differ in the number of calls and in the order of the weights in memory. `eager` is here; packages register
+others.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import signature
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias
 
-import numpy as np
 import torch
+from numpy import ndarray
 from torch.nn import Module, Parameter
 from torch.nn.modules import module as every_module
+
+from ..sampling import MostProbable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,7 +46,7 @@ CACHE_NAMES = ("cache", "past_key_values")
 
 
 def cache_name(model: torch.nn.Module) -> str:
-    """Which of `CACHE_NAMES` the forward of `model` takes; that of the installed transformers where it tells none."""
+    """Return the one of `CACHE_NAMES` that the model's forward takes; where it names none, that of transformers."""
     from transformers.generation import GenerationMixin
 
     for function in (model.forward, GenerationMixin.prepare_inputs_for_generation):
@@ -79,6 +82,10 @@ class Features:
             raise ValueError(f"A forward of {count} tokens needs as many features and was given {have}.")
         taken, self.given = self.given[:count], self.given[count:]
         return taken
+
+
+Beside: TypeAlias = Features | None
+"""Features beside a forward, where any are given or wanted."""
 
 
 class Engine(Protocol):
@@ -124,14 +131,11 @@ class Engine(Protocol):
 class ArrayEngine(Protocol):
     """What an engine on the CPU may have besides: forwards and choices without tensors, which take time to make."""
 
+    most_probable: MostProbable
+    """What does the same as `sampling.most_probable`, for its logits."""
+
     def read(
-        self,
-        tokens: np.ndarray,
-        positions: np.ndarray,
-        seen: np.ndarray | None,
-        cache: Any,
-        keep: int,
-        features: Features | None = None,
+        self, tokens: ndarray, positions: ndarray, seen: ndarray | None, cache: Any, keep: int, features: Beside = None
     ) -> torch.Tensor:
         """(keep, V) logits of the last `keep` of (n,) tokens of one sequence.
 
@@ -152,8 +156,8 @@ class ArrayEngine(Protocol):
 
     def level(
         self,
-        tokens: np.ndarray,
-        parents: np.ndarray,
+        tokens: ndarray,
+        parents: ndarray,
         queued: int,
         position: int,
         cache: Any,
@@ -179,12 +183,6 @@ class ArrayEngine(Protocol):
         """What `EagleSession.fused` returns, or None where this engine does not compute it."""
         ...
 
-    def most_probable(
-        self, logits: torch.Tensor, breadth: int, sharpness: float = 1.0
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What `sampling.most_probable` returns."""
-        ...
-
 
 class Eager:
     """transformers' own forward."""
@@ -206,13 +204,7 @@ class Eager:
         return cls(model)
 
     def __call__(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        mask: Any,
-        cache: Any,
-        keep: int,
-        features: Features | None = None,
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any, keep: int, features: Beside = None
     ) -> torch.Tensor:
         """See `Engine`; a model with several types of layers takes a mask for each, in a dict."""
         wanted = () if features is None else features.layers
@@ -248,7 +240,7 @@ def hooked(model: Module) -> str | None:
 
 
 def foreign(model: Module) -> str | None:
-    """Say what makes this model another than its class says: hooks, or a module of another package (a LoRA layer).
+    """Say what a model runs besides the code of its class: hooks, or a module of another package (a LoRA layer).
 
     An engine that computes by itself would leave that out. None where there is nothing.
     """
@@ -266,7 +258,7 @@ def foreign(model: Module) -> str | None:
 
 
 _threads = {"used": False, "lost": False}
-"""Whether models were loaded in this process; whether they were in the one that it is a fork of."""
+"""used: models were loaded in this process; lost: this is a fork of a process in which they were."""
 
 
 def _note_fork() -> None:
@@ -278,9 +270,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def check_threads() -> None:
-    """Raise RuntimeError in a fork of a process that had loaded models: a forward would wait for threads that are lost.
+    """Raise RuntimeError in a fork of a process that had loaded models: forwards would wait for its threads.
 
-    In one thread nothing is waited for.
+    A fork has none of these threads. A forward in one thread waits for none.
     """
     if _threads["lost"] and (threads := torch.get_num_threads()) > 1:
         raise RuntimeError(
@@ -291,12 +283,12 @@ def check_threads() -> None:
 
 
 class Modules:
-    """The modules of a model, to notice at the beginning of a text that they are not what they were.
+    """Notices at the beginning of a text that a model's modules are not those that its engine was made of.
 
-    To notice none takes a tenth of a walk through them: 30 microseconds for 30 layers.
+    Where nothing has changed, the look takes a tenth of a walk through the modules: 30 microseconds for 30 layers.
 
     Attributes:
-        model: the model that they are of.
+        model: whose modules they are.
         told: whether a change was warned of.
 
     Args:
@@ -306,10 +298,10 @@ class Modules:
     def __init__(self, model: Module) -> None:
         self.model, self.told = model, False
         _threads["used"] = True
-        self.look()
+        self.remember()
 
-    def look(self) -> None:
-        """Take the modules as they are now for those that they should be."""
+    def remember(self) -> None:
+        """Remember the modules and hooks of now; `changed` compares later ones with them."""
         parts = [*self.model.modules()]
         self.counted: list[dict[Any, Any]] = [*map(vars, parts)]
         self.counted += [every_module._global_forward_hooks, every_module._global_forward_pre_hooks]
@@ -318,18 +310,19 @@ class Modules:
         self.before = self._now()
 
     def _now(self) -> tuple[int, list[Module | None]]:
+        """Number of attributes and hooks, and all modules but the model itself."""
         return sum(map(len, self.counted)), [*chain.from_iterable(map(dict.values, self.children))]
 
-    def added(self) -> str | None:
-        """Say what an engine that was made of the modules as they were would leave out; None for nothing."""
+    def changed(self) -> str | None:
+        """Say what has changed that the engine would leave out; None for nothing."""
         now = self._now()
         if now == self.before:
             return None
         replaced = "some of its modules were replaced" if now[1] != self.before[1] else None
-        added = foreign(self.model) or replaced
-        if not added:  # hooks of transformers' own, or attributes
-            self.look()
-        return added
+        what = foreign(self.model) or replaced
+        if not what:  # hooks of transformers' own, or attributes
+            self.remember()
+        return what
 
 
 ENTRY_POINTS = "dynatree_lib.engines"

@@ -7,10 +7,11 @@ import hashlib
 import logging
 from collections.abc import Callable
 from functools import cached_property, wraps
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 import torch
+from numpy import ndarray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import override
 
@@ -19,7 +20,7 @@ from ..sampling import Sampling
 from .architecture import WINDOWED, check_loaded, reach
 from .base import LanguageModel, Session
 from .cache import TreeCache
-from .engine import ArrayEngine, Eager, Engine, Features, Modules, check_threads, engine_of
+from .engine import ArrayEngine, Beside, Eager, Engine, Features, Modules, check_threads, engine_of
 from .generation_config import warn_of
 from .proof import check_tree_attention
 
@@ -51,12 +52,6 @@ class HFModel(LanguageModel):
         ValueError: for a model or attention implementation that cannot score trees, weights on the meta device, or an
             engine that cannot serve it; the sentence says why.
     """
-
-    FIELDS: ClassVar[tuple[str, ...]] = (
-        "model", "tokenizer", "name", "vocab_size", "context", "eos_token_ids", "vocabulary", "layers", "feature_size",
-        "session_class", "around", "drafted", "engine", "set_aside", "modules", "configured",
-    )  # fmt: skip
-    """What a model is made of: `altered` changes these, and a model over the same weights takes them over."""
 
     def __init__(
         self,
@@ -148,10 +143,10 @@ class HFModel(LanguageModel):
         return TreeCache(self.layers, capacity, self.layer_devices, own[-1] if own else None)
 
     def check_modules(self) -> None:
-        """Let transformers' own forward run a model that got hooks or other modules since it was loaded.
+        """Let transformers' own forward run a model that has got hooks or other modules since it was loaded.
 
-        A warning says so: another engine would leave them out. It is back when they are gone. Whatever begins a text
-        calls this.
+        Another engine would leave them out. A warning says so once. The engine is back when they are gone. Whatever
+        begins a text calls this.
 
         Raises:
             RuntimeError: in a fork of a process that had loaded models (`check_threads`).
@@ -159,16 +154,16 @@ class HFModel(LanguageModel):
         check_threads()
         if self.set_aside is None and type(self.engine) is Eager:
             return
-        added = self.modules.added()
-        if added and self.set_aside is None:
+        changed = self.modules.changed()
+        if changed and self.set_aside is None:
             self.set_aside, self.engine = self.engine, Eager(self.modules.model)
             if not self.modules.told:
                 logging.getLogger(__name__).warning(
                     "Model '%s' has changed since it was loaded: %s. So transformers' own forward runs it, because its "
-                    "engine '%s' would leave that out.", self.name, added, self.set_aside.name,
+                    "engine '%s' would leave that out.", self.name, changed, self.set_aside.name,
                 )  # fmt: skip
             self.modules.told = True
-        elif self.set_aside is not None and not added:
+        elif self.set_aside is not None and not changed:
             self.engine, self.set_aside = self.set_aside, None
 
     def session(self) -> HFSession:
@@ -181,54 +176,40 @@ class HFModel(LanguageModel):
             warn_of(self.model, self.name, sampling, processed, ended)
 
     def altered(self, **fields: Any) -> Self:
-        """Return the same model (weights shared) with other values of some `FIELDS`.
+        """Return the same model (weights shared) with other values of some attributes.
 
         Args:
             fields: such as `engine`, one that wraps this model's; or `vocab_size`, where the logits end: some families
                 pad their embeddings differently per size, and the surplus columns are no tokens.
 
         Raises:
-            AttributeError: for what is no field of the model.
+            AttributeError: for what the model's constructor does not set.
         """
         other = copy.copy(self)
         for name in ("device", "dtype", "windows", "layer_devices"):  # what is read off the model as it is now
             vars(other).pop(name, None)
-        for name, value in fields.items():
-            if name not in self.FIELDS:
-                raise AttributeError(f"A model has no field '{name}' to alter; it has {', '.join(self.FIELDS)}.")
-            setattr(other, name, value)
+        unknown = fields.keys() - vars(other).keys()
+        if unknown:
+            raise AttributeError(f"A model has no field '{min(unknown)}' to alter; it has {', '.join(vars(other))}.")
+        vars(other).update(fields)
         return other
 
     def _take_over(self, other: HFModel) -> None:
         """Be the model that `other` is; a subclass that runs it in another way begins with this."""
-        for name in HFModel.FIELDS:
-            setattr(self, name, getattr(other, name))
+        vars(self).update(vars(other.altered()))
 
     def forward(
-        self,
-        tokens: np.ndarray,
-        positions: np.ndarray,
-        mask: Any,
-        cache: TreeCache,
-        keep: int,
-        features: Features | None = None,
+        self, tokens: ndarray, positions: ndarray, mask: Any, cache: TreeCache, keep: int, features: Beside = None
     ) -> torch.Tensor:
         """Run one forward of (n,) tokens of one sequence and return (keep, V) logits of the last `keep` tokens.
 
         Without a mask each token sees the cache and the tokens before it: for an empty cache, or a single token.
         """
-        if self.around is not None:
-            return self.around(self.run_forward, tokens, positions, mask, cache, keep, features)
-        return self.run_forward(tokens, positions, mask, cache, keep, features)
+        arguments = tokens, positions, mask, cache, keep, features
+        return self.run_forward(*arguments) if self.around is None else self.around(self.run_forward, *arguments)
 
     def run_forward(
-        self,
-        tokens: np.ndarray,
-        positions: np.ndarray,
-        mask: Any,
-        cache: TreeCache,
-        keep: int,
-        features: Features | None = None,
+        self, tokens: ndarray, positions: ndarray, mask: Any, cache: TreeCache, keep: int, features: Beside = None
     ) -> torch.Tensor:
         """Run what `forward` runs, without the observer of `observed`."""
         beside = () if features is None else (features,)
@@ -270,9 +251,9 @@ class HFModel(LanguageModel):
 
 
 def decoder_of(model: Any) -> Any:
-    """Return the part of a transformers model that its text's configuration is of: all of it where it reads text alone.
+    """Return the part of a transformers model that reads text; all of it where it reads nothing else.
 
-    Other parts, which read pictures, number their layers too.
+    Parts that read pictures number their layers too.
     """
     kind = type(model.config.get_text_config(decoder=True))
     return next((part for part in model.modules() if type(getattr(part, "config", None)) is kind), model)
@@ -291,8 +272,10 @@ def in_dtype(model: Any, dtype: torch.dtype) -> Any:
 
 
 def in_inference_mode(method: Method) -> Method:
-    """The method in torch's inference mode, which takes as long to enter as some of these methods: entered only where
-    the caller (`generate`) has not."""
+    """Return the method in torch's inference mode, which is entered only where the caller has not entered it.
+
+    To enter it takes as long as some of these methods, and `generate` has entered it.
+    """
     guarded = torch.inference_mode()(method)
 
     @wraps(method)

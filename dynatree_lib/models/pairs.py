@@ -216,9 +216,8 @@ def load_pruned_pair(
         ValueError: as for `load_pair`, or for a draft of another target.
     """
     big = load_model(target, **options)
-    engine = (
-        "compiled" if options["engine"] == "quantised" else options["engine"]
-    )  # drafts were trained, so they are not
+    # drafts were trained, so their weights are not quantised
+    engine = "compiled" if options["engine"] == "quantised" else options["engine"]
     whole, tokens = load_pruned(folder / "draft", big.model)
     small = HFModel(whole, big.tokenizer, engine="eager", check=False)
     reduced = HFModel(short_head(whole, tokens), big.tokenizer, engine=engine)
@@ -411,16 +410,15 @@ def _sources(name: str) -> tuple[str | Path, str | Path]:
 
 
 def _tokenizer(draft: str | Path, source: str | Path, target: HFModel) -> Any:
-    """The tokenizer of a draft without one: of the target it was made for, so of its named pair. None if it has one."""
-    if _has_tokenizer(source):
+    """Return the tokenizer for a distilled draft, whose folder holds weights alone; None for other drafts.
+
+    It is that of the target for which the draft was made, so of its named pair.
+    """
+    folder = Path(_local_copy(source))
+    own = any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
+    if own or not folder.is_dir():
         return None
     return _from_pretrained("AutoTokenizer", str(_half(draft, "target"))) if draft in PAIRS else target.tokenizer
-
-
-def _has_tokenizer(source: str | Path) -> bool:
-    # A distilled draft's folder holds weights only: it has its target's tokenizer.
-    folder = Path(_local_copy(source))
-    return not folder.is_dir() or any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
 
 
 def _local_copy(source: str | Path) -> str:
@@ -431,13 +429,14 @@ def _local_copy(source: str | Path) -> str:
 
 
 def _device(device_map: str | dict | None) -> Any:
+    if device_map is None:
+        return "cpu"
     if device_map == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if device_map is not None:
-        of_kind("device_map", device_map, (str, dict, torch.device), "give 'cpu', 'cuda', 'cuda:1' or 'auto'")
-    if isinstance(device_map, str) and device_map.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device_map is '{device_map}' but torch sees no CUDA device here; use 'cpu' or 'auto'.")
+    of_kind("device_map", device_map, (str, dict, torch.device), "give 'cpu', 'cuda', 'cuda:1' or 'auto'")
     if isinstance(device_map, str) and device_map not in SPREAD:
+        if device_map.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(f"device_map is '{device_map}' but torch sees no CUDA device here; use 'cpu' or 'auto'.")
         try:
             torch.device(device_map)
         except RuntimeError:

@@ -31,15 +31,15 @@ class TranslatedModel(LanguageModel):
 
     Raises:
         TypeError: for a draft that is no language model.
-        ValueError: for a draft on features, or vocabularies of other sizes than the models.
+        ValueError: for a draft on features, vocabularies of other sizes than the models, or a draft that drafts none
+            of the target's tokens.
     """
 
     def __init__(self, draft: LanguageModel, translation: Translation) -> None:
-        check_translated(draft, translation)
+        self.drafted = drafted_of(draft, translation)
         self.untranslated, self.translation = draft, translation
         self.name, self.context = draft.name, draft.context
         self.vocab_size, self.vocabulary = len(translation.target), translation.target.fingerprint
-        self.drafted = drafted_of(draft, translation)
 
     @override
     def session(self) -> TranslatedSession:
@@ -51,12 +51,11 @@ class TranslatedHFModel(HFModel):
 
     def __init__(self, draft: HFModel, translation: Translation) -> None:
         of_kind("The draft", draft, HFModel, "wrap other models with TranslatedModel")
-        check_translated(draft, translation)
+        drafted = drafted_of(draft, translation)
         self._take_over(draft)
         self._draft, self.translation = draft, translation
         self.vocab_size, self.vocabulary = len(translation.target), translation.target.fingerprint
-        self.eos_token_ids, self.drafted = (), drafted_of(draft, translation)
-        self.session_class = cast(Any, TranslatedSession)
+        self.eos_token_ids, self.drafted, self.session_class = (), drafted, cast(Any, TranslatedSession)
 
     @property
     def untranslated(self) -> HFModel:
@@ -64,8 +63,8 @@ class TranslatedHFModel(HFModel):
         return self._draft.altered(engine=self.engine, around=self.around)
 
 
-def check_translated(draft: LanguageModel, translation: Translation) -> None:
-    """Raise an error for a draft that cannot be translated; see `TranslatedModel`."""
+def drafted_of(draft: LanguageModel, translation: Translation) -> np.ndarray:
+    """Return the (K,) target ids that a draft drafts, ascending; raise what `TranslatedModel` raises."""
     of_kind("The draft", draft, LanguageModel, "wrap a transformers model as HFModel(model, tokenizer)")
     if draft.feature_layers is not None:
         raise ValueError(
@@ -77,10 +76,6 @@ def check_translated(draft: LanguageModel, translation: Translation) -> None:
             f"The translation is into a vocabulary of {len(translation.draft)} tokens and draft '{draft.name}' has "
             f"{draft.vocab_size}; make it for this draft."
         )
-
-
-def drafted_of(draft: LanguageModel, translation: Translation) -> np.ndarray:
-    """Return the (K,) target ids that a draft drafts, ascending; ValueError where it drafts none of them."""
     drafted = translation.shared[_columns(draft.session().drafted, translation) >= 0]
     if not len(drafted):
         raise ValueError(
