@@ -92,10 +92,8 @@ class LeanGPTNeoX:
         self, layer: Any, index: int, hidden: torch.Tensor, turn: Turn, mask: torch.Tensor | None, cache: Any
     ) -> torch.Tensor:
         normed = self._norm(hidden, layer.norm_in)
-        qkv = (
-            functional.linear(normed, *layer.qkv).view(*hidden.shape[:2], self.heads, 3, self.head_size).transpose(2, 3)
-        )
-        attended = functional.linear(self._attend(qkv, index, turn, mask, cache), *layer.dense)
+        qkv = functional.linear(normed, *layer.qkv).view(*hidden.shape[:2], self.heads, 3, self.head_size)
+        attended = functional.linear(self._attend(qkv.transpose(2, 3), index, turn, mask, cache), *layer.dense)
         if not self.parallel:
             hidden = hidden + attended
         normed = self._norm(hidden, layer.norm_mlp)
@@ -158,7 +156,7 @@ class PackedGPTNeoX(LeanGPTNeoX):
         return cls(model) if lean is not None and lean.parallel else None
 
     def _fold(self, norm: Any, linear: Any) -> tuple[Any, Any]:
-        """Norm and matrix (weight, bias) after it, the norm's scale and shift multiplied into the matrix in float32."""
+        """Return a norm and the matrix after it; in float32 the matrix takes the norm's scale and shift."""
         if not self.folded:
             return norm, linear
         (scale, shift), (weight, bias) = norm, linear

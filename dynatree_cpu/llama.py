@@ -76,7 +76,7 @@ class PackedLlama:
         return cls(model) if serves_family(model) and packs(model) else None
 
     def _fold(self, norm: Any, *weights: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Scale of a norm, and the matrices after it joined; the scale is None where the matrices have it."""
+        """Return a norm's scale and the matrices after it, joined; None for the scale where the matrices take it."""
         joined = torch.cat(weights) if len(weights) > 1 else weights[0]
         return (None, joined * norm.weight) if self.folded else (norm.weight, joined)
 

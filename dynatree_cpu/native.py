@@ -70,7 +70,7 @@ class Team:
             threading.Thread(target=kernels.serve, args=arguments, daemon=True).start()
 
     def ready(self) -> bool:
-        """Return whether all workers have left the forward before."""
+        """Return whether all workers have left the last forward."""
         return int(self.left[0]) == self.posted
 
     def run(self, job: np.ndarray, alone: bool) -> None:

@@ -107,7 +107,7 @@ def generate(
             where a processor, a criterion or `prefix_allowed_tokens_fn` is not transformers' own: it may count its
             calls, or expect no text that is given up again.
         engine: what runs the forwards, as for `HFModel`.
-        streamer: transformers hands a function none, so this is read from transformers' call; or given by `partial`.
+        streamer: by default that of transformers' call, which hands no streamer to a function; or given by `partial`.
         model_kwargs: what transformers hands to models.
 
     Returns:
@@ -295,7 +295,7 @@ def options(target: HFModel, prompt: Prompt, max_new_tokens: int | None = None, 
 
 # ------------------------------------------------------------------------------------- what transformers was asked for
 def _setting(name: str, model: Any, config: Any, asked: dict[str, Any]) -> Any:
-    """Return what transformers takes a setting to be: the argument, also None, else the config's, else the model's."""
+    """Return the value that transformers uses: an argument, even None; without one the config's, else the model's."""
     if name in asked:
         return asked[name]
     given = getattr(config, name, None)
@@ -320,9 +320,9 @@ def _with_stop_strings(
 
 
 def _transformers_call(model: Any) -> dict[str, Any]:
-    """Return the variables of the model's `generate`, which has called ours: it hands some of its arguments to none.
+    """Return the local variables of the `model.generate` that has called this module; empty where none has.
 
-    A function of the user's may stand between. Empty where the model's `generate` has not called.
+    It hands some of its arguments to no function. A function of the user's may stand between the two.
     """
     code, frame = inspect.unwrap(GenerationMixin.generate).__code__, sys._getframe(1)
     while frame.f_back is not None:
@@ -467,7 +467,11 @@ def _check_rows(
 
 
 def _split(processors: Sequence[Any], do_sample: bool) -> tuple[list[Any], list[Any], Sampling]:
-    """Return the processors, those at their end that a `Sampling` does the work of, in order, and that `Sampling`."""
+    """Split transformers' processors into those to run and, from their end, those that a `Sampling` replaces.
+
+    Returns:
+        the processors to run; the replaced ones, in order; the `Sampling`.
+    """
     left, done = list(processors), list[Any]()
     if not do_sample:
         return left, done, Sampling()

@@ -203,7 +203,7 @@ class _Batch:
             self._take_turns([(slot, None) for slot in fresh])
 
     def _step(self) -> None:
-        """Serve the first model that any of the waiting sequences wants, and let these sequences go on."""
+        """Serve the sequences that wait for the first of the wanted models, and let them go on."""
         if self.stop is not None:
             self._take_turns([(slot, self.stop()) for slot in self.live])
             return

@@ -255,7 +255,7 @@ class Buffers:
         logits: (largest size, V) of the last forward.
         state: (3,) int64 of plain greedy decoding: the last token, its position, the tokens chosen since `begin`.
         chosen: (capacity + 1,) int64: the tokens chosen, -1 where the logits describe no distribution.
-        turn: held while a session uses the buffers, or changes what tells where its text lies in them.
+        turn: a lock, held while a session uses the buffers or changes what it knows of its text in them.
         graph_bytes: memory reserved while graphs were captured, and so kept by them; 0 without CUDA.
         dirty: columns that may hold anything; those behind them are zeros.
     """

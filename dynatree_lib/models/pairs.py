@@ -186,16 +186,13 @@ def pair_files(name: str) -> dict[str, str]:
     if name in PAIRS:
         return {}
     files = (path for role in ("target", "draft") for path in Path(name, role).rglob("*") if path.is_file())
-    return {path.relative_to(name).as_posix(): _sha256(path, *_state(path)) for path in sorted(files)}
-
-
-def _state(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    stats = [(path, path.stat()) for path in sorted(files)]
+    return {path.relative_to(name).as_posix(): _sha256(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats}
 
 
 @cache
 def _sha256(path: Path, _size: int, _modified: int) -> str:
+    """Return a file's SHA-256, which is computed anew where its size or its time of change differs."""
     return sha256_of(path)
 
 
@@ -371,7 +368,7 @@ def _from_pretrained(kind: str, source: str, **options: Any) -> Any:
 
 
 def _half(source: str | Path, role: Literal["target", "draft"]) -> str | Path:
-    """Where a model is that may be given as that of a named pair.
+    """Return where a model is; the name of a pair stands for its target or its draft.
 
     Raises:
         ValueError: for a packaged pair that has not been fetched, or its draft, which is a part of its target.

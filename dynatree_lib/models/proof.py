@@ -1,7 +1,7 @@
 """The proof that a model scores token trees, on its own weights: small trees against plain forwards of their paths.
 
 Every node's logits are compared with those of a plain forward over its path, in a short text and behind a long one.
-Some architectures read a 4-D mask or positions in another way without an error, and are found out so.
+Some architectures read a 4-D mask or positions in another way without an error, which shows here.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class _Chain(NamedTuple):
 class TranslatedSession(Session):
     """A text of target tokens, which the draft's own session reads in the draft's tokens.
 
-    `length` and `position` are those of the draft's session, so that a drafter knows what its context still holds.
+    `length` and `position` are those of the draft's session, so that a drafter knows the room in the draft's context.
     Nodes beyond the context are not read. Their logits are zero, which can cost acceptance and nothing else.
 
     Attributes:
