@@ -96,12 +96,12 @@ OPTIONS: dict[type[Drafter], list[dict[str, Any]]] = {
         {"verify_cost": (1.0, 1.1, 1.3, 1.8), "remembered": 3, "depth": 3},
         {"text": False, "max_nodes": 9},
     ],
-    # a budget that binds, one that does not, a single child
+    # a budget that binds, one that does not and a limit on children that does, a single child
     dt.DySpecTree: [
         {"max_nodes": 6, "depth": 3},
-        {"max_nodes": 40, "depth": 2, "branching": 3},
+        {"max_nodes": 40, "depth": 2, "branching": 2},
         {"branching": 1},
-        {"accepted": 0.5, "max_nodes": 9},
+        {"accepted": 0.5, "max_nodes": 6},
     ],
 }
 

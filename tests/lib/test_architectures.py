@@ -782,14 +782,16 @@ def test_the_record_has_many_architectures_and_none_is_served_and_wrong():
     assert {"mpt", "bloom", "mamba", "gpt_neo"} <= {name for name, result in results.items() if result == "refused"}
 
 
-@pytest.mark.parametrize("name", ["qwen2", "gpt_oss", "lfm2"])
-def test_the_tool_finds_what_is_in_the_record(name):
+@pytest.mark.parametrize("name", ["gpt_oss", "lfm2"])
+def test_the_tool_finds_what_is_in_the_record(name, monkeypatch):
+    monkeypatch.setattr(try_architectures, "BUDGET", 8)
     (found,) = try_architectures.rows([name])
     (recorded,) = (row for row in RECORD["rows"] if row["architecture"] == name)
     assert (found["result"], found.get("reason")) == (recorded["result"], recorded.get("reason"))
 
 
 def test_the_tool_notices_a_model_that_is_served_and_wrong(monkeypatch):
+    monkeypatch.setattr(try_architectures, "BUDGET", 8)
     monkeypatch.setattr(huggingface, "check_tree_attention", lambda model, **_: None)
     FAULTS["positions"]["by order"][1](monkeypatch)
     (found,) = try_architectures.rows(["qwen2"])

@@ -64,15 +64,15 @@ def pair():
 def test_texts_are_those_of_generate(pair, kind, temperature):
     target, draft = pair
     for drafter in examples(kind, draft)[:2]:
-        check(target, drafter, sampling=Sampling(temperature), max_new_tokens=20)
+        check(target, drafter, sampling=Sampling(temperature), max_new_tokens=12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("drafter", [FixedTree, SampledTree], ids=lambda kind: kind.name)
-def test_on_every_architecture(kind, drafter):
-    target = random_model(kind)
-    sampling = Sampling(1.0) if drafter is SampledTree else Sampling()
-    found = check(target, drafter(noisy_copy(target)), sampling=sampling, max_new_tokens=16)
+def test_on_every_architecture(kind):
+    """Greedy text and sampled text in turns: what is drawn makes no difference to a forward."""
+    target, drawn = random_model(kind), KINDS.index(kind) % 2
+    drafter, sampling = (SampledTree, Sampling(1.0)) if drawn else (FixedTree, Sampling())
+    found = check(target, drafter(noisy_copy(target)), sampling=sampling, max_new_tokens=12)
     assert any(each.verdict.path for one in found for each in one.iterations)
 
 
@@ -126,9 +126,14 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
-    ("kind", "rule"), [(FixedTree, TargetWalk), (SampledTree, TokenLevel), (SampledTree, Traversal)]
+    ("kind", "rule", "temperature"),
+    [
+        (FixedTree, TargetWalk, 0.0),
+        (FixedTree, TargetWalk, 1.0),
+        (SampledTree, TokenLevel, 1.0),
+        (SampledTree, Traversal, 1.0),
+    ],
 )
 def test_what_ends_or_changes_one_text_leaves_the_others_alone(pair, kind, rule, temperature, end):
     target, draft = pair

@@ -5,7 +5,6 @@ A new drafter joins by being listed in `DRAFTERS` or `WRAPPERS`.
 
 from functools import cache
 
-import numpy as np
 import pytest
 import reference
 import torch
@@ -28,9 +27,8 @@ from dynatree_lib.models.huggingface import HFModel
 
 ARCHITECTURES = list(CONFIGS)
 MAIN = ["gpt_neox", "llama", "qwen2", "gpt2"]
-# Prompt and budget sizes: the ends of both ranges, one between, and a random one.
-RANDOM = np.random.default_rng(0).integers([1, 1], [301, 101], (1, 2)).tolist()
-CASES = [(40, 120), (290, 30), (2, 1), (7, 2), (1, 90), *RANDOM]
+CASES = [(40, 48), (290, 10), (2, 1), (7, 2), (1, 24), (256, 12)]
+"""Prompt and budget sizes: one between, and the ends of both ranges. Above 256 tokens a prompt is read in parts."""
 
 
 @cache
@@ -75,7 +73,7 @@ def test_a_rebuilt_cache_gives_the_same_text(kind):
     for name in MAIN[:2] if kind in (FixedTree, SampledTree, ProgressiveTree) else MAIN[:1]:
         target, draft, ((ids, expected), *_) = trial(name)
         drafter = examples(kind, draft)[0]
-        assert generate(target, ids, drafter, max_new_tokens=40, commit="rebuild").tokens == expected[:40]
+        assert generate(target, ids, drafter, max_new_tokens=24, commit="rebuild").tokens == expected[:24]
 
 
 @pytest.mark.parametrize("name", [*MAIN, "features"])
@@ -102,7 +100,7 @@ def test_eos_inside_a_path(kind, name):
             ends = last.tree.tokens[1:][last.tree.depths[1:] == len(last.verdict.path) + 1]
             inside += text[place] in ends
     assert inside or not issubclass(kind, ModelDrafter)  # test_forward_drafters.py has the others
-    assert hf_greedy(target, ids, 60, text[firsts[4]]) == text[: firsts[4] + 1]
+    assert hf_greedy(target, ids, len(text), text[firsts[4]]) == text[: firsts[4] + 1]
 
 
 @pytest.mark.parametrize("kind", MAIN)
@@ -110,8 +108,8 @@ def test_float32_is_identical_or_a_near_tie(kind):
     """In float32 a batch of rows may round differently from one row; the first difference must then be a near-tie."""
     target = random_model(kind, dtype=torch.float32)
     ids = prompt(33, seed=1)
-    expected = hf_greedy(target, ids, 150)
-    found = generate(target, ids, FixedTree(noisy_copy(target)), max_new_tokens=150).tokens
+    expected = hf_greedy(target, ids, 60)
+    found = generate(target, ids, FixedTree(noisy_copy(target)), max_new_tokens=60).tokens
     if found != expected:
         first = next(i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b)
         text = torch.cat([ids, torch.tensor([expected[:first]])], 1)
@@ -130,8 +128,8 @@ def test_drafts_in_sixteen_bits_are_tokens_that_the_target_takes(kind, dtype):
     """The forward of transformers gives logits in 16 bits: they hold no token ids, and none may be read off them so."""
     target = in_sixteen_bits(dtype)
     for drafter in examples(kind, target)[:2]:  # the target drafts for itself, so that what is drafted is accepted
-        out = generate(target, prompt(40), drafter, max_new_tokens=40)
-        assert len(out.tokens) == 40
+        out = generate(target, prompt(40), drafter, max_new_tokens=12)
+        assert len(out.tokens) == 12
         assert all(0 <= token < target.vocab_size for step in out.iterations for token in step.tree.tokens.tolist())
 
 
@@ -139,7 +137,7 @@ def test_drafts_in_sixteen_bits_are_tokens_that_the_target_takes(kind, dtype):
 def test_other_architectures_are_exact_too(kind):
     """Also where windows are shorter than the prompt, and values narrower than keys."""
     target = random_model(kind)
-    for size, budget in ((3, 60), (280, 40)):
+    for size, budget in ((3, 24), (280, 10)):
         out = generate(target, prompt(size), FixedTree(noisy_copy(target), tau=None), max_new_tokens=budget)
         assert out.tokens == hf_greedy(target, prompt(size), budget)
 

@@ -122,15 +122,16 @@ def plain(kind, length):
 
 # ------------------------------------------------------------------------------------------------------ greedy text
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_greedy_text_is_transformers_with_each_processor_on_each_architecture(name):
-    ids, changed = prompt(20), 0
-    for kind in ARCHITECTURES:
+def test_greedy_text_is_transformers_with_each_processor(name):
+    """On two architectures in turns: a processor reads logits, whatever model they are of."""
+    ids, changed, place = prompt(20), 0, [*PROCESSORS].index(name)
+    for kind in (ARCHITECTURES[place % 4], ARCHITECTURES[(place + 1) % 4]):
         model, options = model_of(kind), PROCESSORS[name]
         expected = added(model, ids, **options)
         changed += expected != plain(kind, 20)
         for more in ({}, {"draft_model": draft_of(kind), "drafter": dt.FixedTree}):
             assert added(model, ids, custom_generate=hf.generate, **options, **more) == expected, (kind, more)
-    assert changed >= 2, "the processor does nothing"
+    assert changed, "the processor does nothing"
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -696,9 +697,12 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize("name", BATCHES)
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*((kind, "plain") for kind in ARCHITECTURES), *(("llama", name) for name in BATCHES if BATCHES[name])],
+)
 def test_padded_batches_are_transformers(kind, name):
+    """On every architecture, which counts positions in its own way, and with every option."""
     model, (ids, mask) = model_of(kind), padded([5, 20, 11])
     options = {"attention_mask": mask, "max_new_tokens": NEW, "do_sample": False, **BATCHES[name]}
     plain = model.generate(ids, pad_token_id=0, **options)

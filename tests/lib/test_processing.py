@@ -65,12 +65,12 @@ def processed(target, *processors):
 def test_greedy_text_of_every_drafter_is_transformers(kind):
     target, ids = random_model("llama"), prompt(20)
     options = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
-    mask, asked = torch.ones_like(ids), {"do_sample": False, "max_new_tokens": 40, "pad_token_id": 0}
+    mask, asked = torch.ones_like(ids), {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
     expected = target.model.generate(ids, attention_mask=mask, **asked, **options)[0, 20:].tolist()
-    assert expected != dt.autoregressive(target, ids, max_new_tokens=40).tokens
+    assert expected != dt.autoregressive(target, ids, max_new_tokens=20).tokens
     processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3), NoRepeatNGramLogitsProcessor(3)])
     for drafter in examples(kind, noisy_copy(target)):
-        out = dt.generate(target, ids, drafter, max_new_tokens=40, logits_processors=processors)
+        out = dt.generate(target, ids, drafter, max_new_tokens=20, logits_processors=processors)
         assert out.tokens == expected, drafter
 
 

@@ -2,9 +2,7 @@
 
 import copy
 import json
-import re
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ import dynatree_lib as dt
 from dynatree_lib import Chain, FixedTree, HFModel, LookupTree, Retokenized, SampledTree, Sampling, ToyModel, generate
 from dynatree_lib.drafters import DRAFTERS, ModelDrafter
 from dynatree_lib.engines.static import StaticModel
-from dynatree_lib.models.fetch import fetched
 from dynatree_lib.models.translated import TranslatedHFModel, TranslatedModel
 from dynatree_lib.models.vocabulary import Translation, Vocabulary
 from dynatree_lib.sampling import GREEDY, DraftDistributions
@@ -212,7 +209,7 @@ def test_a_text_goes_on_past_the_drafts_context(drafter):
 
 
 # ------------------------------------------------------------------------------------------------------- greedy texts
-@pytest.mark.parametrize("kind", ["gpt_neox", "llama", "qwen2", "gpt2", "qwen2-window", "opt"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2-window"])
 @pytest.mark.parametrize("way", ["intersection", "retokenized"])
 def test_greedy_text_is_transformers(kind, way):
     target = random_model(kind)
@@ -223,7 +220,7 @@ def test_greedy_text_is_transformers(kind, way):
     ]
     accepted = 0
     for drafter in drafters:
-        for ids, budget in ((shared_prompt(20), 40), (prompt(290), 20), (prompt(1), 12)):
+        for ids, budget in ((shared_prompt(20), 24), (prompt(290), 10), (prompt(1), 6)):
             out = generate(target, ids, drafter, max_new_tokens=budget)
             assert out.tokens == hf_greedy(target, ids, budget), (drafter, ids.shape)
             accepted += sum(len(step.verdict.path) for step in out.iterations)
@@ -235,10 +232,10 @@ def test_every_drafter_works_both_ways(kind):
     target = random_model("llama")
     draft = renumbered(target)
     ids = shared_prompt(30)
-    expected, known = hf_greedy(target, ids, 40), set(TRANSLATION.shared.tolist())
+    expected, known = hf_greedy(target, ids, 20), set(TRANSLATION.shared.tolist())
     drafted, levels = set(), 0
     for drafter in examples(kind, TranslatedHFModel(draft, TRANSLATION)):
-        out = generate(target, ids, drafter, max_new_tokens=40)
+        out = generate(target, ids, drafter, max_new_tokens=20)
         assert out.tokens == expected, drafter
         drafted |= {token for step in out.iterations for token in step.tree.tokens[1:].tolist()}
     assert drafted
@@ -249,7 +246,7 @@ def test_every_drafter_works_both_ways(kind):
                 Retokenized(drafter, TRANSLATION)
             continue
         wrapped = Retokenized(drafter, TRANSLATION)
-        out = generate(target, ids, wrapped, max_new_tokens=40, commit="rebuild")
+        out = generate(target, ids, wrapped, max_new_tokens=20, commit="rebuild")
         assert out.tokens == expected, drafter
         levels = max(levels, *(step.tree.depth for step in out.iterations))
     assert levels > 0 or Drawing.FIXED not in {drafter.drawing for drafter in examples(kind, draft)}
@@ -355,13 +352,6 @@ def test_transformers_generate_takes_such_a_draft():
     draft, ids = TranslatedHFModel(renumbered(target), TRANSLATION), shared_prompt(20)
     found = target.model.generate(ids, custom_generate=dt.hf.generate, max_new_tokens=20, draft_model=draft)
     assert found[0, 20:].tolist() == hf_greedy(target, ids, 20)
-
-
-@pytest.mark.skipif(fetched("smollm2") is None, reason="the page's pair has to be fetched: dynatree fetch smollm2")
-def test_the_code_of_the_page_runs():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "beyond.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"## Drafts with another tokenizer\n.*?```python\n(.*?)```", page, flags=re.S)
-    exec(code, {})
 
 
 # ---------------------------------------------------------------------------------------------------------------- pairs

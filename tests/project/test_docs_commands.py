@@ -18,6 +18,7 @@ from click import UsageError
 from packaging.requirements import Requirement
 from test_docs import PAGES, ROOT, code_blocks, page, section
 
+from dynatree_suite.bench import bandwidth
 from dynatree_suite.cli.main import main, parser
 from dynatree_suite.cli.options import COMMANDS
 from dynatree_suite.costs import tune as tuning
@@ -173,6 +174,7 @@ LESS = {
 @pytest.mark.parametrize("line", [line for line in quoted() if re.match("dynatree .*--pair tiny", line)])
 def test_a_quoted_command_on_the_bundled_pair_runs(line, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bandwidth, "STREAM", {"cpu": 2**20})
     monkeypatch.setattr(tuning, "measure_costs", partial(tuning.measure_costs, iterations=2))
     words = shlex.split(line)[1:]
     assert main([*words, *LESS[words[0]].split()]) == 0

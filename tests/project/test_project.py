@@ -242,7 +242,9 @@ assert "<" in out._repr_html_()
 """
 TRAIN = "import dynatree_suite.training.pipeline, dynatree_suite.training.card, dynatree_suite.cli.train"
 BENCH = """
+from dynatree_suite.bench import bandwidth
 from dynatree_suite.cli.main import main
+bandwidth.STREAM = {"cpu": 2**20}  # bytes that are read to time the memory
 code = main("bench --pair tiny --methods ar,hf-generate,chain --limit 1 --max-new-tokens 8 --warmup 0".split())
 """
 CHAT = """
