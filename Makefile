@@ -59,7 +59,7 @@ notebooks: setup
 
 # Browsers, builds, planted faults, and samples large enough to see a small bias.
 test-slow: setup
-	$(PYTEST) -m slow --timeout 600 -n $(WORKERS)
+	$(PYTEST) -m slow --timeout 600 -n $(WORKERS) --dist loadgroup
 
 # Lines of code per room of the three packages, without comments, docstrings and blank lines.
 lines:

@@ -36,7 +36,7 @@ def restored():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("fastest", [1, 2, 3])
+@pytest.mark.parametrize("fastest", [1, 3])
 def test_the_fastest_number_is_set(monkeypatch, restored, fastest):
     monkeypatch.setattr(conditions, "available_cores", lambda: 3)
     monkeypatch.setattr(conditions, "TURNS", 2)

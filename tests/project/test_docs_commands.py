@@ -21,6 +21,7 @@ from test_docs import PAGES, ROOT, code_blocks, page, section
 from dynatree_suite.bench import bandwidth
 from dynatree_suite.cli.main import main, parser
 from dynatree_suite.cli.options import COMMANDS
+from dynatree_suite.costs import cost_model
 from dynatree_suite.costs import tune as tuning
 from dynatree_suite.runs.sweep import read_grid
 
@@ -175,6 +176,7 @@ LESS = {
 def test_a_quoted_command_on_the_bundled_pair_runs(line, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bandwidth, "STREAM", {"cpu": 2**20})
+    monkeypatch.setattr(cost_model, "STRETCH", 8)
     monkeypatch.setattr(tuning, "measure_costs", partial(tuning.measure_costs, iterations=2))
     words = shlex.split(line)[1:]
     assert main([*words, *LESS[words[0]].split()]) == 0

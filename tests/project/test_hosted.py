@@ -3,9 +3,11 @@
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,8 +96,56 @@ def test_what_pip_could_not_install_is_told(commands, monkeypatch, tmp_path):
         exec(CELL, {})
 
 
+# ----------------------------------------------------------------------------------------------------------- the wheel
+def tracked():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    return [*filter(None, listed.split("\0"))]
+
+
+def built(folder, number):
+    """The wheel of a copy of the tracked files, whose folder and times differ with the number."""
+    copy, wheels = folder / f"copy{number}", folder / f"wheels{number}"
+    for name in tracked():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes((ROOT / name).read_bytes())
+        os.utime(copy / name, (10**9 * number, 10**9 * number))
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(wheels), str(copy)]
+    subprocess.run(build, check=True, timeout=300)
+    (wheel,) = wheels.glob("dynatree_lib-*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return built(tmp_path_factory.mktemp("wheel"), 1)
+
+
 @pytest.mark.slow
-def test_a_notebook_runs_in_an_environment_that_lacks_the_library(tmp_path):
+@pytest.mark.xdist_group("wheel")
+def test_the_wheel_of_a_commit_is_the_same_to_the_byte(wheel, tmp_path):
+    """Built twice, from folders of other names and times."""
+    again = built(tmp_path, 2)
+    assert (wheel.name, wheel.read_bytes()) == (again.name, again.read_bytes())
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("wheel")
+def test_the_wheel_carries_the_data_and_runs_from_anywhere(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(tmp_path / "site")
+    shipped = {name for name in tracked() if name.startswith("data/")}
+    assert shipped
+    assert shipped <= {name.removeprefix("dynatree_lib/") for name in names}
+    assert {"dynatree_suite/runs/report.css", "dynatree_suite/runs/report.html.j2", "dynatree_cpu/kernels.py"} <= names
+    code = "import sys; sys.path.insert(0, 'site'); from dynatree_lib.paths import data_path; print(data_path())"
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()).resolve() == (tmp_path / "site/dynatree_lib/data").resolve()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("wheel")
+def test_a_notebook_runs_in_an_environment_that_lacks_the_library(wheel, tmp_path):
     """An environment with everything but the library, a wheel in the notebook's folder, and no index to be reached."""
     there = next(Path(path) for path in sys.path if path.endswith("site-packages"))
     venv.create(tmp_path / "env", with_pip=True)
@@ -105,8 +155,7 @@ def test_a_notebook_runs_in_an_environment_that_lacks_the_library(tmp_path):
             (packages / path.name).symlink_to(path)
     folder = tmp_path / "content"
     folder.mkdir()
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(ROOT)]
-    subprocess.run(build, check=True, timeout=300)
+    shutil.copy(wheel, folder)
     notebook = folder / "00_start_here.ipynb"
     notebook.write_bytes((ROOT / "notebooks" / notebook.name).read_bytes())
     python = str(tmp_path / "env" / "bin" / "python")
@@ -124,21 +173,3 @@ def test_a_notebook_runs_in_an_environment_that_lacks_the_library(tmp_path):
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     assert any("application/vnd.plotly.v1+json" in output.get("data", {}) for output in outputs)
-
-
-@pytest.mark.slow
-def test_the_wheel_of_a_commit_is_the_same_to_the_byte(tmp_path):
-    """Built twice, from folders of other names and times."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    built = []
-    for number in (1, 2):
-        copy, wheels = tmp_path / f"copy{number}", tmp_path / f"wheels{number}"
-        for name in filter(None, listed.split("\0")):
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            (copy / name).write_bytes((ROOT / name).read_bytes())
-            os.utime(copy / name, (10**9 * number, 10**9 * number))
-        build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(wheels), str(copy)]
-        subprocess.run(build, check=True, timeout=300)
-        (wheel,) = wheels.glob("*.whl")
-        built.append((wheel.name, wheel.read_bytes()))
-    assert built[0] == built[1]

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -366,25 +365,6 @@ def test_what_two_notebooks_need_is_in_the_library():
                 if isinstance(node, ast.FunctionDef):
                     homes.setdefault(node.name, set()).add(path.stem)
     assert not {name: places for name, places in homes.items() if len(places) > 1}
-
-
-@pytest.mark.slow
-def test_the_wheel_carries_the_data_and_runs_from_anywhere(tmp_path):
-    if not (ROOT / "README.md").exists():
-        pytest.skip("a wheel needs the README")
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path), str(ROOT)]
-    subprocess.run(build, check=True, timeout=300)
-    (wheel,) = tmp_path.glob("dynatree_lib-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-        archive.extractall(tmp_path / "site")
-    shipped = {path.relative_to(ROOT).as_posix() for path in tracked_files() if path.is_relative_to(ROOT / "data")}
-    assert shipped
-    assert shipped <= {name.removeprefix("dynatree_lib/") for name in names}
-    assert {"dynatree_suite/runs/report.css", "dynatree_suite/runs/report.html.j2", "dynatree_cpu/kernels.py"} <= names
-    code = "import sys; sys.path.insert(0, 'site'); from dynatree_lib.paths import data_path; print(data_path())"
-    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert Path(found.stdout.strip()).resolve() == (tmp_path / "site/dynatree_lib/data").resolve()
 
 
 def test_the_bill_of_materials_names_every_installed_package_once(tmp_path):
