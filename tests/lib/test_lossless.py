@@ -819,7 +819,7 @@ def sampled_pair(kind):
         target = ToyModel.random(5, seed=3)
         return target, target.mixed(ToyModel.random(5, seed=4), 0.3), [0, 1], 80
     target = random_model(kind)
-    return target, noisy_copy(target), prompt(12), 40
+    return target, noisy_copy(target), prompt(12), 20
 
 
 FILTERS = [Sampling(0.3), ONE, Sampling(1.7), Sampling(0.8, top_k=4), Sampling(1.2, top_p=0.7)]
