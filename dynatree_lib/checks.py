@@ -27,18 +27,6 @@ def whole(name: str, value: Any, least: int | None = None) -> int:
     return int(value)
 
 
-def has_shape(value: Any, shape: Any) -> bool:
-    """Return whether parsed JSON has a shape: a type or several, `[shape]` for a list, or a dictionary of shapes.
-
-    Keys that a dictionary's shape does not name may hold anything; a missing key counts as None.
-    """
-    if isinstance(shape, list):
-        return isinstance(value, list) and all(has_shape(item, shape[0]) for item in value)
-    if isinstance(shape, dict):
-        return isinstance(value, dict) and all(has_shape(value.get(key), part) for key, part in shape.items())
-    return isinstance(value, shape)
-
-
 def chosen(name: str, value: Any, known: Sequence[Any]) -> None:
     """Raise ValueError unless a value is one of its choices."""
     if value not in known:

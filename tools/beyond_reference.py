@@ -42,7 +42,6 @@ from typing_extensions import override
 
 from dynatree_lib.decoding import Iteration, generate
 from dynatree_lib.drafters import Drafter, DySpecTree, LookupTree, SampledTree
-from dynatree_lib.drafters.lookup_tree import LookupState
 from dynatree_lib.models.pairs import Pair, load_pair
 from dynatree_lib.sampling import Sampling
 from dynatree_lib.verifiers import BEYOND, VERIFIERS, Greedy
@@ -257,13 +256,13 @@ class _Inheriting(LookupTree):
     keeps: frozenset[str] = frozenset()
 
     @override
-    def inherit(self, state: LookupState, earlier: LookupState) -> LookupState:
+    def inherit(self, state: Any, earlier: Any) -> Any:
         if "rate" in self.keeps:
             state = super().inherit(state, earlier)
         if "sharpness" in self.keeps:
-            state.sharpness = earlier.sharpness
+            state.learnt.sharpness = earlier.learnt.sharpness
         if "copies" in self.keeps:
-            state.copies.rates = deepcopy(earlier.copies.rates)
+            state.learnt.copies.rates = deepcopy(earlier.learnt.copies.rates)
         return state
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from dynatree_lib.checks import check_unicode, chosen, has_shape, is_number
+from dynatree_lib.checks import check_unicode, chosen, is_number
 
 PROFILES = {
     "smoke": ("tiny", "cpu", "float32"),
@@ -32,7 +32,7 @@ NOTEBOOK = {
     "cells": [{"cell_type": str, "source": (str, list), "metadata": {"tags": (list, NoneType)}}],
     "metadata": {"dynatree": (dict, NoneType)},
 }
-"""The shape of a parsed notebook, as for `checks.has_shape`."""
+"""The shape of a parsed notebook, as for `has_shape`."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,18 @@ def project_root(start: Path | None = None) -> Path:
         if checkout or (folder / "notebooks" / "00_start_here.ipynb").is_file():
             return folder
     return here
+
+
+def has_shape(value: Any, shape: Any) -> bool:
+    """Return whether parsed JSON has a shape: a type or several, `[shape]` for a list, or a dictionary of shapes.
+
+    Keys that a dictionary's shape does not name may hold anything; a missing key counts as None.
+    """
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(has_shape(item, shape[0]) for item in value)
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(has_shape(value.get(key), part) for key, part in shape.items())
+    return isinstance(value, shape)
 
 
 def read_source(path: Path) -> Source:

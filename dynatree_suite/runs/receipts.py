@@ -19,7 +19,6 @@ from types import NoneType
 from typing import Any
 
 from dynatree_lib import __version__
-from dynatree_lib.checks import has_shape
 from dynatree_lib.models.fetch import PACKAGED, fetched
 from dynatree_lib.models.pairs import pair_files
 from dynatree_lib.paths import data_path, sha256_of
@@ -27,7 +26,7 @@ from dynatree_lib.paths import data_path, sha256_of
 from .. import PACKAGES
 from ..bench.environment import git_commit
 from ..files import write_atomically
-from .plan import Job, project_root, read_source
+from .plan import Job, has_shape, project_root, read_source
 from .shipped import reference_path
 
 SCHEMA = 1
@@ -140,7 +139,7 @@ NOTE = {
     **dict.fromkeys(("seconds", "memory_mb"), (int, float, NoneType)),
     "references": REFERENCES,
 }
-"""Of a receipt or a failure note. These are shapes, as for `checks.has_shape`."""
+"""Of a receipt or a failure note. These are shapes, as for `plan.has_shape`."""
 RUN = {
     "notebooks": [str], "profile": OPTIONAL, "started": OPTIONAL, "commit": OPTIONAL, "environment": (dict, NoneType)
 }  # fmt: skip
