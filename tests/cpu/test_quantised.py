@@ -214,7 +214,7 @@ def test_a_long_text_is_read_in_parts(dtype, name, tolerance, monkeypatch):
         for one, expected in zip(*found, strict=True):
             one, expected = one.float(), expected.float()
             torch.testing.assert_close(one, expected, rtol=0, atol=tolerance * float(expected.abs().max()))
-    session, run, calls = own.session(), native.CompiledLlama._run, []
+    session, run, calls = own.session(), native.CompiledLlama._forward, []
 
     def interrupted(*arguments):
         calls.append(1)
@@ -222,7 +222,7 @@ def test_a_long_text_is_read_in_parts(dtype, name, tolerance, monkeypatch):
             raise KeyboardInterrupt
         return run(*arguments)
 
-    monkeypatch.setattr(native.CompiledLlama, "_run", interrupted)
+    monkeypatch.setattr(native.CompiledLlama, "_forward", interrupted)
     session.start(prompt(220)[0].tolist())
     with pytest.raises(KeyboardInterrupt):
         session.score(tokens, parents, Sampling())

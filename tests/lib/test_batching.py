@@ -452,8 +452,8 @@ def test_models_that_cannot_share_a_forward_are_refused(pair):
 
     class Hidden(FixedTree):
         @property
-        def model(self):
-            return draft
+        def models(self):
+            return (draft,)
 
     with pytest.raises(TypeError, match="dataclass field"):
         generate_batch(target, PROMPTS, Hidden(None))
