@@ -151,7 +151,7 @@ def test_a_notebook_runs_in_an_environment_that_lacks_the_library(wheel, tmp_pat
     venv.create(tmp_path / "env", with_pip=True)
     (packages,) = (tmp_path / "env").glob("lib/python3*/site-packages")
     for path in there.iterdir():
-        if "dynatree_lib" not in path.name and not (packages / path.name).exists():
+        if "dynatree_" not in path.name and not (packages / path.name).exists():
             (packages / path.name).symlink_to(path)
     folder = tmp_path / "content"
     folder.mkdir()
