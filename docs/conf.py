@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("dynatree_lib", "dynatree_cpu", "dynatree_suite")
 LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s:]+)\)")
 CHAPTERS = {
     "Results": ["smollm2", "gpu", "results", "papers", "architectures"],
@@ -23,7 +24,7 @@ include_patterns = [
     "docs/*.md",
     "data/*/README.md",
     "data/*/*/README.md",
-    "outputs/api/*",
+    "outputs/api/*/*",
 ]
 html_theme = "furo"
 html_title = "DynaTree suite"
@@ -34,17 +35,17 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 napoleon_custom_sections = [("Keys", "params_style")]  # of a dictionary
 autodoc_default_options = {"ignore-module-all": True}  # each name once, where it is made
-exclude_patterns = ["outputs/api/modules.rst"]
+exclude_patterns = ["outputs/api/*/modules.rst"]
 apidoc_modules = [
     {
         "path": f"../{package}",
-        "destination": "outputs/api",
+        "destination": f"outputs/api/{package}",
         "exclude_patterns": [f"../{package}/papers", f"../{package}/__main__.py"],
         "separate_modules": True,
         "module_first": True,
         "automodule_options": {"members", "show-inheritance"},
     }
-    for package in ("dynatree_lib", "dynatree_cpu", "dynatree_suite")
+    for package in PACKAGES
 ]
 
 
@@ -60,7 +61,12 @@ def prepare(app, docname: str, source: list[str]) -> None:
         pages = {caption: [f"/docs/{name}" for name in names] for caption, names in CHAPTERS.items()}
         folders = sorted(path.parent.relative_to(ROOT) for path in (ROOT / "data").rglob("README.md"))
         pages["Models and data"] = [f"{folder} </{folder}/README>" for folder in folders]
-        pages["Code"] = ["/outputs/api/dynatree_lib", "/CONTRIBUTING", "/SECURITY", "/CHANGELOG"]
+        pages["Code"] = [
+            *(f"/outputs/api/{name}/{name}" for name in PACKAGES),
+            "/CONTRIBUTING",
+            "/SECURITY",
+            "/CHANGELOG",
+        ]
         source[0] += "".join(
             CONTENTS.format(caption=caption, pages="\n".join(names)) for caption, names in pages.items()
         )

@@ -75,11 +75,10 @@ class Session(ABC):
         drafted: (K,) ids, ascending, of the tokens that the logits are of, for a model that drafts these alone; None
             for all V.
         feature_layers: layers whose hidden states scores hold as features, none by default; to be set before `start`.
-        most_probable: finds the most probable tokens of logits, for drafters.
     """
 
     drafted: np.ndarray | None = None
-    most_probable: MostProbable = staticmethod(most_probable)
+    most_probable: MostProbable = staticmethod(most_probable)  # of logits, for drafters
     feature_layers: tuple[int, ...] | None = None
     ready = True
     """Whether it can draft: a draft on features waits for those of the text."""

@@ -326,7 +326,7 @@ class Modules:
 
 
 ENTRY_POINTS = "dynatree_lib.engines"
-"""Group of entry points: modules of installed packages that register engines when they are imported."""
+"""The group whose entry points name modules of installed packages. A module registers its engines when imported."""
 _ENGINES: dict[str, str] = {"eager": f"{__name__}:Eager"}
 
 

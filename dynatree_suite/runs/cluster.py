@@ -277,7 +277,7 @@ def work(
 
     Args:
         client: of the workers; without it the items are done here, one after another.
-        items: what is to be done, `Job`s or `sweep.Point`s.
+        items: what is to be done: jobs of notebooks, or points of a sweep.
         call: returns function and arguments for an item, once it is its turn.
         settle: is told of each item that was begun what the function returned and "", or None and the problem.
         say: is told, every half minute, how it goes.

@@ -19,7 +19,13 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     pages = {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     names = [f"docs/{path.stem}.html" for path in (ROOT / "docs").glob("*.md")]
-    assert {"index.html", "README.html", "outputs/api/dynatree_lib.verifiers.traversal.html", *names} <= set(pages)
-    assert 'id="dynatree_lib.decoding.generate"' in pages["outputs/api/dynatree_lib.decoding.html"]
+    assert {
+        "index.html",
+        "README.html",
+        "outputs/api/dynatree_lib/dynatree_lib.verifiers.traversal.html",
+        *names,
+    } <= set(pages)
+    assert {f"outputs/api/{name}/{name}.html" for name in ("dynatree_cpu", "dynatree_suite")} <= set(pages)
+    assert 'id="dynatree_lib.decoding.generate"' in pages["outputs/api/dynatree_lib/dynatree_lib.decoding.html"]
     loaded = r'<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)="(?:https?:)?//'
     assert not [name for name, text in pages.items() if re.search(loaded, text)]
