@@ -189,9 +189,9 @@ def test_a_tree_grown_level_by_level_scores_the_same():
     assert torch.allclose(torch.cat(scores), expected[order], atol=1e-12)
 
 
-def test_cache_grows_beyond_its_first_capacity():
-    target = random_model("gpt_neox")
-    ids = prompt(250)
+def test_cache_grows_beyond_its_first_capacity(monkeypatch):
+    made, target, ids = HFModel.new_cache, random_model("gpt_neox"), prompt(40)
+    monkeypatch.setattr(HFModel, "new_cache", lambda self, capacity=0: made(self, 4))
     out = generate(
         target, ids, FixedTree(noisy_copy(target), depth=4, branching=3, tau=None, max_nodes=40), max_new_tokens=60
     )
