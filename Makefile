@@ -63,7 +63,7 @@ test-slow: setup
 
 # Lines of code per room of the three packages, without comments, docstrings and blank lines.
 lines:
-	@$(PYTHON) tools/lines.py
+	@$(PYTHON) -m tools.lines
 
 lab: setup
 	$(BIN)/jupyter lab notebooks $(if $(filter 0,$(shell id -u)),--allow-root)

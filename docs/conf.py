@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
+from dynatree_suite import PACKAGES
+
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("dynatree_lib", "dynatree_cpu", "dynatree_suite")
 LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s:]+)\)")
 CHAPTERS = {
     "Results": ["smollm2", "gpu", "results", "papers", "architectures"],

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from dynatree_lib.masks import additive
 from dynatree_lib.models.architecture import reach
-from dynatree_lib.models.engine import Beside, Eager, Features
+from dynatree_lib.models.engine import Eager, Features
 
 from . import kernels
 
@@ -331,7 +331,7 @@ class CompiledLlama:
         mask: torch.Tensor | None,
         cache: Any,
         keep: int,
-        features: Beside = None,
+        features: Features | None = None,
     ) -> torch.Tensor:
         """Compute (B, keep, V) logits, float32, as `Engine` says."""
         if len(ids) > 1 or not self.runs(ids.shape[1], cache):
@@ -359,7 +359,13 @@ class CompiledLlama:
         return count <= FEW and hasattr(cache, "room_for")
 
     def read(
-        self, tokens: ndarray, positions: ndarray, seen: ndarray | None, cache: Any, keep: int, features: Beside = None
+        self,
+        tokens: ndarray,
+        positions: ndarray,
+        seen: ndarray | None,
+        cache: Any,
+        keep: int,
+        features: Features | None = None,
     ) -> torch.Tensor:
         """Compute (keep, V) logits, float32, as `ArrayEngine` says."""
         count, tail = len(tokens), 0 if seen is None else seen.shape[1]
@@ -369,23 +375,29 @@ class CompiledLlama:
             mask = None if seen is None else additive(seen, self.dtype, cache.size + count - tail)[None, None]
             ids, places = torch.from_numpy(tokens)[None], torch.from_numpy(positions)[None]
             return self.eager(ids, places, mask, cache, keep, features)[0]
-        members, beside = team(torch.get_num_threads(), self.kind), features or Features()
+        members, features = team(torch.get_num_threads(), self.kind), features or Features()
         with self.lock, members.lock:  # one forward at a time: of the engine's buffers, and of the threads
             self._prepare(members, cache, count)
             self.ids[:count], self.positions[:count] = tokens, positions
             if seen is not None:
                 self.seen[: count * tail] = seen.reshape(-1)
-            given, found, wanted = None, None, beside.layers
+            given, found, wanted = None, None, features.layers
             if len(self.joint):
-                given = beside.take(count).float().contiguous()
+                given = features.take(count).float().contiguous()
             if wanted:
                 found = torch.empty(count, len(wanted) * self.width)
-                beside.read.append(found)
+                features.read.append(found)
             addresses = (0 if given is None else given.data_ptr(), 0 if found is None else found.data_ptr())
             return self._forward(members, cache, (count, keep, tail), addresses, wanted)
 
     def _read_in_parts(
-        self, tokens: ndarray, positions: ndarray, seen: ndarray | None, cache: Any, keep: int, features: Beside
+        self,
+        tokens: ndarray,
+        positions: ndarray,
+        seen: ndarray | None,
+        cache: Any,
+        keep: int,
+        features: Features | None,
     ) -> torch.Tensor:
         """Do what `read` does by forwards of at most `FEW` tokens; nothing is left of them where one is interrupted."""
         base, kept = cache.size, 0 if features is None else len(features.read)

@@ -1,6 +1,6 @@
 """Print the lines of code of each room of the three packages, without comments, docstrings and blank lines.
 
-python3 tools/lines.py [PACKAGE ...]
+python3 -m tools.lines [PACKAGE ...]
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import tokenize
 from collections import Counter
 from pathlib import Path
 
-PACKAGES = ("dynatree_lib", "dynatree_cpu", "dynatree_suite")
+from dynatree_suite import PACKAGES
+
 QUIET = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 

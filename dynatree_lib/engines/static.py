@@ -27,7 +27,7 @@ from ..checks import of_kind
 from ..masks import depth_positions, laid_out
 from ..models.architecture import mixes_experts
 from ..models.cache import TreeCache
-from ..models.engine import Beside, Modules, check_threads, hooked
+from ..models.engine import Features, Modules, check_threads, hooked
 from ..models.huggingface import HFModel, HFSession, Method, in_inference_mode
 from ..models.pairs import Pair
 from ..models.proof import check_tree_attention
@@ -109,7 +109,7 @@ class StaticModel(HFModel):
 
     @override
     def run_forward(
-        self, tokens: ndarray, positions: ndarray, mask: Any, cache: Any, keep: int, features: Beside = None
+        self, tokens: ndarray, positions: ndarray, mask: Any, cache: Any, keep: int, features: Features | None = None
     ) -> torch.Tensor:
         """Run one forward; over the buffers' cache, `mask` is the answer of `Buffers.send`, None for text alone."""
         if cache is not self.buffers.cache:

@@ -9,7 +9,7 @@ features that it predicted itself. Hidden states after earlier layers may be joi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -44,6 +44,8 @@ class EagleModel(HFModel):
     Raises:
         ValueError: where the two differ.
     """
+
+    FIELDS: ClassVar[tuple[str, ...]] = (*HFModel.FIELDS, "feature_layers", "recent")
 
     def __init__(self, model: Any, tokenizer: Any = None, *, check: bool = True, engine: str = "auto") -> None:
         super().__init__(model, tokenizer, check=False, engine=engine)

@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import signature
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 from numpy import ndarray
@@ -59,7 +59,7 @@ def cache_name(model: torch.nn.Module) -> str:
 
 @dataclass
 class Features:
-    """Hidden states beside the forwards of one sequence: those that tokens come with, and those that are wanted.
+    """Hidden states of the forwards of one sequence: those that tokens come with, and those that are wanted.
 
     Attributes:
         layers: layers whose hidden states are wanted, counted from 1, -1 being the last, normed; () for none.
@@ -82,10 +82,6 @@ class Features:
             raise ValueError(f"A forward of {count} tokens needs as many features and was given {have}.")
         taken, self.given = self.given[:count], self.given[count:]
         return taken
-
-
-Beside: TypeAlias = Features | None
-"""Features beside a forward, where any are given or wanted."""
 
 
 class Engine(Protocol):
@@ -135,7 +131,13 @@ class ArrayEngine(Protocol):
     """What does the same as `sampling.most_probable`, for its logits."""
 
     def read(
-        self, tokens: ndarray, positions: ndarray, seen: ndarray | None, cache: Any, keep: int, features: Beside = None
+        self,
+        tokens: ndarray,
+        positions: ndarray,
+        seen: ndarray | None,
+        cache: Any,
+        keep: int,
+        features: Features | None = None,
     ) -> torch.Tensor:
         """(keep, V) logits of the last `keep` of (n,) tokens of one sequence.
 
@@ -146,7 +148,7 @@ class ArrayEngine(Protocol):
                 before them. None as for `Engine`.
             cache: as for `Engine`.
             keep: tokens to compute logits of.
-            features: beside the forward.
+            features: of the forward.
         """
         ...
 
@@ -204,7 +206,13 @@ class Eager:
         return cls(model)
 
     def __call__(
-        self, ids: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any, keep: int, features: Beside = None
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: Any,
+        cache: Any,
+        keep: int,
+        features: Features | None = None,
     ) -> torch.Tensor:
         """See `Engine`; a model with several types of layers takes a mask for each, in a dict."""
         wanted = () if features is None else features.layers

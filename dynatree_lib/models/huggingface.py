@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import Callable
 from functools import cached_property, wraps
-from typing import Any, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from ..sampling import Sampling
 from .architecture import WINDOWED, check_loaded, reach
 from .base import LanguageModel, Session
 from .cache import TreeCache
-from .engine import ArrayEngine, Beside, Eager, Engine, Features, Modules, check_threads, engine_of
+from .engine import ArrayEngine, Eager, Engine, Features, Modules, check_threads, engine_of
 from .generation_config import warn_of
 from .proof import check_tree_attention
 
@@ -52,6 +52,12 @@ class HFModel(LanguageModel):
         ValueError: for a model or attention implementation that cannot score trees, weights on the meta device, or an
             engine that cannot serve it; the sentence says why.
     """
+
+    FIELDS: ClassVar[tuple[str, ...]] = (
+        "model", "tokenizer", "name", "vocab_size", "context", "eos_token_ids", "vocabulary", "layers", "feature_size",
+        "session_class", "around", "drafted", "engine", "set_aside", "modules", "configured",
+    )  # fmt: skip
+    """What a model is made of: `altered` changes these, and another way to run the model takes them over."""
 
     def __init__(
         self,
@@ -176,30 +182,37 @@ class HFModel(LanguageModel):
             warn_of(self.model, self.name, sampling, processed, ended)
 
     def altered(self, **fields: Any) -> Self:
-        """Return the same model (weights shared) with other values of some attributes.
+        """Return the same model (weights shared) with other values of some `FIELDS`.
 
         Args:
             fields: such as `engine`, one that wraps this model's; or `vocab_size`, where the logits end: some families
                 pad their embeddings differently per size, and the surplus columns are no tokens.
 
         Raises:
-            AttributeError: for what the model's constructor does not set.
+            AttributeError: for what is no field of the model.
         """
         other = copy.copy(self)
         for name in ("device", "dtype", "windows", "layer_devices"):  # what is read off the model as it is now
             vars(other).pop(name, None)
-        unknown = fields.keys() - vars(other).keys()
-        if unknown:
-            raise AttributeError(f"A model has no field '{min(unknown)}' to alter; it has {', '.join(vars(other))}.")
-        vars(other).update(fields)
+        for name, value in fields.items():
+            if name not in self.FIELDS:
+                raise AttributeError(f"A model has no field '{name}' to alter; it has {', '.join(self.FIELDS)}.")
+            setattr(other, name, value)
         return other
 
     def _take_over(self, other: HFModel) -> None:
         """Be the model that `other` is; a subclass that runs it in another way begins with this."""
-        vars(self).update(vars(other.altered()))
+        for name in HFModel.FIELDS:
+            setattr(self, name, getattr(other, name))
 
     def forward(
-        self, tokens: ndarray, positions: ndarray, mask: Any, cache: TreeCache, keep: int, features: Beside = None
+        self,
+        tokens: ndarray,
+        positions: ndarray,
+        mask: Any,
+        cache: TreeCache,
+        keep: int,
+        features: Features | None = None,
     ) -> torch.Tensor:
         """Run one forward of (n,) tokens of one sequence and return (keep, V) logits of the last `keep` tokens.
 
@@ -209,14 +222,20 @@ class HFModel(LanguageModel):
         return self.run_forward(*arguments) if self.around is None else self.around(self.run_forward, *arguments)
 
     def run_forward(
-        self, tokens: ndarray, positions: ndarray, mask: Any, cache: TreeCache, keep: int, features: Beside = None
+        self,
+        tokens: ndarray,
+        positions: ndarray,
+        mask: Any,
+        cache: TreeCache,
+        keep: int,
+        features: Features | None = None,
     ) -> torch.Tensor:
         """Run what `forward` runs, without the observer of `observed`."""
-        beside = () if features is None else (features,)
+        more = () if features is None else (features,)
         if self.arrays is not None:
-            return self.arrays.read(tokens, positions, mask, cache, keep, *beside)[:, : self.vocab_size]
+            return self.arrays.read(tokens, positions, mask, cache, keep, *more)[:, : self.vocab_size]
         ids, places = torch.from_numpy(np.stack((tokens, positions))).to(self.device).split(1)
-        return self.engine(ids, places, mask, cache, keep, *beside)[0, :, : self.vocab_size]
+        return self.engine(ids, places, mask, cache, keep, *more)[0, :, : self.vocab_size]
 
     def observed(self, around: Callable[..., torch.Tensor]) -> Self:
         """Return the same model (weights shared) whose sessions run each forward as `around(run, *arguments)`.
@@ -307,7 +326,7 @@ class HFSession(Session):
 
     def _reset(self) -> None:
         self._cache = self.model.new_cache()
-        self._beside: Features | None = None
+        self._forward_features: Features | None = None
         if self.feature_layers and not getattr(self.model.engine, "gives_features", False):
             self.model = self.model.altered(engine=Eager(self.model.model))
 
@@ -318,7 +337,7 @@ class HFSession(Session):
 
     @in_inference_mode
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
-        self._beside = self._features_of(parents, len(tokens))
+        self._forward_features = self._features_of(parents, len(tokens))
         if len(queue) > LONGEST_JOINT_PREFILL or not len(tokens):
             self._prefill(np.asarray(queue, np.int64))
             queue = []
@@ -330,10 +349,10 @@ class HFSession(Session):
         if len(joined) > 1 or not tail.all():  # a token that sees everything needs no mask, which is faster
             base = self._cache.size - (len(parents) - len(tokens))  # committed KV entries
             mask = self.model.mask(base, tail, queries, keys)
-        return self.model.forward(joined, queries, mask, self._cache, len(tokens), self._beside)
+        return self.model.forward(joined, queries, mask, self._cache, len(tokens), self._forward_features)
 
     def _features_of(self, parents: np.ndarray, nodes: int) -> Features | None:
-        """Features beside the forwards that read the queue and the last `nodes` of the pending nodes."""
+        """Return the features of the forwards that read the queue and the last `nodes` of the pending nodes."""
         return Features(self.feature_layers) if self.feature_layers else None
 
     @override
@@ -366,7 +385,7 @@ class HFSession(Session):
             base, mask = self._cache.size, None
             if base and len(part) > 1:
                 mask = self.model.mask(base, np.tri(len(part), dtype=bool), positions, positions)
-            self.model.forward(part, positions, mask, self._cache, 1, self._beside)
+            self.model.forward(part, positions, mask, self._cache, 1, self._forward_features)
 
     def _positions(self, forest: np.ndarray, first: int) -> np.ndarray:
         return depth_positions(forest, first)
@@ -374,7 +393,7 @@ class HFSession(Session):
     def _features(self) -> torch.Tensor | None:
         if not self.feature_layers:
             return None
-        read: list[torch.Tensor] = [] if self._beside is None else self._beside.read
+        read: list[torch.Tensor] = [] if self._forward_features is None else self._forward_features.read
         if not read:
             return torch.empty(0, len(self.feature_layers) * (self.model.feature_size or 0), device=self.model.device)
         return read[0] if len(read) == 1 else torch.cat(read)

@@ -24,6 +24,8 @@ STREAM = {"cpu": 2**28, "cuda": 2**30}
 """Bytes by device: a buffer much larger than its caches."""
 SIDE = {"cpu": 1024, "cuda": 8192}
 """Rows and columns of the matrices that are multiplied."""
+HINT = 16
+"""Number of rows that oneDNN lays weights out for, that of the engines for a CPU; it serves any number."""
 REPEATS = 9
 QUEUED = 10
 """Repetitions of work between two events of a GPU."""
@@ -66,7 +68,7 @@ def matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
     seconds = [median_seconds(lambda: torch.mm(left, right, out=out), device, 5)]
     if device.type == "cpu":
         with contextlib.suppress(RuntimeError):  # no oneDNN, or none for this dtype
-            packed = torch.ops.mkldnn._reorder_linear_weight(right, side)
+            packed = torch.ops.mkldnn._reorder_linear_weight(right, HINT)
             product = torch.ops.mkldnn._linear_pointwise.default
             seconds.append(median_seconds(lambda: product(left, packed, None, "none", [], ""), device, 5))
     return 2 * side**3 / min(seconds)

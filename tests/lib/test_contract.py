@@ -27,7 +27,7 @@ from dynatree_lib.models.huggingface import HFModel
 
 ARCHITECTURES = list(CONFIGS)
 MAIN = ["gpt_neox", "llama", "qwen2", "gpt2"]
-CASES = [(40, 64), (290, 10), (2, 1), (7, 2), (1, 24), (256, 12)]
+CASES = [(40, 120), (290, 10), (2, 1), (7, 2), (1, 24), (256, 12)]
 """Prompt and budget sizes: one between, and the ends of both ranges. Above 256 tokens a prompt is read in parts."""
 
 
@@ -80,7 +80,7 @@ def test_a_rebuilt_cache_gives_the_same_text(kind):
 def test_the_texts_are_worth_comparing(name):
     """Greedy texts of random models easily collapse to one token, and then equality would say little."""
     _, _, cases = trial(name)
-    assert max(len(set(text)) for _, text in cases) >= 15
+    assert max(len(set(text)) for _, text in cases) >= 20
 
 
 @pytest.mark.parametrize("name", [MAIN[0], "features"])

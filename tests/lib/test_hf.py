@@ -122,16 +122,15 @@ def plain(kind, length):
 
 # ------------------------------------------------------------------------------------------------------ greedy text
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_greedy_text_is_transformers_with_each_processor(name):
-    """On two architectures in turns: a processor reads logits, whatever model they are of."""
-    ids, changed, place = prompt(20), 0, [*PROCESSORS].index(name)
-    for kind in (ARCHITECTURES[place % 4], ARCHITECTURES[(place + 1) % 4]):
+def test_greedy_text_is_transformers_with_each_processor_on_each_architecture(name):
+    ids, changed = prompt(20), 0
+    for kind in ARCHITECTURES:
         model, options = model_of(kind), PROCESSORS[name]
         expected = added(model, ids, **options)
         changed += expected != plain(kind, 20)
         for more in ({}, {"draft_model": draft_of(kind), "drafter": dt.FixedTree}):
             assert added(model, ids, custom_generate=hf.generate, **options, **more) == expected, (kind, more)
-    assert changed, "the processor does nothing"
+    assert changed >= 2, "the processor does nothing"
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)

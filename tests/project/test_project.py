@@ -14,8 +14,9 @@ from types import SimpleNamespace
 import pytest
 from browser import NAMES, found_browser
 
+from dynatree_suite import PACKAGES
+
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("dynatree_lib", "dynatree_cpu", "dynatree_suite")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 # Steps of the street, from the ground up: a module imports from its own room and from lower steps only. A drafter is
