@@ -37,17 +37,16 @@ def synchronize(device: torch.device) -> None:
 def known_objects_frozen() -> Iterator[None]:
     """Take living objects out of garbage collection, so that a collection between runs looks at new objects only.
 
-    Where objects are frozen already, as inside another measurement, nothing is done.
+    Objects that were frozen before, as by another measurement around this one, stay so; who froze first unfreezes.
     """
-    if gc.get_freeze_count():
-        yield
-        return
+    outermost = not gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if outermost:
+            gc.unfreeze()
 
 
 @contextlib.contextmanager

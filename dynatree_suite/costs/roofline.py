@@ -18,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
@@ -539,14 +540,19 @@ def best_tree(
     best = BestTree(0, 0, (), 1.0, plain, texts / plain, 1.0)
     for depth in range(1, deepest + 1):
         for nodes in (size for size in sizes if size >= depth):
-            parents = acceptance.slots(nodes, depth)
-            levels, tokens = tree_levels(parents), tree_tokens(acceptance, parents)
-            loop = Loop(draft, levels)
-            seconds = iteration_seconds(machine, target, len(parents) + 1, loop, texts, kv, devices)
+            levels, drafted, tokens = _best_of_size(acceptance, nodes, depth)
+            seconds = iteration_seconds(machine, target, drafted + 1, Loop(draft, levels), texts, kv, devices)
             found = texts * tokens / seconds
             if found > best.speed:
-                best = BestTree(len(parents), len(levels), levels, tokens, seconds, found, tokens * plain / seconds)
+                best = BestTree(drafted, len(levels), levels, tokens, seconds, found, tokens * plain / seconds)
     return best
+
+
+@cache  # the same for every machine and batch
+def _best_of_size(acceptance: RankAcceptance, nodes: int, depth: int) -> tuple[tuple[int, ...], int, float]:
+    """Return levels, drafted nodes and expected tokens of the tree with most expected tokens."""
+    parents = acceptance.slots(nodes, depth)
+    return tree_levels(parents), len(parents), tree_tokens(acceptance, parents)
 
 
 # ------------------------------------------------------------------------------------------------------------- fitting

@@ -317,8 +317,8 @@ def test_a_damaged_sweep_is_not_read(tmp_path, head, words):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_three_kills_and_each_of_450_configurations_once(tmp_path):
-    axes = {"ngram": [1, 2, 3], "length": [1, 2, 3, 4, 5], "seed": list(range(30))}
+def test_three_kills_and_each_configuration_once(tmp_path):
+    axes = {"ngram": [1, 2, 3], "length": [1, 2, 3, 4, 5], "seed": list(range(6))}
     text = "method: prompt-lookup\nmax_new_tokens: 1\nagainst: ar\ngrid:\n" + "".join(
         f"  {name}: {values}\n" for name, values in axes.items()
     )
@@ -340,7 +340,7 @@ def test_three_kills_and_each_of_450_configurations_once(tmp_path):
         process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        wanted = len(list(out.glob("rows/*.json"))) + chance.randint(20, 120)
+        wanted = len(list(out.glob("rows/*.json"))) + chance.randint(4, 24)
         wait_for(lambda wanted=wanted: len(list(out.glob("rows/*.json"))) >= wanted, 180)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -349,7 +349,7 @@ def test_three_kills_and_each_of_450_configurations_once(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     frame = read_sweep(out)
-    assert len(frame) == 450 == len(pd.read_csv(out / "sweep.csv"))
+    assert len(frame) == 90 == len(pd.read_csv(out / "sweep.csv"))
     assert not frame.duplicated(list(axes)).any()
     valid = [name for name, stamp in stamps.items() if (out / "rows" / name).stat().st_mtime_ns == stamp]
     assert len(valid) >= counts[-1] - 2  # a worker that outlived the run by a moment may have been writing
