@@ -13,7 +13,7 @@ mkdir -p "$out"
 dynatree() { python3 -m dynatree_suite "$@"; }
 
 for recipe in tiny pythia-160m-14m; do
-  dynatree train --recipe "$recipe" --data "$data" --out "$out/$recipe" --work "$out/work-$recipe" --device cuda \
+  python3 -m tools.pair_training --recipe "$recipe" --data "$data" --out "$out/$recipe" --work "$out/work-$recipe" --device cuda \
     --max-minutes "$minutes" 2>&1 | tee "$out/train-$recipe.log"
   for dtype in float32 bfloat16; do
     dynatree tune --pair "$out/$recipe" --device cuda --dtype "$dtype" --max-rows 256 --out "$out/tuned-$recipe-$dtype.json"

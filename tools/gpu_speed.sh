@@ -21,7 +21,7 @@ if [ -n "$data" ]; then
   pair=$out/pythia-160m-14m resume=()
   [ ! -f "$out/work/begun.json" ] || resume=(--resume)
   if [ ! -f "$pair/card.json" ]; then
-    python3 -m dynatree_suite train --recipe pythia-160m-14m --data "$data" --out "$pair" --work "$out/work" --device cuda \
+    python3 -m tools.pair_training --recipe pythia-160m-14m --data "$data" --out "$pair" --work "$out/work" --device cuda \
       --max-minutes "$minutes" ${resume[@]+"${resume[@]}"} 2>&1 | tee -a "$out/train.log" || exit 1
   fi
   rm -rf "$out/work"

@@ -1,6 +1,6 @@
 """Add the acceptance on the bundled prompts to the card and model card of a finished pair, as data/tiny has it.
 
-python3 tools/pair_acceptance.py FOLDER
+python3 -m tools.pair_acceptance FOLDER
 
 Acceptance is tokens per iteration of a chain and a tree, greedy and sampled, by task, and on the texts that repeat
 themselves least, because a target that loops is easy to draft for. There is no clock.
@@ -23,6 +23,7 @@ from dynatree_lib.sampling import Sampling
 from dynatree_lib.summary import repeated_ngrams, summarize
 from dynatree_suite.papers.workloads import WorkloadPrompt, load_workload
 from dynatree_suite.training.card import CARD, write_card
+from tools.pair_training.card import page
 
 NEW_TOKENS = 128  # of a text
 
@@ -69,7 +70,7 @@ def add_to_card(folder: Path) -> dict[str, Any]:
     workload = load_workload("bundled", source="bundled")
     card = json.loads((folder / CARD).read_text(encoding="utf-8"))
     card["acceptance"] = measure_acceptance(load_pair(str(folder)), workload.prompts, workload.source)
-    write_card(folder, card)
+    write_card(folder, card, page(card))
     return card["acceptance"]
 
 

@@ -401,8 +401,8 @@ def _sources(name: str) -> tuple[str | Path, str | Path]:
     if (folder / "target").is_dir() and (folder / "draft").is_dir():
         return folder / "target", folder / "draft"
     raise ValueError(
-        f"There is no pair named '{name}', nor a folder of that name with target/ and draft/ inside, as "
-        f"`dynatree train` writes; choose one of {', '.join(PAIRS)}, or give target= and draft=."
+        f"There is no pair named '{name}', nor a folder of that name with target/ and draft/ inside; "
+        f"choose one of {', '.join(PAIRS)}, or give target= and draft=."
     )
 
 

@@ -261,22 +261,23 @@ def precision(parser: argparse.ArgumentParser) -> None:
 
 
 def train(parser: argparse.ArgumentParser) -> None:
-    """Train a target, distil a draft."""
-    add, switch = parser.add_argument, argparse.BooleanOptionalAction
-    add("--recipe", default="tiny", help="name of a recipe in data/recipes, or a .json file (default: tiny)")
-    texts = "folder with wikitext-2-raw/, pg19/, gsm8k/, mbpp/; without it they come from the hub"
-    add("--data", type=Path, metavar="DIR", help=texts)
-    add("--out", type=Path, metavar="DIR", help="where the pair goes (default: data/RECIPE)")
-    add("--work", type=Path, metavar="DIR", help="checkpoints and caches (default: outputs/train/RECIPE)")
-    add("--resume", action="store_true", help="go on with an interrupted run")
-    add("--force", action="store_true", help="replace a finished pair and forget an unfinished run")
-    steps = "steps of the target instead of the recipe's; the draft's in proportion"
-    add("--steps", type=int, metavar="N", help=steps)
+    """Train a draft for a model that exists."""
+    add = parser.add_argument
+    add("--recipe", required=True, help="smollm2, smollm2-features, or a .json file like theirs in data/recipes")
+    add("--data", type=Path, metavar="DIR", help="folder with wikitext-2-raw/, gsm8k/, mbpp/, spec_bench/")
+    add("--out", type=Path, metavar="DIR", help="where the draft's folder goes (default: data/TARGET)")
+    add("--work", type=Path, metavar="DIR", help="answers and checkpoints (default: in the cache folder)")
+    add_training(parser)
+
+
+def add_training(to: Options) -> None:
+    """--force, --steps, --max-minutes, --compile, --autocast."""
+    add, switch = to.add_argument, argparse.BooleanOptionalAction
+    add("--force", action="store_true", help="replace what is finished and forget an unfinished run")
+    add("--steps", type=int, metavar="N", help="steps instead of the recipe's")
     minutes = "take fewer steps than the recipe, as many as fit at the speed measured"
     add("--max-minutes", type=float, metavar="M", help=minutes)
-    add("--device", help="cpu or cuda (default: cuda where there is one; recipes of a draft alone: cpu)")
-    compiling = "use torch.compile (default: where a compiler for the device is found)"
-    add("--compile", action=switch, default=None, help=compiling)
+    add("--compile", action=switch, default=None, help="use torch.compile (default: where a compiler is found)")
     add("--autocast", action=switch, default=True, help="bfloat16 forwards (default: yes)")
 
 

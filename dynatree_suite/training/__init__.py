@@ -1,7 +1,6 @@
-"""Training of a pair: a target from a recipe and named texts, and a draft distilled from it (`dynatree train`).
+"""Training of a draft for a model that exists (`dynatree train`).
 
-`recipe.py` says what decides the weights, `optimize.py` is gradient descent with checkpoints, `card.py` writes what is
-finished. For a pair, `corpus.py` turns texts into windows of tokens, `distil.py` has the losses and the target's own
-text, `evaluate.py` what is measured, `pipeline.py` the order of the stages. For a draft of a model that exists,
-`answers.py` asks it, `texts.py` keeps its answers and features, `losses.py` compares the two, `draft.py` is the order.
+`recipe.py` says what decides the weights, `answers.py` asks the model, `texts.py` keeps its answers and features,
+`losses.py` compares the two, `optimize.py` is gradient descent with checkpoints, `draft.py` is the order of the stages,
+`card.py` writes what is finished. `tools/pair_training` trains whole pairs by the same steps.
 """

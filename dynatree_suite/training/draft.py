@@ -26,7 +26,7 @@ from ..fetching import fetch
 from ..files import sole_run, whole_folder, write_atomically
 from ..papers.workloads import load_workload
 from .answers import SOURCES, ask, continued, requests, sequences, write_answers
-from .card import BEGUN, check_folders, hardware, store_pruned, versions, write_card
+from .card import BEGUN, check_folders, hardware, readme, store_pruned, versions, write_card
 from .losses import chain_agreement, windows_loss
 from .optimize import Log, Run, Runtime, read_checkpoint
 from .recipe import DraftRecipe
@@ -90,9 +90,7 @@ def open_draft_training(
         RuntimeError: where another training works in `work`.
     """
     if runtime.device != "cpu":
-        raise ValueError(
-            f"--device is {runtime.device}, but a draft for an existing model is trained on a CPU; leave --device out."
-        )
+        raise ValueError(f"The runtime's device is {runtime.device}, but a draft is trained on a CPU; leave it out.")
     work, out = work.resolve(), out.resolve() / recipe.kind
     begun = check_folders(work, out, force)
     if data is None:
@@ -159,13 +157,13 @@ def train_draft(training: DraftTraining, max_minutes: float | None = None) -> di
         "agreement": chain_agreement(draft, held_out, tokens, training.runtime),
         "spec_bench": judged_agreement(training, reader, draft, tokens),
         "head_covers": float(np.isin(held_out.texts.answers, tokens).mean()),
-        "hardware": hardware(training.runtime.device),
+        "hardware": hardware(),
         "versions": versions(),
     }
     with whole_folder(training.out) as place:
         store_pruned(draft, recipe.layers, tokens, place)
         card["files"] = {name: sha256_of(place / name) for name in (WEIGHTS, TOKENS)}
-        write_card(place, card, "draft_card")
+        write_card(place, card, readme(card))
     return card
 
 
@@ -217,7 +215,7 @@ def judged_agreement(training: DraftTraining, reader: HFModel, draft: Any, token
 def _reader(training: DraftTraining, folder: Path) -> HFModel:
     """The target, to write and to read texts in batches."""
     dtype = torch.bfloat16 if training.runtime.autocast else torch.float32
-    model = load_model(folder, dtype=dtype, engine="eager", device=training.runtime.device)
+    model = load_model(folder, dtype=dtype, engine="eager")
     try:
         return model.altered(engine=engine_of(model.model, "packed"))  # the fastest one that takes batches
     except ValueError:  # which serves no model of this kind, or none here

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..files import whole_file
-from .corpus import kept
 from .optimize import Log
 
 TOGETHER = 16
@@ -113,6 +112,16 @@ def frequent(texts: Texts, count: int, always: Sequence[int] = ()) -> np.ndarray
     counts = np.bincount(texts.answers, minlength=2**16)
     counts[list(always)] = counts.max() + 1
     return np.sort(np.argsort(-counts, kind="stable")[:count])
+
+
+def kept(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """Return the array in a .npy file, read when it is needed; it is made first where there is no such file."""
+    if not path.is_file():
+        array = make()
+        with whole_file(path) as file:
+            np.save(file, array)
+    array = np.load(path, mmap_mode="r")
+    return array
 
 
 def write_features(

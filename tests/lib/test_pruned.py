@@ -154,7 +154,7 @@ def test_the_pair_says_how_to_get_its_target(monkeypatch, tmp_path):
 def test_the_shipped_cards_are_of_these_weights(kind):
     folder = data_path("smollm2", kind)
     card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
-    assert readme(card, "draft_card") == (folder / "README.md").read_text(encoding="utf-8")
+    assert readme(card) == (folder / "README.md").read_text(encoding="utf-8")
     for name, digest in card["files"].items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
     assert len(np.load(folder / "tokens.npy")) == card["recipe"]["tokens"]

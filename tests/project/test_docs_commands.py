@@ -95,6 +95,8 @@ def reads_python(words):
         spec = importlib.util.find_spec(words[1])
         assert spec is not None, words[1]
         if words[1].startswith("tools."):
+            if spec.submodule_search_locations:
+                spec = importlib.util.find_spec(f"{words[1]}.__main__")
             assert "__main__" in Path(spec.origin).read_text(encoding="utf-8")
     elif words and words[0] != "-c":
         compile(page(words[0]), words[0], "exec")

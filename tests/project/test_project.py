@@ -80,7 +80,7 @@ def against_the_street(path, root=ROOT):
     if mine is None:  # the front door names what every room offers
         return found
     package = parts[0]
-    for name in {name for name in imported(path) if name.partition(".")[0] in PACKAGES}:
+    for name in {name for name in imported(path) if name.partition(".")[0] in (*PACKAGES, "tools")}:
         other = name.split(".")
         if other[0] != package:
             if other[0] not in SEES[package]:
@@ -125,6 +125,7 @@ def test_no_module_imports_itself_by_way_of_others():
         ("dynatree_lib/drafters/bad.py", "from ..tree import TokenTree\n", ""),
         ("dynatree_lib/hf.py", "import dynatree_suite.bench\n", "dynatree_lib knows nothing of dynatree_suite"),
         ("dynatree_suite/bench/bad.py", "from dynatree_cpu import kernels\n", "knows nothing of dynatree_cpu"),
+        ("dynatree_suite/bench/bad.py", "import tools.pair_training.corpus\n", "knows nothing of tools"),
         ("dynatree_lib/decoding.py", "import pandas as pd\n", "which decoding does not need"),
     ],
 )  # fmt: skip
@@ -240,7 +241,7 @@ DRAW = """
 assert dt.plots.draft_tree(out.iterations[0], pair.tokenizer).to_json()
 assert "<" in out._repr_html_()
 """
-TRAIN = "import dynatree_suite.training.pipeline, dynatree_suite.training.card, dynatree_suite.cli.train"
+TRAIN = "import dynatree_suite.training.draft, dynatree_suite.cli.train, tools.pair_training.__main__"
 BENCH = """
 from dynatree_suite.bench import bandwidth
 from dynatree_suite.cli.main import main

@@ -213,7 +213,7 @@ def test_the_report_of_a_run_whose_claims_and_problems_are_hostile(tmp_path, cap
 
 # -------------------------------------------------------------------------------------------------- code from elsewhere
 def sources():
-    return [*ROOT.glob("dynatree_*/**/*.py"), *ROOT.glob("tools/*.py"), *ROOT.glob("data/**/*.py")]
+    return [*ROOT.glob("dynatree_*/**/*.py"), *ROOT.glob("tools/**/*.py"), *ROOT.glob("data/**/*.py")]
 
 
 def test_pickled_weights_are_refused_unread(tmp_path):

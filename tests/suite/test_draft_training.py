@@ -142,7 +142,7 @@ def test_a_shortened_run_goes_on_with_the_steps_it_began_with(small, tmp_path, m
 
 
 def test_a_gpu_is_refused_before_any_work(tmp_path):
-    with pytest.raises(ValueError, match=r"--device is cuda, but .* is trained on a CPU; leave --device out"):
+    with pytest.raises(ValueError, match="device is cuda, but a draft is trained on a CPU; leave it out"):
         drafts.open_draft_training(RECIPE, tmp_path, tmp_path / "work", tmp_path / "out", Runtime("cuda"), print)
     assert not (tmp_path / "work").exists()
 

@@ -122,7 +122,7 @@ def test_a_damaged_record_is_told_in_a_sentence(stub, tmp_path, content):
 
 PYTHON = """#!/usr/bin/env bash
 echo "${2##*.} ${*:3}" >> "$LOG"
-if [ "$3" = train ]; then
+if [ "$2" = tools.pair_training ]; then
   mkdir -p "$OUT/work" && touch "$OUT/work/begun.json"
   [ -f "$OUT/stop" ] && exit 1
   mkdir -p "$OUT/pythia-160m-14m" && touch "$OUT/pythia-160m-14m/card.json"
@@ -147,7 +147,7 @@ def test_a_training_that_stopped_goes_on_and_no_other_pair_is_measured_in_its_pl
     (out / "stop").touch()
     code, called = run()
     assert code == 1
-    assert [line.split()[0] for line in called] == ["gpu_speed", "dynatree_suite"]
+    assert [line.split()[0] for line in called] == ["gpu_speed", "pair_training"]
     assert (out / "work" / "begun.json").is_file()
     (out / "stop").unlink()
     code, called = run()

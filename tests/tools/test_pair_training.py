@@ -1,7 +1,8 @@
-"""The training command on a toy recipe: texts written here, models of a few thousand weights, seconds in all."""
+"""The training of a pair on a toy recipe: texts written here, models of a few thousand weights, seconds in all."""
 
-import argparse
 import json
+import re
+import shlex
 from dataclasses import replace
 from itertools import islice
 
@@ -9,14 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from dynatree_suite.cli import options
-from dynatree_suite.cli import train as command
+from dynatree_lib.paths import data_path
 from dynatree_suite.files import sole_run
-from dynatree_suite.training import card as cards
-from dynatree_suite.training import corpus, distil, optimize, pipeline
-from dynatree_suite.training.corpus import encode, train_tokenizer, windows
+from dynatree_suite.training import optimize
+from dynatree_suite.training.card import write_card
 from dynatree_suite.training.optimize import read_checkpoint
-from dynatree_suite.training.recipe import Phase, Recipe, load_recipe
+from dynatree_suite.training.recipe import Phase
+from tools.pair_training import __main__ as command
+from tools.pair_training import card as cards
+from tools.pair_training import corpus, distil, pipeline
+from tools.pair_training.corpus import encode, train_tokenizer, windows
+from tools.pair_training.recipe import Recipe, load_recipe
 
 from_json = Recipe.from_json
 
@@ -150,8 +154,14 @@ def test_card_records_texts_losses_and_no_folder(pair, parts, texts):
     written = (root / "toy" / "README.md").read_text(encoding="utf-8")
     assert "# The pair `toy`" in written
     assert str(texts[0].parent) not in written + json.dumps(card)
-    cards.write_card(root / "toy", {**card, "acceptance": {"chain-4": {"code": 3.25}}})
+    card = {**card, "acceptance": {"chain-4": {"code": 3.25}}}
+    write_card(root / "toy", card, cards.page(card))
     assert "- chain-4:\n  - code: 3.250\n" in (root / "toy" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_the_bundled_pair_is_drawn_from_its_card():
+    card = json.loads(data_path("tiny", "card.json").read_text(encoding="utf-8"))
+    assert cards.page(card) == data_path("tiny", "README.md").read_text(encoding="utf-8")
 
 
 def test_held_out_texts_are_disjoint_and_rules_hold(parts):
@@ -336,8 +346,6 @@ def test_max_minutes_takes_fewer_steps_and_records_them(texts, tmp_path):
 
 
 def test_command_line(texts, tmp_path, monkeypatch, capsys):
-    parser = argparse.ArgumentParser()
-    options.train(parser)
     path = tmp_path / "toy.json"
     path.write_text(json.dumps({**RECIPE, "parts": {"gsm8k": 0.5, "mbpp": 0.5}}))
     given = [
@@ -352,13 +360,33 @@ def test_command_line(texts, tmp_path, monkeypatch, capsys):
     ]
     plain = ["--device", "cpu", "--no-compile", "--no-autocast"]
     with pytest.raises(ValueError, match="--steps is 0"):
-        command.main(parser.parse_args([*given, *plain, "--steps", "0"]))
-    assert command.main(parser.parse_args([*given, *plain, "--steps", "2"])) == 0
+        command.main([*given, *plain, "--steps", "0"])
+    assert command.main([*given, *plain, "--steps", "2"]) == 0
     assert json.loads((tmp_path / "o" / "card.json").read_text())["models"]["target"]["steps"] == 2
     assert "the pair is in" in capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="torch sees no GPU"):
-        command.main(parser.parse_args([*given, "--device", "cuda"]))
+        command.main([*given, "--device", "cuda"])
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ("--recipe large", "large"),
+        ("--recipe smollm2", "dynatree train"),
+        ("--data no/such/place", "no/such/place"),
+        ("--steps 0", "0"),
+        ("--max-minutes 0", "0"),
+        ("--device gpu", "gpu"),
+        ("--out FILE", "FILE"),
+    ],
+)
+def test_a_wrong_command_names_the_value_before_any_work(options, value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").write_text("not what was asked for: [")
+    with pytest.raises((ValueError, OSError), match=rf"(?<!\w){re.escape(value)}(?!\w)"):
+        command.main(shlex.split(options))
+    assert [path.name for path in tmp_path.iterdir()] == ["FILE"]
 
 
 def test_tokenizer_gives_back_every_text(parts):

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import re
 import sysconfig
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from ..files import whole_file
-from ..papers.workloads import DATA_SETS, Row, WorkloadError, book_number, read_rows
+from dynatree_suite.papers.workloads import DATA_SETS, Row, WorkloadError, book_number, read_rows
+from dynatree_suite.training.texts import kept
 
 END = "<|endoftext|>"
 HELD_OUT_PERCENT = 3  # of the standard library's files, by hash of the relative path
@@ -211,16 +211,6 @@ def encode(tokenizer: Any, texts: tuple[str, ...]) -> np.ndarray:
         for ids in tokenizer(list(texts[start : start + 256]), add_special_tokens=False, verbose=False)["input_ids"]:
             tokens += [*ids, tokenizer.eos_token_id]
     return np.asarray(tokens, dtype=np.int32)
-
-
-def kept(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """Return the array in a .npy file, read when it is needed; it is made first where there is no such file."""
-    if not path.is_file():
-        array = make()
-        with whole_file(path) as file:
-            np.save(file, array)
-    array = np.load(path, mmap_mode="r")
-    return array
 
 
 def encode_parts(tokenizer: Any, parts: Mapping[str, Part], folder: Path, split: str) -> dict[str, np.ndarray]:

@@ -16,15 +16,15 @@ from torch.nn import functional
 
 from dynatree_lib.models.engine import cache_name
 from dynatree_lib.models.huggingface import in_dtype
+from dynatree_suite.training.optimize import Batches, Log, Loss, Runtime
 
 from .corpus import windows
-from .optimize import Batches, Log, Loss, Runtime
-from .recipe import ModelRecipe, Recipe
+from .recipe import FreshModel, Recipe
 
 ON_POLICY = "on-policy"
 
 
-def build_model(recipe: ModelRecipe, vocab_size: int, seed: int, end: int = 0) -> Any:
+def build_model(recipe: FreshModel, vocab_size: int, seed: int, end: int = 0) -> Any:
     """Initialise a GPTNeoXForCausalLM in float32; `end` is the id of bos, eos and pad.
 
     Output projections start at zero, so that every layer starts as the identity.

@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from ..files import sole_run, whole_folder, write_atomically
+from dynatree_suite.files import sole_run, whole_folder, write_atomically
+from dynatree_suite.training.card import BEGUN, check_folders
+from dynatree_suite.training.optimize import Log, Run, Runtime
+from dynatree_suite.training.texts import kept
+
 from . import card as cards
 from . import distil
-from .corpus import Part, encode_parts, kept, load_corpus, train_tokenizer
+from .corpus import Part, encode_parts, load_corpus, train_tokenizer
 from .evaluate import held_out_figures
-from .optimize import Log, Run, Runtime
 from .recipe import Recipe
 
 TARGET_SHARE = 0.6  # of --max-minutes; the rest is the draft's, its on-policy text included
@@ -50,7 +53,7 @@ class Training:
     def write_begun(self, mark: list[Any]) -> None:
         """Write what is trained in the working folder, and with which steps."""
         begun = {"mark": mark, "recipe": self.recipe.as_json()}
-        write_atomically(self.work / cards.BEGUN, json.dumps(begun, indent=2, ensure_ascii=False) + "\n")
+        write_atomically(self.work / BEGUN, json.dumps(begun, indent=2, ensure_ascii=False) + "\n")
 
     def target_run(self, tokens: Tokens, end: int) -> Run:
         """Return the optimization of a fresh target; `end` is the id of the end-of-text token."""
@@ -91,7 +94,7 @@ def open_training(
         RuntimeError: where another training works in `work`.
     """
     work, out = work.resolve(), out.resolve()
-    begun = cards.check_folders(work, out, force)
+    begun = check_folders(work, out, force)
     training = Training(recipe, load_corpus(recipe.parts, data, library), work, out, runtime, log)
     mark = training.mark()
     if begun is not None and resume:
