@@ -29,8 +29,8 @@ def check_folders(work: Path, out: Path, force: bool) -> dict[str, Any] | None:
     """Check that a training may work in one folder and replace another; return what `work` says is trained there.
 
     Raises:
-        FileExistsError: for a file, for a folder that holds other things than a training writes, and, unless `force`
-            is given, for a finished pair or draft in `out`.
+        FileExistsError: for a file or what would lie below one, for a folder that holds other things than a training
+            writes, and, unless `force` is given, for a finished pair or draft in `out`.
         ValueError: when one folder lies in the other.
     """
     if work.is_relative_to(out) or out.is_relative_to(work):
@@ -38,8 +38,9 @@ def check_folders(work: Path, out: Path, force: bool) -> dict[str, Any] | None:
             f"--work {work} and --out {out} lie in each other, and one would be lost with the other; give two apart."
         )
     for folder, option, marker in ((out, "--out", CARD), (work, "--work", BEGUN)):
-        if folder.exists() and not folder.is_dir():
-            raise FileExistsError(f"{folder} is a file; give a folder ({option}).")
+        there = next(one for one in (folder, *folder.parents) if one.exists())
+        if not there.is_dir():
+            raise FileExistsError(f"{there} is a file; give a folder ({option}).")
         if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():
             raise FileExistsError(
                 f"{folder} holds other things than a training writes ({marker} is missing) and would be replaced; give "

@@ -93,9 +93,10 @@ def open_draft_training(
         raise ValueError(f"The runtime's device is {runtime.device}, but a draft is trained on a CPU; leave it out.")
     work, out = work.resolve(), out.resolve() / recipe.kind
     begun = check_folders(work, out, force)
-    if data is None:
+    if data is None or not data.is_dir():
         raise ValueError(
-            "Prompts come from local data sets: give --data DIR with wikitext-2-raw/, gsm8k/, mbpp/ and spec_bench/."
+            f"Prompts come from local data sets, and there is no folder {data or 'of them'}: give --data DIR with "
+            "wikitext-2-raw/, gsm8k/, mbpp/ and spec_bench/."
         )
     training = DraftTraining(recipe, data, work, out, runtime, log)
     if begun is not None and begun.get("mark") != training.mark():
