@@ -17,8 +17,8 @@ from dynatree_suite.cli import train as command
 from dynatree_suite.training import draft as drafts
 from dynatree_suite.training import optimize
 from dynatree_suite.training.losses import chain_agreement
-from dynatree_suite.training.optimize import Runtime
-from dynatree_suite.training.recipe import DraftRecipe, load_recipe
+from dynatree_suite.training.optimize import Runtime, read_checkpoint
+from dynatree_suite.training.recipe import DraftRecipe, Phase, load_recipe
 from dynatree_suite.training.texts import Asked, Windows, read_texts
 
 PLAIN = Runtime(autocast=False)
@@ -187,3 +187,19 @@ def test_the_shipped_recipe_reads_back_and_wrong_ones_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             DraftRecipe.from_json({**RECIPE.as_json(), **change})
+
+
+def test_schedule_rises_stays_and_falls_to_zero():
+    recipe = replace(RECIPE.draft, phases=(Phase(100, 8, 1, 1),), warmup=10, decay=0.2)
+    factors = [optimize.learning_rate_factor(step, recipe) for step in range(100)]
+    assert factors[0] == pytest.approx(0.1)
+    assert factors[9:81] == [1.0] * 72
+    assert factors[99] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\x80\x02}q\x00.", b"\x08\0\0\0\0\0\0\0{}      "])
+def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path, content):
+    path = tmp_path / "x.checkpoint"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"x.checkpoint is no checkpoint that can be read .*; remove it"):
+        read_checkpoint(path)
