@@ -276,7 +276,7 @@ def make_pair(target: HFModel, draft: HFModel, name: str | None = None, vocabula
         raise ValueError(
             f"Target '{target.name}' and draft '{draft.name}' have different vocabularies, so drafted token ids would "
             "mean other words; match the tokens that both have (vocabularies='intersection', --vocabularies "
-            "intersection), use a draft with the target's tokenizer, or distil one with `dynatree train`."
+            "intersection), or use a draft with the target's tokenizer."
         )
     # Every token the draft has is the target's, under the same number.
     draft = draft.altered(vocab_size=min(draft.vocab_size, target.vocab_size), vocabulary=target.vocabulary)

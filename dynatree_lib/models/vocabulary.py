@@ -219,7 +219,7 @@ class Translation:
         if not same:
             raise ValueError(
                 f"No token is in the vocabularies of both '{target.owner}' and '{draft.owner}', so nothing could be "
-                "drafted; use a draft with the target's tokenizer, or distil one with `dynatree train`."
+                "drafted; use a draft with the target's tokenizer."
             )
         self.shared = np.array(sorted(same), np.int64)
         self.columns = np.array([same[number] for number in self.shared.tolist()], np.int64)
