@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import dynatree_lib as dt
-from dynatree_lib.drafters import DRAFTERS, WRAPPERS, Drafter, ModelDrafter
+from dynatree_lib.drafters import WRAPPERS, Drafter, ModelDrafter
+from dynatree_suite.drafters import ALL_DRAFTERS, Lookahead, SelfDraft
 
 # AdaptiveTree: thresholds that act at random models' low confidence, and budgets that bind
 _FLAT = {"tau_high": 0.3, "tau_low": 0.1, "rho_stop": 0.001, "rho_deep": 0.01, "tau": None}
@@ -77,8 +78,8 @@ OPTIONS: dict[type[Drafter], list[dict[str, Any]]] = {
         {"depth": 4, "start_tree": (2,), "text_depth": 9, "verify_cost": (1.0, 1.3, 1.35, 1.4, 1.6, 2.1, 3.2)},
     ],
     # the paper's setting for 7B models, the smallest windows, pooled text
-    dt.Lookahead: [{}, {"window": 1, "ngram": 2, "guesses": 2}, {"window": 3, "ngram": 3, "guesses": 3, "text": True}],
-    dt.SelfDraft: [
+    Lookahead: [{}, {"window": 1, "ngram": 2, "guesses": 2}, {"window": 3, "ngram": 3, "guesses": 3, "text": True}],
+    SelfDraft: [
         {},
         {"branches": 1, "length": 1, "perturbation": 1, "ngram": 2, "candidates": 1},
         {"branches": 3, "length": 3, "ngram": 3, "text": False},
@@ -122,7 +123,7 @@ _WRAPPED: dict[type[Drafter], Callable[[Any], list[Drafter]]] = {
         dt.Switch(dt.ProgressiveTree(**_PTD_TIGHT), trial=1, shortest=2),
     ],
 }
-EVERY = (*DRAFTERS, *WRAPPERS)
+EVERY = (*ALL_DRAFTERS, *WRAPPERS)
 """Every kind of drafter that the contract tests run."""
 
 

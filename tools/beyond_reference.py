@@ -44,7 +44,7 @@ from dynatree_lib.decoding import Iteration, generate
 from dynatree_lib.drafters import Drafter, DySpecTree, LookupTree, SampledTree
 from dynatree_lib.models.pairs import Pair, load_pair
 from dynatree_lib.sampling import Sampling
-from dynatree_lib.verifiers import BEYOND, VERIFIERS, Greedy
+from dynatree_lib.verifiers import Greedy
 from dynatree_suite.bench.environment import describe_environment
 from dynatree_suite.bench.grids import text
 from dynatree_suite.bench.methods import Variant, variant
@@ -56,6 +56,7 @@ from dynatree_suite.files import write_atomically
 from dynatree_suite.papers.traversal.which import measured_rates
 from dynatree_suite.papers.workloads import Workload, load_workload
 from dynatree_suite.proofs.audit import serves
+from dynatree_suite.rules import ALL_RULES
 
 from .pack_records import pack
 from .search_layers import search_layers
@@ -210,7 +211,7 @@ def _ruled(path: Path, pair: Pair, specs: Mapping[str, str], sampling: Sampling)
         given = variant(spec)
         assert given.method.drafter is not None
         drafter = given.method.drafter(given.options, pair.draft)
-        for rule in (*VERIFIERS, *BEYOND):
+        for rule in ALL_RULES:
             if rule is not Greedy and serves(rule(), drafter, sampling):
                 full, named = (f"{one}{',' if ':' in one else ':'}verifier={rule.name}" for one in (spec, label))
                 methods.append(variant(full, named))

@@ -14,12 +14,10 @@ from .cost_aware_sampled_tree import CostAwareSampledTree
 from .cost_aware_tree import CostAwareTree
 from .dyspec_tree import DySpecTree
 from .fixed_tree import FixedTree
-from .lookahead import Lookahead
 from .lookup_tree import LookupTree
 from .progressive_tree import ProgressiveTree
 from .prompt_lookup import PromptLookup
 from .sampled_tree import SampledTree
-from .self_draft import SelfDraft
 from .suffix_tree import SuffixTree
 from .switch import Switch
 from .token_recycling import TokenRecycling
@@ -36,7 +34,6 @@ __all__ = [
     "Drafter",
     "DySpecTree",
     "FixedTree",
-    "Lookahead",
     "LookupTree",
     "ModelDrafter",
     "NoDraft",
@@ -44,7 +41,6 @@ __all__ = [
     "PromptLookup",
     "Proposal",
     "SampledTree",
-    "SelfDraft",
     "SuffixTree",
     "Switch",
     "TokenRecycling",

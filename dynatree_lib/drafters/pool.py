@@ -1,8 +1,7 @@
-"""Pools of drafted continuations, keyed by the token they follow: as merged trees, and as n-grams."""
+"""The pool of Progressive Tree Drafting: drafted continuations as merged trees, keyed by the token they follow."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -132,47 +131,3 @@ def candidates(node: TokenNode, rates: SuccessRates, most: int) -> list[Guess]:
     Ranks beyond the last rate share that, so of `most` nodes none can be a child of a later rank than these.
     """
     return [(child.token, rates[rank], child) for rank, child in enumerate(ranked(node)[: most + len(rates)])]
-
-
-class NgramPool:
-    """For each token the n-grams that were seen after it, the latest `size` of them.
-
-    Args:
-        size: most n-grams per token; the least recently added goes first.
-        tokens: most tokens; the least recently added to goes first.
-    """
-
-    def __init__(self, size: int, tokens: int = 10_000) -> None:
-        self.size = size
-        self.tokens = tokens
-        self._after: OrderedDict[int, OrderedDict[tuple[int, ...], None]] = OrderedDict()
-        self._count = 0
-
-    def add(self, token: int, ngram: tuple[int, ...]) -> None:
-        """Add an n-gram that was seen after `token`."""
-        known = self._after.setdefault(token, OrderedDict())
-        self._after.move_to_end(token)
-        self._count += ngram not in known
-        known[ngram] = None
-        known.move_to_end(ngram)
-        if len(known) > self.size:
-            known.popitem(last=False)
-            self._count -= 1
-        if len(self._after) > self.tokens:
-            self._count -= len(self._after.popitem(last=False)[1])
-
-    def after(self, token: int) -> list[tuple[int, ...]]:
-        """Return the n-grams seen after a token, the latest first."""
-        return [*reversed(self._after.get(token, ()))]
-
-    def joined(self, other: NgramPool) -> NgramPool:
-        """Return a new pool of both pools' n-grams; the other's count as seen after all of this pool."""
-        both = NgramPool(self.size, self.tokens)
-        for pool in (self, other):
-            for token, known in pool._after.items():
-                for ngram in known:
-                    both.add(token, ngram)
-        return both
-
-    def __len__(self) -> int:
-        return self._count

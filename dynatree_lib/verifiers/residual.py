@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-import numpy as np
 import torch
 from typing_extensions import override
 
@@ -117,16 +116,6 @@ class Recorded:
         rest = torch.sub(weights[: len(distribution)], distribution).clamp_(min=0)
         return rest if len(rest) == len(weights) else torch.cat([rest, weights[len(rest) :]])
 
-    def whole(self, node: int, size: int) -> np.ndarray:
-        """Return q_c of any node as a new (size,) float64 array that sums to 1."""
-        out = np.zeros(size)
-        if self.tree.draws[node] == POINT:
-            out[int(self.tree.tokens[node])] = 1.0
-            return out
-        distribution = self.distribution(node).numpy().astype(np.float64)
-        out[: len(distribution)] = distribution / distribution.sum()
-        return out
-
     def distribution(self, node: int) -> torch.Tensor:
         """Return q_c of a drawn node over the draft's vocabulary."""
         if node not in self._known:
@@ -186,13 +175,6 @@ class Residual:
         if child is not None:
             self.reject(recorded, child)
         return self.acceptance
-
-
-def row_of(residual: Residual) -> np.ndarray:
-    """Return r of a node as a new (V,) float64 array whose sum is the residual's mass."""
-    weights = residual.weights.numpy().astype(np.float64)
-    total = float(weights.sum())
-    return weights * (residual.mass / total if total > 0 else 0.0)
 
 
 class TopDown(ResidualRule):

@@ -1,4 +1,4 @@
-"""The table of methods: name -> its options and how to run it on a pair. A drafter of `DRAFTERS` joins by itself.
+"""The table of methods: name -> its options and how to run it on a pair. A drafter of `ALL_DRAFTERS` joins by itself.
 
 Options of a method are the fields of its dataclass: a drafter's hyper-parameters, or a baseline's settings.
 """
@@ -9,20 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dynatree_lib.drafters import DRAFTERS, Switch, UnionTree
+from dynatree_lib.drafters import Switch, UnionTree
 from dynatree_lib.drafters.base import Drafter, ModelDrafter
 from dynatree_lib.drafters.retokenized import Retokenized
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.models.translated import TranslatedHFModel
-from dynatree_lib.verifiers import BEYOND, VERIFIERS
 
+from ..drafters import ALL_DRAFTERS
+from ..rules import ALL_RULES
 from .baselines import ARFast, HFAssisted, HFGenerate, HFPromptLookup, StreamingLLM
 from .options import convert, option_defaults, option_types, parse_spec, split_specs
 from .runner import DrafterRunner, Instrument, Runner, untouched
 
 Build = Callable[[dict[str, Any], Pair, Instrument], Runner]
-_RULES = {rule.name: rule for rule in (*VERIFIERS, *BEYOND)}
+_RULES = {rule.name: rule for rule in ALL_RULES}
 RULES: Any = Literal[("default", *_RULES)]
 """Values of the option `verifier`."""
 
@@ -153,11 +154,11 @@ METHODS: dict[str, Method] = {
     "hf-prompt-lookup": baseline(HFPromptLookup, draft=False, traced=False),
     "ar-fast": baseline(ARFast, draft=False, traced=False),
     "streaming-llm": baseline(StreamingLLM, lossless=False),
-    **{kind.name: drafted(kind) for kind in DRAFTERS},
+    **{kind.name: drafted(kind) for kind in ALL_DRAFTERS},
     UnionTree.name: drafted(UnionTree, first="lookup-tree", second="token-recycling"),
     Switch.name: drafted(Switch, drafter="lookup-tree"),
 }
-"""Every method by name: the baselines, and every drafter of the library."""
+"""Every method by name: the baselines, and every drafter."""
 
 
 @dataclass(frozen=True)

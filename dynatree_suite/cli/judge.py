@@ -10,11 +10,12 @@ from typing import Any
 import pandas as pd
 
 from dynatree_lib.drafters.base import Drafter
-from dynatree_lib.verifiers import BEYOND, VERIFIERS, Greedy
+from dynatree_lib.verifiers import Greedy
 
 from ..bench.methods import variants
 from ..bench.tables import sampling_text
 from ..proofs.judge import Judged, judge
+from ..rules import ALL_RULES
 from . import arguments
 
 MARGIN = 24
@@ -25,7 +26,7 @@ def main(args: argparse.Namespace) -> int:
     """Judge, print a table, and save."""
     # Everything that can be checked is checked before models are loaded.
     sampling, trees = arguments.sampling_of(args), _trees(args.trees)
-    known = {rule.name: rule for rule in (*VERIFIERS, *BEYOND) if rule is not Greedy}
+    known = {rule.name: rule for rule in ALL_RULES if rule is not Greedy}
     rules = {name: known[name]() for name in arguments.names_in(args.rules, known, "rule", "at temperature > 0")}
     arguments.check_least(args, seeds=1, max_new_tokens=1)
     if sampling.greedy:

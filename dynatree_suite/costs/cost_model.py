@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from dynatree_lib.costs import CostCurve
-from dynatree_lib.drafters import DRAFTERS, Chain, NoDraft
+from dynatree_lib.drafters import Chain, NoDraft
 from dynatree_lib.drafters.base import ModelDrafter
 from dynatree_lib.engines.static import StaticModel
 from dynatree_lib.models.base import LanguageModel
@@ -33,6 +33,7 @@ from ..bench.prompts import BenchPrompt, prepare_prompts
 from ..bench.protocol import SEEDS, Results
 from ..bench.records import Header, Run, check_writable, typed
 from ..bench.runner import Completed, quiet
+from ..drafters import ALL_DRAFTERS
 from ..files import write_atomically
 from .probes import DEEPEST, FIRST, LEVELS, PROPOSED, LevelsProbe, RowsProbe, Timing, time_blocks
 from .ranks import RankAcceptance
@@ -354,7 +355,7 @@ def _measure(
     drafting = [Timing(LevelsProbe(draft, levels, width), BLOCK + 2) for levels, width in shapes]
     time_blocks(target, [*verifying, *drafting], prompts, turns, progress, clock)
     costs = _costs(verifying, drafting, [len(prompt.ids) for prompt in prompts])
-    kinds: list[Any] = [kind for kind in DRAFTERS if kind is not NoDraft]
+    kinds: list[Any] = [kind for kind in ALL_DRAFTERS if kind is not NoDraft]
     real = [Timing(kind(draft) if issubclass(kind, ModelDrafter) else kind(), STRETCH) for kind in kinds]
     time_blocks(target, real, prompts, STRETCHES, progress, clock)
     probes = []

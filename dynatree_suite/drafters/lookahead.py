@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from ..models.base import LanguageModel
-from ..sampling import RandomSource
-from ..tree import ROOT, TokenTree
-from .checks import check_counts, check_reach
-from .ngrams import NgramDrafter, NgramState
-from .pool import NgramPool, random_tokens
+from dynatree_lib.drafters.checks import check_counts, check_reach
+from dynatree_lib.drafters.pool import random_tokens
+from dynatree_lib.models.base import LanguageModel
+from dynatree_lib.sampling import RandomSource
+from dynatree_lib.tree import ROOT, TokenTree
+
+from .ngrams import NgramDrafter, NgramPool, NgramState
 
 
 @dataclass

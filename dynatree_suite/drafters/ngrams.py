@@ -3,18 +3,62 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
 
-from ..sampling import GREEDY, Sampling, Scores
-from ..tree import TokenTree
-from ..verifiers.base import Verdict
-from .base import Drafter, Proposal
-from .checks import check_counts, check_switches
-from .pool import NgramPool
+from dynatree_lib.drafters.base import Drafter, Proposal
+from dynatree_lib.drafters.checks import check_counts, check_switches
+from dynatree_lib.sampling import GREEDY, Sampling, Scores
+from dynatree_lib.tree import TokenTree
+from dynatree_lib.verifiers.base import Verdict
+
+
+class NgramPool:
+    """For each token the n-grams that were seen after it, the latest `size` of them.
+
+    Args:
+        size: most n-grams per token; the least recently added goes first.
+        tokens: most tokens; the least recently added to goes first.
+    """
+
+    def __init__(self, size: int, tokens: int = 10_000) -> None:
+        self.size = size
+        self.tokens = tokens
+        self._after: OrderedDict[int, OrderedDict[tuple[int, ...], None]] = OrderedDict()
+        self._count = 0
+
+    def add(self, token: int, ngram: tuple[int, ...]) -> None:
+        """Add an n-gram that was seen after `token`."""
+        known = self._after.setdefault(token, OrderedDict())
+        self._after.move_to_end(token)
+        self._count += ngram not in known
+        known[ngram] = None
+        known.move_to_end(ngram)
+        if len(known) > self.size:
+            known.popitem(last=False)
+            self._count -= 1
+        if len(self._after) > self.tokens:
+            self._count -= len(self._after.popitem(last=False)[1])
+
+    def after(self, token: int) -> list[tuple[int, ...]]:
+        """Return the n-grams seen after a token, the latest first."""
+        return [*reversed(self._after.get(token, ()))]
+
+    def joined(self, other: NgramPool) -> NgramPool:
+        """Return a new pool of both pools' n-grams; the other's count as seen after all of this pool."""
+        both = NgramPool(self.size, self.tokens)
+        for pool in (self, other):
+            for token, known in pool._after.items():
+                for ngram in known:
+                    both.add(token, ngram)
+        return both
+
+    def __len__(self) -> int:
+        return self._count
 
 
 @dataclass

@@ -23,27 +23,13 @@ from dynatree_lib.drafters.sampled_tree import slots_of_paths
 from dynatree_lib.models.base import LanguageModel
 from dynatree_lib.models.toy import ToyModel
 from dynatree_lib.sampling import Sampling
-from dynatree_lib.verifiers import (
-    BEYOND,
-    VERIFIERS,
-    Block,
-    ConditionalTransport,
-    Drawing,
-    Greedy,
-    Hierarchical,
-    KSequential,
-    MultiPath,
-    TargetWalk,
-    TokenLevel,
-    Transport,
-    Traversal,
-    Verifier,
-)
-from dynatree_lib.verifiers.hierarchical import LOSSLESS, Reading
+from dynatree_lib.verifiers import Block, Drawing, Greedy, TargetWalk, TokenLevel, Traversal, Verifier
 from dynatree_lib.verifiers.residual import ImpossibleToken, ResidualRule
 
 from ..bench.environment import describe_environment
 from ..bench.records import read_bytes
+from ..rules import ALL_RULES, ConditionalTransport, Hierarchical, KSequential, MultiPath, Transport
+from ..rules.hierarchical import LOSSLESS, Reading
 from .ceiling import best_tokens
 from .exact import bias, distance, iteration, iterations
 from .unsound import UNSOUND, GrownSiblings, Reranked, SharedNoise, SortedSiblings, TopAsDrawn, UnlikelyRemoved
@@ -115,7 +101,7 @@ TREES: dict[str, tuple[int, Make]] = {
 }
 """Kinds of trees: the largest vocabulary they are enumerated on, and the drafter of a draft model."""
 CHAINS = ("chain of 3", "top chain")
-RULES = tuple(rule for rule in (*VERIFIERS, *BEYOND) if rule is not Greedy)
+RULES = tuple(rule for rule in ALL_RULES if rule is not Greedy)
 IDENTITIES = ("one-hot p: every rule is greedy", "chain: block is traversal", "deterministic tree: all are target walk")
 ON_CHAINS = (Block, Traversal, Hierarchical, ConditionalTransport, MultiPath)
 """Rules that are one rule on a chain."""

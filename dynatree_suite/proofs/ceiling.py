@@ -21,8 +21,8 @@ from dynatree_lib.drafters.base import Drafter
 from dynatree_lib.models.toy import ToyModel
 from dynatree_lib.sampling import Sampling
 from dynatree_lib.tree import DISTINCT
-from dynatree_lib.verifiers.transport import Group, Shares, hub_plan
 
+from ..rules.transport import Group, Shares, hub_plan
 from .exact import Text, Tokens, proposals, text_distribution
 
 MOST_DRAWS = 5_000

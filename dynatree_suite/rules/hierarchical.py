@@ -13,11 +13,11 @@ from typing import Literal, get_args
 import torch
 from typing_extensions import override
 
-from ..checks import chosen
-from ..sampling import DraftDistributions, RandomSource, Scores
-from ..tree import TokenTree
-from .base import Drawing, Verdict
-from .residual import Recorded, ResidualRule
+from dynatree_lib.checks import chosen
+from dynatree_lib.sampling import DraftDistributions, RandomSource, Scores
+from dynatree_lib.tree import TokenTree
+from dynatree_lib.verifiers.base import Drawing, Verdict
+from dynatree_lib.verifiers.residual import Recorded, ResidualRule
 
 Reading = Literal["largest", "printed", "joint end", "capped", "never back", "uncapped"]
 LOSSLESS: tuple[Reading, ...] = ("largest",)

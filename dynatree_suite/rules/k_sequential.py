@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from ..sampling import RandomSource
-from ..tree import IID
-from .base import Drawing
-from .residual import Recorded, Residual, TopDown, one_by_one, row_of
+from dynatree_lib.sampling import RandomSource
+from dynatree_lib.tree import IID
+from dynatree_lib.verifiers.base import Drawing
+from dynatree_lib.verifiers.residual import Recorded, Residual, TopDown, one_by_one
+
+from .rows import drawn_from, row_of
 
 HALVINGS = 24
 """Of the interval that holds the divisor; the rule is exact with its upper end, however wide it is."""
@@ -47,7 +49,7 @@ def _together(residual: Residual, recorded: Recorded, siblings: list[int], rando
     p, tokens = row_of(residual), recorded.tree.tokens
     for child in siblings:
         recorded.prob(child)  # an error where it is 0
-    q = recorded.whole(siblings[0], len(p))
+    q = drawn_from(recorded, siblings[0], len(p))
     divisor = smallest_divisor(p, q, len(siblings))
     for child in siblings:
         token = int(tokens[child])

@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from ..checks import chosen
-from ..sampling import DraftDistributions, RandomSource, Scores
-from ..tree import DISTINCT, IID, POINT, TokenTree
-from .base import Drawing, Verdict
-from .residual import Recorded, ResidualRule
+from dynatree_lib.checks import chosen
+from dynatree_lib.sampling import DraftDistributions, RandomSource, Scores
+from dynatree_lib.tree import DISTINCT, IID, POINT, TokenTree
+from dynatree_lib.verifiers.base import Drawing, Verdict
+from dynatree_lib.verifiers.residual import Recorded, ResidualRule
+
+from .rows import drawn_from
 
 Order = Literal["ratio", "capped"]
 Copies = Literal["counted", "forgotten"]
@@ -121,14 +123,14 @@ class _Best:
         p, self.count = target, 0
         if how == {POINT}:
             self.child = max(children, key=lambda child: (float(p[int(tree.tokens[child])]), -child))
-            self.distribution = recorded.whole(self.child, len(p))
+            self.distribution = drawn_from(recorded, self.child, len(p))
         else:
             siblings = children if how == {IID} else children[:2] if how == {DISTINCT} else children[:1]
             if how == {DISTINCT}:
                 siblings = [child for child in siblings if tree.parents[child] == tree.parents[children[0]]]
             for child in siblings:
                 recorded.prob(child)  # an error where it is 0
-            q = self._q = recorded.whole(children[0], len(p))
+            q = self._q = drawn_from(recorded, children[0], len(p))
             ratio = np.divide(p, q, out=np.full_like(p, -1.0), where=q > 0)
             self._order = np.argsort(np.minimum(ratio, 1) if capped else ratio, kind="stable")
             rank = np.empty_like(self._order)

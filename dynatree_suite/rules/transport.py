@@ -20,11 +20,13 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from ..checks import described, is_whole
-from ..sampling import DraftDistributions, RandomSource, Scores
-from ..tree import DISTINCT, POINT, TokenTree
-from .base import Drawing, Verdict
-from .residual import Recorded, Residual, TopDown, row_of
+from dynatree_lib.checks import described, is_whole
+from dynatree_lib.sampling import DraftDistributions, RandomSource, Scores
+from dynatree_lib.tree import DISTINCT, POINT, TokenTree
+from dynatree_lib.verifiers.base import Drawing, Verdict
+from dynatree_lib.verifiers.residual import Recorded, Residual, TopDown
+
+from .rows import drawn_from, row_of
 
 T = TypeVar("T")
 
@@ -162,7 +164,7 @@ def groups(recorded: Recorded, children: Sequence[int], size: int, together: int
             yield members, Group(tokens, codes, None)
             continue
         recorded.prob(first)  # an error where it is 0
-        drawn = recorded.whole(first, size)
+        drawn = drawn_from(recorded, first, size)
         for place in range(members.index(first) + 1, count):
             copy = codes[place] == DISTINCT and tokens[place] in tokens[:place]
             if copy or not drawn[tokens[place]] > 0:

@@ -11,7 +11,7 @@ import torch
 from examples import EVERY, examples
 from models import noisy_copy, prompt, random_model, raw_model
 
-from dynatree_lib import FixedTree, Lookahead, NoDraft, SampledTree, Sampling, TokenTree, ToyModel, UnionTree, generate
+from dynatree_lib import FixedTree, NoDraft, SampledTree, Sampling, TokenTree, ToyModel, UnionTree, generate
 from dynatree_lib.decoding import Interrupted
 from dynatree_lib.drafters import Chain
 from dynatree_lib.engines import batched
@@ -25,6 +25,7 @@ from dynatree_suite.bench import throughput as measuring
 from dynatree_suite.bench.prompts import BenchPrompt
 from dynatree_suite.bench.streaming import StreamingModel
 from dynatree_suite.bench.throughput import throughput
+from dynatree_suite.drafters import Lookahead
 
 LENGTHS = (1, 40, 7, 270, 3)  # one of them is read in two parts
 PROMPTS = [prompt(length, seed=length)[0] for length in LENGTHS]

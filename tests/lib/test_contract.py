@@ -1,6 +1,6 @@
 """What every drafter must hold on every architecture: greedy text equal to transformers' own, exactly in float64.
 
-A new drafter joins by being listed in `DRAFTERS` or `WRAPPERS`.
+A new drafter joins by being listed in `ALL_DRAFTERS` or `WRAPPERS`.
 """
 
 from functools import cache

@@ -19,7 +19,7 @@ from dynatree_lib import FixedTree, Sampling, StaticModel, autoregressive, gener
 from dynatree_lib.engines.plain import autoregressive_fast
 from dynatree_lib.models.eagle import EagleModel
 from dynatree_lib.models.huggingface import HFModel
-from dynatree_lib.verifiers import BEYOND, VERIFIERS
+from dynatree_suite.rules import ALL_RULES
 
 DEVICE = "cuda"
 BUDGET = 40
@@ -58,7 +58,7 @@ def test_every_drafter_gives_the_text_of_the_cpu(drafter, sampling, kind):
         assert texts[0] == texts[1], ours
 
 
-@pytest.mark.parametrize("rule", [*VERIFIERS, *BEYOND], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.name)
 def test_every_rule_gives_the_text_of_the_cpu(rule):
     texts = []
     for target, draft in (*pairs("llama"), static("llama")):

@@ -5,7 +5,8 @@ import pytest
 import reference
 from examples import EVERY, examples
 
-from dynatree_lib import Chain, FixedTree, Lookahead, NoDraft, ProgressiveTree, RandomSource, ToyModel
+from dynatree_lib import Chain, FixedTree, NoDraft, ProgressiveTree, RandomSource, ToyModel
+from dynatree_suite.drafters import Lookahead
 
 TEXT = [1, 4, 2]
 

@@ -12,12 +12,10 @@ from test_decoding import Letters
 from test_pool import flat
 
 from dynatree_lib import (
-    Lookahead,
     ProgressiveTree,
     PromptLookup,
     RandomSource,
     Sampling,
-    SelfDraft,
     TargetWalk,
     TokenTree,
     ToyModel,
@@ -29,6 +27,7 @@ from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import GREEDY
 from dynatree_lib.verifiers.base import follow_argmax
 from dynatree_suite.bench.methods import variant
+from dynatree_suite.drafters import Lookahead, SelfDraft
 
 KINDS = (ProgressiveTree, Lookahead, SelfDraft, PromptLookup)
 POOLED = KINDS[:3]

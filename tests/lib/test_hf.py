@@ -30,6 +30,7 @@ import dynatree_lib as dt
 from dynatree_lib import decoding, hf
 from dynatree_lib.models.engine import cache_name
 from dynatree_lib.paths import data_path
+from dynatree_suite.drafters import Lookahead
 from dynatree_suite.proofs import exact
 from tools import try_architectures
 
@@ -145,7 +146,7 @@ def test_greedy_text_is_transformers_with_every_way_to_name_a_drafter(kind):
         {"draft_model": draft, "drafter": partial(dt.FixedTree, depth=3, branching=2), "verifier": dt.Greedy()},
         {"drafter": dt.Chain(dt.HFModel(draft))},
         {"drafter": dt.ProgressiveTree},
-        {"drafter": dt.Lookahead(window=3), "engine": "eager"},
+        {"drafter": Lookahead(window=3), "engine": "eager"},
     ]
     for way in ways:
         assert added(model, ids, custom_generate=hf.generate, **way) == expected, way

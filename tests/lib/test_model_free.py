@@ -20,6 +20,7 @@ from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import Scores
 from dynatree_lib.verifiers.base import Verdict
 from dynatree_suite.bench.methods import variant
+from dynatree_suite.drafters import Lookahead
 from dynatree_suite.proofs import exact
 
 TARGET = ToyModel.random(5, 1)
@@ -289,7 +290,7 @@ def test_unions_that_cannot_be_are_refused():
     with pytest.raises(TypeError, match="The second drafter is 'ptd'"):
         dt.UnionTree(dt.PromptLookup(), "ptd")
     with pytest.raises(ValueError, match="both draft inside the target's forward"):
-        dt.UnionTree(dt.ProgressiveTree(), dt.Switch(dt.Lookahead()))
+        dt.UnionTree(dt.ProgressiveTree(), dt.Switch(Lookahead()))
     with pytest.raises(ValueError, match="'hf-generate' is no drafter"):
         variant("union-tree:second=hf-generate")
     with pytest.raises(ValueError, match="no method 'lookup'"):

@@ -8,11 +8,13 @@ import pytest
 import reference
 import torch
 
-from dynatree_lib import Lookahead, ProgressiveTree, RandomSource, SelfDraft
-from dynatree_lib.drafters.pool import CandidatePool, NgramPool, TokenNode, candidates
+from dynatree_lib import ProgressiveTree, RandomSource
+from dynatree_lib.drafters.pool import CandidatePool, TokenNode, candidates
 from dynatree_lib.drafters.rates import SuccessRates
 from dynatree_lib.drafters.search import best_first
 from dynatree_lib.verifiers.base import Verdict
+from dynatree_suite.drafters import Lookahead, SelfDraft
+from dynatree_suite.drafters.ngrams import NgramPool
 
 PRIOR = (0.5, 0.25, 0.12)
 

@@ -18,6 +18,7 @@ from transformers import (
 import dynatree_lib as dt
 from dynatree_lib.processing import ProcessedScores, Processing
 from dynatree_lib.verifiers import Drawing
+from dynatree_suite.drafters import Lookahead, SelfDraft
 from dynatree_suite.proofs import exact
 
 WARM = dt.Sampling(temperature=1.0)
@@ -104,8 +105,8 @@ def test_a_batch_is_processed_like_its_texts_alone():
         dt.FixedTree(DRAFT, depth=3, branching=2, tau=None),
         dt.PromptLookup(ngram=1),
         dt.ProgressiveTree(depth=3, start_tree=(2,), children=2),
-        dt.Lookahead(window=2, ngram=3, guesses=2),
-        dt.SelfDraft(branches=1, length=2, ngram=3, candidates=2),
+        Lookahead(window=2, ngram=3, guesses=2),
+        SelfDraft(branches=1, length=2, ngram=3, candidates=2),
     ],
     ids=lambda drafter: drafter.name,
 )
@@ -186,7 +187,7 @@ def completed_until(target, prompt, texts, length):
 )
 @pytest.mark.parametrize(
     "drafter",
-    [dt.FixedTree(DRAFT), dt.SampledTree(DRAFT, branching=2, draw="iid"), dt.Lookahead(window=2, ngram=3)],
+    [dt.FixedTree(DRAFT), dt.SampledTree(DRAFT, branching=2, draw="iid"), Lookahead(window=2, ngram=3)],
     ids=lambda drafter: drafter.name,
 )
 def test_rules_that_go_top_down_ask_token_after_token(drafter, verifier, sampling):
@@ -246,7 +247,7 @@ def test_scores_off_the_text_are_the_targets_own():
 
 @pytest.mark.parametrize("sampling", [dt.Sampling(), WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize(
-    "drafter", [dt.FixedTree(DRAFT), dt.Lookahead(window=2, ngram=3), dt.ProgressiveTree(depth=2, start_tree=(2,))],
+    "drafter", [dt.FixedTree(DRAFT), Lookahead(window=2, ngram=3), dt.ProgressiveTree(depth=2, start_tree=(2,))],
     ids=lambda drafter: drafter.name,
 )  # fmt: skip
 def test_a_processor_may_remove_values_that_are_not_finite(drafter, sampling):

@@ -27,8 +27,8 @@ from reference import ancestors_or_self, tree_mask_loop
 
 import dynatree_lib as dt
 from dynatree_lib import masks
-from dynatree_lib.drafters import DRAFTERS
 from dynatree_lib.tree import ROOT, depths_of, renumbering
+from dynatree_suite.drafters import ALL_DRAFTERS
 
 REPEATABLE = settings(
     derandomize=True, database=None, deadline=None, max_examples=60,
@@ -97,7 +97,7 @@ def test_merged_paths_are_the_prefixes_of_what_was_merged(paths):
 def values(name: str, kind: object, draft: dt.LanguageModel) -> st.SearchStrategy:
     """Values of an option by its type."""
     if kind is dt.Drafter:
-        return st.sampled_from(DRAFTERS).flatmap(lambda part: drafters(part, draft))
+        return st.sampled_from(ALL_DRAFTERS).flatmap(lambda part: drafters(part, draft))
     if kind is bool:
         return st.booleans()
     if kind is int:

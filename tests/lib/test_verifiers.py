@@ -14,11 +14,9 @@ from dynatree_lib import (
     CostAwareSampledTree,
     CostAwareTree,
     Greedy,
-    Lookahead,
     PromptLookup,
     SampledTree,
     Sampling,
-    SelfDraft,
     SuffixTree,
     TargetWalk,
     TokenLevel,
@@ -30,8 +28,10 @@ from dynatree_lib import (
     generate,
 )
 from dynatree_lib.sampling import RandomSource, Scores
-from dynatree_lib.verifiers import BEYOND, VERIFIERS, Drawing
+from dynatree_lib.verifiers import VERIFIERS, Drawing
+from dynatree_suite.drafters import Lookahead, SelfDraft
 from dynatree_suite.proofs.exact import bias, distance, outcomes, proposals, text_distribution
+from dynatree_suite.rules import BEYOND
 
 TARGET = ToyModel.random(3, seed=1)
 DRAFT = TARGET.mixed(ToyModel.random(3, seed=2), 0.5)

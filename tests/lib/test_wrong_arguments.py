@@ -13,6 +13,7 @@ import dynatree_lib as dt
 from dynatree_lib import masks
 from dynatree_lib.drafters import DRAFTERS, ModelDrafter
 from dynatree_lib.models.pairs import make_pair
+from dynatree_suite.drafters import ALL_DRAFTERS
 from dynatree_suite.proofs import rounding
 
 PAIR = dt.load_pair("tiny")
@@ -411,7 +412,7 @@ def belongs(hint, value):
 
 WRONG = [
     pytest.param(kind, field.name, value, id=f"{kind.name}-{field.name}-{type(value).__name__}")
-    for kind in DRAFTERS
+    for kind in ALL_DRAFTERS
     for field in dataclasses.fields(kind)
     for value in ("x", 2.5, True, None, ("a", "b"), object())
     if field.name != "draft" and not belongs(str(field.type), value)

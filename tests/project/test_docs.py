@@ -16,7 +16,6 @@ import torch
 
 from dynatree_lib.models import engine as engines
 from dynatree_lib.models.fetch import fetched
-from dynatree_lib.verifiers import BEYOND, VERIFIERS
 from dynatree_suite import PACKAGES
 from dynatree_suite.bench import methods
 from dynatree_suite.bench.chooser import EVERYTHING, KINDS, map_rows, speed_of
@@ -25,6 +24,7 @@ from dynatree_suite.bench.records import read_records
 from dynatree_suite.bench.statistics import quotient, ratio
 from dynatree_suite.cli.options import COMMANDS
 from dynatree_suite.proofs.judge import read_judged
+from dynatree_suite.rules import ALL_RULES
 from tools.fill_tables import filled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -736,7 +736,7 @@ def test_the_table_of_rules_on_the_real_pair_is_that_of_its_records():
         pd.concat([read_records(folder / f"{name}-{temperature}.jsonl.gz").frame() for name in ("rules", "made")])
         for temperature in ("1", "0.5")
     ]
-    names = {rule.__name__: rule.name for rule in (*VERIFIERS, *BEYOND)}
+    names = {rule.__name__: rule.name for rule in ALL_RULES}
     drawn = {"sampled-tree", "dyspec-tree", "cost-aware-sampled-tree"}
 
     def over(frame, rule, other, drawing=True):

@@ -24,8 +24,8 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LIBRARY = ["checks", "paths tree stopping costs", "masks sampling", "models processing", "verifiers", "drafters",
            "decoding", "summary", "engines hf plots"]  # fmt: skip
 CPU = ["machine_code products", "kernels", "gpt_neox linears llama native", "packed quantised compiled"]
-SUITE = ["files hub", "fetching papers.published papers.workloads", "bench", "charts training", "costs", "proofs",
-         "papers", "runs course", "explore", "cli"]  # fmt: skip
+SUITE = ["files hub rules drafters", "fetching papers.published papers.workloads", "bench", "charts training",
+         "costs", "proofs", "papers", "runs course", "explore", "cli"]  # fmt: skip
 STREETS = {
     package: {room: step for step, rooms in enumerate(steps) for room in rooms.split()}
     for package, steps in zip(PACKAGES, (LIBRARY, CPU, SUITE), strict=True)

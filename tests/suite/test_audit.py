@@ -9,16 +9,7 @@ import pytest
 from pandas import DataFrame
 
 from dynatree_lib import SampledTree, Sampling, TargetWalk, TokenLevel, ToyModel, Traversal, autoregressive, generate
-from dynatree_lib.verifiers import (
-    Block,
-    ConditionalTransport,
-    Drawing,
-    KSequential,
-    MultiPath,
-    Transport,
-    Verdict,
-    default_verifier,
-)
+from dynatree_lib.verifiers import Block, Drawing, Verdict, default_verifier
 from dynatree_suite.bench.records import read_bytes
 from dynatree_suite.cli import main as cli
 from dynatree_suite.proofs import audit
@@ -37,6 +28,7 @@ from dynatree_suite.proofs.unsound import (
     TopAsDrawn,
     UnlikelyRemoved,
 )
+from dynatree_suite.rules import ConditionalTransport, KSequential, MultiPath, Transport
 
 REFERENCE = Path(__file__).resolve().parents[2] / "outputs" / "reference" / "audit.json.gz"
 RULES = {rule.name for rule in audit.RULES}

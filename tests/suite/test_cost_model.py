@@ -15,7 +15,6 @@ from models import noisy_copy, prompt, random_model
 from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, TokenTree, ToyModel, generate
 from dynatree_lib.costs import CostCurve
 from dynatree_lib.decoding import Iteration
-from dynatree_lib.drafters import DRAFTERS
 from dynatree_lib.drafters.base import ModelDrafter
 from dynatree_lib.engines.static import StaticModel
 from dynatree_lib.models.base import LanguageModel
@@ -42,6 +41,7 @@ from dynatree_suite.costs.cost_model import (
 )
 from dynatree_suite.costs.probes import RowsProbe
 from dynatree_suite.costs.ranks import FEW, RankAcceptance, RanksProbe
+from dynatree_suite.drafters import ALL_DRAFTERS
 
 TOY = ToyModel.random(40, seed=1, sharpness=1.5)
 TOYS = Pair("toys", TOY, TOY.mixed(ToyModel.random(40, seed=2, sharpness=1.5), 0.3), None)
@@ -52,7 +52,7 @@ BY_HAND = MeasuredCosts(0.5, (1.0, 2.0, 3.0), (0.5, 0.6), overhead=0.1, reading=
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
     """Factors of chains alone, and short texts: measuring every drafter's takes longer than all else; one test does."""
-    monkeypatch.setattr(cost_model, "DRAFTERS", (NoDraft, Chain))
+    monkeypatch.setattr(cost_model, "ALL_DRAFTERS", (NoDraft, Chain))
     monkeypatch.setattr(cost_model, "STRETCH", 24)
     monkeypatch.setattr(cost_model, "STRETCHES", 1)
 
@@ -86,7 +86,7 @@ def clocked_costs(verify, draft, queued=(0.0, 0.0), pair=TOYS, **options):
 
 
 def test_the_measured_costs_are_those_of_the_clock(monkeypatch):
-    monkeypatch.setattr(cost_model, "DRAFTERS", DRAFTERS)
+    monkeypatch.setattr(cost_model, "ALL_DRAFTERS", ALL_DRAFTERS)
     costs = clocked_costs(lambda nodes: 3.0 + nodes, lambda nodes: 0.4 + 0.1 * nodes)
     assert costs.step_seconds == pytest.approx(4.0)
     assert costs.verify_points == pytest.approx([(3 + 2**k) / 4 for k in range(7)])
@@ -95,7 +95,7 @@ def test_the_measured_costs_are_those_of_the_clock(monkeypatch):
     assert costs.reading == pytest.approx((0, 0), abs=1e-9)
     for name, factor in costs.factors.items():  # nodes and levels are all that this clock sees
         assert factor == pytest.approx(1, abs=2e-3), name
-    assert set(costs.factors) == {kind.name for kind in DRAFTERS} - {"ar"}
+    assert set(costs.factors) == {kind.name for kind in ALL_DRAFTERS} - {"ar"}
 
 
 def test_a_step_in_the_cost_stays_in_the_forecast_and_is_no_marginal_cost_of_cost_aware_drafting():

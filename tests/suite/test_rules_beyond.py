@@ -12,23 +12,7 @@ from dynatree_lib import DySpecTree, SampledTree, Sampling, ToyModel
 from dynatree_lib.drafters.base import Drafter, Proposal
 from dynatree_lib.sampling import DraftDistributions, RandomSource, Scores
 from dynatree_lib.tree import DISTINCT, IID, POINT, TokenTree
-from dynatree_lib.verifiers import (
-    BEYOND,
-    Block,
-    ConditionalTransport,
-    Drawing,
-    Hierarchical,
-    KSequential,
-    MultiPath,
-    TargetWalk,
-    TokenLevel,
-    Transport,
-    Traversal,
-    k_sequential,
-    multi_path,
-    transport,
-)
-from dynatree_lib.verifiers.transport import Group, Shares, hub_plan
+from dynatree_lib.verifiers import Block, Drawing, TargetWalk, TokenLevel, Traversal
 from dynatree_suite.cli import main as cli
 from dynatree_suite.papers.traversal import beyond
 from dynatree_suite.papers.traversal.beyond import ONE, PROMPT, TREES, checked, compare, constant, counterexample
@@ -36,6 +20,18 @@ from dynatree_suite.proofs import audit, ceiling
 from dynatree_suite.proofs.ceiling import best_tokens, drawn_sets, optimal_plan
 from dynatree_suite.proofs.exact import bias, distance, iteration, iterations, proposals
 from dynatree_suite.proofs.unsound import SharedNoise
+from dynatree_suite.rules import (
+    BEYOND,
+    ConditionalTransport,
+    Hierarchical,
+    KSequential,
+    MultiPath,
+    Transport,
+    k_sequential,
+    multi_path,
+    transport,
+)
+from dynatree_suite.rules.transport import Group, Shares, hub_plan
 
 TINY = 1e-12
 SOLVED = 1e-6

@@ -12,7 +12,7 @@ from models import noisy_copy, prompt, random_model
 
 import dynatree_lib as dt
 from dynatree_lib import Chain, CostAwareTree, FixedTree, NoDraft, Sampling, ToyModel, generate, load_pair
-from dynatree_lib.drafters import DRAFTERS, WRAPPERS
+from dynatree_lib.drafters import WRAPPERS
 from dynatree_lib.models.pairs import Pair
 from dynatree_suite.bench.methods import Variant
 from dynatree_suite.bench.options import split_specs
@@ -26,6 +26,7 @@ from dynatree_suite.costs import tune as tuning
 from dynatree_suite.costs.cost_model import MeasuredCosts
 from dynatree_suite.costs.ranks import RankAcceptance
 from dynatree_suite.costs.tune import Prediction, Tuned, brief, candidates, choose, load_tuned, tune
+from dynatree_suite.drafters import ALL_DRAFTERS
 from dynatree_suite.papers.workloads import load_workload
 
 TOY = ToyModel.random(40, seed=1, sharpness=2.5)
@@ -140,7 +141,7 @@ def test_the_choice_can_be_used_at_once():
     assert replace(tuned, spec="ar").python == "dt.NoDraft()"
 
 
-@pytest.mark.parametrize("kind", [*DRAFTERS, *WRAPPERS], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*ALL_DRAFTERS, *WRAPPERS], ids=lambda kind: kind.name)
 def test_every_method_can_be_the_choice(kind):
     made = replace(found("free rows"), spec=kind.name)
     pair = SimpleNamespace(draft=TOYS.draft)
