@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,9 +60,3 @@ def summarize(generations: Generation | Iterable[Generation]) -> Summary:
         side_nodes=sum(one.side_nodes for one in iterations) / count,
         node_acceptance=accepted / max(drafted, 1),
     )
-
-
-def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> float | None:
-    """Return the share of a text's n-grams that occurred in it before; None for a text shorter than n."""
-    grams = [tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1)]
-    return 1 - len(set(grams)) / len(grams) if grams else None

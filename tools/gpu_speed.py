@@ -32,7 +32,7 @@ import torch
 from dynatree_lib.decoding import autoregressive, generate
 from dynatree_lib.drafters import FixedTree
 from dynatree_lib.engines.plain import autoregressive_fast
-from dynatree_lib.engines.static import StaticModel, static_pair
+from dynatree_lib.engines.static import Buffers, StaticModel, static_pair
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair, check_pair_name, load_pair, pair_files
 from dynatree_lib.sampling import Sampling
@@ -267,10 +267,15 @@ def memory(shapes: Shapes) -> Row:
     with_trees = _peak(shapes.device, lambda: generate(shapes.target, ids, shapes.tree, max_new_tokens=tokens))
     ratios = {name: with_trees[name] / (peak + weights) for name, peak in peaks.items() if peak}
     buffers = {
-        name: {"buffer_bytes": model.buffers.buffer_bytes, "graph_bytes": model.buffers.graph_bytes}
+        name: {"buffer_bytes": buffer_bytes(model.buffers), "graph_bytes": model.buffers.graph_bytes}
         for name, model in (("target", shapes.target), ("draft", shapes.draft))
     }
     return {"plain": peaks, "trees": with_trees, "draft_weights": weights, "trees_over_both": ratios, **buffers}
+
+
+def buffer_bytes(buffers: Buffers) -> int:
+    """Return the bytes of the cache, of the descriptions of forwards and of their logits, on the device."""
+    return sum(part.nbytes for part in (buffers.cache.states, buffers.columns, buffers.integers, buffers.logits))
 
 
 def _peak(device: torch.device, run: Callable[[], object]) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from dynatree_lib.decoding import Generation, generate
 from dynatree_lib.drafters import Chain, FixedTree
 from dynatree_lib.models.pairs import Pair, load_pair
 from dynatree_lib.sampling import Sampling
-from dynatree_lib.summary import repeated_ngrams, summarize
+from dynatree_lib.summary import summarize
+from dynatree_suite.bench.metrics import repeated_ngrams
 from dynatree_suite.papers.workloads import WorkloadPrompt, load_workload
 from dynatree_suite.training.card import CARD, write_card
 from tools.pair_training.card import page

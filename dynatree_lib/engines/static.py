@@ -282,11 +282,6 @@ class Buffers:
         self.turn = threading.RLock()
         self.graph_bytes, self.dirty = 0, 0
 
-    @property
-    def buffer_bytes(self) -> int:
-        """Bytes of the cache, of the descriptions of forwards and of their logits, on the device."""
-        return sum(part.nbytes for part in (self.cache.states, self.columns, self.integers, self.logits))
-
     def size(self, tokens: int) -> int:
         """Return the size that a forward of so many tokens is padded to; ValueError for more than the largest."""
         return _at_least(self.sizes, tokens, "tokens to score at once or pending", "sizes=(..., MORE)")

@@ -14,12 +14,12 @@ except ImportError as error:
 
 from .forward import forward_mask, forward_trees
 from .iterations import iteration_rows, node_rows, step_text, text_iterations, timeline
-from .theme import METHOD_COLORS, TEMPLATE
+from .theme import TEMPLATE
 from .trees import draft_tree, positions, seen_tree, stacked_trees, tree_mask
 from .verification import acceptance_tree, fraction, step_row, verification_steps
 
 __all__ = [
-    "METHOD_COLORS", "TEMPLATE", "acceptance_tree", "draft_tree", "forward_mask",
+    "TEMPLATE", "acceptance_tree", "draft_tree", "forward_mask",
     "forward_trees", "fraction", "iteration_rows", "node_rows", "positions", "seen_tree", "stacked_trees", "step_row",
     "step_text", "text_iterations", "timeline", "tree_mask", "verification_steps",
 ]  # fmt: skip

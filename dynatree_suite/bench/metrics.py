@@ -12,8 +12,6 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from dynatree_lib.summary import repeated_ngrams
-
 from .methods import METHODS
 from .records import Header, Records, Run, Split
 from .statistics import Estimate, bootstrap, estimate, quotient, ratio, sums
@@ -269,6 +267,12 @@ def depth_use(method: str, options: Mapping[str, Any], tokens_per_iteration: flo
 
 
 # ------------------------------------------------------------------------------------------------------------- texts
+def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> float | None:
+    """Return the share of a text's n-grams that occurred in it before; None for a text shorter than n."""
+    grams = [tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else None
+
+
 def mean_repetition(runs: Iterable[Run]) -> float | None:
     """Return the mean share of repeated 4-grams over runs."""
     shares = [share for share in (repeated_ngrams(run.tokens) for run in runs) if share is not None]

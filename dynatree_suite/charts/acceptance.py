@@ -11,10 +11,10 @@ import pandas as pd
 from plotly import graph_objects as go
 
 from dynatree_lib.decoding import Iteration
-from dynatree_lib.plots import theme
 from dynatree_lib.plots.iterations import node_rows
 
 from ..bench.statistics import Table, share
+from . import look
 from .charts import Row, as_rows, sweep_lines
 
 
@@ -95,10 +95,10 @@ def calibration(
     names = ("measured (area of a dot: number of nodes)", "")
     drawn = sweep_lines(rows, "mean", "acceptance", interval="interval", text="counts", names=names, **words)
     drawn.update_traces(
-        line={"color": theme.METHOD_COLORS["fixed-tree"], "width": 1.5},
+        line={"color": look.METHOD_COLORS["fixed-tree"], "width": 1.5},
         marker={"size": [6 + 20 * (row["nodes"] / most) ** 0.5 for row in rows], "opacity": 0.85, "color": None},
         hovertemplate="draft %{x:.3f}, accepted %{y:.3f}: %{text}<extra></extra>",
     )
-    drawn.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=theme.IDEAL, name="perfectly calibrated", hoverinfo="skip")
+    drawn.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=look.IDEAL, name="perfectly calibrated", hoverinfo="skip")
     drawn.update_xaxes(range=[-0.03, 1.03]).update_yaxes(range=[-0.03, 1.06])
     return drawn.update_layout(height=440, showlegend=True, margin_t=90)

@@ -19,6 +19,7 @@ from plotly.subplots import make_subplots
 from dynatree_lib.plots import theme
 
 from ..bench.statistics import Table
+from . import look
 
 Row = dict[str, Any]
 Published = str | Mapping[Any, float] | None
@@ -96,7 +97,7 @@ def bars_with_intervals(
         paper = [row.get(published) if isinstance(published, str) else published.get(row[label]) for row in rows]
     both = any(number is not None for number in paper)
     drawn = theme.figure(title, x=unit or value, height=150 + (54 if both else 38) * len(rows), barmode="group")
-    colors = [theme.bar_color(name) for name in labels]
+    colors = [look.bar_color(name) for name in labels]
     ends = [row[interval][1] if interval and row.get(interval) else row.get(value) for row in rows]
     bars: list[tuple] = [
         (names[0], [row.get(value) for row in rows], ends, {"color": colors}, _bars_of(rows, value, interval))
@@ -109,9 +110,9 @@ def bars_with_intervals(
             if end is not None:  # the number stands to the right of the bar and its interval
                 drawn.add_annotation(x=end, y=place, text=text, showarrow=False, xanchor="left", xshift=5, yshift=shift)
     if reference is not None:
-        drawn.add_vline(x=reference, line=theme.REFERENCE)
+        drawn.add_vline(x=reference, line=look.REFERENCE)
     drawn.update_yaxes(autorange="reversed", showgrid=False, ticksuffix="  ", type="category")
-    return theme.finish(drawn, both).update_layout(margin_r=70)
+    return look.finish(drawn, both).update_layout(margin_r=70)
 
 
 def bars_by_panel(
@@ -141,7 +142,7 @@ def bars_by_panel(
     names = span(rows, panel)
     sides = [([row for row in rows if row[panel] == name], (published or {}).get(name)) for name in names]
     parts = [bars_with_intervals(side, value, interval, published=paper, reference=reference) for side, paper in sides]
-    drawn = theme.panels(names, parts, len(parts), title, shared_yaxes=True, horizontal_spacing=0.05)
+    drawn = look.panels(names, parts, len(parts), title, shared_yaxes=True, horizontal_spacing=0.05)
     for column, part in enumerate(parts, start=1):
         widest = 1.22 * max((note.x for note in part.layout.annotations), default=1.0)  # the numbers stand behind bars
         drawn.update_xaxes(range=[0, widest], col=column).update_layout(height=part.layout.height + 30)
@@ -202,7 +203,7 @@ def sweep_lines(
     sides = [as_rows(side) for side in (rows, published) if side is not None]
     everything = [row for side in sides for row in side]
     lines = span(everything, series) if series else [""]
-    colors, symbols = theme.series_colors(lines), theme.series_symbols(lines)
+    colors, symbols = look.series_colors(lines), look.series_symbols(lines)
     looks = zip(sides, names, ("solid", "dash"), ("", "-open"), strict=False)
     for (side, kind, dash, hollow), one in product(looks, lines):
         line = [row for row in side if (not series or row[series] == one) and None not in (row.get(x), row.get(y))]
@@ -221,12 +222,12 @@ def sweep_lines(
             marker={"size": 9, "color": colors[one], "symbol": symbols[one] + hollow},
         )
     if reference is not None:
-        drawn.add_hline(y=reference, line=theme.REFERENCE)
+        drawn.add_hline(y=reference, line=look.REFERENCE)
     places = sorted({row[x] for row in everything if row.get(x) is not None})
     if len(places) <= 12 and (log_x or all(isinstance(place, int) for place in places)):
         drawn.update_xaxes(tickvals=places, ticktext=[f"{place:g}" for place in places])
     drawn.update_xaxes(type="log" if log_x else None)
-    return theme.finish(drawn, series is not None or published is not None)
+    return look.finish(drawn, series is not None or published is not None)
 
 
 def line_panels(
@@ -265,7 +266,7 @@ def line_panels(
     ]  # fmt: skip
     lines = math.ceil(len(panels) / columns)
     spacing = {"vertical_spacing": 0.34 / (lines + 1), "horizontal_spacing": 0.09}
-    drawn = theme.panels(panels.values(), parts, columns, title, **spacing)
+    drawn = look.panels(panels.values(), parts, columns, title, **spacing)
     drawn.for_each_trace(lambda trace: trace.error_y.update(color=trace.line.color, thickness=1.2))
     for axis, part in zip(drawn.select_xaxes(), parts, strict=False):
         ticks = _log_ticks(sorted({value for trace in part.data for value in trace.x})) if log_x else {}
@@ -309,7 +310,7 @@ def scatter(
     drawn.update_traces(mode="markers", marker_opacity=0.8).update_layout(height=430)
     if diagonal:
         ends = [0, max((value for trace in drawn.data for value in trace.x), default=1)]
-        drawn.add_scatter(x=ends, y=ends, mode="lines", line=theme.IDEAL, name="equal", hoverinfo="skip")
+        drawn.add_scatter(x=ends, y=ends, mode="lines", line=look.IDEAL, name="equal", hoverinfo="skip")
     return drawn
 
 
@@ -359,10 +360,10 @@ def interval_dots(
             marker={"size": 9, "color": color, "symbol": symbol, "line": {"width": 2, "color": color}},
         )
     for (kind, at), dash in zip((references or {}).items(), ("dash", "dot", "dashdot", "longdash"), strict=False):
-        drawn.add_vline(x=at, line={**theme.REFERENCE, "dash": dash}, name=kind, showlegend=True)
+        drawn.add_vline(x=at, line={**look.REFERENCE, "dash": dash}, name=kind, showlegend=True)
     labels = [theme.escaped(str(row[label])) for row in rows]
     drawn.update_yaxes(tickvals=list(range(len(rows))), ticktext=labels, ticksuffix="  ")
-    return theme.finish(drawn.update_yaxes(range=[len(rows) - 0.3, -0.7]), len(kinds) > 1)
+    return look.finish(drawn.update_yaxes(range=[len(rows) - 0.3, -0.7]), len(kinds) > 1)
 
 
 # ------------------------------------------------------------------------------------------------------------- tables

@@ -14,6 +14,7 @@ from plotly import graph_objects as go
 from dynatree_lib.plots import theme
 
 from ..bench.chooser import GROUPS, front, speed_of
+from . import look
 from .charts import Row, error_bars
 
 SPEEDS = (1.0, 1.5, 2.0)
@@ -140,9 +141,9 @@ def method_speeds(rows: Sequence[Row], title: str = "") -> go.Figure:
                 marker={"color": color, "size": 8},
                 error_x=error_bars([row["speed"] for row in some], [row["interval"] for row in some]),
             )  # fmt: skip
-        part.add_vline(x=1, line=theme.REFERENCE)
+        part.add_vline(x=1, line=look.REFERENCE)
         parts.append(part)
-    drawn = theme.panels(kinds, parts, len(kinds), title, shared_yaxes=True, horizontal_spacing=0.03)
+    drawn = look.panels(kinds, parts, len(kinds), title, shared_yaxes=True, horizontal_spacing=0.03)
     drawn.update_yaxes(categoryorder="array", categoryarray=methods, type="category").update_xaxes(matches="x")
     drawn.add_annotation(
         text="speed over plain decoding", x=0.5, y=0, yshift=-52, xref="paper", yref="paper", showarrow=False

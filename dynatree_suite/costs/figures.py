@@ -16,6 +16,7 @@ from plotly import graph_objects as go
 
 from dynatree_lib.plots import theme
 
+from ..charts import look
 from ..charts.charts import Row, error_bars, line_panels, stacked_bars, sweep_lines
 from ..charts.clock import PARTS
 
@@ -88,7 +89,7 @@ def engine_curves(
     bounds = bound if isinstance(bound, Mapping) else {"reading weights and cache once": bound}
     for text, least in bounds.items():
         if least is not None:
-            drawn.add_hline(y=least, line=theme.REFERENCE)
+            drawn.add_hline(y=least, line=look.REFERENCE)
             _note(drawn, max(row["rows"] for row in rows), least, text, 12, "right")
             times.append(least)
     ends = [math.log10(min(times) / 1.4), math.log10(1.4 * max(times))]
@@ -148,7 +149,7 @@ def bound_plane(rows: Sequence[Row], bound: float) -> go.Figure:
         drawn.add_scatter(x=ends, y=heights, mode="lines", line=line, showlegend=False, hoverinfo="skip")
         _note(drawn, furthest, heights[1], f"{cost} step{'s' * (cost > 1)} at the bound", 0, "left")
     names = [str(row.get("method", row["label"])) for row in rows]
-    colors, symbols = theme.series_colors(names), theme.series_symbols(names)
+    colors, symbols = look.series_colors(names), look.series_symbols(names)
     for row, name in zip(rows, names, strict=True):
         speed = row["tokens_per_second"]
         drawn.add_scatter(

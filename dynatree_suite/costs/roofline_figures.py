@@ -13,6 +13,7 @@ from plotly import graph_objects as go
 
 from dynatree_lib.plots import theme
 
+from ..charts import look
 from ..charts.charts import line_panels, span, sweep_lines
 from .figures import LOGARITHMIC
 
@@ -47,7 +48,7 @@ def against(
     drawn = theme.figure(title, x=f"{measured}, {unit}", y=f"{predicted}, {unit}", height=560)
     _add_dots(drawn, rows, measured, predicted, series, text)
     drawn.update_xaxes(**LOGARITHMIC).update_yaxes(**LOGARITHMIC)
-    return theme.finish(drawn, True).update_layout(legend=BESIDE, margin_t=56)
+    return look.finish(drawn, True).update_layout(legend=BESIDE, margin_t=56)
 
 
 def ladder(rows: Sequence[Row], assumptions: Sequence[str], *, title: str) -> go.Figure:
@@ -64,7 +65,7 @@ def ladder(rows: Sequence[Row], assumptions: Sequence[str], *, title: str) -> go
         _add_dots(part, rows, "published", name, "paper", "method", calibration="given")
         parts.append(part)
     panels = [f"{number}. {'+ ' if number > 1 else ''}{name}" for number, name in enumerate(assumptions, 1)]
-    drawn = theme.panels(panels, parts, 2, title, vertical_spacing=0.12, horizontal_spacing=0.09)
+    drawn = look.panels(panels, parts, 2, title, vertical_spacing=0.12, horizontal_spacing=0.09)
     values = [row[name] for row in rows for name in (*assumptions, "published")]
     ends = [math.log10(min(values) / 1.2), math.log10(1.2 * max(values))]
     across = [
@@ -82,14 +83,14 @@ def _add_dots(
     drawn: go.Figure, rows: Sequence[Row], x: str, y: str, series: str, text: str, calibration: str = "calibration"
 ) -> None:
     names = span(rows, series)
-    colors, symbols = theme.series_colors(names), theme.series_symbols(names)
+    colors, symbols = look.series_colors(names), look.series_symbols(names)
     ends = [min(row[x] for row in rows) / 1.3, 1.3 * max(row[x] for row in rows)]
     edges = [ends[0] / BAND, ends[1] / BAND, ends[1] * BAND, ends[0] * BAND]
     drawn.add_scatter(
         x=[*ends, *ends[::-1]], y=edges, fill="toself", fillcolor="rgba(128,128,128,0.16)", line={"width": 0},
         mode="lines", name="within 15 %", hoverinfo="skip",
     )  # fmt: skip
-    drawn.add_scatter(x=ends, y=ends, mode="lines", line=theme.IDEAL, name="equal", hoverinfo="skip")
+    drawn.add_scatter(x=ends, y=ends, mode="lines", line=look.IDEAL, name="equal", hoverinfo="skip")
     for name in names:
         some = [row for row in rows if row[series] == name]
         shapes = [symbols[name] + ("-open" if row.get(calibration) else "") for row in some]
@@ -116,7 +117,7 @@ def forward_rooflines(rows: Sequence[Row], measured: Sequence[Row] = (), *, titl
     )  # fmt: skip
     drawn.update_traces(mode="lines")
     names = span(rows, "machine")
-    colors, symbols = theme.series_colors(names), theme.series_symbols(names)
+    colors, symbols = look.series_colors(names), look.series_symbols(names)
     for name in span(measured, "machine"):
         some = [row for row in measured if row["machine"] == name]
         drawn.add_scatter(

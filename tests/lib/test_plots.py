@@ -22,6 +22,7 @@ from dynatree_lib.plots.forward import CELL_COLORS, FORWARD
 from dynatree_lib.plots.trees import LEAKING, ROLES, SIGHT
 from dynatree_lib.verifiers.base import Verdict
 from dynatree_suite.bench.statistics import share
+from dynatree_suite.charts import look
 from dynatree_suite.charts.charts import error_bars
 from dynatree_suite.papers.adaptive.figures import decision_styles, grown_tree, growth_rows
 
@@ -232,8 +233,8 @@ def test_wilson_interval():
 
 
 def test_a_method_has_the_same_colour_in_every_figure():
-    assert len(set(theme.METHOD_COLORS.values())) == len(theme.METHOD_COLORS) == 23
-    color = theme.METHOD_COLORS["fixed-tree"]
+    assert len(set(look.METHOD_COLORS.values())) == len(look.METHOD_COLORS) == 23
+    color = look.METHOD_COLORS["fixed-tree"]
     rows = [
         {"method": m, "n": n, "speed": n, "nodes": n, "milliseconds": n}
         for m in ("chain", "fixed-tree")
@@ -246,9 +247,9 @@ def test_a_method_has_the_same_colour_in_every_figure():
 
 
 def test_a_variant_of_a_method_has_its_colour_and_other_labels_a_neutral_one():
-    assert theme.bar_color("fixed-tree (paper)") == theme.METHOD_COLORS["fixed-tree"]
-    assert theme.bar_color("root from the target") == theme.OTHER
-    assert theme.OTHER not in theme.METHOD_COLORS.values()
+    assert look.bar_color("fixed-tree (paper)") == look.METHOD_COLORS["fixed-tree"]
+    assert look.bar_color("root from the target") == look.OTHER
+    assert look.OTHER not in look.METHOD_COLORS.values()
 
 
 def test_swept_values_stand_on_the_axis():
@@ -398,8 +399,8 @@ def contrast(one: str, other: str) -> float:
 def test_what_a_dark_page_would_swallow_is_repainted():
     for ground in ("#111111", "#1f242c"):
         assert all(contrast(dark, ground) > 4.5 for light, dark in theme.DARK.items() if light != theme.GRID)
-        lost = {name for name, color in theme.METHOD_COLORS.items() if contrast(color, ground) < 2.2}
-        assert lost <= {name for name, color in theme.METHOD_COLORS.items() if color in theme.DARK}
+        lost = {name for name, color in look.METHOD_COLORS.items() if contrast(color, ground) < 2.2}
+        assert lost <= {name for name, color in look.METHOD_COLORS.items() if color in theme.DARK}
 
 
 def test_text_on_filled_boxes_and_marks_on_masks_are_not_repainted_on_dark_pages(iteration):

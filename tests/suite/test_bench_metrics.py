@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dynatree_lib.summary import repeated_ngrams
 from dynatree_suite.bench.methods import variant
 from dynatree_suite.bench.metrics import (
     Bound,
@@ -19,6 +18,7 @@ from dynatree_suite.bench.metrics import (
     drafting_metrics,
     iteration_split,
     mean_split,
+    repeated_ngrams,
     seconds_per,
     share_after_eos,
     summarize_records,

@@ -9,9 +9,8 @@ import pytest
 
 pytest.importorskip("plotly")
 
-from dynatree_lib.plots import theme
 from dynatree_suite import charts
-from dynatree_suite.charts import clock
+from dynatree_suite.charts import clock, look
 from dynatree_suite.costs import figures as speed
 
 LIMITS = {"memory": 100.0, "compute": 800.0, "flop_per_byte": 0.5}  # the knee is at 8 rows
@@ -68,7 +67,7 @@ def test_a_method_on_the_line_of_k_takes_k_steps_at_the_bound():
         assert [y / x for x, y in zip(line.x, line.y, strict=True)] == pytest.approx([400 / cost] * 2)
     chain = trace(figure, "chain:length=6")
     assert (list(chain.x), list(chain.y)) == ([3.0], [390.0])
-    assert chain.marker.color == theme.METHOD_COLORS["chain"]
+    assert chain.marker.color == look.METHOD_COLORS["chain"]
     assert list(chain.error_y.array) == [30]
     notes = [note.text for note in figure.layout.annotations]
     assert notes == ["1 step at the bound", *(f"{cost} steps at the bound" for cost in speed.COSTS[1:])]
