@@ -1,8 +1,9 @@
 """Charts of records: pure functions from rows to plotly figures. Nothing is run, measured or read here.
 
 `charts` draws bars, sweeps, dots and heat maps, `acceptance` counts and draws accepted nodes, `methods` places methods
-beside each other, `clock` draws a traced run, `distributions` what is emitted beside what the target wants. Figures of
-one paper stand in its folder of `papers`; pictures of one decode in `dynatree_lib.plots`.
+beside each other, `clock` draws a traced run, `distributions` what is emitted beside what the target wants. `look` has
+the colours of methods. Figures of one paper stand in its folder of `papers`; pictures of one decode in
+`dynatree_lib.plots`.
 """
 
 from __future__ import annotations
