@@ -33,6 +33,7 @@ from ..bench.protocol import SEEDS, run_benchmark
 from ..bench.records import typed
 from ..bench.runner import quiet
 from ..bench.statistics import Estimate
+from ..drafters import RIVALS
 from .cost_model import Counts, MeasuredCosts, best_chain, check_countable, count, measure_costs
 from .ranks import RankAcceptance, RanksProbe
 
@@ -101,7 +102,7 @@ class Tuned:
 
     @property
     def python(self) -> str:
-        """The drafter as an expression, with `dt` for `dynatree_lib`."""
+        """The drafter as an `expression`."""
         return expression(self.drafter(None))
 
     def to_json(self) -> dict[str, Any]:
@@ -111,7 +112,10 @@ class Tuned:
 
 
 def expression(drafter: Any) -> str:
-    """Return a drafter as an expression, with `dt` for `dynatree_lib` and `pair.draft` for its draft."""
+    """Return a drafter as an expression; its draft is `pair.draft`.
+
+    `dt` is `dynatree_lib`, and `drafters` is `dynatree_suite.drafters`, where the rivals are.
+    """
     given = []
     for one in fields(drafter):
         value = getattr(drafter, one.name)
@@ -121,7 +125,8 @@ def expression(drafter: Any) -> str:
             given.append(expression(value))
         elif value != one.default:
             given.append(f"{one.name}={value!r}")
-    return f"dt.{type(drafter).__name__}({', '.join(given)})"
+    place = "drafters" if isinstance(drafter, RIVALS) else "dt"
+    return f"{place}.{type(drafter).__name__}({', '.join(given)})"
 
 
 def load_tuned(path: str | Path) -> Tuned:

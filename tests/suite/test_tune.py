@@ -14,6 +14,7 @@ import dynatree_lib as dt
 from dynatree_lib import Chain, CostAwareTree, FixedTree, NoDraft, Sampling, ToyModel, generate, load_pair
 from dynatree_lib.drafters import WRAPPERS
 from dynatree_lib.models.pairs import Pair
+from dynatree_suite import drafters
 from dynatree_suite.bench.methods import Variant
 from dynatree_suite.bench.options import split_specs
 from dynatree_suite.bench.prompts import BenchPrompt
@@ -145,7 +146,7 @@ def test_the_choice_can_be_used_at_once():
 def test_every_method_can_be_the_choice(kind):
     made = replace(found("free rows"), spec=kind.name)
     pair = SimpleNamespace(draft=TOYS.draft)
-    assert made.drafter(TOYS.draft) == eval(made.python, {"dt": dt, "pair": pair})
+    assert made.drafter(TOYS.draft) == eval(made.python, {"dt": dt, "drafters": drafters, "pair": pair})
     assert type(made.drafter(TOYS.draft)) is kind
 
 
