@@ -1589,41 +1589,44 @@ def counters(layers, groups, threads):
 
 
 @fast
-def run(job, threads, kind, signals):
-    """Run a forward: wake the other threads, take part; return how many of them took part when it is done.
+def called(job, signal):
+    """Wait for a signal; return whether there is a forward to take part in, and not `job[STOP]`.
 
-    A core that sleeps may need longer to come back than a small forward lasts. Who has not come by its end is called
-    back, so that it does not enter a forward that is over.
+    A worker waits awake for about a millisecond, because a core that sleeps may take longer than that to come back.
     """
-    for other in range(1, threads):
-        post(signals[other])
-    work(job, 0, threads, kind)
-    came = threads - 1
-    for other in range(1, threads):
-        if try_wait(signals[other]) == 0:
-            came -= 1
-    return came
+    spins = 0
+    while try_wait(signal) != 0:
+        _pause()
+        spins += 1
+        if spins % 256 == 0:
+            yield_core()
+        if spins == AWAKE:
+            wait(signal)
+            break
+    return not job[STOP]
 
 
 @fast
-def serve(job, thread, threads, kind, signal):
-    """A worker's life: wait, work, until `job[STOP]`.
+def run(job, thread, threads, kind, signals):
+    """As thread 0, run a forward and return how many others took part; as another, serve one forward after another.
 
-    It waits awake for about a millisecond, because a core that sleeps may take longer than that to come back.
+    Thread 0 wakes the others and takes part. A core that sleeps may need longer to come back than a small forward
+    lasts. Who has not come by its end is called back, so that it does not enter a forward that is over. Both are one
+    function, because compiling `work` into two would take a machine half as long again.
     """
-    while True:
-        spins = 0
-        while try_wait(signal) != 0:
-            _pause()
-            spins += 1
-            if spins % 256 == 0:
-                yield_core()
-            if spins == AWAKE:
-                wait(signal)
-                break
-        if job[STOP]:
-            return
+    if thread == 0:
+        for other in range(1, threads):
+            post(signals[other])
+    while thread == 0 or called(job, signals[thread]):
         work(job, thread, threads, kind)
+        if thread == 0:
+            break
+    came = 0
+    if thread == 0:
+        for other in range(1, threads):
+            if try_wait(signals[other]) != 0:
+                came += 1
+    return came
 
 
 @fast

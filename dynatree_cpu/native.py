@@ -29,7 +29,7 @@ FEW = 64
 PATIENCE = 2.0
 """Seconds of a first forward after which `COMPILING` is said."""
 COMPILING = (
-    "Compiling the forward of few tokens for this processor. This takes a minute or two, once: numba keeps the result "
+    "Compiling the forward of few tokens for this processor. This takes up to a minute, once: numba keeps the result "
     "on disk."
 )
 FIRST_COLUMNS = 256
@@ -66,8 +66,8 @@ class Team:
         library = ctypes.CDLL(None)
         for thread in range(1, threads):
             library.sem_init(ctypes.c_void_p(int(self.signals[thread])), 0, 0)
-            arguments = self.job, thread, threads, self.kind, int(self.signals[thread])
-            threading.Thread(target=kernels.serve, args=arguments, daemon=True).start()
+            arguments = self.job, thread, threads, self.kind, self.signals
+            threading.Thread(target=kernels.run, args=arguments, daemon=True).start()
 
     def ready(self) -> bool:
         """Return whether all workers have left the last forward."""
@@ -80,11 +80,11 @@ class Team:
         without it. It is not waited for: until it has left, the caller runs alone, with counters of its own.
         """
         if alone:
-            kernels.run(job, 1, self.kind, self.signals)
+            kernels.run(job, 0, 1, self.kind, self.signals)
             return
         self.job[:] = job
         self.job[kernels.LEFT] = self.left.ctypes.data
-        self.posted += kernels.run(self.job, self.threads, self.kind, self.signals)
+        self.posted += kernels.run(self.job, 0, self.threads, self.kind, self.signals)
         if not self.used:
             self.used = True
             self.patience.cancel()

@@ -15,12 +15,8 @@ def main() -> None:
     kinds = [kernels.FLOAT32]
     kinds += [kernels.BFLOAT16_BITS] * kernels.BFLOAT16 + [kernels.FOUR_BITS, kernels.EIGHT_BITS] * kernels.QUANTISED
     for kind in kinds:
-        weights = np.empty(0, kind)
-        for function, arguments in (
-            (kernels.run, (numbers, count, weights, numbers)),
-            (kernels.serve, (numbers, count, count, weights, count)),
-        ):
-            function.compile(tuple(map(numba.typeof, arguments)))
+        arguments = numbers, count, count, np.empty(0, kind), numbers
+        kernels.run.compile(tuple(map(numba.typeof, arguments)))
 
 
 if __name__ == "__main__":
