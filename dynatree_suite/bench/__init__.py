@@ -1,4 +1,4 @@
-"""Measuring decoding methods against each other: methods, protocol, records, metrics, cost model, exact enumeration.
+"""Measuring decoding methods against each other: methods, protocol, records, metrics, statistics, tables.
 
 Start reading at `protocol.run_benchmark`.
 """

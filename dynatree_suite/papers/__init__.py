@@ -1,1 +1,1 @@
-"""What few notebooks need: a folder per paper, one on speed, and a large GPU. In the library only `cli` imports it."""
+"""The papers' numbers (`published`), their prompts (`workloads`), and a folder for each paper with what its notebooks need."""
