@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args
@@ -75,9 +76,13 @@ class Results:
 
     records: Records
 
-    def summaries(self) -> list[dict[str, Any]]:
-        """One dictionary per method (`metrics.summarize_records`)."""
+    @cached_property
+    def _summaries(self) -> list[dict[str, Any]]:
         return summarize_records(self.records)
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """One dictionary per method (`metrics.summarize_records`), of the records as they are at the first call."""
+        return [dict(one) for one in self._summaries]
 
     def rows(self, labels: Collection[str] | None = None) -> list[dict[str, Any]]:
         """Return one dictionary per method, its summary and its options, whose values keep their types.

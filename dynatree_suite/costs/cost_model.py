@@ -43,7 +43,10 @@ FORMAT = 1
 ITERATIONS = 96
 """Timed iterations of each probe, over all prompts."""
 BLOCK, STRETCH, STRETCHES = 8, 48, 2
-"""Timed iterations of a probe before the next probe's turn; tokens of a real drafter, and how often for each prompt."""
+"""Timed iterations of a probe before the next probe's turn; most tokens of a real drafter, and how often for each
+prompt."""
+SHORTEST = 24
+"""Fewest tokens of a real drafter, where few iterations are asked for."""
 WIDEST = 16
 """Most nodes of a drafted level that is timed."""
 QUIET = 1.3
@@ -294,7 +297,7 @@ def measure_costs(
     measured = {"environment": describe_environment(), "setup": setup}
     if path and existing == "reuse" and (known := _known(path, measured, say)):
         return known
-    costs, probes = _measure(pair, ready, max_rows, _turns(iterations, len(prompts)), say, clock)
+    costs, probes = _measure(pair, ready, max_rows, iterations, say, clock)
     costs = replace(costs, measured={**measured, "probes": probes})
     if path:
         write_atomically(path, json.dumps(costs.to_json(), indent=1) + "\n")
@@ -304,7 +307,11 @@ def measure_costs(
 def timed_tokens(prompts: int, iterations: int = ITERATIONS) -> int:
     """Return the tokens that timing needs after each of so many prompts, in both contexts."""
     probing = FIRST + _turns(iterations, prompts) * (BLOCK + 2)
-    return max(probing, FIRST + STRETCHES * STRETCH) + DEEPEST
+    return max(probing, FIRST + STRETCHES * _stretch(iterations)) + DEEPEST
+
+
+def _stretch(iterations: int) -> int:
+    return min(STRETCH, max(SHORTEST, 2 * iterations))
 
 
 def _turns(iterations: int, prompts: int) -> int:
@@ -343,7 +350,7 @@ def _measure(
     pair: Pair,
     prompts: Sequence[BenchPrompt],
     max_rows: int,
-    turns: int,
+    iterations: int,
     progress: Callable[[str], None],
     clock: Callable[[], float],
 ) -> tuple[MeasuredCosts, list[dict[str, Any]]]:
@@ -353,10 +360,10 @@ def _measure(
     shapes = [(1, 1), *((1 + LEVELS, width) for width in (1, 2, 4, 8, WIDEST) if width <= max_rows)]
     verifying = [Timing(one, BLOCK + 2) for one in (NoDraft(), *(RowsProbe(n, target.vocab_size) for n in sizes))]
     drafting = [Timing(LevelsProbe(draft, levels, width), BLOCK + 2) for levels, width in shapes]
-    time_blocks(target, [*verifying, *drafting], prompts, turns, progress, clock)
+    time_blocks(target, [*verifying, *drafting], prompts, _turns(iterations, len(prompts)), progress, clock)
     costs = _costs(verifying, drafting, [len(prompt.ids) for prompt in prompts])
     kinds: list[Any] = [kind for kind in ALL_DRAFTERS if kind is not NoDraft]
-    real = [Timing(kind(draft) if issubclass(kind, ModelDrafter) else kind(), STRETCH) for kind in kinds]
+    real = [Timing(kind(draft) if issubclass(kind, ModelDrafter) else kind(), _stretch(iterations)) for kind in kinds]
     time_blocks(target, real, prompts, STRETCHES, progress, clock)
     probes = []
     for timing in (*verifying, *drafting, *real):
