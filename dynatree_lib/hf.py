@@ -306,17 +306,17 @@ def _with_stop_strings(
     criteria: Sequence[Any] | None, model: Any, config: Any, tokenizer: Any, asked: dict[str, Any]
 ) -> list[Any]:
     """Return the criteria with one for the stop strings, of the arguments `asked` or a config, which are taken out."""
-    if criteria is not None and not isinstance(criteria, Sequence):
-        raise TypeError(f"stopping_criteria is {described(criteria)}; give a list of them, also for one.")
+    criteria = [] if criteria is None else criteria
+    of_kind("stopping_criteria", criteria, Sequence, "give a list of them, also for one")
     strings = _setting("stop_strings", model, config, asked)
     if strings is None:
-        return list(criteria or [])
+        return list(criteria)
     if tokenizer is None:
         raise ValueError(f"stop_strings is {strings!r} and there is no tokenizer to read them with; pass tokenizer=.")
     check_tokenizer(tokenizer)
     Stopping(1, (), decoding.as_tuple(strings), tokenizer)
     asked["stop_strings"] = None  # transformers would ask for a tokenizer that it hands to no function
-    return [*(criteria or []), StopStringCriteria(tokenizer, strings)]
+    return [*criteria, StopStringCriteria(tokenizer, strings)]
 
 
 def _transformers_call(model: Any) -> dict[str, Any]:
@@ -568,15 +568,14 @@ def _values(model: PreTrainedModel) -> torch.Tensor:
 
 
 def _drafter(drafter: DrafterOrClass | None, draft_model: Draft | None, engine: str, sampling: Sampling) -> Drafter:
-    if isinstance(draft_model, LanguageModel) or draft_model is None:
-        draft = draft_model
-    elif not isinstance(draft_model, torch.nn.Module):
-        raise TypeError(
-            f"draft_model is {described(draft_model)}; give a loaded transformers model with the target's tokenizer, "
-            "such as AutoModelForCausalLM.from_pretrained(name), or an HFModel."
+    draft = draft_model
+    if draft is not None and not isinstance(draft, LanguageModel):
+        way_out = (
+            "give a loaded transformers model with the target's tokenizer, such as "
+            "AutoModelForCausalLM.from_pretrained(name), or an HFModel"
         )
-    else:
-        draft = wrapped(draft_model, engine)
+        of_kind("draft_model", draft, torch.nn.Module, way_out)
+        draft = wrapped(draft, engine)
     if drafter is None:
         if draft is None:
             return PromptLookup()

@@ -15,9 +15,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from ..checks import chosen, described, whole
+from ..checks import chosen, of_kind, whole
 from ..decoding import Generation, Interrupted, check_request, checked_ends, checked_prompt
-from ..models.base import LanguageModel
 from ..models.huggingface import HFModel
 from ..models.texts import Prompt
 from ..sampling import RandomSource, Sampling, Scores, bad_logits, one_thread
@@ -31,7 +30,7 @@ _STATIC: weakref.WeakKeyDictionary[HFModel, StaticModel] = weakref.WeakKeyDictio
 
 
 def autoregressive_fast(
-    target: LanguageModel,
+    target: HFModel,
     prompt: Prompt,
     *,
     max_new_tokens: int = 128,
@@ -67,10 +66,7 @@ def autoregressive_fast(
             distribution.
     """
     check_request(target, sampling, on_tokens)
-    if not isinstance(target, HFModel):
-        raise TypeError(
-            f"The target is {described(target)}; give an HFModel, or use autoregressive(), which serves any."
-        )
+    of_kind("The target", target, HFModel, "give an HFModel, or use autoregressive(), which serves any")
     target.check_modules()
     every, seed = whole("every", every, 1), whole("seed", seed)
     chosen("interrupt", interrupt, ("raise", "return"))
