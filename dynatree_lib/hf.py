@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -252,17 +252,15 @@ def options(target: HFModel, prompt: Prompt, max_new_tokens: int | None = None, 
     ids = decoding.checked_prompt(
         target, prompt, None, 1 if max_new_tokens is None else max_new_tokens, target.tokenizer
     )
-    said = [name for name in SAID_HERE if name in asked]
-    if said:
-        raise ValueError(
-            f"{said[0]} was given, which options() says itself, from the target and the prompt; leave it out."
-        )
-    outputs = [name for name in OUTPUTS if asked.get(name)]
-    if outputs:
-        raise ValueError(
-            f"{outputs[0]} was given, and dt.generate has no such argument; leave it out (new tokens go to its "
-            "argument on_tokens), or give it to model.generate with custom_generate=hf.generate."
-        )
+    _refuse(
+        (name for name in SAID_HERE if name in asked),
+        "which options() says itself, from the target and the prompt; leave it out",
+    )
+    _refuse(
+        (name for name in OUTPUTS if asked.get(name)),
+        "and dt.generate has no such argument; leave it out (new tokens go to its argument on_tokens), or give it to "
+        "model.generate with custom_generate=hf.generate",
+    )
     config, criteria = asked.get("generation_config"), asked.pop("stopping_criteria", None)
     if max_new_tokens is not None:
         asked["max_new_tokens"] = max_new_tokens
@@ -332,13 +330,18 @@ def _transformers_call(model: Any) -> dict[str, Any]:
     return {}
 
 
+def _refuse(given: Iterable[str], why: str) -> None:
+    """Raise ValueError for the first of these arguments, if there is one."""
+    for name in given:
+        raise ValueError(f"{name} was given, {why}.")
+
+
 def _check_asked(asked: Mapping[str, Any]) -> None:
-    given = [name for name in ASSISTING if asked.get(name) is not None]
-    if given:
-        raise ValueError(
-            f"{given[0]} was given, which says how transformers drafts with an assistant model; leave it out, and give "
-            "a drafter with its options, such as drafter=partial(dt.FixedTree, depth=4)."
-        )
+    _refuse(
+        (name for name in ASSISTING if asked.get(name) is not None),
+        "which says how transformers drafts with an assistant model; leave it out, and give a drafter with its "
+        "options, such as drafter=partial(dt.FixedTree, depth=4)",
+    )
 
 
 def _check_healing(model: Any, config: Any, asked: dict[str, Any]) -> None:
@@ -398,9 +401,7 @@ def _prompts(ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]:
             "A picture or a video was given, and trees are scored from token ids alone; give text, or leave out "
             "custom_generate."
         )
-    unknown = sorted(named - HONOURED)
-    if unknown:
-        raise ValueError(f"{unknown[0]} was given, and trees are scored from token ids alone; leave it out.")
+    _refuse(sorted(named - HONOURED), "and trees are scored from token ids alone; leave it out")
     for name in CACHE_NAMES:
         cache = given.get(name)
         if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
