@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -35,19 +35,16 @@ def answer(processor: LogitsProcessor, ids: torch.Tensor, logits: torch.Tensor) 
         TypeError: for an answer that is no floating tensor.
         ValueError: for an answer of another shape.
     """
-    found: object = processor(ids, logits)
-    shape = tuple(logits.shape)
-    if isinstance(found, torch.Tensor) and found.is_floating_point() and found.shape == logits.shape:
-        return found
+    found: Any = processor(ids, logits)
+    tensor = isinstance(found, torch.Tensor)
+    floating = tensor and found.is_floating_point()
+    if floating and found.shape == logits.shape:
+        return cast(torch.Tensor, found)
     name = getattr(processor, "__name__", type(processor).__name__)
-    kind: type[Exception] = TypeError
-    returned = described(found)
-    if isinstance(found, torch.Tensor):
-        returned = f"a tensor of shape {tuple(found.shape)} and {found.dtype}"
-        kind = ValueError if found.is_floating_point() else TypeError
-    raise kind(
-        f"The logits processor {name} returned {returned}; it was given logits of shape {shape}, so let it return a "
-        "floating tensor of that shape, also where it changes the logits in place."
+    returned = f"a tensor of shape {tuple(found.shape)} and {found.dtype}" if tensor else described(found)
+    raise (ValueError if floating else TypeError)(
+        f"The logits processor {name} returned {returned}; it was given logits of shape {tuple(logits.shape)}, so let "
+        "it return a floating tensor of that shape, also where it changes the logits in place."
     )
 
 
