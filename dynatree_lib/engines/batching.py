@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from itertools import islice
 from queue import SimpleQueue
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -306,12 +306,11 @@ def _on_shared(drafter: Drafter, batched: dict[int, BatchedModel]) -> Drafter:
     if draft is None:
         return drafter
     made: Any = drafter
-    names = [one.name for one in fields(made)] if is_dataclass(made) else []
-    parts = {name: getattr(made, name) for name in names if isinstance(getattr(made, name), Drafter)}
-    if parts:  # a drafter made of others
-        one: Drafter = replace(made, **{name: _on_shared(part, batched) for name, part in parts.items()})
-        return one
-    replaceable = getattr(drafter, "draft", None) is draft and is_dataclass(drafter)
+    held = {one.name: getattr(made, one.name) for one in fields(made)} if is_dataclass(made) else {}
+    changed = {name: _on_shared(part, batched) for name, part in held.items() if isinstance(part, Drafter)}
+    if changed:  # a drafter made of others
+        return cast(Drafter, replace(made, **changed))
+    replaceable = held.get("draft") is draft
     if not replaceable:
         raise TypeError(
             f"'{drafter.name}' does not hold its draft model in a dataclass field, so that no batched model can take "
@@ -319,4 +318,4 @@ def _on_shared(drafter: Drafter, batched: dict[int, BatchedModel]) -> Drafter:
         )
     if id(draft) not in batched:
         batched[id(draft)] = BatchedModel(draft, "draft")
-    return replace(drafter, draft=batched[id(draft)])  # type: ignore[type-var]
+    return cast(Drafter, replace(made, draft=batched[id(draft)]))
