@@ -12,10 +12,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import signature
 from itertools import chain
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
@@ -378,8 +378,7 @@ def engine_of(model: PreTrainedModel, choice: str = "auto") -> Engine:
     plain = all(type(weight) is Parameter and weight.is_floating_point() for weight in model.parameters())
     added = foreign(model)
     for name, place in reversed(engines().items()):
-        module, _, attribute = place.partition(":")
-        kind: type[Engine] = getattr(import_module(module), attribute)
+        kind: type[Engine] = resolve_name(place)
         if choice == name or (choice == "auto" and (small or not kind.copies_weights)):
             engine = kind.of(model) if (plain and not added) or kind is Eager else None
             if engine is not None:
