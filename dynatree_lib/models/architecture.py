@@ -112,14 +112,12 @@ def check_architecture(config: PretrainedConfig) -> None:
 
 def why_not(config: Any) -> str | None:
     """Say why a configuration alone rules token trees out; None where it does not."""
-    kind = config.model_type
-    if kind in REFUSED:
-        return REFUSED[kind]
     if config.is_encoder_decoder:
         return "its decoder reads what an encoder has made of another text; use a decoder-only model"
-    config = config.get_text_config(decoder=True)
-    if config.model_type in REFUSED:
-        return REFUSED[config.model_type]
+    kind, config = config.model_type, config.get_text_config(decoder=True)
+    for family in (kind, config.model_type):
+        if family in REFUSED:
+            return REFUSED[family]
     if getattr(config, "alibi", False):
         return f"this {kind} model uses ALiBi, which derives positions from the mask; use a rotary one"
     names = ("layer_types", "layers_block_type", "block_types")
