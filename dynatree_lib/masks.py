@@ -84,17 +84,18 @@ def _depths(parents: bytes) -> np.ndarray:
     return depths_of(np.frombuffer(parents, np.int64))
 
 
-def additive(allowed: np.ndarray, dtype: torch.dtype, base: int = 0) -> torch.Tensor:
-    """Return the (n, base + m) mask of `dtype`: 0 where allowed, the dtype's most negative number elsewhere.
+def additive(allowed: np.ndarray | torch.Tensor, dtype: torch.dtype, base: int = 0) -> torch.Tensor:
+    """Return the (..., n, base + m) mask of `dtype`: 0 where allowed, the dtype's most negative number elsewhere.
 
     Not -inf: a line with nothing allowed (padding) would become NaN and spread.
 
     Args:
-        allowed: (n, m) bool.
+        allowed: (..., n, m) bool; the mask of a tensor is on its device.
         base: columns of committed tokens, which come first; every node sees them.
     """
-    mask = torch.zeros((len(allowed), base + allowed.shape[1]), dtype=dtype)
-    mask[:, base:].masked_fill_(torch.from_numpy(~allowed), torch.finfo(dtype).min)
+    hidden = torch.as_tensor(~allowed)
+    mask = torch.zeros((*hidden.shape[:-1], base + hidden.shape[-1]), dtype=dtype, device=hidden.device)
+    mask[..., base:].masked_fill_(hidden, torch.finfo(dtype).min)
     return mask
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from ..masks import depth_positions, laid_out
+from ..masks import additive, depth_positions, laid_out
 from ..models.base import LanguageModel, Session
 from ..models.huggingface import LONGEST_JOINT_PREFILL, HFModel, HFSession
 from .static import AimedCache
@@ -251,8 +251,7 @@ def mask_of(bases: np.ndarray, tails: np.ndarray, dtype: torch.dtype, device: to
     before, named = torch.from_numpy(bases).to(device)[:, None, None], torch.from_numpy(tails).to(device)
     seen = (columns < before).expand(*named.shape[:2], -1).contiguous()
     seen.scatter_(2, (before + columns[: named.shape[2]]).expand_as(named), named)
-    mask = torch.zeros(seen.shape, dtype=dtype, device=device)
-    return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+    return additive(seen, dtype)[:, None]
 
 
 class SlotCache(AimedCache):

@@ -24,7 +24,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from typing_extensions import override
 
 from ..checks import of_kind
-from ..masks import depth_positions, laid_out
+from ..masks import additive, depth_positions, laid_out
 from ..models.architecture import mixes_experts
 from ..models.cache import TreeCache
 from ..models.engine import Features, Modules, check_threads, hooked
@@ -398,8 +398,7 @@ class Buffers:
 
     def mask(self, seen: torch.Tensor) -> torch.Tensor:
         """Return a (1, 1, n, m) additive mask from (n, m) bool."""
-        mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
-        return mask.masked_fill_(~seen, torch.finfo(self.dtype).min)[None, None]
+        return additive(seen, self.dtype)[None, None]
 
     # ------------------------------------------------------------------------------------------- plain greedy decoding
     def begin(self, token: int, position: int) -> None:
