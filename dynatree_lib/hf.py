@@ -123,8 +123,7 @@ def generate(
     check_loaded(model)
     call = _transformers_call(model)
     streamer = call.get("streamer") if streamer is None else streamer
-    _check_call(call)
-    _check_config(generation_config)
+    _check_call(call, generation_config)
     prompts = _prompts(input_ids, model_kwargs)
     check_functions("logits_processor", logits_processor)
     check_functions("stopping_criteria", stopping_criteria)
@@ -273,8 +272,7 @@ def options(target: HFModel, prompt: Prompt, max_new_tokens: int | None = None, 
     def arguments(
         model: Any, ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **given: Any
     ) -> dict[str, Any]:
-        _check_call(_transformers_call(model))
-        _check_config(generation_config)
+        _check_call(_transformers_call(model), generation_config)
         prompts = _prompts(ids, given)
         _check_rows(prompts, logits_processor, stopping_criteria, generation_config, None)
         processors, _, sampling = _split(logits_processor, bool(generation_config.do_sample))
@@ -352,7 +350,8 @@ def _check_healing(model: Any, config: Any, asked: dict[str, Any]) -> None:
         )
 
 
-def _check_call(call: Mapping[str, Any]) -> None:
+def _check_call(call: Mapping[str, Any], config: Any) -> None:
+    """Raise ValueError for what a call of `model.generate`, or the config it made, asks for and trees do not serve."""
     _check_asked(call.get("kwargs", {}))
     if call.get("assistant_model") is not None:
         raise ValueError(
@@ -361,9 +360,6 @@ def _check_call(call: Mapping[str, Any]) -> None:
         )
     if call.get("synced_gpus"):
         raise ValueError("synced_gpus is on, and a text here is decoded by one process alone; leave it out.")
-
-
-def _check_config(config: Any) -> None:
     mode = config.get_generation_mode(None)
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise ValueError(
