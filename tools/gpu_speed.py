@@ -34,7 +34,7 @@ from dynatree_lib.drafters import FixedTree
 from dynatree_lib.engines.plain import autoregressive_fast
 from dynatree_lib.engines.static import Buffers, StaticModel, static_pair
 from dynatree_lib.models.huggingface import HFModel
-from dynatree_lib.models.pairs import Pair, check_pair_name, load_pair, pair_files
+from dynatree_lib.models.pairs import Pair, check_pair_name, load_pair
 from dynatree_lib.sampling import Sampling
 from dynatree_suite.bench.bandwidth import ceilings, forward_bytes, matmul_flops, measure_bandwidth, median_seconds
 from dynatree_suite.bench.clock import known_objects_frozen, quiet_machine, synchronize
@@ -53,6 +53,7 @@ from dynatree_suite.costs.cost_growth import any_text, forward_times, iteration_
 from dynatree_suite.costs.cost_model import MeasuredCosts, measure_costs, prediction_rows
 from dynatree_suite.files import sole_run, write_atomically
 from dynatree_suite.papers.workloads import Workload, load_workload
+from dynatree_suite.runs.receipts import pair_files
 
 from .growth import level_costs
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 
 from ..checks import chosen, of_kind
-from ..paths import data_path, sha256_of
+from ..paths import data_path
 from . import hub
 from .architecture import check_architecture
 from .base import check_model
@@ -173,24 +172,6 @@ def load_pair(
 def check_pair_name(name: str) -> None:
     """Raise ValueError for a name that `load_pair` does not know, or whose models are not here; nothing is loaded."""
     _sources(name)
-
-
-def pair_files(name: str) -> dict[str, str]:
-    """Return the SHA-256 of each file of a pair that is a folder here, by path; empty for one of `PAIRS`, or no pair.
-
-    A pair's name says nothing of what lies in a folder of one's own.
-    """
-    if name in PAIRS:
-        return {}
-    files = (path for role in ("target", "draft") for path in Path(name, role).rglob("*") if path.is_file())
-    stats = [(path, path.stat()) for path in sorted(files)]
-    return {path.relative_to(name).as_posix(): _sha256(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats}
-
-
-@cache
-def _sha256(path: Path, _size: int, _modified: int) -> str:
-    """Return a file's SHA-256, which is computed anew where its size or its time of change differs."""
-    return sha256_of(path)
 
 
 def load_pruned_pair(

@@ -20,7 +20,7 @@ from typing import Any
 
 from dynatree_lib import __version__
 from dynatree_lib.models.fetch import PACKAGED, fetched
-from dynatree_lib.models.pairs import pair_files
+from dynatree_lib.models.pairs import PAIRS
 from dynatree_lib.paths import data_path, sha256_of
 
 from .. import PACKAGES
@@ -100,6 +100,24 @@ PARTS = {
 
 Besides, a receipt names the records of outputs/reference that the notebook read.
 """
+
+
+def pair_files(name: str) -> dict[str, str]:
+    """Return the SHA-256 of each file of a pair that is a folder here, by path; empty for one of `PAIRS`, or no pair.
+
+    A pair's name says nothing of what lies in a folder of one's own.
+    """
+    if name in PAIRS:
+        return {}
+    files = (path for role in ("target", "draft") for path in Path(name, role).rglob("*") if path.is_file())
+    stats = [(path, path.stat()) for path in sorted(files)]
+    return {path.relative_to(name).as_posix(): _sha256(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats}
+
+
+@cache
+def _sha256(path: Path, _size: int, _modified: int) -> str:
+    """Return a file's SHA-256, which is computed anew where its size or its time of change differs."""
+    return sha256_of(path)
 
 
 def fingerprint(job: Job) -> dict[str, Any]:

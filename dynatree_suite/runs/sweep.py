@@ -22,7 +22,7 @@ import pandas as pd
 
 from dynatree_lib.checks import whole
 from dynatree_lib.models.engine import check_engine
-from dynatree_lib.models.pairs import Pair, load_pair, pair_files
+from dynatree_lib.models.pairs import Pair, load_pair
 from dynatree_lib.paths import data_path
 from dynatree_lib.sampling import Sampling
 
@@ -34,7 +34,7 @@ from ..bench.statistics import ratio
 from ..files import check_regular, sole_run, write_atomically
 from ..papers.workloads import WORKLOADS, load_workload
 from .cluster import STOPPED, work
-from .receipts import now, own_version, read_json, read_or_empty, write_json
+from .receipts import now, own_version, pair_files, read_json, read_or_empty, write_json
 from .run import INTERRUPTED
 from .words import Say, shorten, words_of
 
