@@ -161,9 +161,10 @@ def _compare(
         cause: says what is wrong where this part is the first that differs.
         way_out: what to do about it. Without one a model in 16 bits passes whose difference is rounding (`_way_out`).
     """
-    part, off = _worst(found, plain, allowed, parts)
-    if part is None:
+    worst = _worst(found, plain, allowed, parts)
+    if worst is None:
         return
+    part, off = worst
     way_out = _way_out(model, off) if way_out is None else way_out
     if way_out is None:
         return
@@ -302,14 +303,14 @@ def _attempt(model: HFModel, what: str, run: Callable[[], torch.Tensor]) -> torc
 
 def _worst(
     found: torch.Tensor, plain: torch.Tensor, allowed: float, parts: Mapping[str, slice] = PARTS
-) -> tuple[str | None, float]:
-    """Return the first part that differs by more than allowed, and by how much; None and the largest if none does."""
+) -> tuple[str, float] | None:
+    """Return the first part that differs by more than allowed, and by how much; None where none does."""
     offs = difference(found, plain)
     for part, rows in parts.items():
-        worst = float(offs[rows].max())
-        if not worst <= allowed:  # also where it is no number
-            return part, worst
-    return None, float(offs.max())
+        off = float(offs[rows].max())
+        if not off <= allowed:  # also where it is no number
+            return part, off
+    return None
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
@@ -330,14 +331,14 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 def _cause(model: HFModel, trial: _Trial, plain: torch.Tensor, allowed: float, part: str, noise: float) -> str:
     """Say what differs, by leaving out in turn what makes the proof harder than a few tokens of plain text."""
-    if _worst(trial.scored(model, claimed=0), plain, allowed)[0] is None:
+    if _worst(trial.scored(model, claimed=0), plain, allowed) is None:
         return "it takes positions from the number of entries in the cache, also where positions are given"
     if model.windows:
         whole = copy.copy(model)
         whole.windows = {}
         with windows_of(LONG, model.model):
             full = trial.plain(whole)
-            if _worst(trial.scored(whole), full, allowed)[0] is None:
+            if _worst(trial.scored(whole), full, allowed) is None:
                 names = ", ".join(WINDOWED[kind] for kind in model.windows)
                 return f"its layers do not see what the configuration says of windows ({names})"
     if noise > _by_dtype(TOLERANCE, model):
