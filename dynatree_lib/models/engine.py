@@ -215,20 +215,20 @@ class Eager:
         features: Features | None = None,
     ) -> torch.Tensor:
         """See `Engine`; a model with several types of layers takes a mask for each, in a dict."""
-        wanted = () if features is None else features.layers
-        if features is None or features.given is None:
+        features = features or Features()
+        if features.given is None:
             inputs: dict[str, Any] = {"input_ids": ids}
         else:  # a model that reads features (`eagle`)
             embedded = self.model.get_input_embeddings()(ids)
             inputs = {"inputs_embeds": self.model.joint(embedded, features.take(ids.shape[1])[None])}
         if self.trims:
             inputs["logits_to_keep"] = keep
-        if wanted:
+        if features.layers:
             inputs["output_hidden_states"] = True
         inputs[self.cache_name] = cache
         output = self.model(**inputs, position_ids=positions, attention_mask=mask, use_cache=True)
-        if features is not None and wanted:
-            features.read.append(torch.cat([output.hidden_states[layer][0] for layer in wanted], -1))
+        if features.layers:
+            features.read.append(torch.cat([output.hidden_states[layer][0] for layer in features.layers], -1))
         logits: torch.Tensor = output.logits
         return logits[:, -keep:]
 
