@@ -73,7 +73,7 @@ class Vocabulary:
         Raises:
             ValueError: without a tokenizer, and for one whose tokens do not join to the text.
         """
-        if tokenizer is None or not callable(tokenizer):
+        if not callable(tokenizer):
             raise ValueError(
                 f"'{owner}' has no tokenizer, so its tokens cannot be matched by their text; give it one: "
                 "HFModel(model, tokenizer)."
