@@ -29,7 +29,7 @@ MODELS_FOLDER = "DYNATREE_MODELS"
 """Environment variable: a folder with models as ORGANISATION/NAME, looked into before the hub."""
 SKIP = "skip:"
 """What the source of a draft begins with that is the target without some layers: skip:8/9/10."""
-SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
+SPREAD = ("balanced", "balanced_low_0", "sequential")
 """Device maps by which transformers spreads a model over several devices."""
 Vocabularies = Literal["same", "intersection"]
 """What a pair's vocabularies may be: the same, or two that share tokens."""
