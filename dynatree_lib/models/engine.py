@@ -351,11 +351,15 @@ def engines() -> dict[str, str]:
 
 @cache
 def _load_entry_points() -> None:
+    given = {name: place for name, place in _ENGINES.items() if name != Eager.name}
     for point in entry_points(group=ENTRY_POINTS):
         try:
             point.load()
         except ImportError as error:
             logging.getLogger(__name__).warning("The engines of '%s' cannot be loaded: %s.", point.value, error)
+    for name, place in given.items():  # later than those of packages, also where they were registered before
+        _ENGINES.pop(name)
+        _ENGINES[name] = place
 
 
 def check_engine(choice: str) -> None:
@@ -378,8 +382,16 @@ def engine_of(model: PreTrainedModel, choice: str = "auto") -> Engine:
     plain = all(type(weight) is Parameter and weight.is_floating_point() for weight in model.parameters())
     added = foreign(model)
     for name, place in reversed(engines().items()):
-        kind: type[Engine] = resolve_name(place)
-        if choice == name or (choice == "auto" and (small or not kind.copies_weights)):
+        if choice not in (name, "auto"):
+            continue
+        try:
+            kind: type[Engine] = resolve_name(place)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"Engine '{name}' is registered as '{place}', which cannot be imported ({error}); register it as "
+                "'module:class' of an installed module."
+            ) from error
+        if choice == name or small or not kind.copies_weights:
             engine = kind.of(model) if (plain and not added) or kind is Eager else None
             if engine is not None:
                 return engine

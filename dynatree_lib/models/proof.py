@@ -45,6 +45,8 @@ PREFIX, READ_FIRST = 9, 5
 LONGEST, SHORTEST, PRODUCTS = 1024, 576, 8 * 10**10
 """Tokens before the trees of the long trial: most, fewest on a CPU, and products of a token and a weight that a CPU
 computes in about a second."""
+WIDE = 40
+"""Tokens of the text that an engine reads at once, with and without a mask: as many as a large tree has nodes."""
 SAID = 10
 """Seconds of reading on a CPU from which on a warning announces the long trial."""
 FIRST_TREE, FIRST_LEVELS = (-1, 0, 0, 1, 1, 3, 5), 3
@@ -122,6 +124,8 @@ def check_tree_attention(model: HFModel, *, engine_only: bool = False, may_fall_
             if model.drafted is not None:  # its engine computes the logits of these tokens alone
                 plain = plain[:, torch.from_numpy(model.drafted).to(plain.device)]
             _check_engine(own, plain, PARTS, lambda: short.scored(own))
+        if not engine_only:
+            _check_wide(model)
         if long:
             trial, plain, entries = long
             _check_engine(model, plain, trial.parts, lambda: trial.scored(model, 0, entries)[[*MAIN]])
@@ -132,12 +136,28 @@ def check_tree_attention(model: HFModel, *, engine_only: bool = False, may_fall_
         model.engine = Eager(model.model)
 
 
+def _check_wide(model: HFModel) -> None:
+    """Compare a forward of an engine over more tokens than the small trees have, as a text and under a mask."""
+    trial = _Trial.of(model, WIDE, routed=True)
+    plain, _ = trial.read(model.altered(engine=Eager(model.model)))
+    if model.drafted is not None:
+        plain = plain[:, torch.from_numpy(model.drafted).to(plain.device)]
+    read = len(trial.texts[MAIN[-1]])
+    for how in ("", " under a mask"):
+        _check_engine(model, plain, {f"{read} tokens at once{how}": slice(None)}, lambda: trial.read(model, bool(how))[0])
+
+
 def _check_engine(
     model: HFModel, plain: torch.Tensor, parts: Mapping[str, slice], run: Callable[[], torch.Tensor]
 ) -> None:
     """Compare an engine's logits with those of transformers' own forward."""
     engine = f"engine '{model.engine.name}'"
     found, what = _attempt(model, engine, run), f"{engine} differs from its own forward"
+    if found.shape != plain.shape:
+        raise ValueError(
+            f"The {engine} of '{model.name}' gave {' x '.join(map(str, found.shape))} logits where "
+            f"{' x '.join(map(str, plain.shape))} were asked for; it is to give those of the last `keep` tokens."
+        )
     _compare(model, found, plain, _by_dtype(TOLERANCE, model), parts, lambda _: what, "use engine='eager' or float32")
 
 
@@ -432,11 +452,16 @@ class _Trial:
         found = torch.stack([logits[row, len(text) - 1] for row, text in zip(rows, texts, strict=True)])
         return found[:, : model.vocab_size]
 
-    def read(self, model: HFModel) -> tuple[torch.Tensor, TreeCache]:
-        """(7, V) logits of the nodes of `MAIN`, by one forward of all their tokens, and the entries of the prefix."""
+    def read(self, model: HFModel, masked: bool = False) -> tuple[torch.Tensor, TreeCache]:
+        """(7, V) logits of the nodes of `MAIN`, by one forward of all their tokens, and the entries of the prefix.
+
+        With `masked` a mask says what each token sees, which is the same.
+        """
         text, cache = self.texts[MAIN[-1]], model.new_cache(LARGEST_TREE)
+        places = np.arange(len(text))
+        mask = model.mask(0, np.tri(len(text), dtype=bool), places, places) if masked else None
         with self.routed(self.named(text)):
-            logits = model.forward(np.array(text), np.arange(len(text)), None, cache, len(MAIN))
+            logits = model.forward(np.array(text), places, mask, cache, len(MAIN))
         cache.keep(len(self.prefix), np.empty(0, np.int64))
         return logits, cache
 
