@@ -10,7 +10,7 @@ from typing import Any
 
 import dynatree_lib as dt
 from dynatree_lib.drafters import WRAPPERS, Drafter, ModelDrafter
-from dynatree_suite.drafters import ALL_DRAFTERS, Lookahead, SelfDraft
+from dynatree_suite.drafters import ALL_DRAFTERS, DySpecTree, Lookahead, SelfDraft
 
 # AdaptiveTree: thresholds that act at random models' low confidence, and budgets that bind
 _FLAT = {"tau_high": 0.3, "tau_low": 0.1, "rho_stop": 0.001, "rho_deep": 0.01, "tau": None}
@@ -98,7 +98,7 @@ OPTIONS: dict[type[Drafter], list[dict[str, Any]]] = {
         {"text": False, "max_nodes": 9},
     ],
     # a budget that binds, one that does not and a limit on children that does, a single child
-    dt.DySpecTree: [
+    DySpecTree: [
         {"max_nodes": 6, "depth": 3},
         {"max_nodes": 40, "depth": 2, "branching": 2},
         {"branching": 1},

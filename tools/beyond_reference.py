@@ -41,7 +41,7 @@ import pandas as pd
 from typing_extensions import override
 
 from dynatree_lib.decoding import Iteration, generate
-from dynatree_lib.drafters import Drafter, DySpecTree, LookupTree, SampledTree
+from dynatree_lib.drafters import Drafter, LookupTree, SampledTree
 from dynatree_lib.models.pairs import Pair, load_pair
 from dynatree_lib.sampling import Sampling
 from dynatree_lib.verifiers import Greedy
@@ -52,6 +52,7 @@ from dynatree_suite.bench.prompts import prepare_prompts
 from dynatree_suite.bench.protocol import run_benchmark
 from dynatree_suite.cli.options import JUDGED
 from dynatree_suite.costs.cost_model import measure_costs
+from dynatree_suite.drafters import DySpecTree
 from dynatree_suite.files import write_atomically
 from dynatree_suite.papers.traversal.which import measured_rates
 from dynatree_suite.papers.workloads import Workload, load_workload

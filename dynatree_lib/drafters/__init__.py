@@ -12,7 +12,6 @@ from .best_first_tree import BestFirstTree
 from .chain import Chain
 from .cost_aware_sampled_tree import CostAwareSampledTree
 from .cost_aware_tree import CostAwareTree
-from .dyspec_tree import DySpecTree
 from .fixed_tree import FixedTree
 from .lookup_tree import LookupTree
 from .progressive_tree import ProgressiveTree
@@ -32,7 +31,6 @@ __all__ = [
     "CostAwareSampledTree",
     "CostAwareTree",
     "Drafter",
-    "DySpecTree",
     "FixedTree",
     "LookupTree",
     "ModelDrafter",

@@ -173,12 +173,6 @@ class TreeBuilder:
         for node, distribution in zip(nodes.tolist(), given.sampled, strict=True):
             self.distributions.record(node, distribution, self.drafted)
 
-    def pick(self, weights: torch.Tensor) -> tuple[int, int]:
-        """Draw an index by (K,) weights, at temperature 0 the largest; return it and how it was drawn."""
-        if self.sampling.greedy:
-            return int(weights.numpy().argmax()), POINT
-        return self.state.random.draw(weights), DISTINCT
-
     def shares(self, given: Given, indices: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Return the (k,) probabilities of drawn tokens, whose parents are `indices` into the frontier."""
         numbers = tokens if self.drafted is None else np.searchsorted(self.drafted, tokens)

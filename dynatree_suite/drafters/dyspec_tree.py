@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from ..checks import is_number
-from ..models.base import LanguageModel
-from ..sampling import one_thread
-from ..verifiers.base import Drawing
-from .base import ModelDrafter
-from .builder import TreeBuilder
-from .checks import check_counts, require
+from dynatree_lib.checks import is_number
+from dynatree_lib.drafters.base import ModelDrafter
+from dynatree_lib.drafters.builder import TreeBuilder
+from dynatree_lib.drafters.checks import check_counts, require
+from dynatree_lib.models.base import LanguageModel
+from dynatree_lib.sampling import one_thread
+from dynatree_lib.tree import DISTINCT, POINT
+from dynatree_lib.verifiers.base import Drawing
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,19 @@ class _Places:
         total = float(left.sum(dtype=torch.float64))
         if not total > 0:
             return None, 0.0
-        token, draws = builder.pick(left)
+        token, draws = self._picked(left)
         share = float(left[token]) / total
         left[token] = 0
         named = token if builder.drafted is None else int(builder.drafted[token])
         logprob = np.array([float(self.plain[node][token])])
         (child,) = builder.add(np.array([node]), np.array([named]), logprob, draws).tolist()
         return child, min(share, 1.0)
+
+    def _picked(self, left: torch.Tensor) -> tuple[int, int]:
+        """Draw an index by (K,) weights, at temperature 0 the largest; return it and how it was drawn."""
+        if self.sampling.greedy:
+            return int(left.numpy().argmax()), POINT
+        return self.builder.state.random.draw(left), DISTINCT
 
     def _read(self, nodes: np.ndarray) -> None:
         builder = self.builder

@@ -18,7 +18,7 @@ from typing import Any, get_args
 import numpy as np
 import pandas as pd
 
-from dynatree_lib.drafters import AdaptiveTree, Chain, CostAwareSampledTree, Drafter, DySpecTree, FixedTree, SampledTree
+from dynatree_lib.drafters import AdaptiveTree, Chain, CostAwareSampledTree, Drafter, FixedTree, SampledTree
 from dynatree_lib.drafters.sampled_tree import slots_of_paths
 from dynatree_lib.models.base import LanguageModel
 from dynatree_lib.models.toy import ToyModel
@@ -28,6 +28,7 @@ from dynatree_lib.verifiers.residual import ImpossibleToken, ResidualRule
 
 from ..bench.environment import describe_environment
 from ..bench.records import read_bytes
+from ..drafters import DySpecTree
 from ..rules import ALL_RULES, ConditionalTransport, Hierarchical, KSequential, MultiPath, Transport
 from ..rules.hierarchical import LOSSLESS, Reading
 from .ceiling import best_tokens

@@ -39,13 +39,14 @@ from dynatree_lib import (
     generate,
     load_pair,
 )
-from dynatree_lib.drafters import DRAFTERS, ModelDrafter
+from dynatree_lib.drafters import ModelDrafter
 from dynatree_lib.drafters.base import Proposal
 from dynatree_lib.models.toy import ToySession
 from dynatree_lib.sampling import GREEDY, DraftDistributions, RandomSource, Scores, probabilities
 from dynatree_lib.tree import DISTINCT, IID, POINT
 from dynatree_lib.verifiers import Drawing, Verdict
 from dynatree_lib.verifiers.residual import Recorded, Residual
+from dynatree_suite.drafters import ALL_DRAFTERS
 from dynatree_suite.proofs import exact
 
 ONE = Sampling(1.0)
@@ -1113,7 +1114,7 @@ def test_a_broken_draft_is_refused(distribution):
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in DRAFTERS if issubclass(kind, ModelDrafter)], ids=lambda kind: kind.name
+    "kind", [kind for kind in ALL_DRAFTERS if issubclass(kind, ModelDrafter)], ids=lambda kind: kind.name
 )
 def test_a_broken_draft_is_named(kind):
     sound, broken = (examples(kind, draft) for draft in (constant(0.2, 0.4, 0.4), broken_toy(NAN, 0.5, 0.5)))

@@ -20,7 +20,7 @@ from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import Scores
 from dynatree_lib.verifiers.base import Verdict
 from dynatree_suite.bench.methods import variant
-from dynatree_suite.drafters import Lookahead
+from dynatree_suite.drafters import DySpecTree, Lookahead
 from dynatree_suite.proofs import exact
 
 TARGET = ToyModel.random(5, 1)
@@ -350,7 +350,7 @@ def test_a_switch_whose_drafting_pays_leaves_it_on():
 @pytest.mark.parametrize("sampling", [WARM, Sampling()], ids=["drawn", "greedy"])
 def test_a_dyspec_tree_grows_where_the_draft_gives_most(sampling):
     """No place that drew is worth more than one that drew before it (Algorithm 1), and none left is worth more."""
-    drafter = dt.DySpecTree(DRAFT, max_nodes=12, depth=9, branching=9)
+    drafter = DySpecTree(DRAFT, max_nodes=12, depth=9, branching=9)
     shapes = Counter()
     for seed in range(20):
         tree = drafter.propose(drafter.start(PROMPT, RandomSource(seed)), 9, sampling).tree
@@ -365,7 +365,7 @@ def test_a_tree_that_grows_by_a_constant_has_one_shape():
     """With half of all tokens accepted, a child of a drawn token is worth as much as its next sibling."""
     shapes = {share: set() for share in (0.0, 0.5, 0.9)}
     for share, seed in product(shapes, range(5)):
-        drafter = dt.DySpecTree(DRAFT, max_nodes=8, depth=9, branching=3, accepted=share)
+        drafter = DySpecTree(DRAFT, max_nodes=8, depth=9, branching=3, accepted=share)
         tree = drafter.propose(drafter.start(PROMPT, RandomSource(seed)), 9, WARM).tree
         shapes[share].add(tuple(tree.parents.tolist()))
     assert {share: len(found) for share, found in shapes.items()} == dict.fromkeys(shapes, 1)
@@ -378,7 +378,7 @@ def test_a_tree_that_grows_by_a_constant_has_one_shape():
 @pytest.mark.parametrize("share", [0.3, 0.6])
 def test_rules_are_lossless_on_trees_that_grow_by_a_constant(rule, share):
     target = ToyModel.random(3, 5)
-    drafter = dt.DySpecTree(target.mixed(ToyModel.random(3, 14), 0.7), max_nodes=4, accepted=share)
+    drafter = DySpecTree(target.mixed(ToyModel.random(3, 14), 0.7), max_nodes=4, accepted=share)
     assert exact.bias(target, drafter, rule(), [0], WARM)[0] < 1e-12
 
 
@@ -387,7 +387,7 @@ def test_rules_are_lossless_where_one_branch_decides_how_another_grows(rule):
     shapes = set()
     for seed in range(4):
         target = ToyModel.random(3, seed)
-        drafter = dt.DySpecTree(target.mixed(ToyModel.random(3, seed + 9), 0.7), max_nodes=4)
+        drafter = DySpecTree(target.mixed(ToyModel.random(3, seed + 9), 0.7), max_nodes=4)
         shapes |= {tuple(proposal.tree.parents) for proposal, _ in exact.proposals(drafter, [0], WARM)}
         assert exact.bias(target, drafter, rule(), [0], WARM)[0] < 1e-12
     assert len(shapes) > 3

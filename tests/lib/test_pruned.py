@@ -11,13 +11,14 @@ from examples import examples
 from models import VOCABULARY, hf_greedy, prompt, random_model, raw_model
 
 from dynatree_lib import Chain, LookupTree, SampledTree, Sampling, StaticModel, generate, load_pair, static_pair
-from dynatree_lib.drafters import DRAFTERS, ModelDrafter
+from dynatree_lib.drafters import ModelDrafter
 from dynatree_lib.models.fetch import PACKAGED
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import load_pruned_pair
 from dynatree_lib.models.pruned import load_pruned, on_features, own_weights, pruned, short_head
 from dynatree_lib.paths import data_path
 from dynatree_suite.bench.methods import variant
+from dynatree_suite.drafters import ALL_DRAFTERS
 from dynatree_suite.training.card import readme, store_pruned
 
 LAYERS = (0, 2)
@@ -78,7 +79,7 @@ def test_a_stored_draft_comes_back(tmp_path, make):
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in DRAFTERS if issubclass(kind, ModelDrafter)], ids=lambda kind: kind.name
+    "kind", [kind for kind in ALL_DRAFTERS if issubclass(kind, ModelDrafter)], ids=lambda kind: kind.name
 )
 def test_greedy_text_is_transformers_and_only_known_tokens_are_drafted(kind):
     target = random_model("llama")

@@ -10,10 +10,11 @@ from models import CONFIGS, hf_greedy, prompt, random_model, raw_model
 
 import dynatree_lib as dt
 from dynatree_lib import Chain, FixedTree, HFModel, generate, skipping
-from dynatree_lib.drafters import DRAFTERS, ModelDrafter
+from dynatree_lib.drafters import ModelDrafter
 from dynatree_lib.models.skipping import without_layers
 from dynatree_suite.bench.methods import variant
 from dynatree_suite.bench.protocol import run_benchmark
+from dynatree_suite.drafters import ALL_DRAFTERS
 from tools import try_architectures
 from tools.search_layers import iterations, predicted, search_layers
 
@@ -74,7 +75,7 @@ def test_greedy_text_is_transformers(kind):
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in DRAFTERS if issubclass(kind, ModelDrafter)], ids=lambda kind: kind.name
+    "kind", [kind for kind in ALL_DRAFTERS if issubclass(kind, ModelDrafter)], ids=lambda kind: kind.name
 )
 def test_every_drafter_takes_such_a_draft(kind):
     target = random_model("llama")

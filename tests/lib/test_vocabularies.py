@@ -16,17 +16,18 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import dynatree_lib as dt
 from dynatree_lib import Chain, FixedTree, HFModel, LookupTree, Retokenized, SampledTree, Sampling, ToyModel, generate
-from dynatree_lib.drafters import DRAFTERS, ModelDrafter
+from dynatree_lib.drafters import ModelDrafter
 from dynatree_lib.engines.static import StaticModel
 from dynatree_lib.models.translated import TranslatedHFModel, TranslatedModel
 from dynatree_lib.models.vocabulary import Translation, Vocabulary
 from dynatree_lib.sampling import GREEDY, DraftDistributions
 from dynatree_lib.verifiers import VERIFIERS, Drawing, Greedy, TargetWalk, default_verifier
 from dynatree_suite.bench.protocol import run_benchmark
+from dynatree_suite.drafters import ALL_DRAFTERS
 from dynatree_suite.proofs import exact
 
 WORDS = "a bad cab fed a bee; dad added a bead. feed a cab a bed, a fad faded"
-DRAFTING = [kind for kind in DRAFTERS if issubclass(kind, ModelDrafter)]
+DRAFTING = [kind for kind in ALL_DRAFTERS if issubclass(kind, ModelDrafter)]
 
 
 # ------------------------------------------------------------------------------------------------ tokenizers and models

@@ -11,7 +11,7 @@ from transformers import BatchEncoding, GPT2Config, GPT2Model
 
 import dynatree_lib as dt
 from dynatree_lib import masks
-from dynatree_lib.drafters import DRAFTERS, ModelDrafter
+from dynatree_lib.drafters import ModelDrafter
 from dynatree_lib.models.pairs import make_pair
 from dynatree_suite.drafters import ALL_DRAFTERS
 from dynatree_suite.proofs import rounding
@@ -387,7 +387,7 @@ def test_what_is_no_drafter_is_described(name):
         dt.generate_batch(PAIR.target, [IDS], drafter)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DRAFTERS if issubclass(kind, ModelDrafter)])
+@pytest.mark.parametrize("kind", [kind for kind in ALL_DRAFTERS if issubclass(kind, ModelDrafter)])
 @pytest.mark.parametrize(
     ("draft", "sentence"),
     [

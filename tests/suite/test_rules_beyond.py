@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from dynatree_lib import DySpecTree, SampledTree, Sampling, ToyModel
+from dynatree_lib import SampledTree, Sampling, ToyModel
 from dynatree_lib.drafters.base import Drafter, Proposal
 from dynatree_lib.sampling import DraftDistributions, RandomSource, Scores
 from dynatree_lib.tree import DISTINCT, IID, POINT, TokenTree
 from dynatree_lib.verifiers import Block, Drawing, TargetWalk, TokenLevel, Traversal
 from dynatree_suite.cli import main as cli
+from dynatree_suite.drafters import DySpecTree
 from dynatree_suite.papers.traversal import beyond
 from dynatree_suite.papers.traversal.beyond import ONE, PROMPT, TREES, checked, compare, constant, counterexample
 from dynatree_suite.proofs import audit, ceiling
