@@ -188,9 +188,9 @@ class AdaptiveTree(ModelDrafter):
     def _children(self, builder: TreeBuilder, active: np.ndarray, level: int, now: History) -> tuple[np.ndarray, ...]:
         """Read the active nodes; return of all children the index into them, token, log-probability and draw."""
         if self.draw != "top":
-            given = builder.distributions_of(active, builder.logits(active), builder.sampling)
+            given = builder.distributions_of(active)
             confidence = given.plain.numpy().max(-1).astype(np.float64)
-            return builder.draw(active, given, self._breadths(confidence, level, now), self.draw, builder.sampling)
+            return builder.draw(active, given, self._breadths(confidence, level, now), self.draw)
         tokens, logprobs = builder.best(active, self._bounds(level)[1])
         chosen = np.arange(tokens.shape[1]) < self._breadths(logprobs[:, 0], level, now)[:, None]
         indices, ranks = np.nonzero(chosen)

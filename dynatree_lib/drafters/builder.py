@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from ..sampling import GREEDY, DraftDistributions, RandomSource, Sampling, bad_logits, one_thread, unchecked
+from ..sampling import DraftDistributions, RandomSource, Sampling, bad_logits, one_thread, unchecked
 from ..tree import DISTINCT, IID, POINT, ROOT, TokenTree, renumbering
 
 Draw = Literal["top", "iid", "distinct", "hybrid"]
@@ -58,7 +58,7 @@ class TreeBuilder:
 
     Attributes:
         state: the state of the text, a `DraftState`.
-        sampling: the target's.
+        sampling: how the draft's logits become probabilities: as the target's, unless a drafter sets its own.
         highest: largest token id the draft knows.
         drafted: (K,) ids of the tokens that the draft's logits are of, or None for all.
         distributions: the distributions that sampled children were drawn from; None before the first.
@@ -74,7 +74,7 @@ class TreeBuilder:
     pending: np.ndarray
     draws: np.ndarray
 
-    def __init__(self, state: Any, highest: int, sampling: Sampling = GREEDY) -> None:
+    def __init__(self, state: Any, highest: int, sampling: Sampling) -> None:
         self.state = state
         self.sampling = sampling
         self.highest = highest
@@ -121,21 +121,17 @@ class TreeBuilder:
             raise ValueError(bad_logits(self.state.session.owner, int(frontier[np.isnan(logprobs[:, 0])][0])))
         return self._named(tokens), logprobs, sharp
 
-    @one_thread()
-    def distributions_of(self, frontier: np.ndarray, logits: torch.Tensor, sampling: Sampling) -> Given:
-        """Return the distributions of the frontier's children, which a drafter may look at before it draws.
-
-        Args:
-            frontier: (f,) nodes that were read.
-            logits: (f, V) of them.
-            sampling: defines the probabilities of the draft's logits.
+    def distributions_of(self, frontier: np.ndarray) -> Given:
+        """Read the frontier; return the distributions of its children, which a drafter may look at before it draws.
 
         Raises:
             ValueError: for logits that describe no distribution; the message names the node and the draft.
         """
-        given = Given(unchecked(logits, Sampling(1.0) if sampling.greedy else sampling), logits.log_softmax(-1))
-        if logits.device.type != "cpu":
-            given = Given(*torch.stack(given).cpu())  # one transfer
+        logits, sampling = self.logits(frontier), Sampling(1.0) if self.sampling.greedy else self.sampling
+        with one_thread():
+            given = Given(unchecked(logits, sampling), logits.log_softmax(-1))
+            if logits.device.type != "cpu":
+                given = Given(*torch.stack(given).cpu())  # one transfer
         bad = given.sampled[:, 0].isnan().numpy()  # one NaN makes all of a row NaN
         if bad.any():
             raise ValueError(bad_logits(self.state.session.owner, int(frontier[bad][0])))
@@ -143,7 +139,7 @@ class TreeBuilder:
 
     @one_thread()
     def draw(
-        self, frontier: np.ndarray, given: Given, counts: np.ndarray, draw: Draw, sampling: Sampling
+        self, frontier: np.ndarray, given: Given, counts: np.ndarray, draw: Draw
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Draw children of each node of the frontier from the draft's distribution, and record that distribution.
 
@@ -152,7 +148,6 @@ class TreeBuilder:
             given: their `distributions_of`.
             counts: (f,) children wanted of each; fewer come where fewer tokens are possible.
             draw: how. At temperature 0 all are the limit of falling temperatures: the most probable tokens.
-            sampling: as for `distributions_of`.
 
         Returns:
             four (k,) arrays of the children, node after node, siblings in draw order: index into `frontier`, token,
@@ -160,7 +155,7 @@ class TreeBuilder:
         """
         self.record(frontier, given)
         children: list[tuple[int, int, int]] = []
-        how = "top" if sampling.greedy else draw
+        how = "top" if self.sampling.greedy else draw
         for index, count in enumerate(counts.tolist()):
             children += [(index, *child) for child in _children(given.sampled[index], count, how, self.state.random)]
         indices, tokens, draws = np.array(children, np.int64).reshape(-1, 3).T

@@ -107,10 +107,10 @@ class CostAwareSampledTree(CostAwareTree):
             if not len(frontier) or len(builder) >= self.max_nodes:
                 break
             learnt.cost += float(self.level_costs[len(frontier)]) + (0.0 if level else self.overhead)
-            given = builder.distributions_of(frontier, builder.logits(frontier), builder.sampling)
+            given = builder.distributions_of(frontier)
             least = rate * self.marginal_costs[len(builder)]
             counts = self.children(given.sampled, estimate[frontier], chances, least, self.max_nodes - len(builder))
-            indices, tokens, logprobs, draws = builder.draw(frontier, given, counts, "distinct", builder.sampling)
+            indices, tokens, logprobs, draws = builder.draw(frontier, given, counts, "distinct")
             kinds = np.searchsorted(EDGES, builder.shares(given, indices, tokens), side="right")
             estimate = np.append(estimate, estimated(indices, kinds, estimate[frontier], chances))
             classes = np.append(classes, kinds)

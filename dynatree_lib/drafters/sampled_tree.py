@@ -113,16 +113,16 @@ class SampledTree(ModelDrafter):
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         wanted = np.bincount(self._slots, minlength=len(self._slots) + 1)  # children of each slot
         first = np.cumsum([1, *wanted])  # slot of the first child
-        own = None if builder.sampling.greedy else self.temperature
-        sampling = builder.sampling if own is None else Sampling(own)
+        if self.temperature is not None and not builder.sampling.greedy:
+            builder.sampling = Sampling(self.temperature)
         nodes, slots = np.array([0]), np.array([0])
         for _ in range(max_depth):
             inner = wanted[slots] > 0
             nodes, slots = nodes[inner], slots[inner]
             if not len(nodes):
                 return
-            given = builder.distributions_of(nodes, builder.logits(nodes), sampling)
-            indices, *columns = builder.draw(nodes, given, wanted[slots], self.draw, sampling)
+            given = builder.distributions_of(nodes)
+            indices, *columns = builder.draw(nodes, given, wanted[slots], self.draw)
             ranks = np.arange(len(indices)) - np.searchsorted(indices, indices)  # place among the siblings
             # A slot that stays empty is not in `nodes`, so the slots below it stay empty too.
             nodes, slots = builder.add(nodes[indices], *columns), first[slots[indices]] + ranks

@@ -88,7 +88,6 @@ class _Places:
 
     def __init__(self, builder: TreeBuilder) -> None:
         self.builder = builder
-        self.sampling = builder.sampling
         self.left: dict[int, torch.Tensor] = {}
         self.plain: dict[int, torch.Tensor] = {}
 
@@ -118,13 +117,13 @@ class _Places:
 
     def _picked(self, left: torch.Tensor) -> tuple[int, int]:
         """Draw an index by (K,) weights, at temperature 0 the largest; return it and how it was drawn."""
-        if self.sampling.greedy:
+        if self.builder.sampling.greedy:
             return int(left.numpy().argmax()), POINT
         return self.builder.state.random.draw(left), DISTINCT
 
     def _read(self, nodes: np.ndarray) -> None:
         builder = self.builder
-        given = builder.distributions_of(nodes, builder.logits(nodes), self.sampling)
+        given = builder.distributions_of(nodes)
         builder.record(nodes, given)
         for node, sampled, plain in zip(nodes.tolist(), *given, strict=True):
             self.left[node], self.plain[node] = sampled.clone(), plain
