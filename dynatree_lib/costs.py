@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -106,26 +105,10 @@ class Costs:
     Attributes:
         verify: cost of the target's forward by nodes; None makes every node free.
         draft: cost of one forward of the draft by nodes.
-        overhead: cost of drafting by a model besides its forwards, however many they are.
     """
 
     verify: CostCurve | None
     draft: CostCurve | None = None
-    overhead: float = 0.0
-
-    @classmethod
-    def of(cls, drafter: Any) -> Costs:
-        """Return the costs that a drafter's `verify_cost`, `draft_cost` and `overhead` give.
-
-        Raises:
-            ValueError: for points that are no curve.
-        """
-        verify, draft = drafter.verify_cost, getattr(drafter, "draft_cost", None)
-        return cls(
-            None if verify is None else CostCurve(verify),
-            None if draft is None else CostCurve(draft),
-            getattr(drafter, "overhead", 0.0),
-        )
 
     def scoring(self, nodes: int) -> float:
         """Return the cost of scoring a tree of so many nodes."""

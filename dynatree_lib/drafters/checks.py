@@ -92,9 +92,10 @@ class Priced:
     """A drafter with the hyper-parameter `verify_cost`, and perhaps `draft_cost`, `overhead` and `rate`."""
 
     @cached_property
-    def costs(self) -> Costs:
+    def costs(self: Any) -> Costs:
         """The predicted costs of an iteration."""
-        return Costs.of(self)
+        curves = (getattr(self, name, None) for name in CURVES)
+        return Costs(*(None if points is None else CostCurve(points) for points in curves))
 
     def check_costs(self: Any) -> None:
         """Check these hyper-parameters; lists of costs become tuples. None may stand for costs whose default it is."""
