@@ -149,11 +149,6 @@ class CostAwareTree(ModelDrafter, Priced):
         return self._table(self.costs.another)
 
     @cached_property
-    def tree_costs(self) -> np.ndarray:
-        """[n] the cost of scoring a tree of n nodes."""
-        return self._table(self.costs.scoring)
-
-    @cached_property
     def level_costs(self) -> np.ndarray:
         """[n] the cost of a level that reads n nodes."""
         return self._table(self.costs.reading)
@@ -222,7 +217,7 @@ class CostAwareTree(ModelDrafter, Priced):
 
         A parent is no less probable than a child, so the kept nodes form a tree.
         """
-        size = most_paying(-np.sort(-estimate), rate, self.tree_costs[1:])
+        size = most_paying(-np.sort(-estimate), rate, self.costs)
         if size == len(estimate):
             return estimate
         best = highest(estimate, size)

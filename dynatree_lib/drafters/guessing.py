@@ -82,10 +82,9 @@ class GuessingDrafter(Drafter, Priced):
         chosen = best_first(
             self.first(state), guesses, depth, self.max_nodes - 1, lambda nodes: rate * costs.another(nodes + 1)
         )
-        if costs.verify is not None:  # the step from one node to more is no marginal cost
-            gains = np.array([1.0, *(node.probability for node in chosen)])
-            chosen = chosen[: most_paying(gains, rate, costs.verify.at(np.arange(1, len(gains) + 1))) - 1]
-        return Proposal(tree_of(state.root, chosen))
+        gains = np.array([1.0, *(node.probability for node in chosen)])
+        size = most_paying(gains, rate, costs)  # the step from one node to more is no marginal cost
+        return Proposal(tree_of(state.root, chosen[: size - 1]))
 
     @override
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:

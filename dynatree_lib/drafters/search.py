@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..costs import Costs
 from ..tree import ROOT, TokenTree
 
 Guess = tuple[int, float, Any]
@@ -68,17 +69,19 @@ def tree_of(root: int, chosen: Sequence[Chosen]) -> TokenTree:
     return TokenTree.build(*zip((root, ROOT, 0.0), *rows, strict=True))
 
 
-def most_paying(gains: np.ndarray, rate: float, costs: np.ndarray) -> int:
+def most_paying(gains: np.ndarray, rate: float, costs: Costs) -> int:
     """Return the number of nodes whose tokens exceed by most the tokens that their time would bring anyway.
 
-    Node 0 always stays.
+    Node 0 always stays. Where nodes are free, all of them do.
 
     Args:
         gains: (n,) expected tokens of each node, descending.
         rate: tokens per unit of cost.
-        costs: (n,) or longer; [k - 1] is the cost of verifying k nodes.
+        costs: of verifying nodes.
     """
-    return int(np.argmax(np.cumsum(gains) - rate * costs[: len(gains)])) + 1
+    if costs.verify is None:
+        return len(gains)
+    return int(np.argmax(np.cumsum(gains) - rate * costs.verify.at(np.arange(1, len(gains) + 1)))) + 1
 
 
 def highest(values: np.ndarray, count: int) -> np.ndarray:

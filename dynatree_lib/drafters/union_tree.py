@@ -133,21 +133,14 @@ class UnionTree(Wrapper, Priced):
         estimate = np.ones(len(tree))
         for node in range(1, len(tree)):
             estimate[node] = estimate[tree.parents[node]] * state.rates[int(state.kinds[node])]
-        keep = highest(estimate, self._size(state, estimate))
+        likely = -np.sort(-estimate)[: self.max_nodes]
+        keep = highest(estimate, most_paying(likely, state.pace.rate, self.costs))
         number = renumbering(len(tree), keep)
         for (part, own), place in zip(self.each(state), places, strict=True):
             part.renumber(own, number[place], len(keep))
         parts = (tree.tokens[keep], number[tree.parents[keep]], tree.logprobs[keep], tree.draws[keep])
         side_trees = (proposal.side_tree for proposal in proposals if proposal.side_tree is not None)
         return Proposal(TokenTree(*parts), side_tree=next(side_trees, None))
-
-    def _size(self, state: UnionState, estimate: np.ndarray) -> int:
-        """Return how many nodes are verified."""
-        verify = self.costs.verify
-        if verify is None:
-            return self.max_nodes
-        best = -np.sort(-estimate)[: self.max_nodes]
-        return most_paying(best, state.pace.rate, verify.at(np.arange(1, len(best) + 1)))
 
     @override
     def observe(self, state: UnionState, proposal: Proposal, scores: Scores, verdict: Verdict) -> UnionState:
