@@ -74,7 +74,7 @@ class DecodingState:
     """The state of a text: hand it to the next `generate`, which goes on without reading the text again.
 
     A state serves once, because the caches move on: continue from the latest Generation. `spent` says that it has.
-    `text` holds all token ids so far, prompts included.
+    `text` holds all token ids so far, prompts included; the models have read, or queued, all but the last.
     """
 
     model: LanguageModel
@@ -82,7 +82,6 @@ class DecodingState:
     drafter: Drafter
     drafter_state: Any
     random: RandomSource
-    last: int
     text: list[int]
     spent: bool = False
 
@@ -353,7 +352,6 @@ class _Loop:
             target.rollback()
             target.extend(tree.tokens[path].tolist())
             target.flush()
-        self.state.last = verdict.next_token
 
 
 def _begin(
@@ -365,7 +363,7 @@ def _begin(
     drafting = drafter.start(ids, RandomSource(seed, "draft"))
     if warm is not None:
         drafting = drafter.inherit(drafting, warm.drafter_state)
-    return DecodingState(target, session, drafter, drafting, RandomSource(seed, "verify"), ids[-1], ids)
+    return DecodingState(target, session, drafter, drafting, RandomSource(seed, "verify"), ids)
 
 
 def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: list[int]) -> DecodingState:
@@ -378,9 +376,8 @@ def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: 
     state.spent = True
     state = replace(state, spent=False)
     if ids:
-        state.target.extend([state.last, *ids[:-1]])
+        state.target.extend([state.text[-1], *ids[:-1]])
         state.drafter_state = drafter.extend(state.drafter_state, ids)
-        state.last = ids[-1]
         state.text = [*state.text, *ids]
     return state
 

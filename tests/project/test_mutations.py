@@ -1,5 +1,6 @@
 """Tests of the tests: faults planted in the production code, one at a time, must each be noticed by the battery."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -213,7 +214,7 @@ FAULTS: dict[str, tuple[object, str, Callable]] = {
 }
 
 
-ratio, cut, children, settle = Residual.ratio, Stopping.cut, Recorded.children.func, decoding._Loop._commit
+ratio, cut, children, resume = Residual.ratio, Stopping.cut, Recorded.children.func, decoding._resume
 
 
 def not_normalised(self, rest) -> None:
@@ -238,10 +239,10 @@ def one_too_many(self, tokens, fresh, before=(), met=None):
     return (min(len(fresh), count + 1), reason) if reason else (count, reason)
 
 
-def bonus_token_not_read(self, tree, verdict) -> None:
-    settle(self, tree, verdict)
-    if verdict.path:
-        self.state.last = int(tree.tokens[verdict.path[-1]])
+def bonus_token_not_read(state, target, drafter, ids):
+    """The target reads the token before it once more."""
+    misread = dataclasses.replace(state, text=[*state.text[:-1], state.text[-2]])
+    return dataclasses.replace(resume(misread, target, drafter, ids), text=[*state.text, *ids])
 
 
 def ends_before(self, window, token) -> bool:
@@ -277,7 +278,7 @@ SAMPLED: dict[str, tuple[object, str, Callable]] = {
 STOPS: dict[str, tuple[object, str, Callable]] = {
     "a token beyond the end": (Stopping, "cut", one_too_many),
     "a stop string is seen one token late": (Stopping, "_completes", ends_before),
-    "the bonus token is dropped where a text goes on": (decoding._Loop, "_commit", bonus_token_not_read),
+    "the bonus token is dropped where a text goes on": (decoding, "_resume", bonus_token_not_read),
 }
 SUITE: dict[str, tuple[object, str, Callable]] = {
     "a receipt before the notebook has run": (run_module, "execute", early_receipt),
