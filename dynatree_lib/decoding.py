@@ -86,8 +86,8 @@ class DecodingState:
     spent: bool = False
 
 
-VIEW = f"{__package__}.plots.iterations:generation_view"
-"""Function that notebooks show a `Generation` with; imported late, because pictures stand above the decoder."""
+VIEW = f"{__package__}.plots.iterations"
+"""Module that shows a `Generation` in a notebook; imported late, because pictures stand above the decoder."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,9 +144,8 @@ class Generation:
 
     def _repr_html_(self) -> str | None:
         """Return the text coloured by iteration; None, so that a notebook shows the line, where plots cannot draw."""
-        module, _, function = VIEW.partition(":")
         try:
-            view = getattr(import_module(module), function)
+            view = import_module(VIEW).generation_view
         except ImportError:  # plots need what decoding does not
             return None
         shown: str = view(self)
