@@ -266,13 +266,8 @@ def legend_square(drawn: go.Figure, text: str, fill: str, line: str, width: floa
 
 
 # ------------------------------------------------------------------------------------------------- masks and positions
-KINDS = {
-    "not seen": "#f4f4f4",
-    "not seen: on another branch at the same level": "#f3cdb8",
-    "prefix": "#c4d9ea",
-    "ancestor": "#56b4e9",
-    "the node itself": "#0b4f7d",
-}
+UNSEEN, BESIDE = "not seen", "not seen: on another branch at the same level"
+KINDS = {UNSEEN: "#f4f4f4", BESIDE: "#f3cdb8", "prefix": "#c4d9ea", "ancestor": "#56b4e9", "the node itself": "#0b4f7d"}
 """Kinds of a mask's entries, with their colours."""
 LEAK = "seen, though on another branch"
 """The kind of entry that a causal mask has and a tree mask has not."""
@@ -281,13 +276,8 @@ SIGHT: Mapping[str, Style] = {
     "the node itself": ("the node that looks", (KINDS["the node itself"], KINDS["the node itself"], "#ffffff")),
     "ancestor": ("seen: an ancestor", ("#cfe7f7", "#2b8cc4", "#0b3d5c")),
     LEAK: (LEAK, ("#f6d5d5", LEAKING[LEAK], "#6b1d1d")),
-    **{
-        kind: (kind, (KINDS[kind], line, text))
-        for kind, line, text in [
-            ("not seen: on another branch at the same level", "#b4764f", "#5c3317"),
-            ("not seen", "#9a9a9a", "#555555"),
-        ]
-    },
+    BESIDE: (BESIDE, (KINDS[BESIDE], "#b4764f", "#5c3317")),
+    UNSEEN: (UNSEEN, (KINDS[UNSEEN], "#9a9a9a", "#555555")),
 }
 """Kind of a node for the one that looks -> its text in the legend, and its (fill, line, text) colours."""
 
