@@ -92,7 +92,8 @@ class EagleSession(HFSession, in_one_call=True):
         width = model.feature_size or 0
         self._known = torch.zeros(CAPACITY, width, dtype=model.dtype, device=model.device)  # below the text, of nodes
         self._waiting: list[Tensor] = []  # features of the queue
-        self._unfused: list[tuple[Tensor, int]] = []  # what `append` was given, until `_fuse` makes features of it
+        # states of the target at the last places of the text, and how many of these were queued with them, for `_fuse`
+        self._unfused: list[tuple[Tensor, int]] = []
         self._unread: list[int] = []  # committed tokens, node 0 the last, whose features the target has not given yet
 
     @property
@@ -142,9 +143,10 @@ class EagleSession(HFSession, in_one_call=True):
 
     @override
     def follow(self, read: Sequence[int], tokens: Sequence[int], path: Sequence[int], scores: Scores) -> None:
-        """Read the path with the target's states in place of the features that were predicted; node 0 alone stays.
+        """Queue the path with the target's states in place of the features that were predicted; node 0 alone stays.
 
-        It came with a state of the target. `scores` hold those of the target's queue, then of the nodes.
+        It came with a state of the target. `scores` hold those of the target's queue, then of the nodes. They become
+        features when tokens are read next, so that places where nothing is drafted cost no more than this.
         """
         states = scores.features
         assert states is not None
@@ -159,23 +161,12 @@ class EagleSession(HFSession, in_one_call=True):
             states = torch.cat([states[queued - known : queued], states[queued:][[*path]]])
         if read or known < waiting or not self.position:  # it was read, or nothing is known of the place before it
             tokens = tokens[1:]
-        self.append(tokens, states)
-        self._unread = []
-
-    def append(self, tokens: Sequence[int], states: Tensor) -> None:
-        """Append committed tokens, and the target's states at the last places of the text.
-
-        They become features when tokens are read next, so that places where nothing is drafted cost no more than this.
-
-        Args:
-            tokens: (m,) ids.
-            states: (n, k h) hidden states, n >= m: at the places of the tokens, and before them for n > m.
-        """
         super().extend(tokens)
         self._unfused.append((states, len(tokens)))
+        self._unread = []
 
     def _fuse(self) -> None:
-        """Turn what `append` was given into features of the queue, and the one of the last committed token."""
+        """Turn the target's states into features of the queue, and the one of the last committed token."""
         if not self._unfused:
             return
         several, self._unfused = self._unfused, []
