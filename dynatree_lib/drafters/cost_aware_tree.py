@@ -135,8 +135,7 @@ class CostAwareTree(ModelDrafter, Priced):
 
     @override
     def drafting_cost(self, state: Any) -> float:
-        drafting: float = state.learnt.cost
-        return drafting
+        return float(state.learnt.cost)
 
     def report(self, state: Any) -> dict[str, float]:
         """Return sharpness and rate in use."""
