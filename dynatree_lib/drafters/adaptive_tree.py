@@ -272,7 +272,7 @@ class History:
             self,
             recent=recent,
             base_depth=_moved(self.base_depth, rules.depth_gain * error, 1, rules.max_depth - 1),
-            tau_high=_moved(self.tau_high, -rules.confidence_gain * error, *_just_inside(rules.tau_low, 1.0)),
+            tau_high=_moved(self.tau_high, -rules.confidence_gain * error, *_just_inside(rules.tau_low)),
         )
 
     def after_text(self, rules: AdaptiveTree) -> History:
@@ -285,12 +285,12 @@ class History:
         if len(now.recent) < min(AT_LEAST, rules.window) or abs(error) <= DEAD_BAND:
             return now
         sign = 1 if error > 0 else -1
-        floor, ceiling = _just_inside(rules.tau_low, 1.0)
+        floor, ceiling = _just_inside(rules.tau_low)
         return replace(
             now,
             base_depth=_moved(now.base_depth, sign, 2, rules.max_depth - 1),
             tau_high=_moved(now.tau_high, -sign * STEP, max(0.5, floor), min(0.95, ceiling)),
-            rho_deep=_moved(now.rho_deep, -sign * STEP, max(0.3, _just_inside(rules.rho_stop, 1.0)[0]), 0.8),
+            rho_deep=_moved(now.rho_deep, -sign * STEP, max(0.3, _just_inside(rules.rho_stop)[0]), 0.8),
         )
 
 
@@ -299,7 +299,7 @@ def _moved(value: float, by: float, low: float, high: float) -> float:
     return max(value, min(value + by, high)) if by >= 0 else min(value, max(value + by, low))
 
 
-def _just_inside(low: float, high: float) -> tuple[float, float]:
-    """Return the ends of an open interval, moved inside by a hundredth of its length."""
-    margin = (high - low) / 100
-    return low + margin, high - margin
+def _just_inside(low: float) -> tuple[float, float]:
+    """Return the ends of the open interval from `low` to 1, moved inside by a hundredth of its length."""
+    margin = (1 - low) / 100
+    return low + margin, 1 - margin
