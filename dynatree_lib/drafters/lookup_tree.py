@@ -88,7 +88,7 @@ class LookupTree(CostAwareTree):
     @override
     def begun(self, prompt: Sequence[int]) -> Any:
         learnt = super().begun(prompt)
-        learnt.copies = (Copies if self.match == "ngram" else SuffixCopies)(self.ngram, [])
+        learnt.copies = (Copies if self.match == "ngram" else SuffixCopies)(self.ngram)
         learnt.copies.append(prompt)
         return learnt
 

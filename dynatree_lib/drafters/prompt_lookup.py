@@ -33,7 +33,7 @@ class Copies:
     """
 
     n: int
-    text: list[int]
+    text: list[int] = field(default_factory=list)
     after: dict[tuple[int, ...], int] = field(default_factory=dict)
     rates: SuccessRates = field(default_factory=lambda: SuccessRates(PRIOR, MEMORY))
 
@@ -93,7 +93,7 @@ class PromptLookup(Drafter):
 
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> list[Copies]:
-        return self.extend([Copies(size, []) for size in range(self.ngram, self.shortest - 1, -1)], prompt)
+        return self.extend([Copies(size) for size in range(self.ngram, self.shortest - 1, -1)], prompt)
 
     @override
     def extend(self, state: list[Copies], tokens: Sequence[int]) -> list[Copies]:

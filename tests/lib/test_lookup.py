@@ -12,7 +12,7 @@ FREE = {"verify_cost": (1.0, 1.0), "draft_cost": (1e-9, 1e-9), "overhead": 0.0}
 
 
 def copies(n, *tokens):
-    made = Copies(n, [])
+    made = Copies(n)
     made.append(tokens)
     return made
 

@@ -61,7 +61,7 @@ def test_nothing_matches_across_the_end_of_a_text_and_a_copy_grows_by_itself():
 
 
 def test_a_copy_goes_on_with_what_followed_most_often_and_then_with_its_period():
-    copies = SuffixCopies(2, [])
+    copies = SuffixCopies(2)
     copies.append([1, 2, 3, 1, 2, 4, 1, 2, 3, 0, 1, 2])
     assert copies.following(3) == [3, 0, 1]  # after (1, 2) came 3 twice and 4 once; after 3 the latest of 1 and 0
     copies.append([3, 1, 2, 3, 1, 2, 3, 1, 2])
@@ -71,10 +71,10 @@ def test_a_copy_goes_on_with_what_followed_most_often_and_then_with_its_period()
 
 
 def test_copies_of_earlier_texts_end_with_them_and_are_asked_for():
-    earlier = SuffixCopies(2, [])
+    earlier = SuffixCopies(2)
     earlier.append([1, 2, 3, 4])
     for pool, expected in ((50, [3, 4]), (3, []), (0, [])):
-        new = SuffixCopies(2, [])
+        new = SuffixCopies(2)
         new.append([9, 1, 2])
         assert new.following(9) == []
         new.continues(earlier, pool)
