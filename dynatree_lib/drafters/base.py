@@ -107,9 +107,12 @@ class Drafter(ABC):
         is given the proposal without it. `sampling` is the target's.
         """
 
-    @abstractmethod
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
-        """Return the state after the verdict on a proposal; `scores` are the target's of `proposal.nodes`."""
+        """Return the state after the verdict on a proposal; `scores` are the target's of `proposal.nodes`.
+
+        By default the text goes on by the emitted tokens, wherever they came from.
+        """
+        return self.extend(state, verdict.tokens(proposal.tree))
 
     def inherit(self, state: Any, earlier: Any) -> Any:
         """Return a new text's state with everything learnt in an earlier text; the earlier state does not change."""
@@ -162,10 +165,6 @@ class NoDraft(Drafter):
     @override
     def propose(self, state: int, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         return Proposal(TokenTree.build([state], [ROOT]))
-
-    @override
-    def observe(self, state: int, proposal: Proposal, scores: Scores, verdict: Verdict) -> int:
-        return verdict.next_token
 
 
 class ModelDrafter(Drafter):

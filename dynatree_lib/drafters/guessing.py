@@ -89,7 +89,7 @@ class GuessingDrafter(Drafter, Priced):
     @override
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
         state.pace.add(len(verdict.path) + 1, self.costs.scoring(len(scores)))
-        return self.extend(state, verdict.tokens(proposal.tree))
+        return super().observe(state, proposal, scores, verdict)
 
     @override
     def inherit(self, state: Any, earlier: Any) -> Any:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from typing_extensions import override
 
-from ..sampling import GREEDY, RandomSource, Sampling, Scores
+from ..sampling import GREEDY, RandomSource, Sampling
 from ..tree import ROOT, TokenTree
-from ..verifiers.base import Verdict
 from .base import Drafter, Proposal
 from .checks import check_counts, check_rules
 from .rates import SuccessRates
@@ -106,7 +105,3 @@ class PromptLookup(Drafter):
         count = min(self.length, max_depth)
         copied = next(filter(None, (copies.following(count) for copies in state)), [])
         return Proposal(TokenTree.build([state[0].text[-1], *copied], range(ROOT, len(copied))))
-
-    @override
-    def observe(self, state: list[Copies], proposal: Proposal, scores: Scores, verdict: Verdict) -> list[Copies]:
-        return self.extend(state, verdict.tokens(proposal.tree))

@@ -120,7 +120,7 @@ class NgramDrafter(Drafter):
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
         if proposal.side_tree is not None:
             self.grow(state, [int(scores.argmax[0]), *scores.argmax[len(proposal.tree) :].tolist()])
-        return self.extend(state, verdict.tokens(proposal.tree))
+        return super().observe(state, proposal, scores, verdict)
 
     @abstractmethod
     def side_tree(self, state: Any) -> TokenTree:
