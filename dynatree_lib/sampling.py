@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -263,10 +263,11 @@ ONE_TRANSFER = 2**23
 """Bytes that cross to the CPU in a fraction of a millisecond."""
 
 
+@dataclass(eq=False, repr=False)
 class Scores:
     """A lazy view of the logits of n scored nodes under one `Sampling`.
 
-    Args:
+    Attributes:
         logits: (n, V) on any device, or (n, K) of some tokens alone.
         sampling: temperature and filters of the probabilities.
         owner: whose logits these are, for error messages.
@@ -275,20 +276,12 @@ class Scores:
         tokens: (K,) ids of the tokens that the logits are of, ascending; None for all.
     """
 
-    def __init__(
-        self,
-        logits: torch.Tensor,
-        sampling: Sampling,
-        owner: str = "model",
-        features: torch.Tensor | None = None,
-        tokens: np.ndarray | None = None,
-    ) -> None:
-        self.logits = logits
-        self.sampling = sampling
-        self.owner = owner
-        self.features = features
-        self.tokens = tokens
-        self._distributions: dict[int, torch.Tensor] = {}
+    logits: torch.Tensor
+    sampling: Sampling
+    owner: str = "model"
+    features: torch.Tensor | None = None
+    tokens: np.ndarray | None = None
+    _distributions: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         return self.logits.shape[0]
