@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,15 +71,15 @@ class GuessingDrafter(Drafter, Priced):
     def guesses(self, state: Any, place: Any) -> Iterable[Guess]:
         """Return the guesses of the next token after a place."""
 
-    def _likeliest(self, state: Any, place: Any) -> list[Guess]:
-        return sorted(self.guesses(state, place), key=lambda guess: -guess[1])[: self.branching]
-
     @override
     def propose(self, state: Any, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         rate, costs, depth = state.pace.rate, self.costs, min(self.depth, max_depth)
-        guesses = partial(self._likeliest, state)
+
+        def likeliest(place: Any) -> list[Guess]:
+            return sorted(self.guesses(state, place), key=lambda guess: -guess[1])[: self.branching]
+
         chosen = best_first(
-            self.first(state), guesses, depth, self.max_nodes - 1, lambda nodes: rate * costs.another(nodes + 1)
+            self.first(state), likeliest, depth, self.max_nodes - 1, lambda nodes: rate * costs.another(nodes + 1)
         )
         gains = np.array([1.0, *(node.probability for node in chosen)])
         size = most_paying(gains, rate, costs)  # the step from one node to more is no marginal cost
