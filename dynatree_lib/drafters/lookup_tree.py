@@ -140,8 +140,6 @@ class LookupTree(CostAwareTree):
         """Add the copied tokens that pay for a node."""
         learnt = builder.state.learnt
         learnt.copied = learnt.copies.following(count)
-        if not learnt.copied:
-            return _Estimates(np.ones(1), 0)
         probabilities = np.cumprod(learnt.copies.probabilities(len(learnt.copied)))
         pays = probabilities > rate * self.marginal_costs[1 : len(probabilities) + 1]
         count = len(probabilities) if pays.all() else int(pays.argmin())
