@@ -266,11 +266,10 @@ class History:
             return self
         share, ratio = (committed - 1) / drafted, committed / (int(self.base_depth) + 2)
         statistic = share if rules.history == "drafted" else ratio
-        recent = (*self.recent, statistic)[-rules.window :]
-        error = sum(recent) / len(recent) - rules.target_acceptance
+        now = replace(self, recent=(*self.recent, statistic)[-rules.window :])
+        error = now.acceptance - rules.target_acceptance
         return replace(
-            self,
-            recent=recent,
+            now,
             base_depth=_moved(self.base_depth, rules.depth_gain * error, 1, rules.max_depth - 1),
             tau_high=_moved(self.tau_high, -rules.confidence_gain * error, *_just_inside(rules.tau_low)),
         )
