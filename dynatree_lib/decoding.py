@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .checks import chosen, decodes, described, is_whole, of_kind, whole
-from .drafters.base import Drafter, NoDraft
+from .drafters.base import Drafter, NoDraft, Proposal
 from .models.base import LanguageModel, Session, check_model
 from .models.texts import Prompt, prompt_ids
 from .processing import LogitsProcessor, Processing, StoppingCriterion
@@ -307,14 +307,10 @@ class _Loop:
         max_depth = min(positions, self.stopping.remaining(self.tokens)) - 1
         report = drafter.report(state.drafter_state)
         proposal = drafter.propose(state.drafter_state, max_depth, self.sampling)
+        self._check(proposal)
+        tree = proposal.tree
         if proposal.side_tree is not None and proposal.side_tree.depth >= positions:
             proposal = replace(proposal, side_tree=None)  # the target has no positions for it
-        tree = proposal.tree
-        if drafter.drawing is Drawing.FIXED and tree.draws.any():
-            raise ValueError(
-                f"'{drafter.name}' proposed sampled tokens and declares deterministic ones, so no rule can be chosen "
-                "for it; override `drawing` (Drawing.RECORDED where every token follows its recorded distribution)."
-            )
         scores = state.target.score(*proposal.nodes, self.sampling)
         if self.processing is not None:
             scores = self.processing.scores(scores, tree, self._ends_in)
@@ -333,6 +329,22 @@ class _Loop:
             with torch.inference_mode(False):  # the caller's code
                 self.on_tokens(fresh[:count])
         return reason
+
+    def _check(self, proposal: Proposal) -> None:
+        """Raise TypeError or ValueError for a proposal after which the text would not be the target's."""
+        drafter = self.state.drafter
+        of_kind(f"What '{drafter.name}' proposes", proposal, Proposal, "return Proposal(tree)")
+        last, root = (self.tokens or self.state.text)[-1], int(proposal.tree.tokens[0])
+        if root != last:
+            raise ValueError(
+                f"'{drafter.name}' proposed a tree below token {root}, and the text ends with {last}. Node 0 is the "
+                "last token of the text, so `observe` has to take in `verdict.next_token` too."
+            )
+        if drafter.drawing is Drawing.FIXED and proposal.tree.draws.any():
+            raise ValueError(
+                f"'{drafter.name}' proposed sampled tokens and declares deterministic ones, so no rule can be chosen "
+                "for it; override `drawing` (Drawing.RECORDED where every token follows its recorded distribution)."
+            )
 
     def _cut(self, fresh: Sequence[int]) -> tuple[int, str | None]:
         met = None if self.processing is None else self.processing.met

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,8 +144,9 @@ def _check_wide(model: HFModel) -> None:
     if model.drafted is not None:
         plain = plain[:, torch.from_numpy(model.drafted).to(plain.device)]
     read = len(trial.texts[MAIN[-1]])
-    for how in ("", " under a mask"):
-        _check_engine(model, plain, {f"{read} tokens at once{how}": slice(None)}, lambda: trial.read(model, bool(how))[0])
+    for masked, how in ((False, ""), (True, " under a mask")):
+        found = partial(trial.logits, model, masked)
+        _check_engine(model, plain, {f"{read} tokens at once{how}": slice(None)}, found)
 
 
 def _check_engine(
@@ -464,6 +466,10 @@ class _Trial:
             logits = model.forward(np.array(text), places, mask, cache, len(MAIN))
         cache.keep(len(self.prefix), np.empty(0, np.int64))
         return logits, cache
+
+    def logits(self, model: HFModel, masked: bool) -> torch.Tensor:
+        """(7, V) logits of `read`."""
+        return self.read(model, masked)[0]
 
     def noise(
         self, model: HFModel, plain: torch.Tensor, path: Sequence[int], entries: TreeCache | None = None

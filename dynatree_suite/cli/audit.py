@@ -112,7 +112,7 @@ def tested(fit: Fit) -> Iterator[str]:
     setup, rows = fit.setup, []
     for row in fit.rows:
         label = f"{row['method']} (control)" if row["control"] else row["method"]
-        verdict = "biased" if fit.biased(row) else "follows"
+        verdict = "biased" if fit.biased(row) else "no bias seen"
         p = (f"{row[name]:.2g}" for name in ("surprise_p", "place_p"))
         rows.append([label, str(row["texts"]), str(row["tokens"]), f"{row['surprise_z']:+.2f}", *p, verdict])
     yield f"{setup['pair']}, {sampling_text(setup['sampling'])}. {setup['workload']}"
@@ -120,7 +120,11 @@ def tested(fit: Fit) -> Iterator[str]:
     yield from arguments.text_lines(pd.DataFrame(rows, columns=columns))
     yield f"Biased: a p below {fit.limit:.1e}, by which {100 * setup['alpha']:g} % of audits of sound methods fail."
     yield "z above 0: likelier tokens than the target's own."
-    yield from fit.failures() or ["Every method follows the target, and every control was seen."]
+    texts = min(row["texts"] for row in fit.rows)
+    yield from fit.failures() or [
+        f"No method was seen to differ from the target in {texts} texts, and every control was. A bias that is smaller "
+        "than the controls' takes more texts to see: raise --limit, --seeds or --max-new-tokens."
+    ]
 
 
 def report(audit: Audit) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""The papers' numbers (`published`), their prompts (`workloads`), and a folder for each paper with what its notebooks need."""
+"""The papers: their numbers (`published`), their prompts (`workloads`), and for each what only its notebooks need."""

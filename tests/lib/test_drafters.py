@@ -5,7 +5,8 @@ import pytest
 import reference
 from examples import EVERY, examples
 
-from dynatree_lib import Chain, FixedTree, NoDraft, ProgressiveTree, RandomSource, ToyModel
+from dynatree_lib import Chain, FixedTree, NoDraft, ProgressiveTree, RandomSource, ToyModel, generate
+from dynatree_lib.sampling import GREEDY
 from dynatree_suite.drafters import Lookahead
 
 TEXT = [1, 4, 2]
@@ -80,10 +81,38 @@ def test_trees_respect_the_maximum_depth(kind):
 @pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.name)
 def test_a_text_that_comes_in_parts_is_drafted_for_like_a_whole_one(kind):
     for drafter in examples(kind, ToyModel.random(5, 1)):
-        whole = drafter.start(REPEATING, RandomSource())
-        parts = drafter.extend(drafter.start(REPEATING[:9], RandomSource()), REPEATING[9:])
-        first, second = (drafter.propose(state, 4).tree for state in (whole, parts))
-        assert (first.tokens.tolist(), first.parents.tolist()) == (second.tokens.tolist(), second.parents.tolist())
+        for cut in (1, 5, 9, 13):  # what is copied, or counted, lies in one part, in the other, or across both
+            whole = drafter.start(REPEATING, RandomSource())
+            parts = drafter.extend(drafter.start(REPEATING[:cut], RandomSource()), REPEATING[cut:])
+            first, second = (drafter.propose(state, 4).tree for state in (whole, parts))
+            assert (first.tokens.tolist(), first.parents.tolist()) == (second.tokens.tolist(), second.parents.tolist())
+
+
+class Forgetful(NoDraft):
+    """Takes no notice of what was emitted: its next tree begins below an older token."""
+
+    name = "forgetful"
+
+    def observe(self, state, proposal, scores, verdict):
+        return state
+
+
+class Bare(NoDraft):
+    """Returns the tree alone."""
+
+    name = "bare"
+
+    def propose(self, state, max_depth, sampling=GREEDY):
+        return super().propose(state, max_depth, sampling).tree
+
+
+def test_a_tree_that_does_not_begin_at_the_texts_end_is_refused():
+    """It would be scored and verified as if it did, and the text would not be the target's."""
+    target = ToyModel.random(6, 3, sharpness=3.0)
+    with pytest.raises(ValueError, match=r"'forgetful' proposed a tree below token 2, and the text ends with \d\."):
+        generate(target, TEXT, Forgetful(), max_new_tokens=8)
+    with pytest.raises(TypeError, match="What 'bare' proposes"):
+        generate(target, TEXT, Bare(), max_new_tokens=8)
 
 
 def test_draft_context_limits_the_tree():

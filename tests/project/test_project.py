@@ -52,7 +52,9 @@ def room(parts):
     package, *rest = parts
     if not rest or rest[0] == "__main__":
         return None
-    return next(one for one in (".".join(rest[:2]), rest[0]) if one in STREETS[package])
+    steps = STREETS[package]
+    assert rest[0] in steps or ".".join(rest[:2]) in steps, f"{package}/{rest[0]} is in no step of the street above"
+    return next(one for one in (".".join(rest[:2]), rest[0]) if one in steps)
 
 
 def imported(path, types=True):
