@@ -39,9 +39,9 @@ reproduce: setup
 reproduce-all: setup
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(BIN)/dynatree run --profile laptop --report $(ARGS)
 
-# Test workers would compile the same machine code each: one core does it before, while the linters keep another busy.
+# Test workers would compile the same machine code each: one core does it while linters, then collection, keep the other busy.
 test: setup
-	@$(BIN)/python -m tools.compile_kernels & $(MAKE) --no-print-directory lint && wait
+	@$(BIN)/python -m tools.compile_kernels & $(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory notebooks
 

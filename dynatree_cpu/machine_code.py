@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from numba import njit
 from numba.core.caching import FunctionCache
 from numba.core.dispatcher import Dispatcher
@@ -24,20 +26,30 @@ class KeptCode(FunctionCache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what was compiled, where the disk takes it."""
+        """Keep what was compiled, where the disk takes it.
+
+        One process at a time: numba names the file after those that its index names, so two that compile for different
+        weights at the same moment would take one name, and one index entry would lead to the other's machine code.
+        """
         try:
-            try:
-                super().save_overload(sig, data)
-            except OSError:
-                raise
-            except Exception:  # the index was cut off
-                self.flush()
-                super().save_overload(sig, data)
+            folder = Path(self.cache_path)
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(folder / "machine_code.lock"):
+                self._save(sig, data)
         except OSError as error:
             _say(
                 f"Machine code cannot be kept in {self.cache_path} ({error.strerror}), so every process compiles it; "
                 "set NUMBA_CACHE_DIR to a folder that can be written to."
             )
+
+    def _save(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except OSError:
+            raise
+        except Exception:  # the index was cut off
+            self.flush()
+            super().save_overload(sig, data)
 
 
 def machine_code(**options: Any) -> Callable[[Callable[..., Any]], Dispatcher]:

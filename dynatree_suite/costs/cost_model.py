@@ -307,11 +307,13 @@ def measure_costs(
 def timed_tokens(prompts: int, iterations: int = ITERATIONS) -> int:
     """Return the tokens that timing needs after each of so many prompts, in both contexts."""
     probing = FIRST + _turns(iterations, prompts) * (BLOCK + 2)
-    return max(probing, FIRST + STRETCHES * _stretch(iterations)) + DEEPEST
+    count, tokens = _stretches(iterations)
+    return max(probing, FIRST + count * tokens) + DEEPEST
 
 
-def _stretch(iterations: int) -> int:
-    return min(STRETCH, max(SHORTEST, 2 * iterations))
+def _stretches(iterations: int) -> tuple[int, int]:
+    """Return how often a real drafter is timed for each prompt, and for how many tokens."""
+    return (STRETCHES if iterations >= BLOCK else 1), min(STRETCH, max(SHORTEST, 2 * iterations))
 
 
 def _turns(iterations: int, prompts: int) -> int:
@@ -363,8 +365,9 @@ def _measure(
     time_blocks(target, [*verifying, *drafting], prompts, _turns(iterations, len(prompts)), progress, clock)
     costs = _costs(verifying, drafting, [len(prompt.ids) for prompt in prompts])
     kinds: list[Any] = [kind for kind in ALL_DRAFTERS if kind is not NoDraft]
-    real = [Timing(kind(draft) if issubclass(kind, ModelDrafter) else kind(), _stretch(iterations)) for kind in kinds]
-    time_blocks(target, real, prompts, STRETCHES, progress, clock)
+    count, tokens = _stretches(iterations)
+    real = [Timing(kind(draft) if issubclass(kind, ModelDrafter) else kind(), tokens) for kind in kinds]
+    time_blocks(target, real, prompts, count, progress, clock)
     probes = []
     for timing in (*verifying, *drafting, *real):
         probe, seconds = timing.drafter, timing.iterations["seconds"]

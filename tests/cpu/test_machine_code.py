@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from numba.core.caching import IndexDataCacheFile
 
 from dynatree_cpu import machine_code
 from dynatree_cpu.machine_code import KeptCode
@@ -31,12 +35,17 @@ def numbers(tmp_path, monkeypatch, caplog):
 
     def called():
         caplog.clear()
-        spec = importlib.util.spec_from_file_location("numbers", tmp_path / "numbers.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = imported(tmp_path)
         return module.more(20), sum(module.more.stats.cache_hits.values()), [one.message for one in caplog.records]
 
     return called
+
+
+def imported(folder):
+    spec = importlib.util.spec_from_file_location("numbers", folder / "numbers.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def files(folder, ending):
@@ -46,6 +55,35 @@ def files(folder, ending):
 def test_a_second_process_compiles_nothing(numbers):
     assert numbers() == (41, 0, [])
     assert numbers() == (41, 1, [])
+
+
+def test_two_that_keep_code_for_other_arguments_at_once_keep_both(numbers, tmp_path, monkeypatch):
+    """numba alone gives both files one name, and one entry of the index leads to the other's code."""
+    together, load = threading.Barrier(2), IndexDataCacheFile._load_index
+
+    def load_together(self):
+        found = load(self)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(0.5)  # with a lock the second never comes while the first is here
+        return found
+
+    first, second = imported(tmp_path), imported(tmp_path)
+    for module, number in ((first, 1), (second, 1.5)):  # compiled, and not kept yet
+        with monkeypatch.context() as patch:
+            patch.setattr(KeptCode, "save_overload", lambda *_: None)
+            module.doubled(number)
+    monkeypatch.setattr(IndexDataCacheFile, "_load_index", load_together)
+    with ThreadPoolExecutor() as pool:
+        kept = [
+            pool.submit(module.doubled._cache.save_overload, signature, found)
+            for module in (first, second)
+            for signature, found in module.doubled.overloads.items()
+        ]
+        assert [one.result() for one in kept] == [None, None]
+    monkeypatch.setattr(IndexDataCacheFile, "_load_index", load)
+    later = imported(tmp_path)
+    assert (later.doubled(20), later.doubled(0.25)) == (40, 0.5)
+    assert sum(later.doubled.stats.cache_hits.values()) == 2
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 0.99])
