@@ -58,7 +58,7 @@ def test_a_second_process_compiles_nothing(numbers):
 
 
 def test_two_that_keep_code_for_other_arguments_at_once_keep_both(numbers, tmp_path, monkeypatch):
-    """numba alone gives both files one name, and one entry of the index leads to the other's code."""
+    """Without a lock numba gives both files one name, and one entry of the index leads to the other's code."""
     together, load = threading.Barrier(2), IndexDataCacheFile._load_index
 
     def load_together(self):
