@@ -15,6 +15,9 @@ THREADS := $(shell echo $$(($(CORES) < 4 ? $(CORES) : 4)))
 WORKERS := $(shell echo $$(($(CORES) < 8 ? $(CORES) : 8)))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations 20 --durations-min 5
 
+# Modules are compiled once and kept, whatever the machine's habit is: each of a hundred processes would do it again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup reproduce reproduce-all test unit notebooks test-slow lint lines lab slides site sbom advisories clean
 
