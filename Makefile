@@ -54,7 +54,7 @@ lint: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(PYTEST) -n $(WORKERS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal
 
 notebooks: setup
 	DYNATREE_PROFILE=smoke PLOTLY_RENDERER=plotly_mimetype PYDEVD_DISABLE_FILE_VALIDATION=1 $(PYTEST) --nbval-lax --nbval-current-env \
