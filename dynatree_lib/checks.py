@@ -46,6 +46,11 @@ def of_kind(name: str, value: object, kind: type | tuple[type, ...], way_out: st
         raise TypeError(f"{name} is {described(value)}; {way_out}.")
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, without its full stop; its kind where there is no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
 def decodes(tokenizer: object) -> None:
     """Raise TypeError for an object that does not decode token ids."""
     if not hasattr(tokenizer, "decode") or isinstance(tokenizer, type | bytes):

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from ..checks import chosen, of_kind
+from ..checks import chosen, first_line, of_kind
 from ..paths import data_path
 from . import hub
 from .architecture import check_architecture
@@ -324,10 +324,9 @@ def _from_pretrained(kind: str, source: str, **options: Any) -> Any:
             "or copy it again."
         ) from error
     except (OSError, ImportError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"Model '{source}' could not be loaded ({first}). Without a model hub, give a local folder that holds its "
-            f"config.json, *.safetensors and tokenizer.json, or set {MODELS_FOLDER} to a folder with "
+            f"Model '{source}' could not be loaded ({first_line(error)}). Without a model hub, give a local folder "
+            f"that holds its config.json, *.safetensors and tokenizer.json, or set {MODELS_FOLDER} to a folder with "
             "ORGANISATION/NAME inside; gated models also need an access token (hf auth login). The pair 'tiny' ships."
         ) from error
     finally:

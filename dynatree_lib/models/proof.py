@@ -21,6 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig
 
+from ..checks import first_line
 from ..sampling import GREEDY
 from ..tree import ROOT, TokenTree
 from .architecture import LARGEST_TREE, WINDOWED, mixes_experts
@@ -267,8 +268,7 @@ def _way_out(model: HFModel, off: float) -> str | None:
     except ValueError:
         return ""
     except (RuntimeError, MemoryError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        return f"use float32, which could not be tried here to tell rounding from a fault ({first})"
+        return f"use float32, which could not be tried here to tell rounding from a fault ({first_line(error)})"
     return None
 
 
@@ -316,10 +316,9 @@ def _attempt(model: HFModel, what: str, run: Callable[[], torch.Tensor]) -> torc
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0]
         raise ValueError(
             f"Model '{model.name}' of type '{model.config.model_type}' cannot score token trees: its {what} raised "
-            f"{type(error).__name__} ({first})."
+            f"{type(error).__name__} ({first_line(error)})."
         ) from error
 
 

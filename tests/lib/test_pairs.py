@@ -152,6 +152,15 @@ def test_what_cannot_be_loaded_says_what_would_serve(tmp_path, monkeypatch):
         load_pair(target=tmp_path, draft=tmp_path)
 
 
+def test_an_error_without_a_message_is_named_by_its_kind(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", fail)
+    with pytest.raises(ValueError, match=r"could not be loaded \(OSError\)"):
+        load_pair(target=tmp_path, draft=tmp_path)
+
+
 def test_an_unsupported_checkpoint_is_refused(checkpoints, tmp_path):
     shutil.copytree(checkpoints / "org/target", tmp_path / "m")
     config = json.loads((tmp_path / "m/config.json").read_text())
