@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -44,6 +44,12 @@ def of_kind(name: str, value: object, kind: type | tuple[type, ...], way_out: st
     """
     if not isinstance(value, kind):
         raise TypeError(f"{name} is {described(value)}; {way_out}.")
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """Return one value as a tuple of one, several as a tuple."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return (value,) if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable) else tuple(value)
 
 
 def first_line(error: BaseException) -> str:

@@ -6,7 +6,7 @@ The loop knows no drafting or verification rule, measures nothing and prints not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from .checks import chosen, decodes, described, is_whole, of_kind, whole
+from .checks import as_tuple, chosen, decodes, described, is_whole, of_kind, whole
 from .drafters.base import Drafter, NoDraft, Proposal
 from .models.base import LanguageModel, Session, check_model
 from .models.texts import Prompt, prompt_ids
@@ -455,12 +455,6 @@ def checked_ends(target: LanguageModel, eos_token_ids: int | Sequence[int] | Non
     return tuple(map(int, several))
 
 
-def as_tuple(value: Any) -> tuple[Any, ...]:
-    """Return one value as a tuple of one, several as a tuple."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    return (value,) if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable) else tuple(value)
-
-
 def _check_vocabulary(target: LanguageModel, draft: LanguageModel) -> None:
     """Raise ValueError unless a draft numbers its tokens as the target does."""
     same = _same_vocabulary(target, draft)
@@ -473,8 +467,7 @@ def _check_vocabulary(target: LanguageModel, draft: LanguageModel) -> None:
         raise ValueError(
             f"Draft '{draft.name}' ({draft.vocab_size} tokens) and target '{target.name}' ({target.vocab_size} tokens) "
             "have different vocabularies, so drafted token ids would mean other words; make them a pair with "
-            "make_pair(target, draft, vocabularies='intersection'), use a draft with the target's tokenizer, or distil "
-            "one with `dynatree train`."
+            "make_pair(target, draft, vocabularies='intersection'), or use a draft with the target's tokenizer."
         )
 
 

@@ -23,7 +23,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode, l
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
 from . import decoding
-from .checks import described, of_kind
+from .checks import as_tuple, described, of_kind
 from .drafters import LookupTree, ModelDrafter, PromptLookup, SampledTree
 from .drafters.base import Drafter
 from .models.architecture import check_loaded, check_tokenizer
@@ -310,7 +310,7 @@ def _with_stop_strings(
     if tokenizer is None:
         raise ValueError(f"stop_strings is {strings!r} and there is no tokenizer to read them with; pass tokenizer=.")
     check_tokenizer(tokenizer)
-    Stopping(1, (), decoding.as_tuple(strings), tokenizer)
+    Stopping(1, (), as_tuple(strings), tokenizer)
     asked["stop_strings"] = None  # transformers would ask for a tokenizer that it hands to no function
     return [*criteria, StopStringCriteria(tokenizer, strings)]
 

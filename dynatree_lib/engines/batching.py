@@ -21,8 +21,8 @@ from typing import Any, Literal, cast
 
 import torch
 
-from ..checks import chosen, whole
-from ..decoding import Generation, Interrupted, as_tuple, check_drafter, check_request, checked_prompt, generate
+from ..checks import as_tuple, chosen, whole
+from ..decoding import Generation, Interrupted, check_drafter, check_request, checked_prompt, generate
 from ..drafters.base import Drafter
 from ..models.base import LanguageModel
 from ..models.texts import Prompt, each_prompt

@@ -15,6 +15,7 @@ from numpy import ndarray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import override
 
+from ..checks import as_tuple
 from ..masks import additive, chunk, depth_positions, laid_out, sliding_window
 from ..sampling import Sampling
 from .architecture import WINDOWED, check_loaded, reach
@@ -74,8 +75,8 @@ class HFModel(LanguageModel):
         self.name = model.config.name_or_path or config.model_type
         self.vocab_size = int(config.vocab_size)
         self.context = reach(config)
-        ends = getattr(model.generation_config, "eos_token_id", None)
-        self.eos_token_ids = _as_tuple(getattr(config, "eos_token_id", None) if ends is None else ends)
+        ends = (getattr(each, "eos_token_id", None) for each in (model.generation_config, config))
+        self.eos_token_ids = as_tuple(next((each for each in ends if each is not None), ()))
         self.vocabulary = vocabulary_fingerprint(tokenizer) if tokenizer is not None else None
         self.layers = int(config.num_hidden_layers)
         self.feature_size = int(config.hidden_size)
@@ -407,7 +408,3 @@ def vocabulary_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of a tokenizer's token-to-id map: equal for tokenizers that number the same tokens alike."""
     listing = "\n".join(f"{index}\t{token}" for token, index in sorted(tokenizer.get_vocab().items()))
     return hashlib.sha256(listing.encode()).hexdigest()[:16]
-
-
-def _as_tuple(ids: int | list[int] | None) -> tuple[int, ...]:
-    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)

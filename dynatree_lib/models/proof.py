@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,10 +143,9 @@ def _check_wide(model: HFModel) -> None:
     plain, _ = trial.read(model.altered(engine=Eager(model.model)))
     if model.drafted is not None:
         plain = plain[:, torch.from_numpy(model.drafted).to(plain.device)]
-    read = len(trial.texts[MAIN[-1]])
-    for masked, how in ((False, ""), (True, " under a mask")):
-        found = partial(trial.logits, model, masked)
-        _check_engine(model, plain, {f"{read} tokens at once{how}": slice(None)}, found)
+    once = f"{len(trial.texts[MAIN[-1]])} tokens at once"
+    _check_engine(model, plain, {once: slice(None)}, lambda: trial.read(model)[0])
+    _check_engine(model, plain, {f"{once} under a mask": slice(None)}, lambda: trial.read(model, masked=True)[0])
 
 
 def _check_engine(
@@ -465,10 +463,6 @@ class _Trial:
             logits = model.forward(np.array(text), places, mask, cache, len(MAIN))
         cache.keep(len(self.prefix), np.empty(0, np.int64))
         return logits, cache
-
-    def logits(self, model: HFModel, masked: bool) -> torch.Tensor:
-        """(7, V) logits of `read`."""
-        return self.read(model, masked)[0]
 
     def noise(
         self, model: HFModel, plain: torch.Tensor, path: Sequence[int], entries: TreeCache | None = None
