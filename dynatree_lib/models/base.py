@@ -112,7 +112,7 @@ class Session(ABC):
         self._queue.extend(int(token) for token in tokens)
         self.position += len(tokens)
 
-    # ---------------------------------------------------------------------------------------- ---- a draft of a target
+    # --------------------------------------------------------------------------------------------- a draft of a target
     def begin(self, text: Sequence[int]) -> None:
         """Begin a text as a draft. Its last token is node 0 of the first tree, and is read with that tree."""
         self.start(text[:-1])

@@ -122,8 +122,6 @@ def check_tree_attention(model: HFModel, *, engine_only: bool = False, may_fall_
     try:
         with windows_of(SHORT, model.model):
             own.engine = model.engine
-            if model.drafted is not None:  # its engine computes the logits of these tokens alone
-                plain = plain[:, torch.from_numpy(model.drafted).to(plain.device)]
             _check_engine(own, plain, PARTS, lambda: short.scored(own))
         if not engine_only:
             _check_wide(model)
@@ -141,8 +139,6 @@ def _check_wide(model: HFModel) -> None:
     """Compare a forward of an engine over more tokens than the small trees have, as a text and under a mask."""
     trial = _Trial.of(model, WIDE, routed=True)
     plain, _ = trial.read(model.altered(engine=Eager(model.model)))
-    if model.drafted is not None:
-        plain = plain[:, torch.from_numpy(model.drafted).to(plain.device)]
     once = f"{len(trial.texts[MAIN[-1]])} tokens at once"
     _check_engine(model, plain, {once: slice(None)}, lambda: trial.read(model)[0])
     _check_engine(model, plain, {f"{once} under a mask": slice(None)}, lambda: trial.read(model, masked=True)[0])
@@ -152,6 +148,8 @@ def _check_engine(
     model: HFModel, plain: torch.Tensor, parts: Mapping[str, slice], run: Callable[[], torch.Tensor]
 ) -> None:
     """Compare an engine's logits with those of transformers' own forward."""
+    if model.drafted is not None:  # its engine computes the logits of these tokens alone
+        plain = plain[:, torch.from_numpy(model.drafted).to(plain.device)]
     engine = f"engine '{model.engine.name}'"
     found, what = _attempt(model, engine, run), f"{engine} differs from its own forward"
     if found.shape != plain.shape:
