@@ -33,7 +33,7 @@ from ..bench.protocol import SEEDS, run_benchmark
 from ..bench.records import typed
 from ..bench.runner import quiet
 from ..bench.statistics import Estimate
-from ..drafters import RIVALS
+from ..drafters import BASELINES
 from .cost_model import Counts, MeasuredCosts, best_chain, check_countable, count, measure_costs
 from .ranks import RankAcceptance, RanksProbe
 
@@ -114,7 +114,7 @@ class Tuned:
 def expression(drafter: Any) -> str:
     """Return a drafter as an expression; its draft is `pair.draft`.
 
-    `dt` is `dynatree_lib`, and `drafters` is `dynatree_suite.drafters`, where the rivals are.
+    `dt` is `dynatree_lib`, and `drafters` is `dynatree_suite.drafters`, where the baselines are.
     """
     given = []
     for one in fields(drafter):
@@ -125,7 +125,7 @@ def expression(drafter: Any) -> str:
             given.append(expression(value))
         elif value != one.default:
             given.append(f"{one.name}={value!r}")
-    place = "drafters" if isinstance(drafter, RIVALS) else "dt"
+    place = "drafters" if isinstance(drafter, BASELINES) else "dt"
     return f"{place}.{type(drafter).__name__}({', '.join(given)})"
 
 

@@ -1,6 +1,6 @@
-"""Drafters to compare with: the rivals that the PTD paper measures itself against, and DySpec; one file per idea.
+"""Drafters to compare with: the PTD paper's baselines, and DySpec; one file per idea.
 
-Every command that offers the library's drafters offers them too. To add one: one file, and its name in `RIVALS`.
+Every command that offers the library's drafters offers them too. To add one: one file, and its name in `BASELINES`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from .dyspec_tree import DySpecTree
 from .lookahead import Lookahead
 from .self_draft import SelfDraft
 
-RIVALS: tuple[type[Drafter], ...] = (DySpecTree, Lookahead, SelfDraft)
+BASELINES: tuple[type[Drafter], ...] = (DySpecTree, Lookahead, SelfDraft)
 """The drafters of this room."""
-ALL_DRAFTERS: tuple[type[Drafter], ...] = tuple(sorted((*DRAFTERS, *RIVALS), key=lambda kind: kind.__name__))
+ALL_DRAFTERS: tuple[type[Drafter], ...] = tuple(sorted((*DRAFTERS, *BASELINES), key=lambda kind: kind.__name__))
 """Every drafter but those made of others, sorted by name; methods and contract tests have all of them."""
 
-__all__ = ["ALL_DRAFTERS", "RIVALS", "DySpecTree", "Lookahead", "SelfDraft"]
+__all__ = ["ALL_DRAFTERS", "BASELINES", "DySpecTree", "Lookahead", "SelfDraft"]
