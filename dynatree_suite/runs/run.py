@@ -7,11 +7,10 @@ fails keeps its output, and the others still run. `plan` decides what to run; `r
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -25,7 +24,7 @@ from dynatree_lib.checks import check_unicode
 from ..bench.environment import describe_environment, git_commit, package_version
 from ..files import sole_run
 from .cluster import STOPPED, still_wanted, work
-from .plan import Cost, Job, cell_source
+from .plan import DIVIDE, Cost, Job, cell_source
 from .receipts import (
     NOTE,
     RUN,
@@ -281,10 +280,12 @@ def write_failure(files: Files, job: Job, outcome: Outcome, basis: Mapping[str, 
 
 
 def run_papermill(job: Job, target: Path, root: Path, progress: bool) -> None:
-    """Execute a notebook into its partial file, and let its errors through."""
+    """Execute a notebook into its partial file, section by section, and let its errors through."""
     import papermill
     from papermill.iorw import write_ipynb
     from traitlets.config import Config
+
+    from .sections import ENGINE
 
     # papermill fills parameters into the braces of paths
     source, partial = (str(path).replace("{", "{{").replace("}", "}}") for path in (job.source.path, target))
@@ -293,6 +294,7 @@ def run_papermill(job: Job, target: Path, root: Path, progress: bool) -> None:
             source,
             partial,
             parameters=dict(job.parameters),
+            engine_name=ENGINE,
             kernel_name="python3",
             progress_bar={"desc": job.name, "leave": False} if progress else False,
             store_widget_state=False,  # a widget's state can add megabytes; every widget has a static figure too
@@ -346,6 +348,7 @@ def kernel_environment(job: Job, out: Path, root: Path) -> Iterator[None]:
     variables = {
         "DYNATREE_ROOT": str(root),
         "DYNATREE_PROFILE": job.profile,
+        DIVIDE: str(job.divide),
         "DYNATREE_OUT": str(out),
         "PYTHONPATH": os.pathsep.join([*checkout, *inherited]),
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
@@ -424,12 +427,11 @@ def describe_machine() -> dict[str, Any]:
 
 # --------------------------------------------------------------------------------------------------------------- words
 def describe_failure(error: Exception, left: Path) -> str:
-    """Return one line that names the cell and the error; `left` is the notebook as far as it came."""
-    from papermill.exceptions import PapermillExecutionError
+    """Return one line that names the cells and their errors; `left` is the notebook as far as it came."""
+    from .sections import failures, in_a_line
 
-    if isinstance(error, PapermillExecutionError):
-        cell = describe_cell(error.exec_count, failing_line(error.traceback) or error.source)
-        return f"{cell} raised {error.ename}: {shorten(error.evalue)}"
+    if found := failures(read_or_empty(left).get("cells", [])):
+        return in_a_line(found)
     cell = at_cell(left)  # a dead kernel says nothing of the cell
     return f"{cell}{' ended with ' if cell else ''}{type(error).__name__}: {shorten(words_of(error))}"
 
@@ -439,6 +441,8 @@ def at_cell(left: Path) -> str:
     begun, _ = cells_of(left)
     if not begun:
         return ""
+    from .sections import describe_cell
+
     return describe_cell(begun[-1].get("execution_count") or len(begun), cell_source(begun[-1]))
 
 
@@ -446,19 +450,6 @@ def cells_of(notebook: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the code cells that papermill has started of a notebook that runs or has stopped, and how many it has."""
     cells = [cell for cell in read_or_empty(notebook).get("cells", []) if cell["cell_type"] == "code"]
     return [cell for cell in cells if cell["metadata"].get("papermill", {}).get("start_time")], len(cells)
-
-
-def failing_line(traceback: Iterable[str]) -> str:
-    """Return the cell's line that a kernel's coloured traceback points at, or an empty text."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(traceback))
-    pointed = re.search(r"^-+> ?\d+ (.*)", plain, re.MULTILINE)
-    return pointed[1].strip() if pointed else ""
-
-
-def describe_cell(count: int | None, source: str) -> str:
-    """Return a cell's number and first line."""
-    lines = [line for line in source.splitlines() if line.strip()] or [""]
-    return f"cell In [{count}] `{shorten(lines[0], 60)}`"
 
 
 def describe_outcomes(outcomes: Sequence[Outcome], planned: int, out: Path) -> str:

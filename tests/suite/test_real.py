@@ -1,7 +1,6 @@
-"""What notebooks show of a real model: which pair writes, and what they read from records that are kept."""
+"""What notebooks show of a real model, and what they read from records that are kept."""
 
 import gzip
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,31 +8,9 @@ import pytest
 from dynatree_lib import Chain, FixedTree, autoregressive, load_pair
 from dynatree_suite.bench.protocol import run_benchmark
 from dynatree_suite.papers.workloads import load_workload
-from dynatree_suite.runs import real
-from dynatree_suite.runs.real import QUESTIONS, Reference, answer_rows, answers, answers_shown, real_pair
+from dynatree_suite.runs.real import QUESTIONS, Reference, answer_rows, answers, answers_shown
 
 TINY = load_pair("tiny")
-
-
-def notebook(**attributes):
-    return SimpleNamespace(**{"profile": "laptop", "device": "cpu", "dtype": "float32"} | attributes)
-
-
-@pytest.mark.parametrize(
-    ("attributes", "here", "name", "words"),
-    [
-        ({}, True, "real", "smollm2 in float32 writes"),
-        ({}, False, "tiny", "`dynatree fetch smollm2` (93 MB)"),
-        ({"profile": "smoke"}, True, "tiny", "'tiny' writes the texts of this section."),
-        ({"device": "cuda"}, True, "tiny", "'tiny' writes the texts of this section."),
-    ],
-)
-def test_the_real_pair_writes_where_it_is(monkeypatch, tmp_path, attributes, here, name, words):
-    monkeypatch.setattr(real, "fetched", lambda model: tmp_path if here else None)
-    monkeypatch.setattr(real, "load_pair", lambda model, dtype: replace(TINY, name="real"))
-    pair, remark = real_pair(notebook(**attributes), TINY)
-    assert pair.name == name
-    assert words in remark
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from suite_notebooks import write_notebook
 
-from dynatree_suite.runs.notebook import begin
+from dynatree_suite.runs.notebook import begin, divided
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def summary(out):
 def test_profile_defaults_and_sizes(out):
     nb = begin("10_x", profile="smoke")
     assert (nb.pair, nb.device, nb.dtype, nb.seed) == ("tiny", "cpu", "float32", 0)
-    assert nb.size(smoke=1, laptop=10, paper=100) == 1
+    assert nb.size("prompts", smoke=1, laptop=10, paper=100) == 1
     assert "profile smoke, pair tiny on cpu" in repr(nb)
     assert str(out) not in repr(nb)
 
@@ -78,9 +78,9 @@ def test_runs_by_hand_with_other_parameters_have_folders_of_their_own(monkeypatc
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"profile": "big"}, "profile is 'big'; choose from 'smoke', 'laptop', 'paper'"),
+        ({"profile": "big"}, "profile is 'big'; choose from 'smoke', 'laptop', 'colab', 'paper'"),
         ({"dtype": "int8"}, "dtype is 'int8'; choose from 'float64'"),
-        ({"device": "gpu"}, "device='gpu' is not 'cpu'"),
+        ({"device": "gpu"}, "device='gpu' is not 'auto', 'cpu'"),
         ({"device": "cuda:x"}, "device='cuda:x' is not"),
         ({"seed": -1}, "seed is -1; give a whole number of at least 0"),
         ({"seed": "1"}, "seed is '1'; give a whole number"),
@@ -137,10 +137,91 @@ def test_claims_keep_their_order_and_are_replaced_by_repetition(out):
     nb.headline("nodes", 16)
     nb.headline("faster", 1.2, unit="x", holds=False, record=record)
     first, second = summary(out)["claims"]
-    assert first == {"claim": "faster", "value": 1.2, "unit": "x", "holds": False, "record": "records/10_x/speed.jsonl"}
+    assert (first["claim"], first["value"], first["unit"], first["holds"]) == ("faster", 1.2, "x", False)
+    assert first["record"] == "records/10_x/speed.jsonl"
     assert second["holds"] is None
     begin("10_x", profile="smoke")
     assert summary(out)["claims"] == []
+
+
+def test_a_claim_names_the_tables_it_stands_for(out):
+    nb = begin("10_x", profile="smoke")
+    nb.headline("faster", 1.2, shows="Table 4")
+    nb.headline("longer", 2, shows=("Table 3", "Figure 2"))
+    nb.headline("nodes", 16)
+    assert [claim["shows"] for claim in summary(out)["claims"]] == [["Table 4"], ["Table 3", "Figure 2"], []]
+
+
+@pytest.mark.parametrize(("profile", "divide", "raises"), [("smoke", "1", True), ("laptop", "1", False)])
+def test_what_must_hold_is_an_error_in_smoke_and_a_finding_elsewhere(out, monkeypatch, profile, divide, raises):
+    monkeypatch.setenv("DYNATREE_DIVIDE", divide)
+    nb = begin("10_x", profile=profile)
+    nb.check("texts equal", True, "3/3")
+    if raises:
+        with pytest.raises(AssertionError, match="texts equal: 2/3"):
+            nb.check("texts equal", False, "2/3")
+    else:
+        nb.check("texts equal", False, "2/3")
+    (claim,) = summary(out)["claims"]
+    assert (claim["value"], claim["holds"]) == ("2/3", False)
+
+
+@pytest.mark.parametrize(
+    ("value", "by", "least", "expected"),
+    [
+        (1500, 50, 12, 30),
+        (1500, 500, 12, 12),
+        (10, 50, 3, 3),
+        (2, 50, 5, 2),  # never more than it was
+        ((10, 30), 10, (1, 3), (1, 3)),
+        ((100, 200, 300, 500), 50, (8, 16), (8, 9, 10, 11)),  # still ascends, from smoke's first
+        ((40, 40), 10, (2, 2), (4, 4)),
+        ({"max_rows": 256, "iterations": 144}, 20, {"max_rows": 4, "iterations": 8}, {"max_rows": 12, "iterations": 8}),
+        ({"max_rows": 256}, 100, {}, {"max_rows": 2}),
+        (None, 50, 3, None),
+    ],
+)
+def test_amounts_are_divided_down_to_those_of_smoke(value, by, least, expected):
+    assert divided(value, by, least) == expected
+
+
+def test_a_rehearsal_divides_amounts_and_takes_every_setting(out, monkeypatch):
+    monkeypatch.setenv("DYNATREE_DIVIDE", "100")
+    nb = begin("10_x", profile="paper", pair="tiny", device="cpu")
+    assert nb.size("new tokens", smoke=8, laptop=100, paper=1500) == 15
+    assert nb.choose("depths", smoke=(4,), laptop=(4, 6), paper=(4, 5, 6)) == (4, 5, 6)
+    assert not nb.decides
+    assert "amounts divided by 100" in repr(nb)
+    assert begin("10_x", profile="paper", pair="tiny", device="cpu", paper=("tiny", "bfloat16")).dtype == "bfloat16"
+
+
+def test_what_a_profile_leaves_out_is_told(out):
+    nb = begin("10_x", profile="laptop")
+    nb.size("prompts", smoke=1, laptop=4, paper=10)
+    nb.choose("thresholds", smoke=(0.1,), laptop=(0.1, 0.3), paper=(0.1, 0.2, 0.3))
+    nb.choose("shapes", smoke=(2,), laptop=(2, (2, 1)), paper=(2, (2, 1)))
+    told = nb.left_out()
+    for words in ("prompts", "<td>4</td>", "<td>10</td>", "0.1, 0.3", "0.1, 0.2, 0.3"):
+        assert words in told
+    assert "shapes" not in told
+    assert [row["what"] for row in summary(out)["sizes"]] == ["prompts", "thresholds", "shapes"]
+    assert "left out nothing" in begin("10_x", profile="laptop").left_out()
+
+
+def test_colab_takes_the_gpu_and_the_real_pair(out, monkeypatch, tmp_path):
+    monkeypatch.setattr("dynatree_suite.runs.notebook.fetched", lambda name: tmp_path)
+    nb = begin("10_x", profile="colab")
+    assert (nb.pair, nb.device, nb.dtype) == ("smollm2", "cpu", "float32")  # no GPU here
+    assert nb.size("prompts", smoke=1, laptop=4, paper=10) == 4
+    assert nb.size("prompts", smoke=1, laptop=4, paper=10, colab=6) == 6
+    assert begin("10_x", profile=None).profile == "laptop"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    for native, dtype in ((True, "bfloat16"), (False, "float16")):  # a T4 has no bfloat16 of its own
+        monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation, native=native: native)
+        nb = begin("10_x", profile=None)
+        assert (nb.profile, nb.pair, nb.device, nb.dtype) == ("colab", "smollm2", "cuda", dtype)
+    assert begin("10_x", profile="colab", pair="a/b + c/d", device="cpu").pair == "a/b + c/d"
 
 
 def test_numbers_of_numpy_become_plain(out):

@@ -114,7 +114,7 @@ def test_an_unknown_parameter_lists_the_valid_ones_by_notebook(folder):
 def test_the_profile_is_not_an_override(folder):
     with pytest.raises(ValueError, match="--profile smoke"):
         make_jobs(find_sources(folder), "laptop", {"profile": "smoke"})
-    with pytest.raises(ValueError, match="profile is 'tiny'; choose from 'smoke', 'laptop', 'paper'"):
+    with pytest.raises(ValueError, match="profile is 'tiny'; choose from 'smoke', 'laptop', 'colab', 'paper'"):
         make_jobs(find_sources(folder), "tiny", {})
 
 
