@@ -1,4 +1,4 @@
-"""Whether the model hub can be reached: asked in a moment, where its own client tries for half a minute."""
+"""The model hub: whether it can be reached, asked in a moment, where its own client tries for half a minute."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Iterator
 from functools import lru_cache
 from threading import Thread
 from urllib.parse import urlsplit
@@ -14,6 +15,8 @@ PATIENCE = 3.0
 """Seconds to wait for an answer."""
 VALID = 60.0
 """Seconds for which an answer is taken again."""
+NO_CONVERSION = "DISABLE_SAFETENSORS_CONVERSION"
+"""Environment variable of transformers."""
 
 
 def reachable() -> bool:
@@ -40,3 +43,19 @@ def _answers(_minute: int) -> bool:
     thread.start()
     thread.join(PATIENCE)  # looking up a name has no time-out of its own
     return bool(found)
+
+
+@contextlib.contextmanager
+def without_conversion() -> Iterator[None]:
+    """Keep transformers from asking the hub to convert a repository that has *.bin files alone.
+
+    It does so in a thread of its own, which asks others for a change of their repository and may end in an error later.
+    """
+    before = os.environ.get(NO_CONVERSION)
+    os.environ[NO_CONVERSION] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(NO_CONVERSION)
+        if before is not None:
+            os.environ[NO_CONVERSION] = before

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError  # the exception alone: nothing is unpickled here
 from typing import Any, Literal, get_args
 
 import torch
@@ -267,7 +269,6 @@ def load_model(
     """
     check_engine(engine)
     source = _local_copy(source)
-    _check_format(Path(source))
     simple = isinstance(device, str) and device.split(":")[0] in ("cpu", "cuda", "mps")
     placement = {} if simple else {"device_map": device}
     config = _from_pretrained("AutoConfig", source)
@@ -275,18 +276,35 @@ def load_model(
     tokenizer = tokenizer or _from_pretrained("AutoTokenizer", source)
     loader, kind = loader_of(config)
     kernels = {"dtype": dtype, "attn_implementation": _attention(kind, attn_implementation)}
-    model = _from_pretrained(loader, source, use_safetensors=True, **kernels, **placement)
+    # weights_only=True reads tensors of *.bin files and refuses everything else
+    format_ = {"use_safetensors": not _pickled(source), "weights_only": True, "output_loading_info": True}
+    with hub.without_conversion():
+        model, read = _from_pretrained(loader, source, **format_, **kernels, **placement)
+    if read["missing_keys"] and not getattr(config, "quantization_config", None):
+        missing = sorted(read["missing_keys"])
+        raise ValueError(
+            f"Model '{source}' could not be loaded, because its files lack {len(missing)} weights, such as "
+            f"'{missing[0]}', which would be random; fetch or copy it again, or give a whole model."
+        )
     return HFModel(model.to(device) if simple else model, tokenizer, engine=engine)
 
 
-def _check_format(folder: Path) -> None:
-    """Raise ValueError for a folder whose weights are pickled alone: those can run code."""
-    if any(folder.glob("*.bin")) and not any(folder.glob("*.safetensors")):
-        raise ValueError(
-            f"'{folder}' has its weights in *.bin files, which can run code when they are read; only safetensors are "
-            "loaded. If you trust them, convert them once: AutoModelForCausalLM.from_pretrained(folder)"
-            ".save_pretrained(folder), or wrap the loaded model as HFModel(model, tokenizer)."
-        )
+def _pickled(source: str) -> bool:
+    """Whether a model's weights are in *.bin files alone: in its folder, on the hub, or in what was downloaded."""
+    from transformers import utils
+
+    def found(*names: str, here: bool = True) -> bool:
+        return any(utils.has_file(source, name, local_files_only=here) for name in names)
+
+    safe = utils.SAFE_WEIGHTS_NAME, utils.SAFE_WEIGHTS_INDEX_NAME
+    if found(*safe):
+        return False
+    if Path(source).is_dir() or not hub.reachable():
+        return found(utils.WEIGHTS_NAME, utils.WEIGHTS_INDEX_NAME)
+    try:
+        return not found(*safe, here=False)
+    except OSError:  # loading will say what is wrong
+        return False
 
 
 def loader_of(config: Any) -> tuple[str, Any]:
@@ -323,15 +341,35 @@ def _from_pretrained(kind: str, source: str, **options: Any) -> Any:
             f"Model '{source}' could not be loaded, because one of its *.safetensors files is damaged ({error}); fetch "
             "or copy it again."
         ) from error
+    except (UnpicklingError, EOFError, RuntimeError) as error:
+        why = _unreadable(error)
+        if why is None:
+            raise
+        raise ValueError(f"Model '{source}' could not be loaded, because one of its *.bin files {why}.") from error
     except (OSError, ImportError, ValueError) as error:
         raise ValueError(
             f"Model '{source}' could not be loaded ({first_line(error)}). Without a model hub, give a local folder "
-            f"that holds its config.json, *.safetensors and tokenizer.json, or set {MODELS_FOLDER} to a folder with "
-            "ORGANISATION/NAME inside; gated models also need an access token (hf auth login). The pair 'tiny' ships."
+            f"that holds its config.json, *.safetensors (or *.bin) and tokenizer.json, or set {MODELS_FOLDER} to a "
+            "folder with ORGANISATION/NAME inside; gated models also need an access token (hf auth login). The pair "
+            "'tiny' ships."
         ) from error
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+def _unreadable(error: Exception) -> str | None:
+    """Return what is wrong with a *.bin file, as the end of a sentence; None for an error of another kind."""
+    refused = re.search(r"GLOBAL (\S+)", str(error))
+    if isinstance(error, UnpicklingError) and refused:
+        return (
+            f"holds {refused[1]}, which is no tensor and could run code (nothing of it was run); give a repository "
+            "that has *.safetensors, or, if you trust this one, load it yourself with weights_only=False and wrap it "
+            "as HFModel(model, tokenizer)"
+        )
+    if isinstance(error, RuntimeError) and not any(sign in str(error) for sign in ("PytorchStreamReader", "EOF")):
+        return None
+    return f"is damaged, or none of torch's ({first_line(error).split('. ')[0]}); fetch or copy it again"
 
 
 def _half(source: str | Path, role: Literal["target", "draft"]) -> str | Path:

@@ -160,7 +160,8 @@ def public_text(text: str) -> str:
 def file_hashes(folder: str) -> dict[str, str]:
     """SHA-256 of config.json and the weights in a local model folder; empty for a hub model."""
     place = Path(folder)
-    files = sorted([*place.glob("config.json"), *place.glob("*.safetensors")]) if place.is_dir() else []
+    weights = list(place.glob("*.safetensors")) or list(place.glob("*.bin"))
+    files = sorted([*place.glob("config.json"), *weights]) if place.is_dir() else []
     return {file.name: sha256_of(file) for file in files}
 
 

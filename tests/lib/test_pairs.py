@@ -2,17 +2,22 @@
 
 import json
 import shutil
+from collections import OrderedDict
+from datetime import date
 
 import pytest
 import torch
 from models import prompt, random_model
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from dynatree_lib import Chain, FixedTree, HFModel, autoregressive, generate, load_pair, make_pair
 from dynatree_lib.models import pairs
-from dynatree_lib.models.pairs import MODELS_FOLDER, PAIRS
+from dynatree_lib.models.pairs import MODELS_FOLDER, PAIRS, load_model
+from dynatree_lib.paths import data_path
+from dynatree_suite.bench.environment import file_hashes
 
 
 def in_memory(width: int, words: int = 97) -> HFModel:
@@ -121,6 +126,98 @@ def pairs_sampling():
     from dynatree_lib import Sampling
 
     return Sampling()
+
+
+# ------------------------------------------------------------------------------------------------- formats of weights
+@pytest.fixture
+def tiny(tmp_path):
+    """The bundled draft's folder without its weights, and the weights."""
+    folder = tmp_path / "model"
+    shutil.copytree(data_path("tiny", "draft"), folder)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    return folder, weights
+
+
+def shard(folder, weights, pattern="pytorch_model-{}.bin", index="pytorch_model.bin.index.json"):
+    """Write weights to two *.bin files with an index."""
+    names = sorted(weights)
+    files = {name: pattern.format(number % 2) for number, name in enumerate(names)}
+    for file in set(files.values()):
+        torch.save({name: weights[name] for name in names if files[name] == file}, folder / file)
+    (folder / index).write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+
+def same_logits(model):
+    """Whether a model's logits are the bundled draft's."""
+    ids = torch.arange(3, 20)[None]
+    return torch.equal(model.model(ids).logits, load_model(data_path("tiny", "draft")).model(ids).logits)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_weights_in_one_bin_file_are_read(tiny, zipped):
+    folder, weights = tiny
+    torch.save(weights, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    (folder / "training_args.bin").write_bytes(b"of a trainer")
+    assert same_logits(load_model(folder))
+    assert list(file_hashes(str(folder))) == ["config.json", "pytorch_model.bin", "training_args.bin"]
+
+
+def test_weights_in_several_bin_files_are_read(tiny):
+    shard(*tiny)
+    assert same_logits(load_model(tiny[0]))
+
+
+def test_safetensors_are_read_where_there_are_both(tiny):
+    folder, weights = tiny
+    (folder / "pytorch_model.bin").write_bytes(b"of another time")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert same_logits(load_model(folder))
+    assert "pytorch_model.bin" not in file_hashes(str(folder))
+
+
+class Ordered(OrderedDict):
+    """A harmless class that is no tensor all the same."""
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (
+            lambda weights: {**weights, "made": date(2026, 11, 1)},
+            r"holds datetime\.date, which is no tensor .* HFModel",
+        ),
+        (Ordered, r"holds \S*Ordered, which is no tensor and could run code .* \*\.safetensors"),
+        (lambda weights: {"model": weights, "step": 3}, r"its files lack 28 weights, such as 'gpt_neox\.embed_in"),
+        (lambda weights: list(weights.values()), r"could not be loaded"),
+    ],
+)
+def test_bin_files_with_something_else_are_refused(tiny, content, sentence):
+    folder, weights = tiny
+    torch.save(content(weights), folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=sentence):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", None])
+def test_a_damaged_bin_file_is_named(tiny, content):
+    folder, weights = tiny
+    torch.save(weights, folder / "pytorch_model.bin")
+    whole = (folder / "pytorch_model.bin").read_bytes()
+    (folder / "pytorch_model.bin").write_bytes(whole[:100_000] if content is None else content)
+    with pytest.raises(
+        ValueError, match=r"one of its \*\.bin files is damaged, .* fetch or copy it again\.$"
+    ) as caught:
+        load_model(folder)
+    assert "weights_only" not in str(caught.value)
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(tiny):
+    folder, weights = tiny
+    del weights["gpt_neox.layers.0.attention.dense.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"lack 1 weights, such as 'gpt_neox\.layers\.0\.attention\.dense\.weight'"):
+        load_model(folder)
 
 
 @pytest.mark.parametrize(
