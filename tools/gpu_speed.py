@@ -41,7 +41,7 @@ from dynatree_suite.bench.clock import known_objects_frozen, quiet_machine, sync
 from dynatree_suite.bench.environment import (
     describe_environment,
     describe_model,
-    public_name,
+    public_pair_name,
     public_text,
     weight_bytes,
 )
@@ -505,7 +505,7 @@ def measure_all(
     about: Row = {}
     if {"pair", "as_loaded"} & set(parts):
         check_pair_name(pair)
-        about = {"pair": {"name": public_name(pair), "files": pair_files(pair)}}
+        about = {"pair": {"name": public_pair_name(pair), "files": pair_files(pair)}}
     with sole_run(out):
         record = begun_record(out / FILE, setup, about, parts, again)
         if "shapes" in parts:

@@ -31,6 +31,8 @@ MODELS_FOLDER = "DYNATREE_MODELS"
 """Environment variable: a folder with models as ORGANISATION/NAME, looked into before the hub."""
 SKIP = "skip:"
 """What the source of a draft begins with that is the target without some layers: skip:8/9/10."""
+HUB_NAME = r"[\w.-]+/[\w.-]+"
+"""What a model's name on the hub matches, ORGANISATION/NAME; so do other names."""
 SPREAD = ("balanced", "balanced_low_0", "sequential")
 """Device maps by which transformers spreads a model over several devices."""
 Vocabularies = Literal["same", "intersection"]
@@ -58,11 +60,16 @@ PAIRS: dict[str, PairSpec] = {
     "llama-3.1-8b/3.2-1b": PairSpec(
         "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct", "Traversal Verification", gated=True
     ),
-    "llama-2-7b/68m": PairSpec(
-        "meta-llama/Llama-2-7b-chat-hf", "JackFram/llama-68m", "Traversal Verification, PTD", gated=True
+    "llama-2-7b-base/68m": PairSpec(
+        "meta-llama/Llama-2-7b-hf", "JackFram/llama-68m", "Traversal Verification", gated=True
     ),
+    "llama-2-7b/68m": PairSpec("meta-llama/Llama-2-7b-chat-hf", "JackFram/llama-68m", "PTD", gated=True),
+    "llama-2-13b/68m": PairSpec("meta-llama/Llama-2-13b-chat-hf", "JackFram/llama-68m", "PTD", gated=True),
     "qwen2.5-7b/0.5b": PairSpec("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", "PTD (its target)"),
-    "codellama-7b/68m": PairSpec("codellama/CodeLlama-7b-Instruct-hf", "JackFram/llama-68m", "PTD (its target)"),
+    "qwen2.5-14b/0.5b": PairSpec("Qwen/Qwen2.5-14B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", "PTD (its target)"),
+    "qwen2.5-32b/0.5b": PairSpec("Qwen/Qwen2.5-32B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", "PTD (its target)"),
+    "codellama-7b/68m": PairSpec("codellama/CodeLlama-7b-Instruct-hf", "JackFram/llama-68m", "PTD"),
+    "codellama-13b/68m": PairSpec("codellama/CodeLlama-13b-Instruct-hf", "JackFram/llama-68m", "PTD"),
 }
 
 
@@ -124,7 +131,8 @@ def load_pair(
     """Load a pair by name, or any two compatible models by hub name or folder.
 
     Args:
-        name: one of `PAIRS` ("tiny" ships with the library), or a folder with target/ and draft/ inside.
+        name: one of `PAIRS` ("tiny" ships with the library), a folder with target/ and draft/ inside, or any two models
+            as "TARGET + DRAFT", each named as below: "Qwen/Qwen2.5-1.5B-Instruct + Qwen/Qwen2.5-0.5B-Instruct".
         target: hub name or local folder of the target, instead of `name`; or a named pair, for its target.
         draft: the same for the draft; or "skip:8/9/10", the target itself without these layers (`skipping`).
         device_map: "cpu", "cuda", "cuda:1", ...; "auto" takes a GPU if there is one; anything else goes to transformers
@@ -160,6 +168,8 @@ def load_pair(
         if name in PACKAGED:
             own = None if of_draft == "auto" else of_draft  # its draft has no dtype of its own
             return load_pruned_pair(name, target, Path(draft), options, own)
+        if two_sources(name):
+            name = None  # the pair is named as one of target= and draft= is
     if not target or not draft:
         raise ValueError(f"Give both target= and draft=, or one of the named pairs: {', '.join(PAIRS)}.")
     big = load_model(_half(target, "target"), **options)
@@ -172,8 +182,36 @@ def load_pair(
 
 
 def check_pair_name(name: str) -> None:
-    """Raise ValueError for a name that `load_pair` does not know, or whose models are not here; nothing is loaded."""
+    """Raise ValueError for a name that `load_pair` does not know, or whose models are not here; nothing is loaded.
+
+    Whether the hub has a model is not asked.
+    """
     _sources(name)
+
+
+def two_sources(name: str | Path) -> tuple[str, str] | None:
+    """Return the target and the draft of a pair's name "TARGET + DRAFT"; None for any other name.
+
+    Between two hub names the spaces may be missing. Folders may have " + " in their names too: of several, that one
+    counts which has a folder, a hub name or a pair on either side.
+    """
+    name = str(name)
+    if name in PAIRS or _holds_both(Path(name)):
+        return None
+    if hub_names := re.fullmatch(rf"({HUB_NAME})\s*\+\s*({HUB_NAME})", name):
+        return hub_names[1], hub_names[2]
+    parts = name.split(" + ")
+    found = [(" + ".join(parts[:place]).strip(), " + ".join(parts[place:]).strip()) for place in range(1, len(parts))]
+    return next((two for two in found if all(map(_is_source, two))), found[0] if found else None)
+
+
+def _is_source(text: str) -> bool:
+    known = text in PAIRS or text.startswith(SKIP) or re.fullmatch(HUB_NAME, text) is not None
+    return known or Path(text).is_dir()
+
+
+def _holds_both(folder: Path) -> bool:
+    return (folder / "target").is_dir() and (folder / "draft").is_dir()
 
 
 def load_pruned_pair(
@@ -412,10 +450,20 @@ def _sources(name: str) -> tuple[str | Path, str | Path]:
     if name in PAIRS:
         return PAIRS[name].target, PAIRS[name].draft
     folder = Path(name)
-    if (folder / "target").is_dir() and (folder / "draft").is_dir():
+    if _holds_both(folder):
         return folder / "target", folder / "draft"
+    if two := two_sources(name):
+        if not all(two):
+            raise ValueError(f"The pair '{name}' lacks a model; name both, TARGET + DRAFT.")
+        _half(two[0], "target")
+        _half(two[1], "draft")
+        if two[1].startswith(SKIP):
+            _layers(two[1])
+        return two
+    one = re.fullmatch(HUB_NAME, str(name)) or (folder / "config.json").is_file()
+    more = f"if it is a model, name a draft too, '{name} + DRAFT'; otherwise " if one else ""
     raise ValueError(
-        f"There is no pair named '{name}', nor a folder of that name with target/ and draft/ inside; "
+        f"There is no pair named '{name}', nor a folder of that name with target/ and draft/ inside; {more}"
         f"choose one of {', '.join(PAIRS)}, or give target= and draft=."
     )
 

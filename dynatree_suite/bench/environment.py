@@ -143,10 +143,13 @@ def public_name(name: str) -> str:
     return "/".join(Path(name).parts[-2:]) if Path(name).is_absolute() or Path(name).exists() else name
 
 
-def public_pair_name(pair: Pair) -> str:
-    """Return the pair's name without the folders of this machine, also where it is made of two folders."""
-    names = pair.target.name, pair.draft.name
-    return " + ".join(map(public_name, names if pair.name == " + ".join(names) else [pair.name]))
+def public_pair_name(pair: Pair | str) -> str:
+    """Return a pair's name without the folders of this machine, also where it is made of two folders."""
+    from dynatree_lib.models.pairs import two_sources
+
+    name = pair if isinstance(pair, str) else pair.name
+    names = () if isinstance(pair, str) else (pair.target.name, pair.draft.name)
+    return " + ".join(map(public_name, names if name == " + ".join(names) else two_sources(name) or [name]))
 
 
 def public_text(text: str) -> str:

@@ -20,7 +20,9 @@ Options = argparse.ArgumentParser | argparse._ArgumentGroup  # what an option ma
 
 def add_pair(to: Options) -> None:
     """--pair, or --target, --draft and --vocabularies."""
-    to.add_argument("--pair", help="a named pair (see `dynatree fetch`) or a folder; 'tiny' by default")
+    to.add_argument(
+        "--pair", help="a named pair (see `dynatree fetch`), a folder, or 'TARGET + DRAFT'; 'tiny' by default"
+    )
     to.add_argument("--target", help="hub name or folder of a target, or the pair whose target it is, with --draft")
     to.add_argument("--draft", help="the same of its draft; or skip:8/9/10, the target without these layers")
     to.add_argument(

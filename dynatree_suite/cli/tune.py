@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from dynatree_lib.models.fetch import PACKAGED
-from dynatree_lib.models.pairs import Pair
+from dynatree_lib.models.pairs import Pair, two_sources
 
 from ..bench.environment import public_name
 from ..bench.records import check_writable
@@ -42,7 +42,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _default_file(args: argparse.Namespace) -> Path:
-    parts = [args.pair or "tiny"] if not (args.target and args.draft) else [args.target, args.draft]
+    named = args.pair or "tiny"
+    parts = [args.target, args.draft] if args.target and args.draft else two_sources(named) or [named]
     name = "+".join(re.sub(r"[^\w.+-]+", "-", public_name(part)) for part in parts)
     try:
         TUNED.mkdir(parents=True, exist_ok=True)

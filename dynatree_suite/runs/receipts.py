@@ -20,7 +20,7 @@ from typing import Any
 
 from dynatree_lib import __version__
 from dynatree_lib.models.fetch import PACKAGED, fetched
-from dynatree_lib.models.pairs import PAIRS
+from dynatree_lib.models.pairs import PAIRS, two_sources
 from dynatree_lib.paths import data_path, sha256_of
 
 from .. import PACKAGES
@@ -104,15 +104,20 @@ Besides, a receipt names the records of outputs/reference that the notebook read
 
 
 def pair_files(name: str) -> dict[str, str]:
-    """Return the SHA-256 of each file of a pair that is a folder here, by path; empty for one of `PAIRS`, or no pair.
+    """Return the SHA-256 of each file of a pair that is a folder here, or two, by path from target/ or draft/.
 
-    A pair's name says nothing of what lies in a folder of one's own.
+    A pair's name says nothing of what lies in a folder of one's own. Empty for one of `PAIRS`, hub names, or no pair.
     """
-    if name in PAIRS:
-        return {}
-    files = (path for role in ("target", "draft") for path in Path(name, role).rglob("*") if path.is_file())
-    stats = [(path, path.stat()) for path in sorted(files)]
-    return {path.relative_to(name).as_posix(): _sha256(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats}
+    roles = ("target", "draft")
+    places = [(role, Path(source)) for role, source in zip(roles, two_sources(name) or (), strict=False)]
+    if name not in PAIRS and not places:
+        places = [(role, Path(name, role)) for role in roles]
+    found = {}
+    for role, place in places:
+        for path in sorted(path for path in place.rglob("*") if path.is_file()):
+            stat = path.stat()
+            found[f"{role}/{path.relative_to(place).as_posix()}"] = _sha256(path, stat.st_size, stat.st_mtime_ns)
+    return found
 
 
 @cache

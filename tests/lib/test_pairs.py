@@ -15,9 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 from dynatree_lib import Chain, FixedTree, HFModel, autoregressive, generate, load_pair, make_pair
 from dynatree_lib.models import pairs
-from dynatree_lib.models.pairs import MODELS_FOLDER, PAIRS, load_model
+from dynatree_lib.models.pairs import MODELS_FOLDER, PAIRS, check_pair_name, load_model, two_sources
 from dynatree_lib.paths import data_path
-from dynatree_suite.bench.environment import file_hashes
+from dynatree_suite.bench.environment import file_hashes, public_pair_name
+from dynatree_suite.runs.receipts import pair_files
 
 
 def in_memory(width: int, words: int = 97) -> HFModel:
@@ -102,6 +103,70 @@ def test_hub_names_are_looked_up_in_the_models_folder(checkpoints, monkeypatch):
     monkeypatch.setenv(MODELS_FOLDER, str(checkpoints))
     monkeypatch.setitem(PAIRS, "mine", pairs.PairSpec("org/target", "org/draft", "a test"))
     assert load_pair("mine").target.parameters == random_model("gpt_neox").parameters
+
+
+# --------------------------------------------------------------------------------------------- names of two models
+@pytest.mark.parametrize("name", ["org/target + org/draft", "org/target+org/draft", " org/target  +  org/draft "])
+def test_a_pair_is_named_by_its_two_models(checkpoints, monkeypatch, name):
+    monkeypatch.setenv(MODELS_FOLDER, str(checkpoints))
+    check_pair_name(name)
+    assert load_pair(name).name == "org/target + org/draft"
+
+
+def test_a_pair_is_named_by_two_folders(checkpoints, tmp_path):
+    folder = tmp_path / "with + and+" / "draft"
+    shutil.copytree(checkpoints / "org/draft", folder)
+    name = f"{checkpoints / 'org/target'} + {folder}"
+    assert two_sources(name) == (str(checkpoints / "org/target"), str(folder))
+    pair = load_pair(name)
+    assert pair.name == name
+    assert public_pair_name(pair) == public_pair_name(name) == "org/target + with + and+/draft"
+    assert set(pair_files(name)) == {
+        f"{role}/{file.name}" for role in ("target", "draft") for file in (checkpoints / "org" / role).iterdir()
+    }
+    before = pair_files(name)
+    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+    assert {file for file, digest in pair_files(name).items() if before[file] != digest} == {"draft/config.json"}
+
+
+def test_layers_to_skip_and_named_pairs_are_halves_of_a_name(checkpoints):
+    target = checkpoints / "org/target"
+    pair = load_pair(f"{target} + skip:1")
+    assert pair.draft.layers == pair.target.layers - 1
+    assert public_pair_name(pair) == "org/target + skip:1"
+    assert load_pair("tiny + tiny").draft.parameters < load_pair("tiny + skip:1").target.parameters
+    assert pair_files("tiny + tiny") == pair_files("org/nowhere + org/else") == pair_files("tiny") == {}
+
+
+def test_a_folder_whose_name_has_a_plus_sign_is_one_pair(checkpoints, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for part in ("target", "draft"):
+        shutil.copytree(checkpoints / "org" / part, tmp_path / "runs/a+b/c" / part)
+    assert two_sources("runs/a+b/c") is None
+    assert load_pair("runs/a+b/c").name == "runs/a+b/c"
+    assert set(pair_files("runs/a+b/c")) == set(pair_files("runs/a+b/c/target + runs/a+b/c/draft"))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("org/model", r"if it is a model, name a draft too, 'org/model \+ DRAFT'; otherwise choose one of tiny"),
+        ("one+two", r"no pair named 'one\+two', nor a folder .* inside; choose one of"),
+        ("org/model + ", "lacks a model"),
+        (" + org/model", "lacks a model"),
+        ("tiny + skip:one", "name layers of the target to leave out"),
+        ("tiny + smollm2", "made of its target's layers"),
+    ],
+)
+def test_names_that_are_none_of_two_models(name, sentence):
+    for use in (check_pair_name, load_pair):
+        with pytest.raises(ValueError, match=sentence):
+            use(name)
+
+
+def test_the_folder_of_one_model_is_no_pair(checkpoints):
+    with pytest.raises(ValueError, match=r"org/target \+ DRAFT'"):
+        check_pair_name(str(checkpoints / "org/target"))
 
 
 def test_other_vocabulary_is_refused(checkpoints):
@@ -268,8 +333,6 @@ def test_an_unsupported_checkpoint_is_refused(checkpoints, tmp_path):
 
 def test_a_pair_of_two_folders_has_a_public_name_without_them(tmp_path):
     from types import SimpleNamespace
-
-    from dynatree_suite.bench.environment import public_pair_name
 
     def pair(target, draft, name=None):
         models = [SimpleNamespace(name=str(one)) for one in (target, draft)]
