@@ -1,4 +1,4 @@
-"""The papers' prompts: from the Hugging Face hub, from a local folder, or the prompts written for this project.
+"""The papers' prompts: downloaded by the names of data sets, from a local folder, or written for this project.
 
 `load_workload` never replaces a source by another: where the source is missing it raises `WorkloadError`, which names
 the folder layout that would serve and the bundled prompts that need neither network nor files. `read_rows` is the one
@@ -15,17 +15,23 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from http.client import HTTPException
 from itertools import compress, groupby, islice, zip_longest
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
-from dynatree_lib.paths import data_path
+from dynatree_lib.paths import cache_folder, data_path
+
+from ..files import whole_file
 
 FOLDER_VARIABLE = "DYNATREE_DATA"
 BUNDLED_TASKS = ("code", "encyclopedia", "novel", "math", "chat", "translation", "summarization", "qa", "rag")
 SPEC_BENCH_TASKS = ("multi_turn", "translation", "summarization", "qa", "math_reasoning", "rag")
 TINY_PAIR_TRAINING_BOOKS = ("16215",)  # the PG-19 book the tiny pair was trained on; 14263 is held out
 PASSAGES_PER_BOOK = 20
+PATIENCE = 20.0
+"""Seconds to wait for an answer of an address."""
 
 Row = dict[str, Any]
 
@@ -175,7 +181,7 @@ class DataSet:
 
     folder: str  # below the parent folder
     files: tuple[str, ...]  # accepted in the folder, the first that exists is read
-    hub: str  # empty: no plain hub data set
+    hub: str  # name on the hub; empty where the hub has no plain data set
     prompts: Callable[[Iterator[Row], _Options], Iterator[WorkloadPrompt]]
     config: str | None = None
     hub_split: str = "{split}"
@@ -183,11 +189,15 @@ class DataSet:
     bundled_task: str = ""  # the bundled prompts of the same kind
     max_characters: int = 0  # passages are cut here (DynaTree's L_max counts characters); 0: prompts are whole
     splits: tuple[str, ...] = ("test",)
+    address: str = ""  # of a JSONL file, for a data set that is not on the hub
 
 
 _PARQUET = ("{split}.jsonl", "{split}.parquet", "{split}-*.parquet", "*/{split}-*.parquet")
 _SPLITS = ("test", "validation", "train")
-_SPEC_BENCH = DataSet("spec_bench", ("question.jsonl",), "", _spec_bench, bundled_task="chat")
+_SPEC_BENCH = DataSet(
+    "spec_bench", ("question.jsonl",), "", _spec_bench, bundled_task="chat",
+    address="https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
+)  # fmt: skip
 _SPEC_BENCH_BUNDLED = ("chat", "translation", "summarization", "qa", "math", "rag")
 DATA_SETS: dict[str, DataSet] = {
     "wikitext-2": DataSet(
@@ -342,7 +352,7 @@ def read_rows(
         name: one of `DATA_SETS`.
         split: of the data set, by its name on the hub.
         source: "auto" (the parent folder named by the environment variable DYNATREE_DATA if it is set, else the hub),
-            "hub", or a folder: the data set's own or the parent of several.
+            "hub" (for Spec-Bench its own repository), or a folder: the data set's own or the parent of several.
         first: read only this many rows; from the hub without fetching the others.
 
     Raises:
@@ -352,6 +362,8 @@ def read_rows(
     if source == "auto":
         source = os.environ.get(FOLDER_VARIABLE) or "hub"
     try:
+        if source == "hub" and data_set.address:
+            return islice(_read(_downloaded(data_set)), first), f"from {data_set.address}"
         if source == "hub":
             return _hub_rows(data_set, split, first), f"{data_set.hub} from the Hugging Face hub, split {split}"
         files = _local_files(data_set, split, Path(source))
@@ -402,21 +414,43 @@ def _read(file: Path) -> Iterator[Row]:
                 raise WorkloadError(f"Line {number} of {file} is not JSON ({error}); fetch the file again.") from error
 
 
+def _downloaded(data_set: DataSet) -> Path:
+    """The file at a data set's address, which is downloaded once into the cache folder.
+
+    `datasets` could read the address too, but only with further packages, and it makes numbers of some texts of
+    Spec-Bench's references.
+    """
+    file = cache_folder() / "data" / data_set.folder / data_set.address.rpartition("/")[2]
+    if not file.is_file():
+        try:
+            with urlopen(data_set.address, timeout=PATIENCE) as answer:
+                content = answer.read()
+            file.parent.mkdir(parents=True, exist_ok=True)
+            own = file.with_name(f"{os.getpid()}-{file.name}")  # another process may download it too
+            with whole_file(own) as out:
+                out.write(content)
+            own.replace(file)
+        except (OSError, HTTPException) as error:
+            raise _Missing(
+                f"was asked for at {data_set.address}, which failed: {type(error).__name__}: {error}."
+            ) from error
+    return file
+
+
 def _hub_rows(data_set: DataSet, split: str, first: int | None) -> Iterator[Row]:
-    if not data_set.hub:
-        raise _Missing(
-            "has no plain data set on the hub: its question.jsonl is in the Spec-Bench repository (data/spec_bench)."
-        )
     hub_split = data_set.hub_split.format(split=split)
-    files = {hub_split: data_set.hub_files.format(split=hub_split)} if data_set.hub_files else None
-    options = {} if first is None else {"streaming": True}
+    options: dict[str, Any] = {} if first is None else {"streaming": True}
+    if data_set.hub_files:
+        # without "no_checks" datasets misses the splits whose files were left out (huggingface/datasets#7282)
+        options |= {"data_files": {hub_split: data_set.hub_files.format(split=hub_split)}}
+        options |= {"verification_mode": "no_checks"}
     try:
         import datasets
 
         from .. import hub
 
         with hub.asked_if_reachable():
-            rows = datasets.load_dataset(data_set.hub, data_set.config, split=hub_split, data_files=files, **options)
+            rows = datasets.load_dataset(data_set.hub, data_set.config, split=hub_split, **options)
     except Exception as error:  # datasets, its file systems and HTTP clients share no base class for 'not reachable'
         raise _Missing(
             f"was asked for as {data_set.hub} (split {hub_split}) on the Hugging Face hub through the package "

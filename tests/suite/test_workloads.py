@@ -246,6 +246,38 @@ def test_hub_mt_bench_columns(hub_copy):
     assert load_workload("mt-bench", source="hub").prompts == (WorkloadPrompt("7", "writing", ("one", "two")),)
 
 
+@pytest.mark.parametrize(("name", "checked"), [("pg-19", False), ("gsm8k", True)])
+def test_what_the_hub_is_asked_for(monkeypatch, name, checked):
+    datasets, asked = pytest.importorskip("datasets"), []
+
+    def load_dataset(*arguments, **options):
+        asked.append((arguments, options))
+        return []
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    rows, _ = workloads.read_rows(name, "test", "hub")
+    assert not list(rows)
+    files = {} if checked else {"data_files": {"test": "data/test-*"}, "verification_mode": "no_checks"}
+    data_set = workloads.DATA_SETS[name]
+    assert asked == [((data_set.hub, data_set.config), {"split": "test", **files})]
+
+
+def test_spec_bench_is_downloaded_once_from_its_own_repository(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("DYNATREE_CACHE", str(tmp_path / "cache"))
+    asked, file = [], folder / "spec_bench" / "question.jsonl"
+
+    def urlopen(address, timeout):
+        asked.append(address)
+        return file.open("rb")
+
+    monkeypatch.setattr(workloads, "urlopen", urlopen)
+    for name in ("spec-bench", "spec-bench/qa", "spec-bench/categories"):
+        found = load_workload(name, source="hub")
+        assert found.prompts == load_workload(name, source=folder).prompts
+        assert found.source.endswith(f"from {asked[0]}.")
+    assert asked == ["https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"]
+
+
 # ------------------------------------------------------------------------------------------------ errors
 def test_an_unreachable_hub_names_the_folder_and_the_bundled_prompts(monkeypatch):
     datasets = pytest.importorskip("datasets")
@@ -268,9 +300,13 @@ def test_an_empty_folder_is_an_error_for_every_data_set(name, tmp_path):
     assert str(tmp_path) in str(caught.value)
 
 
-def test_spec_bench_on_the_hub_states_what_is_accepted():
-    with pytest.raises(WorkloadError, match=r"no plain data set on the hub.*spec_bench/question\.jsonl"):
+def test_an_address_that_cannot_be_reached_states_what_is_accepted(tmp_path, monkeypatch):
+    monkeypatch.setenv("DYNATREE_CACHE", str(tmp_path / "cache"))
+    missing = workloads.replace(workloads.DATA_SETS["spec-bench/qa"], address=(tmp_path / "none").as_uri())
+    monkeypatch.setitem(workloads.DATA_SETS, "spec-bench/qa", missing)
+    with pytest.raises(WorkloadError, match=r"was asked for at .*/none, which failed.*spec_bench/question\.jsonl"):
         load_workload("spec-bench/qa", source="hub")
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 def test_a_broken_line_is_named(folder):
