@@ -19,11 +19,11 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations 20 --durations-m
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce reproduce-all test unit notebooks test-slow lint lines lab slides site sbom advisories clean
+.PHONY: help setup reproduce reproduce-all test unit notebooks test-slow rehearsal lint lines lab slides site sbom advisories clean
 
 help:
 	@grep -E '^# make' Makefile | cut -c3-
-	@echo 'also: make reproduce-all | test-slow | unit | notebooks | lint | lines | slides | site | sbom | advisories | clean'
+	@echo 'also: make reproduce-all | test-slow | rehearsal | unit | notebooks | lint | lines | slides | site | sbom | advisories | clean'
 
 setup: $(READY)
 
@@ -63,6 +63,10 @@ notebooks: setup
 # Browsers, builds, planted faults, and samples large enough to see a small bias.
 test-slow: setup
 	$(PYTEST) -m slow --timeout 600 -n $(WORKERS) --dist loadgroup
+
+# Every notebook in the profiles paper and colab, in three dtypes, whole, on stand-ins for the hub's models and data sets.
+rehearsal: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.rehearsal --workers $(WORKERS) $(ARGS)
 
 # Lines of code per room of the three packages, without comments, docstrings and blank lines.
 lines:

@@ -33,6 +33,7 @@ from dynatree_suite.bench.protocol import Results, read_results
 from dynatree_suite.bench.statistics import ratio
 from dynatree_suite.bench.tables import Method, bound_sentence, brief, disturbed_sentence, method_table, sampling_text
 from dynatree_suite.papers.published import shown_where
+from dynatree_suite.runs.report import measured
 
 DOCS = (
     "tokens/s", "x hf-generate", "x ar", "x ar-fast", "x bound", "tokens/iteration", "iteration cost",
@@ -150,14 +151,73 @@ def quote_gpu(body: Mapping[str, Any], name: str) -> str:
     return "\n".join([*lines, "", ""])
 
 
-def quote_papers(folder: str) -> str:
-    """Return Markdown: for each paper its tables and figures, and the notebooks that show them."""
-    frame, lines = pd.DataFrame(shown_where()), []
-    for paper, part in frame.groupby("paper", sort=False):
-        places = [f"[{row.notebook}]({folder}/{row.notebook}.ipynb), {row.section}" for row in part.itertuples()]
-        table = part[["item", "caption"]].assign(where=places, how=part["how"])
-        lines += [f"\n**{paper}**", *_markdown(table, text=4)]
+PAIRS_SHOWN = {"tiny": "bundled pair", "smollm2": "SmolLM2"}
+"""Folder of outputs/reference/evidence -> the title of its column; others are GPUs."""
+LATER_DRAFT, EARLIER_DRAFT = "DynaTree (confidence-aware)", "DynaTree (confidence-aware, earlier draft)"
+VERDICTS = {True: "holds", False: "fails", None: ""}
+
+
+def read_evidence(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what notebooks have claimed: the folder's name -> notebook -> what `tools.keep_evidence` kept."""
+    kept: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("*/*.json")):
+        kept.setdefault(path.parent.name, {})[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+    return kept
+
+
+def claim_of(row: Mapping[str, Any], body: Mapping[str, Any] | None, later: Mapping[Any, str]) -> dict[str, Any] | None:
+    """Return the claim of a notebook that stands for a table or figure.
+
+    Args:
+        row: of `shown_where`.
+        body: the evidence of its notebook, None where there is none.
+        later: (caption, section) -> the item of the later draft, by which notebooks name what both drafts have.
+    """
+    names = {row["item"], later.get((row["caption"], row["section"]))}
+    return next((claim for claim in (body or {"claims": []})["claims"] if names & set(claim["shows"])), None)
+
+
+def verdict(claim: Mapping[str, Any] | None) -> str:
+    """Return what a claim measured and whether it holds; "not run" without one."""
+    if claim is None:
+        return "not run"
+    told = VERDICTS[claim["holds"]]
+    return f"{measured(claim)}{f' ({told})' if told else ''}"
+
+
+def quote_papers(folder: str, evidence: Path) -> str:
+    """Return Markdown: where each table and figure is shown, and the number that stands for it on every pair.
+
+    Args:
+        folder: of the notebooks, relative to the Markdown file.
+        evidence: folder of `tools.keep_evidence`.
+    """
+    kept, rows = read_evidence(evidence), shown_where()
+    later = {(row["caption"], row["section"]): row["item"] for row in rows if row["paper"] == LATER_DRAFT}
+    gpus = [name for name in kept if name not in PAIRS_SHOWN]
+    lines: list[str] = []
+    for paper in dict.fromkeys(row["paper"] for row in rows):
+        table = []
+        for row in (row for row in rows if row["paper"] == paper):
+            line = {"item": row["item"], "caption": row["caption"]}
+            line["where"] = f"[{row['notebook']}]({folder}/{row['notebook']}.ipynb), {row['section']}"
+            known = earlier_names(row, later)
+            bodies = {name: kept.get(name, {}).get(row["notebook"]) for name in [*PAIRS_SHOWN, *gpus]}
+            claims = {name: claim_of(row, body, known) for name, body in bodies.items()}
+            stated = next(filter(None, claims.values()), None)
+            line["what is compared"] = stated["claim"] if stated else row["how"]
+            for name, title in PAIRS_SHOWN.items():
+                line[title] = verdict(claims[name]) if row["how"] == "measured" else row["how"]
+            on_gpu = next((claims[name] for name in gpus if claims[name]), None)
+            line["GPU"] = verdict(on_gpu) if row["how"] == "measured" else row["how"]
+            table.append(line)
+        lines += [f"\n**{paper}**", *_markdown(pd.DataFrame(table), text=len(table[0]))]
     return "\n".join(lines) + "\n"
+
+
+def earlier_names(row: Mapping[str, Any], later: Mapping[Any, str]) -> Mapping[Any, str]:
+    """Return `later` for an item of the earlier draft, nothing for others."""
+    return later if row["paper"] == EARLIER_DRAFT else {}
 
 
 def quote_architectures(body: Mapping[str, Any], name: str) -> str:
@@ -238,7 +298,7 @@ def filled(page: str, folder: Path) -> str:
         kind, name, rest = match.groups()
         first, second = [part.split("; ") if part else [] for part in [*(rest or "").split(" | "), ""][:2]]
         if kind == "papers":
-            text = quote_papers(name)
+            text = quote_papers(name, folder / name / "../outputs/reference/evidence")
         elif kind == "architectures":
             text = quote_architectures(json.loads((folder / name).read_text(encoding="utf-8")), name)
         elif kind == "tasks":

@@ -88,6 +88,7 @@ def run(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, help="folder of this run (default: outputs/<profile>-<time>; with --resume the newest)")
     add("--resume", action="store_true", help="skip notebooks whose receipt is still valid")
     add("--overwrite", action="store_true", help="run notebooks that have finished in this folder once more")
+    add("--hours", type=float, metavar="H", help="only what fits, by the plan; headline notebooks first")
     add("--divide", type=int, default=1, metavar="N", help="rehearse: prompts, tokens, repeats divided by N")
     add("--dry-run", action="store_true", help="print what would run, with estimates, and stop")
     add("--notebooks", type=Path, help="folder of the notebooks (default: notebooks/ of the checkout)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ..runs import forecast
 from ..runs.cluster import workers_for
 from ..runs.plan import find_sources, make_jobs, parse_override, project_root, select
 from ..runs.run import INTERRUPTED, check_place, default_out, describe_plan, require_papermill, run_jobs
@@ -25,11 +26,23 @@ def main(args: argparse.Namespace) -> int:
     sources = select(find_sources(folder), args.only, args.headline)
     overrides = dict(parse_override(text) for text in args.overrides)
     jobs = make_jobs(sources, args.profile, overrides, args.divide)
+    if args.hours is not None and not args.hours > 0:
+        raise ValueError(f"--hours is {args.hours}; give the hours that the run may take, such as 1.")
+    if args.profile == "colab" and args.divide == 1:
+        jobs = forecast.scaled(jobs, forecast.step_seconds(args.profile, dict(jobs[0].parameters)))
+    if args.hours is not None:
+        jobs, left = forecast.within(jobs, args.hours)
+        for job in left:
+            say(f"{job.name}: left out, {args.hours:g} h do not hold it{job.expected}")
+        if not jobs:
+            raise ValueError(f"No notebook fits into {args.hours:g} h; give --hours more, or choose with --only.")
     out = (args.out or default_out(root, args.profile, args.resume)).resolve()
     if args.dry_run:
         say(describe_plan(jobs, out, args.resume))
         return 0
     require_papermill()
+    if args.profile == "colab":
+        say(describe_plan(jobs, out, args.resume))
     check_place(jobs, out, args.resume, args.overwrite)
     timeout = None if args.timeout is None else 60 * args.timeout
     options = {"resume": args.resume, "overwrite": args.overwrite, "timeout": timeout, "progress": sys.stderr.isatty()}

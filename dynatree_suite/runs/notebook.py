@@ -228,7 +228,10 @@ class Notebook:
     def write_summary(self) -> None:
         """Write everything noted so far for the report."""
         noted = {kind: list(entries.values()) for kind, entries in self.noted.items()}
-        about = {"notebook": self.name, "profile": self.profile, "parameters": self.parameters}
+        about: Row = {
+            name: getattr(self, name) for name in ("profile", "pair", "device", "dtype", "divide", "parameters")
+        }
+        about = {"notebook": self.name, **about}
         write_json(self._files.summary, {**about, **noted})
 
 

@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import NoneType
@@ -94,6 +94,7 @@ class Job:
     profile: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     divide: int = 1  # amounts of work are divided by it
+    scale: float = 1.0  # of the estimate, on this machine
 
     @property
     def name(self) -> str:
@@ -102,14 +103,23 @@ class Job:
 
     @property
     def estimate(self) -> Cost:
-        """The author's estimate for this profile."""
-        return self.source.estimates.get(self.profile, Cost())
+        """The author's estimate for this profile, scaled; none for a rehearsal."""
+        stated = self.source.estimates.get(self.profile, Cost())
+        if stated.seconds is None or self.divide > 1:
+            return Cost(None, stated.memory_mb)
+        return replace(stated, seconds=stated.seconds * self.scale)
 
     @property
     def on_gpu(self) -> bool:
         """Whether it runs on a GPU: by its parameter `device`, or by its profile where that is left open."""
         device = self.parameters.get("device") or PROFILES[self.profile][1]
-        return "device" in self.source.parameters and str(device).startswith(("cuda", "auto"))
+        if "device" not in self.source.parameters:
+            return False
+        if device == "auto":
+            import torch  # here, because a plan without it need not wait for torch
+
+            return torch.cuda.is_available()
+        return str(device).startswith("cuda")
 
     @property
     def expected(self) -> str:
