@@ -8,13 +8,14 @@ records, and from the amounts its notebooks noted (`Notebook.size`), which a reh
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from dynatree_lib.models.pairs import PAIRS
+from dynatree_suite.papers.published import Paper, published
 
 HUB_NAMES = {
     "pythia-2.8b": "EleutherAI/pythia-2.8b",
@@ -98,6 +99,64 @@ def problems(wanted: Wanted, out: Path) -> list[str]:
     return told
 
 
+def of(paper: Paper, name: str) -> Any:
+    """Return what a paper's setup says."""
+    return paper.setup[name]["value"]
+
+
 def wanted_of_the_papers() -> list[Wanted]:
-    """Return what every table needs that is measured; models, dtype, lengths and methods are those of data/papers."""
-    return []
+    """Return what the tables need that benchmarks measure; models, dtypes, lengths, methods are those of data/papers.
+
+    Tables and figures from the same records as another one are left to that.
+    """
+    fixed, adaptive, ptd, traversal = map(published, ("dynatree-fixed", "dynatree-adaptive", "ptd", "traversal"))
+    notebook = "10_dynatree_fixed"
+    setup = ((of(fixed, "target_model"),), of(fixed, "dtype"))
+    names = {row["method"] for row in fixed.table(1).rows} - {"ar"} | {"hf-generate"}  # the paper's AR is generate
+    wanted = [
+        Wanted(fixed.key, "Table 1", notebook, "main", *setup, "", sorted(names), {"new tokens": str(of(fixed, "T"))}),
+        Wanted(fixed.key, "Figure 3", notebook, "sweep", *setup, "", ["hf-generate", "fixed-tree"]),
+    ]
+    setup, words = ((of(adaptive, "target_model"),), of(adaptive, "dtype")), "split validation"
+    length, rows = {"new tokens": str(of(adaptive, "T"))}, adaptive.table(1).rows
+    names = sorted({row["method"] for row in rows})
+    for item, notebook, record, texts, methods, amounts in (
+        ("Table 1", "11_dynatree_adaptive", "main-wikitext-2", words, names, length),
+        ("Table 1", "11_dynatree_adaptive", "main-pg-19", "pg19", names, length),
+        ("Table 4", "12_dynatree_ablation", "main", words, names, length),
+        ("Figure 6", "13_dynatree_scaling", "lengths", words, names, {}),
+        ("Figure 9", "13_dynatree_scaling", "prompts-*", words, names, {}),
+        ("Figure 7", "14_dynatree_sensitivity", "fixed", words, ["fixed-tree"], length),
+        ("Figure 8", "14_dynatree_sensitivity", "adaptive", words, ["adaptive-tree"], length),
+    ):
+        wanted.append(Wanted(adaptive.key, item, notebook, record, *setup, texts, methods, amounts))
+    names = sorted({row["method"] for number in (1, 3) for row in ptd.table(number).rows})
+    for data, models in of(ptd, "models_per_benchmark").items():
+        for item, record in {"Table 1": f"sampled-{data}*", "Table 3": f"greedy-{data}*"}.items():
+            wanted.append(Wanted(ptd.key, item, "20_ptd", record, models, of(ptd, "dtype"), "", names))
+    for number, pair in zip((2, 3), of(traversal, "model_pairs"), strict=True):
+        record, target, drafter = f"seeds*{number}", (pair["target"],), ["sampled-tree"]
+        item = f"Table {number}"
+        wanted.append(Wanted(traversal.key, item, "30_traversal", record, target, None, "spec_bench", drafter))
+    return wanted
+
+
+def targets_loaded() -> dict[str, tuple[str, ...]]:
+    """Return the targets that notebooks have to load whose tables come from no benchmark, as the papers name them."""
+    ptd, traversal = published("ptd"), published("traversal")
+    return {
+        "21_ptd_analysis": ("llama2-7b-chat",),
+        "22_ptd_quality": tuple(of(ptd, "target_models")),
+        "31_traversal_depth_and_temperature": (of(traversal, "model_pairs")[0]["target"],),
+    }
+
+
+def not_loaded(notebook: str, sources: Iterable[str]) -> list[str]:
+    """Return in sentences which of its paper's targets a notebook did not load from these sources."""
+    given = [*sources]
+    wanted = targets_loaded().get(notebook, ())
+    return [
+        f"{notebook}: {target} was not loaded."
+        for target in wanted
+        if not any(source.endswith(HUB_NAMES[target]) for source in given)
+    ]

@@ -36,6 +36,8 @@ DIVIDE = 1000
 REAL = "HuggingFaceTB/SmolLM2-360M-Instruct + HuggingFaceTB/SmolLM2-135M-Instruct"
 """The pair of the profile `colab` here: two hub ids, as a user may name them."""
 SEEN = "__branches_seen__"
+UNTAKEN: dict[str, str] = {}
+"""Part of a branch's id -> why no rehearsal takes it."""
 
 
 @dataclass
@@ -254,6 +256,26 @@ def untaken(notebooks: Iterable[Path], taken: Iterable[str], known: Mapping[str,
     return [one for one in left if not any(words in one for words in known)]
 
 
+def as_the_papers(done: Iterable[Rehearsal], out: Path) -> list[str]:
+    """Return in sentences what in the profile `paper`, in its own dtypes, was not run as the papers say."""
+    from tools.as_the_papers import not_loaded, problems, wanted_of_the_papers
+
+    told, ran = [], {(one.notebook, one.dtype) for one in done if one.profile == "paper"}
+    for wanted in wanted_of_the_papers():
+        dtype = wanted.dtype or DTYPES[1]
+        if (wanted.notebook, dtype) in ran:
+            told += problems(wanted, out / f"paper-{dtype}")
+    for one in done:
+        if one.profile == "paper":
+            told += not_loaded(one.notebook, [source for source, _, _ in one.loaded])
+    return list(dict.fromkeys(told))
+
+
+def taken_by(done: Iterable[Rehearsal]) -> list[str]:
+    """Return the branches that rehearsals have taken."""
+    return [branch for one in done for branch in one.branches]
+
+
 def rehearse_all(
     notebooks: Sequence[Path], profiles: Sequence[str], dtypes: Sequence[str], out: Path, stand_ins: Path, divide: int,
     workers: int, say: Any = print,
@@ -307,7 +329,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     bad = [one for one in done if one.errors or one.misplaced]
     say(f"{len(done) - len(bad)} of {len(done)} rehearsals whole.")
-    return int(bool(bad))
+    told = [*as_the_papers(done, args.out), *untaken(notebooks, taken_by(done), UNTAKEN)]
+    for line in told:
+        say(line)
+    return int(bool(bad or told))
 
 
 if __name__ == "__main__":

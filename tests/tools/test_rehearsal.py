@@ -1,0 +1,159 @@
+"""The rehearsal of notebooks: what it runs, what it notices, and which branches nothing takes."""
+
+import ast
+import json
+import os
+from pathlib import Path
+
+import pytest
+from suite_notebooks import write_notebook
+
+from dynatree_suite.papers.published import shown_where
+from tools import rehearsal
+from tools.as_the_papers import HUB_NAMES, Wanted, not_loaded, problems, targets_loaded, wanted_of_the_papers
+from tools.rehearsal import Marks, branches_of, untaken
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("source", "values", "taken"),
+    [
+        ("if a:\n    x = 1\nelse:\n    x = 2", {"a": True}, ["if a"]),
+        ("if a:\n    x = 1", {"a": False}, ["unless a"]),
+        ("x = 1 if a else 2", {"a": False}, ["unless a"]),
+        ("x = (1 if a else 2) if b else 3", {"a": True, "b": True}, ["if b", "if a"]),
+        ("x = [1 if a > n else 2 for n in (1, 5)]", {"a": 3}, ["if a > n", "unless a > n"]),
+    ],
+)
+def test_branches_that_are_taken_are_noted_and_values_stay(source, values, taken):
+    plain, marked, seen = dict(values), dict(values), {}
+    exec(source, plain)
+    marks = Marks("nb cell")
+    tree = ast.fix_missing_locations(marks.visit(ast.parse(source)))
+    marked[rehearsal.SEEN] = seen.setdefault
+    exec(compile(tree, "cell", "exec"), marked)
+    assert marked.get("x") == plain.get("x")
+    assert [name.split(" ", 3)[3] for name in seen] == taken
+    assert set(seen) <= set(marks.ids)
+    assert len(marks.ids) == 2 * source.count("if ")
+
+
+def test_what_nothing_takes_is_listed_unless_it_is_explained(tmp_path):
+    path = write_notebook(tmp_path, "10_x", "x = 1 if profile == 'paper' else 2", "if x:\n    y = 1")
+    every = branches_of(path)
+    assert len(every) == 4
+    assert untaken([path], every, {}) == []
+    left = untaken([path], every[1:], {})
+    assert left == [every[0]]
+    assert "if profile == 'paper'" in left[0]
+    assert untaken([path], every[1:], {"if profile == 'paper'": "a GPU is needed"}) == []
+
+
+def rehearsed(tmp_path, *cells, dtype="float16", profile="paper"):
+    """Rehearse a notebook of these cells in a process of its own."""
+    code = ["from dynatree_suite.runs.notebook import begin", "import dynatree_lib as dt"]
+    code += ["nb = begin('10_x', profile=profile, device=device, dtype=dtype, pair='tiny')", *cells]
+    parameters = "profile = None\ndevice = None\ndtype = None"
+    path = write_notebook(tmp_path / "notebooks", "10_x", "\n".join(code[:3]), *cells, parameters=parameters)
+    process, child = rehearsal.start(path, profile, dtype, tmp_path / "out", tmp_path / "none", 100)
+    _, status = os.waitpid(process, 0)
+    return child.ended(status)
+
+
+LOADED = "dt.load_pair(target='{0}/target', draft='{0}/draft'{1})"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The bundled pair in a folder of another name: models of the library itself may be placed anywhere."""
+    (tmp_path / "own").symlink_to(ROOT / "data" / "tiny")
+    return tmp_path / "own"
+
+
+@pytest.mark.parametrize(
+    ("how", "noticed"),
+    [
+        (", device_map=nb.device, dtype=nb.dtype", 0),
+        (", device_map=nb.device, dtype='float32'", 2),
+        (", dtype=nb.dtype", 2),
+        ("", 2),
+    ],
+)
+def test_a_model_on_another_device_or_in_another_dtype_is_noticed(tmp_path, folder, how, noticed):
+    done = rehearsed(tmp_path, LOADED.format(folder, how))
+    assert not done.errors
+    assert len(done.misplaced) == noticed
+
+
+def test_an_error_is_told_with_its_section_and_the_rest_runs(tmp_path):
+    done = rehearsed(tmp_path, "x = 1 / 0", "assert profile == 'colab' and dtype == 'float32'", profile="colab",
+                     dtype="float32")  # fmt: skip
+    assert len(done.errors) == 1  # both cells lie before the first section
+    assert "ZeroDivisionError" in done.errors[0]
+    assert not rehearsed(
+        tmp_path, "assert (profile, device, dtype) == ('paper', 'cuda', 'bfloat16')", dtype="bfloat16"
+    ).errors
+
+
+def test_a_process_that_dies_is_told(tmp_path):
+    done = rehearsed(tmp_path, "import os; os._exit(7)")
+    assert "its process ended with status 7" in done.errors[0]
+
+
+# ------------------------------------------------------------------------------------------------ as the papers have it
+def made_run(
+    out, pair="pythia-2.8b/70m", dtype="float16", workload="10 prompts of wikitext-2, split validation", amount=1500
+):
+    """The record and the summary of a notebook, as a run writes them."""
+    methods = [{"name": name} for name in ("ar", "chain", "fixed-tree", "adaptive-tree")]
+    header = {"kind": "header", "setup": {"pair": pair, "dtype": dtype, "workload": workload, "methods": methods}}
+    record = out / "records" / "11_x" / "main-wikitext-2.jsonl"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps(header) + "\n{}\n")
+    sizes = [{"what": "new tokens", "here": "15", "paper": str(amount)}]
+    (out / "11_x.summary.json").write_text(json.dumps({"sizes": sizes}))
+
+
+WANTED = Wanted("dynatree-adaptive", "Table 1", "11_x", "main-*", ("pythia-2.8b",), "float16", "validation",
+                ("ar", "chain", "adaptive-tree"), {"new tokens": "1500"})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({}, ""),
+        ({"pair": "EleutherAI/pythia-2.8b + EleutherAI/pythia-70m"}, ""),
+        ({"pair": "tiny"}, "has the pair tiny"),
+        ({"dtype": "bfloat16"}, "is in bfloat16, the paper in float16"),
+        ({"workload": "10 prompts of wikitext-2, split test"}, "not on validation"),
+        ({"amount": 500}, "'new tokens' is 500, in the paper 1500"),
+    ],
+)
+def test_a_run_that_is_not_the_papers_is_noticed(tmp_path, wrong, words):
+    made_run(tmp_path, **wrong)
+    told = problems(WANTED, tmp_path)
+    assert any(words in one for one in told) if words else not told
+
+
+def test_a_missing_record_and_a_missing_method_are_noticed(tmp_path):
+    made_run(tmp_path)
+    other = Wanted("ptd", "Table 1", "11_x", "greedy-*", (), None)
+    assert "there is no record 'greedy-*'" in problems(other, tmp_path)[0]
+    (lacks,) = problems(Wanted("ptd", "Table 1", "11_x", "main-*", ("pythia-2.8b",), None, methods=("ptd",)), tmp_path)
+    assert "no record has ptd" in lacks
+
+
+def test_every_notebook_of_measured_tables_is_held_to_its_paper():
+    wanted, loaded = wanted_of_the_papers(), targets_loaded()
+    assert all(target in HUB_NAMES for one in wanted for target in one.targets)
+    assert all(target in HUB_NAMES for targets in loaded.values() for target in targets)
+    measured = {row["notebook"] for row in shown_where() if row["how"] == "measured"}
+    assert measured == {one.notebook for one in wanted} | set(loaded)
+
+
+def test_a_model_that_was_not_loaded_is_noticed():
+    assert not_loaded("21_ptd_analysis", ["/models/meta-llama/Llama-2-7b-chat-hf"]) == []
+    assert not_loaded("21_ptd_analysis", ["EleutherAI/pythia-2.8b"]) == [
+        "21_ptd_analysis: llama2-7b-chat was not loaded."
+    ]
