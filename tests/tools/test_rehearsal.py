@@ -3,6 +3,8 @@
 import ast
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,16 @@ def test_a_model_that_was_not_loaded_is_noticed():
     assert not_loaded("21_ptd_analysis", ["EleutherAI/pythia-2.8b"]) == [
         "21_ptd_analysis: llama2-7b-chat was not loaded."
     ]
+
+
+@pytest.mark.slow
+def test_the_script_for_a_gpu_runs_whole_on_a_cpu(tmp_path):
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    how = {"PAIR": "tiny", "DEVICE": "cpu", "LIMIT": "1", "TOKENS": "8", "PATH": path}
+    script = ROOT / "tools" / "gpu_colab.sh"
+    done = subprocess.run([script, tmp_path], env={**os.environ, **how}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "to run" in (tmp_path / "plan.txt").read_text()
+    for part, method in {"trees": "lookup-tree", "ptd": "self-draft", "traversal": "ar-fast"}.items():
+        found = json.loads((tmp_path / f"{part}.json").read_text())
+        assert method in {row["label"] for row in found["methods"]}
