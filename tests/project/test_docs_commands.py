@@ -123,9 +123,17 @@ def reads_script(script, words):
     subprocess.run(["bash", "-n", script], cwd=ROOT, check=True, timeout=60)
 
 
+def reads_export(words):
+    """Variables that the suite reads."""
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "dynatree_suite").rglob("*.py"))
+    code += "".join(path.read_text(encoding="utf-8") for path in (ROOT / "dynatree_lib").rglob("*.py"))
+    for word in words:
+        assert f'"{word.partition("=")[0]}"' in code, word
+
+
 READERS = {
     "dynatree": reads_dynatree, "make": reads_make, "pip": reads_pip, "python": reads_python, "python3": reads_python,
-    "dask": reads_dask, "jupyter": reads_jupyter,
+    "dask": reads_dask, "export": reads_export, "jupyter": reads_jupyter,
 }  # fmt: skip
 
 
