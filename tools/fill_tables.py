@@ -11,6 +11,7 @@ A table stands between a mark and `<!-- end of table -->`. The marks, paths bein
     <!-- forwards: FILE -->                          times of forwards, of tools/smollm2_reference.sh
     <!-- gpu: FILE -->                               forwards by engine, of tools.gpu_speed
     <!-- papers: FOLDER -->                          where the papers' tables and figures are; FOLDER has the notebooks
+    <!-- claims: FILE -->                            the papers' claims beside what was measured
     <!-- architectures: FILE -->                     what tools/try_architectures.py found
 
 A test compares table and record, so that the text cannot drift from the record.
@@ -34,6 +35,7 @@ from dynatree_suite.bench.statistics import ratio
 from dynatree_suite.bench.tables import Method, bound_sentence, brief, disturbed_sentence, method_table, sampling_text
 from dynatree_suite.papers.published import shown_where
 from dynatree_suite.runs.report import measured
+from tools.keep_evidence import EVIDENCE
 
 DOCS = (
     "tokens/s", "x hf-generate", "x ar", "x ar-fast", "x bound", "tokens/iteration", "iteration cost",
@@ -220,6 +222,38 @@ def earlier_names(row: Mapping[str, Any], later: Mapping[Any, str]) -> Mapping[A
     return later if row["paper"] == EARLIER_DRAFT else {}
 
 
+def quote_claims(body: Sequence[Mapping[str, Any]], evidence: Path) -> str:
+    """Return Markdown: what the papers claim, what they print, and what was measured on each pair, with the reason.
+
+    Args:
+        body: of data/papers/claims.json: entries with `claim`, `paper`, `printed`, the `notebook` that measures it, how
+            its claim there begins (`stated`), `holds` in a word, and `why`.
+        evidence: folder of `tools.keep_evidence`.
+    """
+    kept = read_evidence(evidence)
+    gpus = [name for name in kept if name not in PAIRS_SHOWN]
+    rows = []
+    for entry in body:
+        found = {name: _stated(entry, kept.get(name, {}).get(entry["notebook"])) for name in [*PAIRS_SHOWN, *gpus]}
+        row = {"claim": entry["claim"], "paper": entry["paper"], "printed": entry["printed"]}
+        row |= {title: verdict(found[name]) for name, title in PAIRS_SHOWN.items()}
+        row["GPU"] = verdict(next((found[name] for name in gpus if found[name]), None))
+        rows.append(row | {"holds": entry["holds"], "why": entry["why"]})
+    return "\n".join([*_markdown(pd.DataFrame(rows), text=len(rows[0])), ""])
+
+
+def _stated(entry: Mapping[str, Any], body: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the claim of a notebook that begins as an entry says; ValueError where it has run and states none."""
+    if body is None:
+        return None
+    found = [claim for claim in body["claims"] if claim["claim"].startswith(entry["stated"])]
+    if len(found) != 1:
+        raise ValueError(
+            f"{entry['notebook']} on {body['pair']} states {len(found)} claims '{entry['stated']}...', not 1."
+        )
+    return dict(found[0])
+
+
 def quote_architectures(body: Mapping[str, Any], name: str) -> str:
     """Return Markdown: the architectures that are served, then those refused, with the reason; as for `quote`."""
     setup, parts = body["setup"], pd.DataFrame(body["rows"]).astype(object).fillna("").groupby("result")
@@ -286,7 +320,8 @@ def _record(name: str) -> str:
 
 
 PATTERN = re.compile(
-    r"<!-- (table|tasks|forwards|gpu|papers|architectures): ([^|\n]*?)(?: \| (.*?))? -->\n.*?<!-- end of table -->",
+    r"<!-- (table|tasks|forwards|gpu|papers|claims|architectures): ([^|\n]*?)(?: \| (.*?))? -->\n"
+    r".*?<!-- end of table -->",
     flags=re.S,
 )
 
@@ -298,7 +333,9 @@ def filled(page: str, folder: Path) -> str:
         kind, name, rest = match.groups()
         first, second = [part.split("; ") if part else [] for part in [*(rest or "").split(" | "), ""][:2]]
         if kind == "papers":
-            text = quote_papers(name, folder / name / "../outputs/reference/evidence")
+            text = quote_papers(name, EVIDENCE)
+        elif kind == "claims":
+            text = quote_claims(json.loads((folder / name).read_text(encoding="utf-8")), EVIDENCE)
         elif kind == "architectures":
             text = quote_architectures(json.loads((folder / name).read_text(encoding="utf-8")), name)
         elif kind == "tasks":

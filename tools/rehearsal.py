@@ -6,8 +6,8 @@
 The models and data sets are those of `tools.stand_ins`. Amounts of work are divided by `--divide`, and every setting is
 taken. In 16 bits the device is a GPU in name: models are asked for on "cuda", run over static buffers, and lie on the
 CPU. A rehearsal fails where a cell raises an error, a model is asked for on another device or in another dtype than the
-run's, or a table is not run as its paper says (`tools.as_the_papers`). Last, it lists the branches of notebooks that no
-rehearsal and no run of the profiles smoke and laptop has taken.
+run's, a table is not run as its paper says (`tools.as_the_papers`), or a branch that depends on how a notebook is run
+was taken by no rehearsal.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import ast
 import builtins
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -36,7 +37,15 @@ DIVIDE = 1000
 REAL = "HuggingFaceTB/SmolLM2-360M-Instruct + HuggingFaceTB/SmolLM2-135M-Instruct"
 """The pair of the profile `colab` here: two hub ids, as a user may name them."""
 SEEN = "__branches_seen__"
-UNTAKEN: dict[str, str] = {}
+OF_A_RUN = {"profile", "device", "dtype", "exact", "decides", "divide", "pair", "pairs", "models", "source", "data",
+            "where", "workload", "bundled", "measure", "wanted"}  # fmt: skip
+"""Names by which a condition depends on how a notebook is run."""
+UNTAKEN = {
+    "if nb.decides": "claims are decided by a whole run alone",
+    "51_beyond_this_machine c07 3 unless measure is None": "a user's wish",
+    "51_beyond_this_machine c07 4 if wanted": "the profile laptop measures this machine, too",
+    "51_beyond_this_machine c44 12 unless not wanted": "the same",
+}
 """Part of a branch's id -> why no rehearsal takes it."""
 
 
@@ -250,9 +259,10 @@ def warm_up() -> None:
 
 
 def untaken(notebooks: Iterable[Path], taken: Iterable[str], known: Mapping[str, str]) -> list[str]:
-    """Return the branches that nothing has taken and no entry of `known` explains."""
+    """Return the branches that depend on how a notebook is run and that nothing has taken; `known` explains some."""
     seen = set(taken)
     left = [one for path in notebooks for one in branches_of(path) if one not in seen]
+    left = [one for one in left if OF_A_RUN & set(re.findall(r"\w+", one.split(" ", 3)[3]))]
     return [one for one in left if not any(words in one for words in known)]
 
 
