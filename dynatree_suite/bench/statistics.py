@@ -9,6 +9,7 @@ All are of plain sums. The machines of most readers are busy, so a ratio of time
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +30,7 @@ Table = Any
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95 % interval; prints as "1.82 [1.59, 2.11]".
+    """A number with its 95 % interval; prints as "1.82 [1.59, 2.11]", and as "no estimate" where there is none.
 
     Attributes:
         value: the estimate; NaN where its divisor is 0.
@@ -51,6 +52,8 @@ class Estimate:
 
     def __format__(self, spec: str) -> str:
         """Each of the three numbers under `spec`, ".2f" by default."""
+        if math.isnan(self.value):
+            return "no estimate"
         value, low, high = (format(number, spec or ".2f") for number in (self.value, self.low, self.high))
         return f"{value} [{low}, {high}]"
 
