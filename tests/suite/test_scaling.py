@@ -11,6 +11,7 @@ from dynatree_suite.bench.prompts import BenchPrompt
 from dynatree_suite.bench.protocol import Results, run_benchmark
 from dynatree_suite.bench.records import Divergence, Header, Records, Run
 from dynatree_suite.papers.adaptive import footprint, scaling
+from dynatree_suite.papers.published import published
 
 TARGET = random_model("gpt_neox")
 PAIR = Pair("random", TARGET, noisy_copy(TARGET), None)
@@ -125,8 +126,11 @@ class TestStretches:
         assert growth.value == growth.low == growth.high == pytest.approx(4 / 2.5)
         assert scaling.late_over_early(rows, "flat", 5).value == pytest.approx((5 / 3) / 2)
         assert scaling.late_over_early(rows, "tree", 5, without="flat").value == pytest.approx(1.6 / (5 / 6))
-        with pytest.raises(ValueError, match="before and after token 50"):
-            scaling.late_over_early(rows, "tree", 50)
+
+    def test_a_text_without_late_stretches_gives_no_estimate_and_leaves_claims_open(self):
+        rows = scaling.stretches(results(run(), run("flat")), 5)
+        for growth in (scaling.late_over_early(rows, "tree", 50), scaling.late_over_early(rows, "tree", 50, "flat")):
+            assert (str(growth), growth.compared(), growth.above()) == ("no estimate", "around", None)
 
     def test_classes_of_repetition(self):
         again = run(tokens=[1, 2, 3, 4, 5, 1, 2, 3, 4, 5])
@@ -157,6 +161,32 @@ class TestMemory:
         assert tree["computed"] == sum(tree[name] for name in ("weights", "cache", "logits"))
         assert tree["change"] == pytest.approx(100 * (tree["computed"] / plain["computed"] - 1))
         assert tree["peak"] is None
+
+    def test_table_5_has_measured_peaks_over_those_of_plain_decoding(self):
+        printed = published("dynatree-adaptive").table(5).rows
+        sizes = {"ar": 100, "chain (K=5)": 104, "chain (K=8)": 110, "fixed-tree (D=8, B=3)": 130, "adaptive-tree": 90}
+        runs = {
+            name: results(
+                *(run(label, peak_device_bytes=(7 + size + more) * footprint.MIB) for label, size in sizes.items())
+            )
+            for name, more in (("pg-19", 2), ("wikitext-2", 0))
+        }
+        plain, chain, fixed, adaptive = footprint.like_table_5(printed, runs, held=7 * footprint.MIB)
+        assert (plain["pg19_mib"], plain["wikitext2_mib"], plain["average_mib"]) == (102, 100, 101)
+        assert (chain["pg19_mib"], chain["wikitext2_mib"]) == (106, 110)  # K = 5 on PG-19, 8 on WikiText-2
+        assert [row["change_percent"] for row in (plain, fixed)] == [0, pytest.approx(100 * (131 / 101 - 1))]
+        assert adaptive["method"] == "adaptive-tree"
+        assert adaptive["change_percent"] < 0 <= adaptive["computed_percent"]
+
+    @pytest.mark.parametrize("paper", ["dynatree-adaptive", "dynatree-adaptive-earlier"])
+    def test_table_5_on_a_cpu_has_what_shapes_say_alone(self, paper):
+        printed = published(paper).table(5).rows
+        labels = {footprint.setting(row, name) for row in printed for name in footprint.DATA_SETS}
+        runs = dict.fromkeys(footprint.DATA_SETS, results(*map(run, labels)))
+        plain, *others = footprint.like_table_5(printed, runs)
+        assert [row["method"] for row in others] == ["chain", "fixed-tree", "adaptive-tree"]
+        assert all(row["average_mib"] is row["change_percent"] is None for row in (plain, *others))
+        assert plain["computed"] == sum(plain[part] for part in ("weights", "cache", "logits"))
 
 
 def test_panels_share_a_legend_and_show_what_they_have():

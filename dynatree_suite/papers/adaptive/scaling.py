@@ -184,10 +184,8 @@ def by_repetition(table: Table, edges: Sequence[float], late: int) -> list[Row]:
 def late_over_early(table: Table, label: str, late: int, without: str | None = None) -> Estimate:
     """Return tokens per iteration after `late` tokens over those before, with its bootstrap interval over prompts.
 
-    With another label in `without`, that ratio over the other's: how a gain changes along the text.
-
-    Raises:
-        ValueError: if no prompt has stretches on both sides of `late`.
+    With another label in `without`, that ratio over the other's: how a gain changes along the text. NaN where no text
+    has stretches on both sides of `late`.
     """
     frame = pd.DataFrame(table)
     after = frame["position"] > late
@@ -198,7 +196,7 @@ def late_over_early(table: Table, label: str, late: int, without: str | None = N
     ]
     counts = pd.concat(sides, axis=1, join="inner").to_numpy(float)
     if not len(counts):
-        raise ValueError(f"No text of '{label}' has stretches before and after token {late}; give another place.")
+        return Estimate(np.nan, np.nan, np.nan)
 
     def change(drawn: np.ndarray) -> np.ndarray:
         grown = sum_ratio(drawn[..., :4])
