@@ -6,14 +6,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from models import noisy_copy, random_model
+from models import feature_draft, noisy_copy, random_model
 
 from dynatree_lib import SampledTree, Sampling, ToyModel
-from dynatree_lib.models.pairs import Pair
+from dynatree_lib.models.pairs import PAIRS, Pair
 from dynatree_lib.verifiers import Block, TargetWalk, TokenLevel, Traversal
+from dynatree_suite.bench.methods import variant
 from dynatree_suite.bench.prompts import BenchPrompt
-from dynatree_suite.bench.protocol import Results
+from dynatree_suite.bench.protocol import Results, run_benchmark
 from dynatree_suite.bench.records import Header, Records, Run
+from dynatree_suite.bench.statistics import Estimate
 from dynatree_suite.papers.published import published
 from dynatree_suite.papers.traversal import tables
 from dynatree_suite.papers.traversal.causes import AcceptedLevels, chain_ratios, noisy_draft
@@ -29,6 +31,15 @@ TWO = {"token-level": TokenLevel(), "traversal": Traversal()}
 
 
 class TestPublished:
+    def test_each_pair_of_the_paper_stands_beside_its_own_table(self):
+        assert set(tables.PAIRS) <= set(PAIRS)
+        assert [tables.tables_of(pair) for pair in (*tables.PAIRS, "tiny")] == [(2,), (3,), (2, 3)]
+
+    def test_speeds_by_tree_and_rule(self):
+        two, three = (tables.published_speeds(PAPER, number) for number in (2, 3))
+        assert (two[None], two["chain", "traversal"], three["eagle_sparse_tree", "token-level"]) == (34.5, 52.5, 69.1)
+        assert len(two) == len(three) == 7
+
     @pytest.mark.parametrize(("number", "count"), [(2, 21), (3, 21), (4, 15)])
     def test_every_acceptance_length_has_its_gain(self, number, count):
         cells = tables.published_cells(PAPER, number)
@@ -107,8 +118,36 @@ class TestSeeds:
         quick = [run("t", "a", 0, 9, 5, seconds=5.0), run("t", "b", 0, 9, 5)]  # 1 s each
         ratio = tables.iteration_time(results(*slow, *quick), "v", over="t")
         assert (ratio.value, ratio.interval) == (2.0, (2.0, 2.0))
-        with pytest.raises(ValueError, match="second iteration"):
-            tables.iteration_time(results(run("v", "a", 0, 3, 1), *quick), "v", over="t")
+        assert tables.iteration_time(results(run("v", "a", 0, 3, 1), *quick), "v", over="t") is None
+
+    def test_a_line_has_the_measured_cell_and_the_printed_ones(self):
+        done = results(*(run(method, "a", seed, 10, 5) for method in "tv" for seed in (0, 1)))
+        printed = {number: tables.published_cells(PAPER, number) for number in (2, 3)}
+        line, _ = tables.acceptance_lines(tables.seed_rows(done, self.PROMPTS[:1], METHODS), printed)
+        assert (line["tree"], line["task"], line["prompts"]) == ("chain of 5", "multi_turn", 1)
+        assert (line["token-level, measured"], line["gain %, measured"]) == ("2.00 ± 0.00", "+0.0")
+        assert (line["traversal, Table 2"], line["gain %, Table 3"]) == ("4.09 ± 0.03", "+5.5")
+        assert "gain %, Table 3" not in tables.acceptance_lines([], {2: printed[2]})
+        (own, _) = tables.acceptance_lines(tables.seed_rows(done, self.PROMPTS[:1], METHODS), {2: printed[2]})
+        assert not [name for name in own if "Table 3" in name]
+        other = {"task": "code", "tree": "chain", "prompts": 1, "token_level": 2.0, "token_level_se": 0.0}
+        other |= {"traversal": 2.0, "traversal_se": 0.0, "gain": 0.0}
+        assert tables.acceptance_lines([other], printed)[0]["gain %, Table 2"] is None
+
+    def test_speeds_stand_beside_the_printed_ones_of_the_pair(self):
+        labels = {f"chain, {rule}": ("chain", rule) for rule in tables.RULES}
+        specs = [variant(f"sampled-tree:branching=1,verifier={rule}", label) for label, (_, rule) in labels.items()]
+        done = run_benchmark(PAIR, ["hf-generate", "ar", *specs], PROMPTS, max_new_tokens=8, sampling=ONE, warmup=0)
+        found = tables.speed_lines(done, labels, PAPER, "llama-2-7b-base/68m")
+        lines = {line["method"]: line for line in found}
+        assert not [name for line in found for name in line if "Table 2" in name]
+        printed = [lines[label].get("tokens/s, Table 3") for label in ("ar", "hf-generate", "chain, token-level")]
+        assert printed == [37.3, None, 58.0]
+        drawn = lines["chain, traversal"]
+        assert drawn["x token-level, Table 3"] == pytest.approx(60.8 / 58.0)
+        assert drawn["x ar, Table 3"] == pytest.approx(60.8 / 37.3)
+        assert drawn["tokens/s"] == done.summary("chain, traversal")["tokens_per_second"]
+        assert {"x ar", "x token-level", "tokens per iteration", "disturbed runs"} < set(drawn)
 
 
 def paired(rows):
@@ -163,6 +202,28 @@ class TestGains:
         joined = Judged({}, {}, [*large.rows, *elsewhere.rows])
         assert tables.gain_change(joined, small).value == pytest.approx(20)  # a prompt of one side alone does not count
 
+    def test_rows_by_tree_and_task_beside_the_printed_gains(self):
+        rows = [
+            {**row, "tree": tree, "task": "chat" if row["prompt"] == "a" else "code"}
+            for tree in tables.TREES
+            for row in paired(self.ROWS).rows
+        ]
+        found = tables.paired_rows(Judged({}, {}, rows), {3: tables.published_cells(PAPER, 3)})
+        assert [row["task"] for row in found] == ["all prompts", "multi_turn", "code"] * 3
+        whole, talk, code = found[:3]
+        assert (whole["trees"], talk["trees"], code["trees"]) == (6, 3, 3)
+        assert (whole["table_3"], talk["table_3"], code["table_3"]) == (5.7, 5.5, None)
+        assert "table_2" not in whole
+        assert whole["separate"] == tables.separate_gain(paired(self.ROWS)).value
+        assert "separate" not in talk
+
+    def test_a_claim_about_several_trees_fails_with_one_and_is_open_with_one(self):
+        up, down, around = Estimate(2, 1, 3), Estimate(-2, -3, -1), Estimate(1, -1, 3)
+        assert tables.in_all([up, up]) is True
+        assert tables.in_all([up, around]) is None
+        assert tables.in_all([up, around, down]) is False
+        assert tables.in_a_line({"chain": up, "tree": down}) == "chain +2.0 [1.0, 3.0], tree -2.0 [-3.0, -1.0]"
+
     @pytest.mark.parametrize(("slots", "depth"), [((), 0), ((0, 0, 0), 1), ((0, 1, 2), 3), ((0, 0, 1, 3), 3)])
     def test_depth_of_a_shape(self, slots, depth):
         assert len(tables.widths(slots)) == depth
@@ -212,14 +273,25 @@ class TestCauses:
     def test_ratios_are_those_of_the_judged_chains(self):
         chain = {"chain": SampledTree(PAIR.draft, depth=3, branching=1)}
         judged = judge(PAIR, chain, TWO, PROMPTS, max_new_tokens=12, margin=4, drivers=["token-level"])
-        chains = chain_ratios(PAIR, PROMPTS, length=3, max_new_tokens=16)
+        chains = chain_ratios(PAIR, PROMPTS, length=3, max_new_tokens=12)
         for prompt in PROMPTS:
-            mine = [row["tokens"]["token-level"] for row in judged.where(prompt=prompt.id).rows if row["levels"] == 3]
+            mine = [row["tokens"]["token-level"] for row in judged.where(prompt=prompt.id).rows]
             ratios = np.array([row["ratios"] for row in chains if row["prompt"] == prompt.id])
-            assert tables.token_level_tokens(ratios)[: len(mine)].tolist() == pytest.approx(mine, abs=1e-5)
+            assert tables.token_level_tokens(ratios).tolist() == pytest.approx(mine, abs=1e-5)
         assert all(0 < row["entropy"] < math.log(TARGET.vocab_size) for row in chains)
         cool = chain_ratios(PAIR, PROMPTS, length=3, max_new_tokens=16, sampling=Sampling(0.3))
         assert np.mean([row["entropy"] for row in cool]) < np.mean([row["entropy"] for row in chains])
+
+    def test_one_token_of_each_text_is_enough_for_a_chain(self):
+        chains = chain_ratios(PAIR, PROMPTS, length=8, max_new_tokens=1)
+        assert [row["prompt"] for row in chains] == [prompt.id for prompt in PROMPTS]
+
+    def test_a_draft_on_features_drafts_no_chain_at_first(self):
+        target = random_model("llama")
+        pair = Pair("features", target, feature_draft(target), None)
+        assert chain_ratios(pair, PROMPTS, length=2, max_new_tokens=1) == []
+        chains = chain_ratios(pair, PROMPTS, length=2, max_new_tokens=8)
+        assert {row["prompt"] for row in chains} == {prompt.id for prompt in PROMPTS}
 
     def test_a_noisy_draft_is_the_target_with_noise(self):
         before = {name: weight.clone() for name, weight in TARGET.model.state_dict().items()}

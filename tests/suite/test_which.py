@@ -1,11 +1,11 @@
 """Drafters with rules, compared: exact values against enumeration, ratios and crossings against numbers by hand."""
 
 import pytest
-from models import noisy_copy, prompt, random_model
+from models import feature_draft, noisy_copy, prompt, random_model
 from pandas import concat
 
 import dynatree_lib as dt
-from dynatree_lib.models.pairs import make_pair
+from dynatree_lib.models.pairs import Pair, make_pair
 from dynatree_lib.verifiers import TargetWalk, TokenLevel, Traversal
 from dynatree_suite.bench.prompts import BenchPrompt
 from dynatree_suite.papers.traversal import which
@@ -136,6 +136,20 @@ class TestDecoding:
         ).mean("token-level")  # fmt: skip
         first = next(row for row in found if row["tree"] == "distinct" and row["prompt"] == "p1")
         assert drawn == pytest.approx(first["tokens"]["traversal"], abs=0.05)
+
+    def test_one_node_of_a_draft_on_features_is_at_every_place_but_the_first(self, prompts):
+        target, sampling = random_model("llama"), dt.Sampling(0.8)
+        draft = feature_draft(target)
+        own = Pair("features", target, draft, None)
+        found = which.one_node_rows(own, prompts, sampling, max_new_tokens=9)
+        assert [row["place"] for row in found if (row["prompt"], row["tree"]) == ("p1", "top")] == [*range(1, 9)]
+        walked = judge(
+            own, {"top": dt.Chain(draft, 1)}, {"target-walk": TargetWalk()}, prompts,
+            max_new_tokens=9, sampling=sampling, margin=4,
+        ).rows  # fmt: skip
+        mine = {(row["prompt"], row["place"]): row["tokens"] for row in found if row["tree"] == "top"}
+        for row in [row for row in walked if row["nodes"]]:
+            assert row["tokens"]["target-walk"] == pytest.approx(mine[row["prompt"], row["place"]]["target-walk"])
 
     def test_pairs_of_judged_rows_compare(self, pair, prompts):
         drafters = {"top": dt.SampledTree(pair.draft, 2, 2, "top"), "distinct": dt.SampledTree(pair.draft, 2, 2)}

@@ -6,6 +6,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -67,15 +68,20 @@ def chain_ratios(
     sampling: Sampling | None = None,
     seed: int = 0,
 ) -> list[Row]:
-    """Return one row per chain of this length drafted in texts of these prompts.
+    """Return one row per chain of this length that begins in the first `max_new_tokens` tokens of these prompts' texts.
+
+    A text goes on behind them, so that its end cuts no chain short.
 
     Keys: `prompt`, `ratios` of the target's probability to the draft's of each token, and `entropy` of the target's
     distribution where the chain begins, in nats.
     """
     drafter, out = SampledTree(pair.draft, depth=length, branching=1), []
     probe, warm = _RatioProbe(TokenLevel()), sampling or Sampling(1.0)
-    for prompt, _ in iterations_of(pair, drafter, prompts, warm, max_new_tokens, seed, probe):
-        out += [{"prompt": prompt, **row} for row in probe.rows if len(row["ratios"]) == length]  # an end is shorter
+    for prompt, text in iterations_of(pair, drafter, prompts, warm, max_new_tokens + length, seed, probe):
+        places = accumulate((step.committed for step in text), initial=0)
+        for place, row in zip(places, probe.rows, strict=False):
+            if place < max_new_tokens and len(row["ratios"]) == length:  # a draft on features drafts nothing at first
+                out.append({"prompt": prompt, **row})
         probe.rows.clear()
     return out
 

@@ -23,6 +23,10 @@ from ..published import Paper
 
 TREES = {"chain": "chain of 5", "binary_tree": "binary tree of depth 5", "eagle_sparse_tree": "EAGLE sparse tree"}
 """The paper's trees, by the names in its stored tables."""
+PAIRS = {"llama-3.1-8b/3.2-1b": 2, "llama-2-7b-base/68m": 3}
+"""The paper's pairs, each with the number of its table."""
+_TARGETS = {2: "llama3.1-8b-instruct", 3: "llama2-7b"}
+"""The target of each table, by its name in the stored setup."""
 _TASKS = {"chat": "multi_turn", "math": "math_reasoning"}
 """Kinds of bundled prompts that the paper calls otherwise."""
 RULES = ("token-level", "traversal")
@@ -45,6 +49,22 @@ def percent(factor: Estimate) -> Estimate:
     return replace(factor, **{name: 100 * (getattr(factor, name) - 1) for name in ("value", "low", "high")})
 
 
+def tables_of(pair: str) -> tuple[int, ...]:
+    """Return the numbers of the tables that a pair's numbers stand beside: its own; of a pair of others, both."""
+    return (PAIRS[pair],) if pair in PAIRS else tuple(PAIRS.values())
+
+
+def in_all(changes: Iterable[Estimate], limit: float = 0.0) -> bool | None:
+    """Say whether every change is above a limit: False where one is below it, None where one is open."""
+    found = [change.above(limit) for change in changes]
+    return False if False in found else None if None in found else True
+
+
+def in_a_line(gains: Mapping[str, Estimate]) -> str:
+    """Return gains in a line: "chain +2.8 [2.1, 3.5], binary +2.2 [1.6, 2.8]"."""
+    return ", ".join(f"{name} {gain.value:+.1f} [{gain.low:.1f}, {gain.high:.1f}]" for name, gain in gains.items())
+
+
 def published_cells(paper: Paper, number: int) -> list[Row]:
     """Return acceptance lengths of Table 2, 3 or 4, with the printed gain and the interval of the printed errors.
 
@@ -58,6 +78,15 @@ def published_cells(paper: Paper, number: int) -> list[Row]:
             gain = row["gain_percent"]
             out.append({**row, "gain": gain, "gain_interval": [gain - reach, gain + reach]})
     return out
+
+
+def published_speeds(paper: Paper, number: int) -> dict[tuple[str, str] | None, float]:
+    """Return the printed tokens/s of Table 2 or 3 by (tree, rule), and those of plain decoding under None."""
+    speeds: dict[tuple[str, str] | None, float]
+    speeds = {None: paper.setup["ar_tokens_per_second"]["value"][_TARGETS[number]]["mean"]}
+    for row in paper.table(number).where(metric="tokens_per_s"):
+        speeds |= {(row["tree"], rule): row[rule.replace("-", "_")] for rule in RULES}
+    return speeds
 
 
 # ------------------------------------------------------------------------------------------------ the paper's protocol
@@ -89,18 +118,60 @@ def seed_rows(results: Results, prompts: Iterable[Any], methods: Mapping[str, tu
     return [{**row, "gain": 100 * (row["traversal"] / row["token_level"] - 1)} for row in out.values()]
 
 
-def iteration_time(results: Results, method: str, over: str) -> Estimate:
+def acceptance_lines(rows: Iterable[Row], printed: Mapping[int, Sequence[Row]]) -> list[Row]:
+    """Return the lines of a table, tree by tree: rows of `seed_rows`, and beside them `published_cells` by number."""
+    sides = {f"Table {number}": {(row["task"], row["tree"]): row for row in cells} for number, cells in printed.items()}
+    lines = []
+    for row in sorted(rows, key=lambda row: list(TREES).index(row["tree"])):
+        line: Row = {"tree": TREES[row["tree"]], "task": row["task"], "prompts": row["prompts"]}
+        beside = {name: side.get((row["task"], row["tree"])) for name, side in sides.items()}
+        for name, cell in {"measured": row, **beside}.items():
+            for rule in RULES:
+                key = rule.replace("-", "_")
+                line[f"{rule}, {name}"] = f"{cell[key]:.2f} ± {cell[f'{key}_se']:.2f}" if cell else None
+            line[f"gain %, {name}"] = f"{cell['gain']:+.1f}" if cell else None
+        lines.append(line)
+    return lines
+
+
+def speed_lines(results: Results, methods: Mapping[str, tuple[str, str]], paper: Paper, pair: str) -> list[Row]:
+    """Return the lines of a table: tokens/s of each method, and beside them the printed ones of the tables of the pair.
+
+    Args:
+        results: of a run with the methods "ar" and `methods`.
+        methods: label -> (tree, rule).
+        paper: with the printed tables.
+        pair: name of the pair that was measured.
+    """
+    frame, printed = results.records.frame(), {number: published_speeds(paper, number) for number in tables_of(pair)}
+    places, lines = {"ar": None, **methods}, []
+    for one in results.summaries():
+        label, (tree, rule) = one["label"], methods.get(one["label"], ("", ""))
+        base = next((other for other, place in methods.items() if place == (tree, RULES[0])), "")
+        paired = rule == RULES[1]
+        theirs = {number: speeds[places[label]] for number, speeds in printed.items() if label in places}
+        line: Row = {"method": label, "tokens/s": one["tokens_per_second"]}
+        line |= {f"tokens/s, Table {number}": theirs.get(number) for number in printed}
+        line |= {"tokens per iteration": one["tokens_per_iteration"], "x ar": str(ratio(frame, label, over="ar"))}
+        for number, speeds in printed.items():
+            line[f"x ar, Table {number}"] = theirs[number] / speeds[None] if theirs else None
+        line["x token-level"] = str(ratio(frame, label, over=base)) if paired else None
+        for number, speeds in printed.items():
+            line[f"x token-level, Table {number}"] = theirs[number] / speeds[tree, RULES[0]] if paired else None
+        lines.append({**line, "disturbed runs": one["disturbed"]})
+    return lines
+
+
+def iteration_time(results: Results, method: str, over: str) -> Estimate | None:
     """Return seconds per iteration of a method over those of another on the same prompts, the first iteration left out.
 
-    The first iteration reads the prompt. Prompts are drawn anew for the interval.
-
-    Raises:
-        ValueError: if no prompt has a second iteration on both sides.
+    The first iteration reads the prompt. Prompts are drawn anew for the interval. None where no prompt has a second
+    iteration on both sides.
     """
     frame = results.records.frame()
     frame = frame.assign(steps=frame["iterations"] - 1).query("steps > 0")
     if not set.intersection(*(set(frame.loc[frame["method"] == label, "prompt"]) for label in (method, over))):
-        raise ValueError("No prompt has a second iteration on both sides, so none can be timed; ask for more tokens.")
+        return None
     return ratio(frame, method, over, of="span", per="steps", by="prompt")
 
 
@@ -114,6 +185,30 @@ def gain_row(judged: Judged) -> Row:
     row: Row = {"token_level": means[0], "traversal": means[1], "gain": gain.value}
     row |= {"gain_interval": list(gain.interval), "trees": len(judged.rows)}
     return {**row, "prompts": len({row["prompt"] for row in judged.rows})}
+
+
+def paired_rows(judged: Judged, printed: Mapping[int, Sequence[Row]]) -> list[Row]:
+    """Return a `gain_row` for each of the paper's trees, of all prompts and of each task, beside the printed gains.
+
+    Keys also `tree`, `task` ("all prompts", or a task by the paper's name), `table_<n>` and `table_<n>_interval`
+    (`published_cells` by number) and, of all prompts, `separate` and `separate_interval` (`separate_gain`).
+    """
+    sides = {number: {(row["task"], row["tree"]): row for row in cells} for number, cells in printed.items()}
+    rows = []
+    for tree, name in TREES.items():
+        whole = judged.where(tree=tree)
+        separate = separate_gain(whole)
+        parts = {"all prompts": whole}
+        parts |= {task: whole.where(task=task) for task in dict.fromkeys(row["task"] for row in whole.rows)}
+        for task, part in parts.items():
+            row = {"tree": name, "task": _TASKS.get(task, task), **gain_row(part)}
+            for number, cells in sides.items():
+                cell = cells.get(("avg_acceptance" if part is whole else row["task"], tree), {})
+                row |= {f"table_{number}{end}": cell.get(f"gain{end}") for end in ("", "_interval")}
+            if part is whole:
+                row |= {"separate": separate.value, "separate_interval": list(separate.interval)}
+            rows.append(row)
+    return rows
 
 
 def separate_gain(judged: Judged) -> Estimate:

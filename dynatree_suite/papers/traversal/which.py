@@ -8,20 +8,22 @@ random. Ratios are paired by prompt, and so are their bootstrap intervals. For t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from typing_extensions import override
 
-from dynatree_lib.decoding import Iteration, autoregressive, generate
-from dynatree_lib.drafters import Drafter
+from dynatree_lib.decoding import Iteration, generate
+from dynatree_lib.drafters import Drafter, SampledTree
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.models.toy import ToyModel
-from dynatree_lib.sampling import Sampling, probabilities
-from dynatree_lib.verifiers import TokenLevel, Verifier
+from dynatree_lib.sampling import DraftDistributions, RandomSource, Sampling, Scores
+from dynatree_lib.tree import TokenTree
+from dynatree_lib.verifiers import TokenLevel, Verdict, Verifier
 
 from ...bench.prompts import prepare_prompts
 from ...bench.protocol import SEEDS
@@ -174,29 +176,53 @@ def greedy_rows(
     return rows
 
 
+@dataclass
+class _OneNode(Verifier):
+    """The target walk, which leaves out the one drafted node it is shown, and what that node would have been worth.
+
+    Attributes:
+        shares: at each place of the text, the probability that the draft's most probable token is accepted, and that a
+            drawn token is; None where nothing was drafted.
+    """
+
+    shares: list[tuple[float, float] | None] = field(default_factory=list)
+    name = "one-node"
+
+    @override
+    def verify(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
+        found = None
+        if len(tree) > 1 and distributions is not None:
+            p, q = scores.distribution(0), distributions.distribution(0)
+            found = float(p[q.argmax()]), float(torch.minimum(p[: len(q)], q).sum(dtype=torch.float64))
+        self.shares.append(found)
+        return Verdict((), scores.next_token(0, random))
+
+
 def one_node_rows(
     pair: Pair, prompts: Sequence[Any], sampling: Sampling, *, max_new_tokens: int, seeds: Iterable[int] = (0,)
 ) -> list[Row]:
     """Return rows as `judge` gives them for one drafted node, exact over draws and coins, at every place of a text.
 
     `top`: under the target walk the draft's most probable token x is accepted with probability p(x). `distinct`: a
-    drawn token is accepted with probability sum min(p, q), whatever the rule. Both at the same places.
+    drawn token is accepted with probability sum min(p, q), whatever the rule. Both at the same places: all where the
+    draft can draft, which one on features cannot at the first.
     """
-    rows: list[Row] = []
-    for seed, (number, prompt) in product(seeds, enumerate(prepare_prompts(pair, prompts, max_new_tokens))):
-        options = {"max_new_tokens": max_new_tokens, "eos_token_ids": ()}
-        out = autoregressive(pair.target, prompt.ids, sampling=sampling, seed=seed + SEEDS * number, **options)
-        read, sides = [prompt.ids[-1], *out.tokens[:-1]], []
-        for session in (pair.target.session(), pair.draft.session()):
-            session.start(prompt.ids[:-1])
-            scores = session.score(read, range(-1, len(read) - 1), sampling)
-            sides.append(probabilities(scores.logits.double().cpu(), sampling))  # (n, V)
-        p, q = sides
-        top, drawn = p.gather(-1, q.argmax(-1, keepdim=True))[:, 0], torch.minimum(p[:, : q.shape[1]], q).sum(-1)
-        for tree, rule, shares in (("top", "target-walk", top), ("distinct", "traversal", drawn)):
-            head = {"tree": tree, "prompt": prompt.id, "seed": seed, "driver": "target-walk", "nodes": 1, "levels": 1}
-            rows += [{**head, "place": n, "tokens": {rule: 1 + share}} for n, share in enumerate(shares.tolist())]
+    drafter, rows = SampledTree(pair.draft, depth=1, branching=1), list[Row]()
+    for seed in seeds:
+        verifier = _OneNode()
+        texts = iterations_of(pair, drafter, prompts, sampling, max_new_tokens + 1, seed, verifier)
+        for prompt, _ in texts:
+            head = {"prompt": prompt, "seed": seed, "driver": "target-walk", "nodes": 1, "levels": 1}
+            for place, found in enumerate(verifier.shares[:max_new_tokens]):
+                for (tree, rule), share in zip(_ONE_NODE, found or (), strict=False):
+                    rows.append({"tree": tree, **head, "place": place, "tokens": {rule: 1 + share}})
+            verifier.shares.clear()
     return rows
+
+
+_ONE_NODE = (("top", "target-walk"), ("distinct", "traversal"))
 
 
 # ------------------------------------------------------------------------------------------------------------ compared
