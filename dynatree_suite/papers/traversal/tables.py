@@ -190,18 +190,18 @@ def gain_row(judged: Judged) -> Row:
 def paired_rows(judged: Judged, printed: Mapping[int, Sequence[Row]]) -> list[Row]:
     """Return a `gain_row` for each of the paper's trees, of all prompts and of each task, beside the printed gains.
 
-    Keys also `tree`, `task` ("all prompts", or a task by the paper's name), `table_<n>` and `table_<n>_interval`
+    Keys also `tree` and `task` ("all prompts", or a task by the paper's name), `table_<n>` and `table_<n>_interval`
     (`published_cells` by number) and, of all prompts, `separate` and `separate_interval` (`separate_gain`).
     """
     sides = {number: {(row["task"], row["tree"]): row for row in cells} for number, cells in printed.items()}
     rows = []
-    for tree, name in TREES.items():
+    for tree in TREES:
         whole = judged.where(tree=tree)
         separate = separate_gain(whole)
         parts = {"all prompts": whole}
         parts |= {task: whole.where(task=task) for task in dict.fromkeys(row["task"] for row in whole.rows)}
         for task, part in parts.items():
-            row = {"tree": name, "task": _TASKS.get(task, task), **gain_row(part)}
+            row = {"tree": tree, "task": _TASKS.get(task, task), **gain_row(part)}
             for number, cells in sides.items():
                 cell = cells.get(("avg_acceptance" if part is whole else row["task"], tree), {})
                 row |= {f"table_{number}{end}": cell.get(f"gain{end}") for end in ("", "_interval")}
