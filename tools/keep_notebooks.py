@@ -5,8 +5,8 @@
 
 A RUN is a folder of `dynatree run`, of a commit without further changes. Each of its notebooks is kept: figures as PNG
 (which needs the packages kaleido and pillow, and Chrome or Chromium), widgets as a note. The first cell says when,
-where and with which commit it ran, and whether the library has changed since. Without a RUN, that is said anew, and
-kept notebooks whose code is unchanged take over the present texts.
+where and with which commit it ran, and whether library or notebook have changed since. Without a RUN, that is said
+anew, and kept notebooks whose code is unchanged take over the present texts.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS, KEPT = ROOT / "notebooks", ROOT / "outputs" / "reference" / "notebooks"
 WIDTH = 820
 """Pixels of a picture, about the width of a notebook's page."""
+OLDER = " The notebook has changed since; this is what ran."
 COLOURS = 64
 """Colours of a picture: figures have few, and a picture takes a third of the bytes."""
 
@@ -122,6 +123,8 @@ def refresh() -> None:
         added = [cell for cell in executed.values() if "injected-parameters" in cell.metadata.get("tags", [])]
         present = {cell.id: cell.source for cell in now.cells if cell.cell_type == "code"}
         if present != {cell.id: cell.source for cell in executed.values() if cell not in added}:
+            page.cells[0].source = f"{page.cells[0].source.removesuffix('*')}{OLDER}*"
+            nbformat.write(page, path)
             continue
         cells = [page.cells[0]]
         for cell in now.cells:
