@@ -141,7 +141,8 @@ class StreamingLLM:
     def runner(self, pair: Pair, instrument: Instrument) -> Runner:
         """The method on this pair."""
         target = instrument(self._bounded(pair.target), "target")
-        draft = instrument(self._bounded(pair.draft) if self.draft == "streaming" else pair.draft, "draft")
+        model = pair.common_draft  # a bounded cache keeps no features
+        draft = instrument(self._bounded(model) if self.draft == "streaming" else model, "draft")
         return DrafterRunner(target, Chain(draft, self.length), cache_limit=self.cache, count=_evictions)
 
     def _bounded(self, model: HFModel) -> StreamingModel:

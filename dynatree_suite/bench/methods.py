@@ -153,7 +153,7 @@ METHODS: dict[str, Method] = {
     "hf-assisted": baseline(HFAssisted, traced=False, common=True),
     "hf-prompt-lookup": baseline(HFPromptLookup, draft=False, traced=False),
     "ar-fast": baseline(ARFast, draft=False, traced=False),
-    "streaming-llm": baseline(StreamingLLM, lossless=False),
+    "streaming-llm": baseline(StreamingLLM, lossless=False, common=True),
     **{kind.name: drafted(kind) for kind in ALL_DRAFTERS},
     UnionTree.name: drafted(UnionTree, first="lookup-tree", second="token-recycling"),
     Switch.name: drafted(Switch, drafter="lookup-tree"),

@@ -2,7 +2,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from models import noisy_copy, random_model
+from models import feature_draft, noisy_copy, random_model
 
 from dynatree_lib.models.pairs import Pair
 from dynatree_suite.bench import grids
@@ -59,6 +59,17 @@ def test_corrections_run_under_the_protocol_and_say_which_are_lossless():
     found = {row["method"]: row for row in rows}
     assert [one.method.lossless for one in steps] == [False, True, True, True, True, True]
     assert all(found[one.label]["identical"] == "2/2" for one in steps if one.method.lossless)
+
+
+def test_where_the_draft_reads_features_published_faults_and_streaming_take_the_independent_one():
+    target = random_model("llama")
+    pair = Pair("features", target, feature_draft(target), None, noisy_copy(target))
+    steps = switched(corrections(), depth=2, branching=2, tau=0.01, max_nodes=16)
+    results = run_benchmark(pair, ["hf-generate", *steps, "streaming-llm:cache=64"], PROMPTS[:1], max_new_tokens=8)
+    assert not results.records.failures
+    assert {row["method"] for row in grids.rows(results)} == {"hf-generate", *(step.label for step in steps)} | {
+        "streaming-llm:cache=64"
+    }
 
 
 def test_acceptance_counts_tokens_per_iteration():

@@ -65,7 +65,7 @@ def test_a_run_needs_methods_and_labels_of_their_own():
 def test_which_model_a_method_drafts_with():
     drafts = {
         "ar": None, "ar-fast": None, "prompt-lookup": None, "chain": "draft", "chain:independent=true": "common_draft",
-        "chain:skip=1/2": None, "hf-assisted": "common_draft", "streaming-llm": "draft",
+        "chain:skip=1/2": None, "hf-assisted": "common_draft", "streaming-llm": "common_draft",
         "union-tree": "draft", "union-tree:first=suffix-tree": None,
         "union-tree:independent=true": "common_draft", "union-tree:skip=1": None, "switch": "draft",
         "switch:drafter=token-recycling;max_nodes=20": None,

@@ -149,16 +149,19 @@ class RereadingSession(_ReadsAgain):
 
 
 def switched(steps: Iterable[tuple[str, Switches]], **options: Any) -> list[Variant]:
-    """Return variants of the fixed tree under the published code's differences, with these options of `FixedTree`."""
+    """Return variants of the fixed tree under the published code's differences, with these options of `FixedTree`.
+
+    All draft with the pair's draft that reads tokens alone (`Pair.common_draft`): the faults know no features.
+    """
 
     def make(pair: Pair, _: Instrument, switches: Switches) -> Runner:
-        target, drafter, commit = arrange(pair.target, FixedTree(pair.draft, **options), switches)
+        target, drafter, commit = arrange(pair.target, FixedTree(pair.common_draft, **options), switches)
         return DrafterRunner(target, drafter, {"commit": commit})
 
     return [
         custom(
             label, partial(make, switches=switches), name="fixed-tree", lossless=switches.positions == "depth",
-            traced=False,
+            traced=False, common=True,
         )
         for label, switches in steps
     ]  # fmt: skip
