@@ -375,7 +375,9 @@ def read_rows(
             f"'bundled/{data_set.bundled_task}' has prompts of the same kind that were written for this project (not "
             "the paper's data)."
         ) from missing.__cause__
-    origin = f"local folder {data_set.folder}, {', '.join(file.name for file in files)}"
+    of_a_split = len(data_set.splits) > 1 and all(file.suffix != ".txt" for file in files)  # a book is of none
+    named = f"split {split}, " * of_a_split
+    origin = f"local folder {data_set.folder}, {named}{', '.join(file.name for file in files)}"
     return islice((row for file in files for row in _read(file)), first), origin
 
 

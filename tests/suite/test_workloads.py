@@ -136,10 +136,12 @@ def test_wikitext_sections_are_cut_at_characters(folder):
     assert workload.ids == ("test-0", "test-1")
     assert len(workload.prompts[0].text) == 800
     assert workload.prompts[1].text.startswith("Last section")
-    assert "passages cut at 800 characters" in workload.source
+    assert "split test, wiki.test.raw, passages cut at 800 characters" in workload.source
     short = load_workload("wikitext-2", source=folder / "wikitext-2-raw", max_characters=100, split="validation")
     assert [len(prompt.text) for prompt in short] == [100, 100]
     assert short.prompts[1].text.startswith("Valid section")
+    assert "split validation, wiki.valid.raw" in short.source
+    assert "split" not in load_workload("pg-19", source=folder).source  # text files are of no split
 
 
 def test_pg19_passages_skip_the_header_and_the_training_book(folder):
