@@ -196,7 +196,8 @@ def quote_papers(folder: str, evidence: Path) -> str:
     """
     kept, rows = read_evidence(evidence), shown_where()
     later = {(row["caption"], row["section"]): row["item"] for row in rows if row["paper"] == LATER_DRAFT}
-    gpus = [name for name in kept if name not in PAIRS_SHOWN]
+    columns = {title: [name] for name, title in PAIRS_SHOWN.items() if name in kept}
+    columns |= {"GPU": gpus} if (gpus := [name for name in kept if name not in PAIRS_SHOWN]) else {}
     lines: list[str] = []
     for paper in dict.fromkeys(row["paper"] for row in rows):
         table = []
@@ -204,14 +205,17 @@ def quote_papers(folder: str, evidence: Path) -> str:
             line = {"item": row["item"], "caption": row["caption"]}
             line["where"] = f"[{row['notebook']}]({folder}/{row['notebook']}.ipynb), {row['section']}"
             known = earlier_names(row, later)
-            bodies = {name: kept.get(name, {}).get(row["notebook"]) for name in [*PAIRS_SHOWN, *gpus]}
-            claims = {name: claim_of(row, body, known) for name, body in bodies.items()}
+            claims = {
+                title: next(
+                    filter(None, (claim_of(row, kept[name].get(row["notebook"]), known) for name in names)), None
+                )
+                for title, names in columns.items()
+            }
             stated = next(filter(None, claims.values()), None)
-            line["what is compared"] = stated["claim"] if stated else row["how"]
-            for name, title in PAIRS_SHOWN.items():
-                line[title] = verdict(claims[name]) if row["how"] == "measured" else row["how"]
-            on_gpu = next((claims[name] for name in gpus if claims[name]), None)
-            line["GPU"] = verdict(on_gpu) if row["how"] == "measured" else row["how"]
+            line["how"] = stated["claim"] if stated else row["how"]
+            line |= {
+                title: verdict(claim) if row["how"] == "measured" else row["how"] for title, claim in claims.items()
+            }
             table.append(line)
         lines += [f"\n**{paper}**", *_markdown(pd.DataFrame(table), text=len(table[0]))]
     return "\n".join(lines) + "\n"
