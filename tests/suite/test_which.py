@@ -142,7 +142,7 @@ class TestDecoding:
         draft = feature_draft(target)
         own = Pair("features", target, draft, None)
         found = which.one_node_rows(own, prompts, sampling, max_new_tokens=9)
-        assert [row["place"] for row in found if (row["prompt"], row["tree"]) == ("p1", "top")] == [*range(1, 9)]
+        assert [row["place"] for row in found if (row["prompt"], row["tree"]) == ("p1", "top")] == [*range(1, 10)]
         walked = judge(
             own, {"top": dt.Chain(draft, 1)}, {"target-walk": TargetWalk()}, prompts,
             max_new_tokens=9, sampling=sampling, margin=4,

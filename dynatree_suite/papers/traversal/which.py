@@ -203,20 +203,21 @@ class _OneNode(Verifier):
 def one_node_rows(
     pair: Pair, prompts: Sequence[Any], sampling: Sampling, *, max_new_tokens: int, seeds: Iterable[int] = (0,)
 ) -> list[Row]:
-    """Return rows as `judge` gives them for one drafted node, exact over draws and coins, at every place of a text.
+    """Return rows as `judge` gives them for one drafted node, exact over draws and coins.
 
     `top`: under the target walk the draft's most probable token x is accepted with probability p(x). `distinct`: a
-    drawn token is accepted with probability sum min(p, q), whatever the rule. Both at the same places: all where the
-    draft can draft, which one on features cannot at the first.
+    drawn token is accepted with probability sum min(p, q), whatever the rule. Both at the same places: the first
+    `max_new_tokens` of a text at which the draft drafts, so all but the very first for one on features.
     """
     drafter, rows = SampledTree(pair.draft, depth=1, branching=1), list[Row]()
     for seed in seeds:
         verifier = _OneNode()
-        texts = iterations_of(pair, drafter, prompts, sampling, max_new_tokens + 1, seed, verifier)
+        texts = iterations_of(pair, drafter, prompts, sampling, max_new_tokens + 2, seed, verifier)
         for prompt, _ in texts:
             head = {"prompt": prompt, "seed": seed, "driver": "target-walk", "nodes": 1, "levels": 1}
-            for place, found in enumerate(verifier.shares[:max_new_tokens]):
-                for (tree, rule), share in zip(_ONE_NODE, found or (), strict=False):
+            drafted = [(place, found) for place, found in enumerate(verifier.shares) if found][:max_new_tokens]
+            for place, found in drafted:
+                for (tree, rule), share in zip(_ONE_NODE, found, strict=True):
                     rows.append({"tree": tree, **head, "place": place, "tokens": {rule: 1 + share}})
             verifier.shares.clear()
     return rows
