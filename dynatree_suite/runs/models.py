@@ -14,7 +14,7 @@ from dynatree_lib.models.pairs import Pair, load_pair
 
 from .notebook import REAL_PAIR, Notebook
 
-LARGEST = 2 * SIZES[-1]
+LARGEST = 264
 """Tokens of the largest forward over static buffers: the papers' largest trees have 257 nodes."""
 
 
