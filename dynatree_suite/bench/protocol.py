@@ -457,23 +457,42 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
 
 
-@torch.inference_mode()
 def divergence(
     target: HFModel, prompt_ids: Sequence[int], expected: Run, run: Run, steps: int = NEAR_STEPS
 ) -> Divergence:
-    """Where a run leaves the reference's text, and the target's top-2 margin there, from one forward.
+    """Where a run leaves the reference's text (`parting`)."""
+    place = parting(target, prompt_ids, expected.tokens, run.tokens, steps)
+    return Divergence(run.method, run.prompt, run.repeat, **asdict(place))
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where a text leaves another; fields as those of `records.Divergence`."""
+
+    index: int
+    expected: int | None
+    found: int | None
+    margin: float
+    near_tie: bool
+
+
+@torch.inference_mode()
+def parting(
+    target: HFModel, prompt_ids: Sequence[int], expected: Sequence[int], text: Sequence[int], steps: int = NEAR_STEPS
+) -> Parting:
+    """Where a text leaves another one, and the target's top-2 margin there, from one forward.
 
     It is a near-tie where both texts go on with a token whose logit is at most `NEAR_TIE`, or so many steps of the
     target's dtype, below the best.
     """
-    pairs = zip(expected.tokens, run.tokens, strict=False)
-    shorter = min(len(expected.tokens), len(run.tokens))
+    pairs = zip(expected, text, strict=False)
+    shorter = min(len(expected), len(text))
     index = next((place for place, (one, other) in enumerate(pairs) if one != other), shorter)
-    ids = torch.tensor([[*prompt_ids, *expected.tokens[:index]]], device=target.device)
+    ids = torch.tensor([[*prompt_ids, *expected[:index]]], device=target.device)
     logits = target.model(ids, use_cache=False, logits_to_keep=1).logits[0, -1, : target.vocab_size]
     best, second = logits.cpu().double().topk(2).values.tolist()
-    at = [run.tokens[index] if index < len(run.tokens) else None for run in (expected, run)]
+    at = [tokens[index] if index < len(tokens) else None for tokens in (expected, text)]
     behind = [torch.inf if token is None else best - float(logits[token]) for token in at]
     step = torch.finfo(target.dtype).eps * 2.0 ** (math.frexp(best)[1] - 1)
     near = max(behind) <= max(NEAR_TIE, steps * step)
-    return Divergence(run.method, run.prompt, run.repeat, index, at[0], at[1], best - second, near)
+    return Parting(index, at[0], at[1], best - second, near)
