@@ -193,6 +193,7 @@ def test_what_the_results_say_of_speed_is_in_the_records():
     for label, over in said:
         assert str(ratio(frame, label, over=over)) in told, (label, over)
     bench = record("bench")
+    assert f"In this [record](../outputs/reference/cpu/bench.json), of an {bench['environment']['cpu']}," in told
     measured = {method["label"]: method for method in bench["methods"]}
     assert f"bounds plain decoding at {bench['bandwidth']['tokens_per_second']:,.0f} tokens/s" in time
     reached = [measured[label]["bound_ratio"] for label in ("ar-fast", lookup)]

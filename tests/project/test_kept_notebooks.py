@@ -9,6 +9,8 @@ import nbformat
 import pytest
 
 from dynatree_lib.plots.theme import FIGURE_TYPE
+from dynatree_suite.bench.protocol import read_results
+from dynatree_suite.bench.statistics import ratio
 from dynatree_suite.runs.pages import WIDGET_TYPE
 from dynatree_suite.runs.plan import read_source
 from tools.keep_notebooks import KEPT, NOTEBOOKS, OLDER, WIDTH, changed_since, still
@@ -46,6 +48,25 @@ def test_a_kept_notebook_names_the_commit_of_the_librarys_latest_change_or_none(
     assert own == page.metadata["dynatree"]["commit"][:12]
     assert len(latest) == ("The library has changed since, " in page.cells[0].source)
     assert own not in latest
+
+
+def test_what_a_kept_notebook_quotes_of_a_kept_record_is_what_the_record_says_today():
+    quoted = 0
+    for path in KEPT_NOTEBOOKS:
+        outputs = [output for cell in nbformat.read(path, as_version=4).cells for output in cell.get("outputs", [])]
+        for table in (output.data.get("text/html", "") for output in outputs if "data" in output):
+            name = re.search(r"Record: (outputs/reference/[^ ]+\.jsonl\.gz)\.</caption>", table)
+            titles = re.findall(r"<th>(.*?)</th>", table)
+            if name is None or "x ar-fast" not in titles:
+                continue
+            frame = read_results(NOTEBOOKS.parent / name[1]).records.frame()
+            for row in re.findall(r"<tr>(.*?)</tr>", table, flags=re.S):
+                values = dict(zip(titles, re.findall(r"<td>(.*?)</td>", row), strict=False))
+                if values:
+                    told = str(ratio(frame, values["method"], over="ar-fast"))
+                    assert values["x ar-fast"] == told, (path.stem, name[1], values["method"])
+                    quoted += 1
+    assert quoted > 20
 
 
 def test_only_a_later_change_of_the_library_is_told(tmp_path):
