@@ -43,7 +43,7 @@ class Wanted:
         targets: as the papers name them; each must be in some record.
         dtype: of the weights; None where the paper does not say.
         texts: a word that the records' sentence on their prompts must have, "" for any.
-        methods: method names that the records must have between them.
+        methods: names or labels of methods that the records must have between them.
         amounts: words of an amount or setting -> what it must be in the profile `paper`.
     """
 
@@ -59,14 +59,14 @@ class Wanted:
 
 
 def headers(out: Path, notebook: str, pattern: str) -> Iterator[tuple[str, dict[str, Any], set[str]]]:
-    """Yield name, header's setup and methods of the records of a notebook that match a pattern."""
+    """Yield name, header's setup, and names and labels of the methods, of a notebook's records that match a pattern."""
     for path in sorted((out / "records" / notebook).glob("*.jsonl")):
         if not fnmatchcase(path.stem, pattern):
             continue
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         setup = next((line["setup"] for line in lines if "setup" in line), None)
         if setup is not None:
-            yield path.stem, setup, {method["name"] for method in setup["methods"]}
+            yield path.stem, setup, {one[key] for one in setup["methods"] for key in ("name", "label") if key in one}
 
 
 def problems(wanted: Wanted, out: Path) -> list[str]:

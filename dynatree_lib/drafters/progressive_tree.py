@@ -63,7 +63,9 @@ class ProgressiveTree(Drafter, Priced):
 
     Left open by the paper, chosen by counts on bundled prompts outside the first 20
     (outputs/reference/cpu/ptd_choices.json): the initial tree, the caps, and which candidates go first under a cap.
-    Siblings rank by when they were merged last, and how often each rank was right is learnt from the text.
+    With the caps here the trees are as large as in the paper's Table 4, where the draft tree has 31 to 42 nodes and the
+    candidate tree 17 to 32 (docs/results.md). Siblings rank by when they were merged last, and how often each rank was
+    right is learnt from the text.
 
     Args:
         depth: d_max, most levels of a subtree T_s below its root, so of a candidate tree. (Section 3.2 limits T_s,
@@ -93,8 +95,8 @@ class ProgressiveTree(Drafter, Priced):
     depth: int = 6
     children: int = 4
     start_tree: int | tuple[int, ...] = 4
-    max_draft: int = 64
-    max_candidates: int = 32
+    max_draft: int = 44
+    max_candidates: int = 100
     max_pool: int = 20_000
     text_depth: int = 0
     prune_first: bool = True

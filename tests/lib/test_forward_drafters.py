@@ -167,9 +167,10 @@ def test_drawn_expansion_is_algorithm_1_with_drawn_tokens():
     def drawn(context):
         return random.draw(torch.tensor(reference.tempered(target.distribution(context), Sampling(1.0, top_k=3))))
 
+    caps = (drafter.depth, drafter.children, drafter.max_draft, drafter.max_candidates)
     twin = reference.ProgressiveTwin(
-        reference.greedy_of(target.distribution), drawn, [*text], initial, 3, 3, 64, 32, reference.PathPool(20_000), 0,
-        True, [5 * share for share in PRIOR], [5.0] * len(PRIOR),
+        reference.greedy_of(target.distribution), drawn, [*text], initial, *caps, reference.PathPool(20_000), 0, True,
+        [5 * share for share in PRIOR], [5.0] * len(PRIOR),
     )  # fmt: skip
     for proposal, _, verdict, state, max_depth in driven(target, text, drafter, 60):
         draft, candidates, tokens = twin.iteration(max_depth)

@@ -271,8 +271,8 @@ def test_line_twenty_to_the_letter_writes_tokens_that_are_not_the_targets():
 
 def test_overlap_is_taken_between_seeds_or_within_one():
     texts = [
-        {"benchmark": "b", "prompt": prompt, "method": method, "seed": seed, "text": f"{seed}"}
-        for prompt in ("p", "q")
+        {"benchmark": "b", "model": model, "prompt": prompt, "method": method, "seed": seed, "text": f"{seed}"}
+        for model, prompt in (("m", "p"), ("n", "p"))
         for method in ("ar", "ptd")
         for seed in (0, 1, 2)
     ]
@@ -281,8 +281,8 @@ def test_overlap_is_taken_between_seeds_or_within_one():
         return {"same": sum(map(str.__eq__, ours, theirs)), "first": sum(map(int, ours)) / len(ours)}
 
     apart = overlap_rows(texts, measure)
-    assert [(row["prompt"], row["method"], row["pairs"], row["same"], row["first"]) for row in apart] == [
-        (prompt, method, 6, 0, 1.0) for prompt in ("p", "q") for method in ("ar", "ptd")
+    assert [(row["model"], row["method"], row["pairs"], row["same"], row["first"]) for row in apart] == [
+        (model, method, 6, 0, 1.0) for model in ("m", "n") for method in ("ar", "ptd")
     ]
     assert all((row["pairs"], row["same"]) == (3, 3) for row in overlap_rows(texts, measure, same_seed=True))
     pooled = overlap_rows(texts, measure, ("benchmark",))
@@ -291,7 +291,7 @@ def test_overlap_is_taken_between_seeds_or_within_one():
 
 def test_the_gap_is_paired_by_prompt():
     rows = [
-        {"benchmark": "b", "prompt": str(place), "method": method, "rouge_1": 10.0 * place + shift}
+        {"benchmark": "b", "model": "m", "prompt": str(place), "method": method, "rouge_1": 10.0 * place + shift}
         for place in range(8)
         for method, shift in (("ar", 0.0), ("ptd", 2.0))
     ]

@@ -136,6 +136,18 @@ def test_fronts_without_common_sizes_have_no_ratio():
     assert ratio.above() is None
 
 
+def test_settings_have_speeds_at_two_sets_of_costs(results):
+    dear = replace(COSTS, verify_points=(1.0, 2.0, 4.0, 8.0))
+    settings = ptd_analysis.Settings.of(results, COSTS, dear)
+    assert list(settings.rows) == METHODS
+    for label, row in settings.rows.items():
+        assert row["speed"] == quantity(counts_frame(results, COSTS), label, "speed").value
+        assert row["speed_there"] == quantity(counts_frame(results, dear), label, "speed").value
+        assert (row["name"], row["measured"]) == (label.partition(":")[0], results.summary(label)["speedup_ar"])
+    assert settings.speeds["here"]["ptd"] > settings.speeds["there"]["ptd"]
+    assert settings.speeds["here"]["ar"] == settings.speeds["there"]["ar"] == 1
+
+
 # ----------------------------------------------------------------------------------------------------------- branches
 def test_similarity_under_both_readings():
     assert similarity([1, 2, 3, 4], [1, 9, 3, 8]) == 0.5

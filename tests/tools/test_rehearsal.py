@@ -109,6 +109,7 @@ def made_run(
 ):
     """The record and the summary of a notebook, as a run writes them."""
     methods = [{"name": name} for name in ("ar", "chain", "fixed-tree", "adaptive-tree")]
+    methods.append({"name": "sampled-tree", "label": "a drawn chain"})
     header = {"kind": "header", "setup": {"pair": pair, "dtype": dtype, "workload": workload, "methods": methods}}
     record = out / "records" / "11_x" / "main-wikitext-2.jsonl"
     record.parent.mkdir(parents=True)
@@ -144,6 +145,8 @@ def test_a_missing_record_and_a_missing_method_are_noticed(tmp_path):
     assert "there is no record 'greedy-*'" in problems(other, tmp_path)[0]
     (lacks,) = problems(Wanted("ptd", "Table 1", "11_x", "main-*", ("pythia-2.8b",), None, methods=("ptd",)), tmp_path)
     assert "no record has ptd" in lacks
+    labelled = Wanted("ptd", "Table 1", "11_x", "main-*", ("pythia-2.8b",), None, methods=("a drawn chain",))
+    assert problems(labelled, tmp_path) == []
 
 
 def test_every_notebook_of_measured_tables_is_held_to_its_paper():

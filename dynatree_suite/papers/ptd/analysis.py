@@ -9,6 +9,7 @@ import copy
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
 
@@ -77,6 +78,41 @@ def quantity_row(frame: pd.DataFrame, method: str, seed: int = 0) -> Row:
         value = quantity(frame, method, name, seed)
         row |= {name: value.value, f"{name}_interval": value.interval}
     return row
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one run: their counts, and the speeds that these predict here and elsewhere.
+
+    Attributes:
+        here: `counts_frame` at this machine's costs.
+        there: the same at other costs.
+        rows: label -> `quantity_row`, with `speed_there` and `speed_there_interval`, the speed-up over `ar` that the
+            run measured, and the method's `name`.
+    """
+
+    here: pd.DataFrame
+    there: pd.DataFrame
+    rows: dict[str, Row]
+
+    @classmethod
+    def of(cls, results: Results, costs: MeasuredCosts, others: MeasuredCosts) -> Settings:
+        """Count the runs of a benchmark that has `ar`."""
+        here, there = counts_frame(results, costs), counts_frame(results, others)
+        rows: dict[str, Row] = {}
+        for summary in results.summaries():
+            label = summary["label"]
+            speed = quantity(there, label, "speed")
+            row = {"speed_there": speed.value, "speed_there_interval": speed.interval}
+            row |= {"measured": summary["speedup_ar"], "name": summary["method"]}
+            rows[label] = quantity_row(here, label) | row
+        return cls(here, there, rows)
+
+    @property
+    def speeds(self) -> dict[str, dict[str, float]]:
+        """The predicted speeds "here" and "there", by label."""
+        keys = {"here": "speed", "there": "speed_there"}
+        return {place: {label: row[key] for label, row in self.rows.items()} for place, key in keys.items()}
 
 
 def over(frame: pd.DataFrame, method: str, other: str, name: str) -> Estimate:

@@ -201,15 +201,19 @@ def line_twenty_row(noted: Sequence[Sequence[int]], text: Sequence[int], places:
 
 
 # --------------------------------------------------------------------------------------------------- sampled overlap
+PLACE = ["benchmark", "model", "prompt"]
+"""Columns of what texts are compared within."""
+
+
 def overlap_rows(
-    texts: Iterable[Row], measure: Overlap, by: Sequence[str] = ("benchmark", "prompt"), *, same_seed: bool = False
+    texts: Iterable[Row], measure: Overlap, by: Sequence[str] = PLACE, *, same_seed: bool = False
 ) -> list[Row]:
-    """Return how much the texts of each method overlap with texts of `ar` of the same prompt.
+    """Return how much the texts of each method overlap with texts of `ar` of the same prompt and model.
 
     `ar` itself is among the methods: its texts of one seed against its own texts of another.
 
     Args:
-        texts: one row per text: `benchmark`, `prompt`, `method`, `seed`, `text`.
+        texts: one row per text: `benchmark`, `model`, `prompt`, `method`, `seed`, `text`.
         measure: texts and their references to numbers, such as `overlap.overlap`.
         by: pairs with the same values of these columns are measured together.
         same_seed: pair texts of one seed instead of texts of different seeds.
@@ -217,9 +221,9 @@ def overlap_rows(
     Returns:
         one row per group and method: the columns of `by`, `method`, `pairs`, and the numbers.
     """
-    frame = pd.DataFrame(texts)[["benchmark", "prompt", "method", "seed", "text"]]
+    frame = pd.DataFrame(texts)[[*PLACE, "method", "seed", "text"]]
     plain = frame[frame["method"] == "ar"].drop(columns="method")
-    pairs = frame.merge(plain, on=["benchmark", "prompt"], suffixes=("", " of ar"))
+    pairs = frame.merge(plain, on=PLACE, suffixes=("", " of ar"))
     pairs = pairs[(pairs["seed"] == pairs["seed of ar"]) == same_seed]
     keys = list(dict.fromkeys([*by, "method"]))
     return [
@@ -241,7 +245,7 @@ def overlap_gap(rows: Iterable[Row], method: str, number: str, seed: int = 0) ->
     Raises:
         ValueError: where no prompt has both.
     """
-    numbers = pd.DataFrame(rows).pivot_table(number, ["benchmark", "prompt"], "method", sort=False)
+    numbers = pd.DataFrame(rows).pivot_table(number, PLACE, "method", sort=False)
     paired = numbers.reindex(columns=[method, "ar"]).dropna()
     if paired.empty:
         raise ValueError(f"No prompt has texts of both '{method}' and 'ar'; give rows of both.")

@@ -20,6 +20,10 @@ PAIR_OF = {
 }
 """The paper's name of a model -> the named pair whose target it is."""
 
+QWEN = tuple(model for model in PAIR_OF if model.startswith("qwen"))
+MODELS_OF_FIGURE = {5: ("llama2-7b-chat",), 6: ("llama2-7b-chat", "llama2-13b-chat"), 7: ("llama2-13b-chat",), 8: QWEN}
+"""Number of a figure -> the models that it names; Figures 1 and 4 are not known to name any."""
+
 
 class Line(NamedTuple):
     """A line of the paper's tables, and the pair that is measured for it."""
@@ -31,7 +35,12 @@ class Line(NamedTuple):
     @property
     def name(self) -> str:
         """What records call it: the benchmark, with the model where the pair has that model."""
-        return f"{self.benchmark}-{self.model}" if PAIR_OF[self.model] == self.pair else self.benchmark
+        return self.benchmark + suffix(self.model if PAIR_OF[self.model] == self.pair else self.pair)
+
+
+def suffix(model: str) -> str:
+    """Return what the names of a model's records end in; nothing for a pair that stands for every model."""
+    return f"-{model}" if model in PAIR_OF else ""
 
 
 def chosen_models(models: str | Sequence[str] | None, pair: str, every: bool = False) -> dict[str, str]:
