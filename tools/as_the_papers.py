@@ -123,7 +123,7 @@ def wanted_of_the_papers() -> list[Wanted]:
     for item, notebook, record, texts, methods, amounts in (
         ("Table 1", "11_dynatree_adaptive", "main-wikitext-2", words, names, length),
         ("Table 1", "11_dynatree_adaptive", "main-pg-19", "pg19", names, length),
-        ("Table 4", "12_dynatree_ablation", "main", words, names, length),
+        ("Table 4", "12_dynatree_ablation", "main", words, names, {"new tokens to judge on": str(of(adaptive, "T"))}),
         ("Figure 6", "13_dynatree_scaling", "lengths", words, names, {}),
         ("Figure 9", "13_dynatree_scaling", "prompts-*", words, names, {}),
         ("Figure 7", "14_dynatree_sensitivity", "fixed", words, ["fixed-tree"], length),

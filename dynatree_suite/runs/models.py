@@ -14,11 +14,11 @@ from dynatree_lib.models.pairs import Pair, load_pair
 
 from .notebook import REAL_PAIR, Notebook
 
-LARGEST = 264
-"""Tokens of the largest forward over static buffers: the papers' largest trees have 257 nodes."""
+LARGER = (264, 512)
+"""Further sizes of forwards over static buffers: the papers' largest trees have 257 nodes, others here up to 512."""
 
 
-def load(nb: Notebook, pair: str | None = None, *, graphs: bool = True, largest: int = LARGEST) -> Pair:
+def load(nb: Notebook, pair: str | None = None, *, graphs: bool = True) -> Pair:
     """Load a pair on the notebook's device, in its dtype.
 
     Args:
@@ -26,7 +26,6 @@ def load(nb: Notebook, pair: str | None = None, *, graphs: bool = True, largest:
         pair: its name; None for the notebook's own.
         graphs: on a CUDA device, run both models over static buffers, captured as graphs. A pair that cannot runs as
             it was loaded, and a warning says why.
-        largest: tokens of the largest forward over static buffers, node 0 included.
 
     Raises:
         ValueError: as for `load_pair`.
@@ -38,7 +37,7 @@ def load(nb: Notebook, pair: str | None = None, *, graphs: bool = True, largest:
         if reason := why_not_static(model):
             warnings.warn(f"Without CUDA graphs: {reason}", stacklevel=2)
             return loaded
-    return static_pair(loaded, sizes=(*SIZES, largest), warm=True)
+    return static_pair(loaded, sizes=(*SIZES, *LARGER), warm=True)
 
 
 def each(nb: Notebook, pairs: Iterable[str]) -> Iterator[tuple[str, Pair]]:
