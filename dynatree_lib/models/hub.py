@@ -47,7 +47,7 @@ def _answers(_minute: int) -> bool:
 
 @contextlib.contextmanager
 def without_conversion() -> Iterator[None]:
-    """Keep transformers from asking the hub to convert a repository that has *.bin files alone.
+    """Keep transformers from asking the hub to convert a repository whose weights are only in `.bin` files.
 
     It does so in a thread of its own, which asks others for a change of their repository and may end in an error later.
     """
