@@ -11,7 +11,7 @@ A table stands between a mark and `<!-- end of table -->`. The marks, paths bein
     <!-- forwards: FILE -->                          times of forwards, of tools/smollm2_reference.sh
     <!-- gpu: FILE -->                               forwards by engine, of tools.gpu_speed
     <!-- papers: FOLDER -->                          where the papers' tables and figures are; FOLDER has the notebooks
-    <!-- claims: FILE -->                            the papers' claims beside what was measured
+    <!-- claims: FILE -->                            the papers' claims beside what was measured (`| brief`: some)
     <!-- architectures: FILE -->                     what tools/try_architectures.py found
 
 A test compares table and record, so that the text cannot drift from the record.
@@ -36,6 +36,8 @@ from dynatree_suite.bench.tables import Method, bound_sentence, brief, disturbed
 from dynatree_suite.papers.published import shown_where
 from dynatree_suite.runs.report import measured
 from tools.keep_evidence import EVIDENCE
+
+REFERENCE = EVIDENCE.parent
 
 DOCS = (
     "tokens/s", "x hf-generate", "x ar", "x ar-fast", "x bound", "tokens/iteration", "iteration cost",
@@ -226,24 +228,36 @@ def earlier_names(row: Mapping[str, Any], later: Mapping[Any, str]) -> Mapping[A
     return later if row["paper"] == EARLIER_DRAFT else {}
 
 
-def quote_claims(body: Sequence[Mapping[str, Any]], evidence: Path) -> str:
+def quote_claims(body: Sequence[Mapping[str, Any]], evidence: Path, *, brief: bool = False) -> str:
     """Return Markdown: what the papers claim, what they print, and what was measured on each pair, with the reason.
 
     Args:
-        body: of data/papers/claims.json: entries with `claim`, `paper`, `printed`, the `notebook` that measures it, how
-            its claim there begins (`stated`), `holds` in a word, and `why`.
+        body: of data/papers/claims.json, which data/papers/README.md explains.
         evidence: folder of `tools.keep_evidence`.
+        brief: the entries for the README alone, without paper and reason.
     """
-    kept = read_evidence(evidence)
+    kept, rows = read_evidence(evidence), []
     gpus = [name for name in kept if name not in PAIRS_SHOWN]
-    rows = []
     for entry in body:
+        if brief and not entry.get("brief"):
+            continue
         found = {name: _stated(entry, kept.get(name, {}).get(entry["notebook"])) for name in [*PAIRS_SHOWN, *gpus]}
+        columns = {title: found[name] for name, title in PAIRS_SHOWN.items()}
+        columns["GPU"] = next((found[name] for name in gpus if found[name]), None) or _on_gpu(entry)
         row = {"claim": entry["claim"], "paper": entry["paper"], "printed": entry["printed"]}
-        row |= {title: verdict(found[name]) for name, title in PAIRS_SHOWN.items()}
-        row["GPU"] = verdict(next((found[name] for name in gpus if found[name]), None))
-        rows.append(row | {"holds": entry["holds"], "why": entry["why"]})
+        row |= {title: verdict(claim) for title, claim in columns.items()} | {"why": entry["why"]}
+        rows.append({key: value for key, value in row.items() if not (brief and key in ("paper", "why"))})
     return "\n".join([*_markdown(pd.DataFrame(rows), text=len(rows[0])), ""])
+
+
+def _on_gpu(entry: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return an entry's claim as the record that it names for a GPU decides it; None where it names none."""
+    if "gpu" not in entry:
+        return None
+    about = dict(entry["gpu"])
+    frame = read_results(REFERENCE / about.pop("record")).records.frame()
+    gain = ratio(frame, about.pop("method"), **about)
+    return {"value": str(gain), "unit": entry["unit"], "holds": gain.above()}
 
 
 def _stated(entry: Mapping[str, Any], body: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -339,7 +353,9 @@ def filled(page: str, folder: Path) -> str:
         if kind == "papers":
             text = quote_papers(name, EVIDENCE)
         elif kind == "claims":
-            text = quote_claims(json.loads((folder / name).read_text(encoding="utf-8")), EVIDENCE)
+            text = quote_claims(
+                json.loads((folder / name).read_text(encoding="utf-8")), EVIDENCE, brief=first == ["brief"]
+            )
         elif kind == "architectures":
             text = quote_architectures(json.loads((folder / name).read_text(encoding="utf-8")), name)
         elif kind == "tasks":

@@ -90,7 +90,7 @@ class Notebook:
         """Whether a dtype rounds so little that greedy texts should be equal, up to near-ties."""
         return self.dtype in ("float32", "float64")
 
-    def size(self, what: str = "", *, smoke: T, laptop: T, paper: T, colab: T | None = None) -> T:
+    def size(self, what: str, *, smoke: T, laptop: T, paper: T, colab: T | None = None) -> T:
         """Return an amount of work for this profile: `limit = nb.size("prompts", smoke=1, laptop=10, paper=100)`.
 
         Args:
@@ -101,15 +101,14 @@ class Notebook:
         value = self.choose(what, smoke=smoke, laptop=laptop, paper=paper, colab=colab)
         return value if self.divide == 1 else divided(value, self.divide, smoke)
 
-    def choose(self, what: str = "", *, smoke: T, laptop: T, paper: T, colab: T | None = None) -> T:
+    def choose(self, what: str, *, smoke: T, laptop: T, paper: T, colab: T | None = None) -> T:
         """Return settings for this profile, such as the depths of a sweep; as `size`, but a rehearsal takes them all.
 
         The summary says what the profile takes and what the profile `paper` would.
         """
         values = {"smoke": smoke, "laptop": laptop, "colab": laptop if colab is None else colab, "paper": paper}
         value = values[self.profile]
-        if what:
-            self._note("sizes", what, {"what": what, "here": in_words(value), "paper": in_words(paper)})
+        self._note("sizes", what, {"what": what, "here": in_words(value), "paper": in_words(paper)})
         return value
 
     def left_out(self) -> str:
