@@ -99,6 +99,11 @@ def problems(wanted: Wanted, out: Path) -> list[str]:
     return told
 
 
+def values(rows: Sequence[Mapping[str, Any]], name: str, more: int = 0) -> str:
+    """Return the values of a column as a notebook's amount has them: "4, 5, 6"."""
+    return ", ".join(str(value + more) for value in sorted({row[name] for row in rows}))
+
+
 def of(paper: Paper, name: str) -> Any:
     """Return what a paper's setup says."""
     return paper.setup[name]["value"]
@@ -118,16 +123,28 @@ def wanted_of_the_papers() -> list[Wanted]:
         Wanted(fixed.key, "Figure 3", notebook, "sweep", *setup, "", ["hf-generate", "fixed-tree"]),
     ]
     setup, words = ((of(adaptive, "target_model"),), of(adaptive, "dtype")), "split validation"
-    length, rows = {"new tokens": str(of(adaptive, "T"))}, adaptive.table(1).rows
-    names = sorted({row["method"] for row in rows})
+    length, prompts = str(of(adaptive, "T")), str(of(adaptive, "prompts"))
+    usual, warm = {"new tokens": length}, {"warm-up calls": str(of(adaptive, "warmup"))}
+    names = sorted({row["method"] for row in adaptive.table(1).rows})
+    main = usual | {"prompts of each data set": prompts, "untimed runs of each method": warm["warm-up calls"]}
+    ablation = warm | {"new tokens to judge on": length, "prompts to judge on": prompts}
+    lengths = warm | {"prompts to judge on": prompts}
+    lengths["generation lengths"] = values(adaptive.figure(6).rows, "new_tokens")
+    cut = {"new tokens behind cut prompts": length, "prompts to cut": prompts}
+    cut["characters of a prompt"] = values(adaptive.figure(9).rows, "prompt_characters")
+    memory = {"texts of Table 5": prompts, "new tokens of Table 5": length}
+    timed = usual | warm | {"prompts to time the sweeps on": prompts}
+    sweep = timed | {"depths of fixed trees": values(adaptive.figure(7).rows, "D", more=1)}
+    sweep["children of fixed trees"] = values(adaptive.figure(7).rows, "B")
     for item, notebook, record, texts, methods, amounts in (
-        ("Table 1", "11_dynatree_adaptive", "main-wikitext-2", words, names, length),
-        ("Table 1", "11_dynatree_adaptive", "main-pg-19", "pg19", names, length),
-        ("Table 4", "12_dynatree_ablation", "main", words, names, {"new tokens to judge on": str(of(adaptive, "T"))}),
-        ("Figure 6", "13_dynatree_scaling", "lengths", words, names, {}),
-        ("Figure 9", "13_dynatree_scaling", "prompts-*", words, names, {}),
-        ("Figure 7", "14_dynatree_sensitivity", "fixed", words, ["fixed-tree"], length),
-        ("Figure 8", "14_dynatree_sensitivity", "adaptive", words, ["adaptive-tree"], length),
+        ("Table 1", "11_dynatree_adaptive", "main-wikitext-2", words, names, main),
+        ("Table 1", "11_dynatree_adaptive", "main-pg-19", "pg19", names, main),
+        ("Table 4", "12_dynatree_ablation", "main", words, names, ablation),
+        ("Table 5", "13_dynatree_scaling", "memory-*", "", ["adaptive-tree"], memory),
+        ("Figure 6", "13_dynatree_scaling", "lengths", words, names, lengths),
+        ("Figure 9", "13_dynatree_scaling", "prompts-*", words, names, cut),
+        ("Figure 7", "14_dynatree_sensitivity", "fixed", words, ["fixed-tree"], sweep),
+        ("Figure 8", "14_dynatree_sensitivity", "adaptive", words, ["adaptive-tree"], timed),
     ):
         wanted.append(Wanted(adaptive.key, item, notebook, record, *setup, texts, methods, amounts))
     names = sorted({row["method"] for number in (1, 3) for row in ptd.table(number).rows})
@@ -135,9 +152,9 @@ def wanted_of_the_papers() -> list[Wanted]:
         for item, record in {"Table 1": f"sampled-{data}*", "Table 3": f"greedy-{data}*"}.items():
             wanted.append(Wanted(ptd.key, item, "20_ptd", record, models, of(ptd, "dtype"), "", names))
     for number, pair in zip((2, 3), of(traversal, "model_pairs"), strict=True):
-        record, target, drafter = f"seeds*{number}", (pair["target"],), ["sampled-tree"]
-        item = f"Table {number}"
-        wanted.append(Wanted(traversal.key, item, "30_traversal", record, target, None, "spec_bench", drafter))
+        record, target, drafter = f"seeds-{number - 1}", (pair["target"],), ["sampled-tree"]
+        item, each = f"Table {number}", {"prompts of each task": str(of(traversal, "dataset")["instances_per_task"])}
+        wanted.append(Wanted(traversal.key, item, "30_traversal", record, target, None, "spec_bench", drafter, each))
     return wanted
 
 

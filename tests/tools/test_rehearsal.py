@@ -88,6 +88,15 @@ def test_a_model_on_another_device_or_in_another_dtype_is_noticed(tmp_path, fold
     assert len(done.misplaced) == noticed
 
 
+def test_a_dtype_that_a_notebook_compares_with_may_be_asked_for_on_the_runs_device():
+    asked = [["some/model", "cpu", "bfloat16"], ["some/model", "cuda", "bfloat16"], ["some/model", "cpu", "float16"]]
+    done = rehearsal.Rehearsal("40_speed", "paper", "float32", "cpu", loaded=asked)
+    assert done.misplaced == [
+        "some/model was asked for on cuda in bfloat16", "some/model was asked for on cpu in float16"
+    ]  # fmt: skip
+    assert len(rehearsal.Rehearsal("10_x", "paper", "float32", "cpu", loaded=asked).misplaced) == 3
+
+
 def test_an_error_is_told_with_its_section_and_the_rest_runs(tmp_path):
     done = rehearsed(tmp_path, "x = 1 / 0", "assert profile == 'colab' and dtype == 'float32'", profile="colab",
                      dtype="float32")  # fmt: skip
