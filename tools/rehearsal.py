@@ -42,6 +42,9 @@ OF_A_RUN = {"profile", "device", "dtype", "exact", "decides", "divide", "pair", 
 """Names by which a condition depends on how a notebook is run."""
 UNTAKEN = {
     "if nb.decides": "claims are decided by a whole run alone",
+    "20_ptd c18 8 if bundled": "the profile laptop, on the bundled pair",
+    "20_ptd c18 9 if bundled": "the same",
+    "30_traversal c04 2 if isinstance(pairs, str)": "a user's wish",
     "51_beyond_this_machine c07 3 unless measure is None": "a user's wish",
     "51_beyond_this_machine c07 4 if wanted": "the profile laptop measures this machine, too",
     "51_beyond_this_machine c44 12 unless not wanted": "the same",
