@@ -119,7 +119,16 @@ def wanted_of_the_papers() -> list[Wanted]:
     setup = ((of(fixed, "target_model"),), of(fixed, "dtype"))
     names = {row["method"] for row in fixed.table(1).rows} - {"ar"} | {"hf-generate"}  # the paper's AR is generate
     wanted = [
-        Wanted(fixed.key, "Table 1", notebook, "main", *setup, "", sorted(names), {"new tokens": str(of(fixed, "T"))}),
+        Wanted(
+            fixed.key,
+            "Table 1",
+            notebook,
+            "main",
+            *setup,
+            "wikitext-2",
+            sorted(names),
+            {"new tokens": str(of(fixed, "T"))},
+        ),
         Wanted(fixed.key, "Figure 3", notebook, "sweep", *setup, "", ["hf-generate", "fixed-tree"]),
     ]
     setup, words = ((of(adaptive, "target_model"),), of(adaptive, "dtype")), "split validation"
