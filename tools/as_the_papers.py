@@ -1,4 +1,4 @@
-"""Whether a run of the profile `paper` measures what the papers do: models, dtype, texts, lengths, methods.
+"""Whether a run of the profile `paper` measures what the papers do: models, dtype, texts, sampling, lengths, methods.
 
 `wanted_of_the_papers` states what each table needs, from data/papers. What a run did is read from the headers of its
 records, and from the amounts its notebooks noted (`Notebook.size`), which a rehearsal leaves undivided there.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,11 @@ HUB_NAMES = {
     "codellama-7b-instruct": "codellama/CodeLlama-7b-Instruct-hf",
     "codellama-13b-instruct": "codellama/CodeLlama-13b-Instruct-hf",
     "llama3.1-8b-instruct": "meta-llama/Llama-3.1-8B-Instruct",
+    "pythia-70m": "EleutherAI/pythia-70m",
+    "llama-68m": "JackFram/llama-68m",
+    "llama3.2-1b-instruct": "meta-llama/Llama-3.2-1B-Instruct",
 }
-"""A target as the papers name it -> as the hub does."""
+"""A model as the papers name it -> as the hub does."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Wanted:
         texts: a word that the records' sentence on their prompts must have, "" for any.
         methods: names or labels of methods that the records must have between them.
         amounts: words of an amount or setting -> what it must be in the profile `paper`.
+        draft: as the papers name it; None where it is free.
+        temperature, repeats: of every record.
     """
 
     paper: str
@@ -56,17 +61,39 @@ class Wanted:
     texts: str = ""
     methods: Sequence[str] = ()
     amounts: Mapping[str, str] | None = None
+    draft: str | None = None
+    temperature: float = 0.0
+    repeats: int = 1
 
 
 def headers(out: Path, notebook: str, pattern: str) -> Iterator[tuple[str, dict[str, Any], set[str]]]:
-    """Yield name, header's setup, and names and labels of the methods, of a notebook's records that match a pattern."""
+    """Yield name, header's setup, and names and labels of the methods that ran, of records that match a pattern."""
     for path in sorted((out / "records" / notebook).glob("*.jsonl")):
         if not fnmatchcase(path.stem, pattern):
             continue
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = lines_of(path)
         setup = next((line["setup"] for line in lines if "setup" in line), None)
         if setup is not None:
-            yield path.stem, setup, {one[key] for one in setup["methods"] for key in ("name", "label") if key in one}
+            ran = {line.get("method") for line in lines if line.get("kind") == "run"}
+            methods = (one for one in setup["methods"] if one.get("label", one["name"]) in ran)
+            yield path.stem, setup, {one[key] for one in methods for key in ("name", "label") if key in one}
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSONL file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def unsound(out: Path, notebook: str) -> list[str]:
+    """Return in sentences which runs of a notebook's records failed, and which of its checks."""
+    told = []
+    for path in sorted((out / "records" / notebook).glob("*.jsonl")):
+        failed = [line for line in lines_of(path) if line.get("kind") == "failure"]
+        told += [f"the record {path.stem}: {line.get('method')} failed: {line.get('error')}" for line in failed[:1]]
+    summary = out / f"{notebook}.summary.json"
+    claims = json.loads(summary.read_text(encoding="utf-8"))["claims"] if summary.is_file() else []
+    failed = [claim for claim in claims if claim.get("must") and claim["holds"] is False]
+    return [*told, *(f"the check '{claim['claim']}' fails: {claim['value']}" for claim in failed)]
 
 
 def problems(wanted: Wanted, out: Path) -> list[str]:
@@ -88,6 +115,15 @@ def problems(wanted: Wanted, out: Path) -> list[str]:
             told.append(f"{where}: the record {name} is in {setup['dtype']}, the paper in {wanted.dtype}.")
         if wanted.texts not in setup["workload"]:
             told.append(f"{where}: the record {name} was decoded on '{setup['workload']}', not on {wanted.texts}.")
+        draft = (setup.get("draft") or {}).get("name")
+        if wanted.draft and draft != HUB_NAMES[wanted.draft]:
+            told.append(f"{where}: the record {name} has the draft {draft}, in the paper {wanted.draft}.")
+        for key, here, value in (
+            ("temperature", setup["sampling"]["temperature"], wanted.temperature),
+            ("repeats", setup["repeats"], wanted.repeats),
+        ):
+            if here != value:
+                told.append(f"{where}: the record {name} has {key} {here}, in the paper {value}.")
     methods = set().union(*(names for _, _, names in found))
     if missing := [method for method in wanted.methods if method not in methods]:
         told.append(f"{where}: no record has {', '.join(missing)}.")
@@ -116,7 +152,7 @@ def wanted_of_the_papers() -> list[Wanted]:
     """
     fixed, adaptive, ptd, traversal = map(published, ("dynatree-fixed", "dynatree-adaptive", "ptd", "traversal"))
     notebook = "10_dynatree_fixed"
-    setup = ((of(fixed, "target_model"),), of(fixed, "dtype"))
+    setup, draft = ((of(fixed, "target_model"),), of(fixed, "dtype")), {"draft": of(fixed, "draft_model")}
     names = {row["method"] for row in fixed.table(1).rows} - {"ar"} | {"hf-generate"}  # the paper's AR is generate
     wanted = [
         Wanted(
@@ -129,7 +165,7 @@ def wanted_of_the_papers() -> list[Wanted]:
             sorted(names),
             {"new tokens": str(of(fixed, "T"))},
         ),
-        Wanted(fixed.key, "Figure 3", notebook, "sweep", *setup, "", ["hf-generate", "fixed-tree"]),
+        Wanted(fixed.key, "Figure 3", notebook, "sweep", *setup, "wikitext-2", ["hf-generate", "fixed-tree"], **draft),
     ]
     setup, words = ((of(adaptive, "target_model"),), of(adaptive, "dtype")), "split validation"
     length, prompts = str(of(adaptive, "T")), str(of(adaptive, "prompts"))
@@ -149,21 +185,29 @@ def wanted_of_the_papers() -> list[Wanted]:
         ("Table 1", "11_dynatree_adaptive", "main-wikitext-2", words, names, main),
         ("Table 1", "11_dynatree_adaptive", "main-pg-19", "pg19", names, main),
         ("Table 4", "12_dynatree_ablation", "main", words, names, ablation),
-        ("Table 5", "13_dynatree_scaling", "memory-*", "", ["adaptive-tree"], memory),
+        ("Table 5", "13_dynatree_scaling", "memory-wikitext-2", words, ["adaptive-tree"], memory),
+        ("Table 5", "13_dynatree_scaling", "memory-pg-19", "pg19", ["adaptive-tree"], memory),
         ("Figure 6", "13_dynatree_scaling", "lengths", words, names, lengths),
         ("Figure 9", "13_dynatree_scaling", "prompts-*", words, names, cut),
         ("Figure 7", "14_dynatree_sensitivity", "fixed", words, ["fixed-tree"], sweep),
         ("Figure 8", "14_dynatree_sensitivity", "adaptive", words, ["adaptive-tree"], timed),
     ):
-        wanted.append(Wanted(adaptive.key, item, notebook, record, *setup, texts, methods, amounts))
+        wanted.append(Wanted(adaptive.key, item, notebook, record, *setup, texts, methods, amounts, **draft))
     names = sorted({row["method"] for number in (1, 3) for row in ptd.table(number).rows})
     for data, models in of(ptd, "models_per_benchmark").items():
-        for item, record in {"Table 1": f"sampled-{data}*", "Table 3": f"greedy-{data}*"}.items():
-            wanted.append(Wanted(ptd.key, item, "20_ptd", record, models, of(ptd, "dtype"), "", names))
+        for item, kind, warmth in (("Table 1", "sampled", of(ptd, "sampling_temperature")), ("Table 3", "greedy", 0.0)):
+            record = f"{kind}-{data}-*"
+            wanted.append(
+                Wanted(ptd.key, item, "20_ptd", record, models, of(ptd, "dtype"), data, names, temperature=warmth)
+            )
+            llamas = [model for model in models if "llama" in model]  # the paper's draft has their tokenizer
+            one = replace(wanted[-1], records=f"{record}llama*", targets=llamas, draft=of(ptd, "spede_draft_model"))
+            wanted.append(one)
+    each = {"prompts of each task": str(of(traversal, "dataset")["instances_per_task"])}
+    sampled = {"temperature": of(traversal, "temperature"), "repeats": of(traversal, "repeats")}
     for number, pair in zip((2, 3), of(traversal, "model_pairs"), strict=True):
-        record, target, drafter = f"seeds-{number - 1}", (pair["target"],), ["sampled-tree"]
-        item, each = f"Table {number}", {"prompts of each task": str(of(traversal, "dataset")["instances_per_task"])}
-        wanted.append(Wanted(traversal.key, item, "30_traversal", record, target, None, "spec_bench", drafter, each))
+        about = f"Table {number}", "30_traversal", f"seeds-{number - 1}", (pair["target"],), None, "spec-bench"
+        wanted.append(Wanted(traversal.key, *about, ["sampled-tree"], each, draft=pair["draft"], **sampled))
     return wanted
 
 

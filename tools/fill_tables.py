@@ -38,6 +38,7 @@ from dynatree_suite.runs.report import measured
 from tools.keep_evidence import EVIDENCE
 
 REFERENCE = EVIDENCE.parent
+CLAIMS = Path(__file__).resolve().parents[1] / "docs" / "claims.json"
 
 DOCS = (
     "tokens/s", "x hf-generate", "x ar", "x ar-fast", "x bound", "tokens/iteration", "iteration cost",
@@ -156,7 +157,9 @@ def quote_gpu(body: Mapping[str, Any], name: str) -> str:
 
 
 PAIRS_SHOWN = {"tiny": "bundled pair", "smollm2": "SmolLM2"}
-"""Folder of outputs/reference/evidence -> the title of its column; others are GPUs."""
+"""Folder of outputs/reference/evidence -> the title of its column; another folder is its own title."""
+ON_GPU = "SmolLM2, H100"
+"""The column of the record of a GPU that a claim names where no notebook ran on one."""
 LATER_DRAFT, EARLIER_DRAFT = "DynaTree (confidence-aware)", "DynaTree (confidence-aware, earlier draft)"
 VERDICTS = {True: "holds", False: "fails", None: ""}
 
@@ -189,17 +192,17 @@ def verdict(claim: Mapping[str, Any] | None) -> str:
     return f"{measured(claim)}{f' ({told})' if told else ''}"
 
 
-def quote_papers(folder: str, evidence: Path) -> str:
+def quote_papers(folder: str, evidence: Path, entries: Sequence[Mapping[str, Any]] = ()) -> str:
     """Return Markdown: where each table and figure is shown, and the number that stands for it on every pair.
 
     Args:
         folder: of the notebooks, relative to the Markdown file.
         evidence: folder of `tools.keep_evidence`.
+        entries: of docs/claims.json, which may name a record of a GPU.
     """
     kept, rows = read_evidence(evidence), shown_where()
     later = {(row["caption"], row["section"]): row["item"] for row in rows if row["paper"] == LATER_DRAFT}
-    columns = {title: [name] for name, title in PAIRS_SHOWN.items() if name in kept}
-    columns |= {"GPU": gpus} if (gpus := [name for name in kept if name not in PAIRS_SHOWN]) else {}
+    columns = {name: PAIRS_SHOWN.get(name, name) for name in dict.fromkeys([*PAIRS_SHOWN, *kept]) if name in kept}
     lines: list[str] = []
     for paper in dict.fromkeys(row["paper"] for row in rows):
         table = []
@@ -207,14 +210,11 @@ def quote_papers(folder: str, evidence: Path) -> str:
             line = {"item": row["item"], "caption": row["caption"]}
             line["where"] = f"[{row['notebook']}]({folder}/{row['notebook']}.ipynb), {row['section']}"
             known = earlier_names(row, later)
-            claims = {
-                title: next(
-                    filter(None, (claim_of(row, kept[name].get(row["notebook"]), known) for name in names)), None
-                )
-                for title, names in columns.items()
-            }
+            claims = {title: claim_of(row, kept[name].get(row["notebook"]), known) for name, title in columns.items()}
             stated = next(filter(None, claims.values()), None)
             line["how"] = stated["claim"] if stated else row["how"]
+            if stated:
+                claims[ON_GPU] = next((_on_gpu(entry) for entry in entries if _is_of(entry, row, stated)), None)
             line |= {
                 title: verdict(claim) if row["how"] == "measured" else row["how"] for title, claim in claims.items()
             }
@@ -232,22 +232,29 @@ def quote_claims(body: Sequence[Mapping[str, Any]], evidence: Path, *, brief: bo
     """Return Markdown: what the papers claim, what they print, and what was measured on each pair, with the reason.
 
     Args:
-        body: of data/papers/claims.json, which data/papers/README.md explains.
+        body: of docs/claims.json: entries with `claim`, `paper`, `printed` in words; the `notebook` that decides it and
+            how its claim there begins, `stated`; `unit` of the number; `why`, the cause of what was found; perhaps
+            `gpu`, a kept record with the method and the one it is measured over; and `brief` for the README's table.
         evidence: folder of `tools.keep_evidence`.
         brief: the entries for the README alone, without paper and reason.
     """
     kept, rows = read_evidence(evidence), []
-    gpus = [name for name in kept if name not in PAIRS_SHOWN]
-    for entry in body:
-        if brief and not entry.get("brief"):
-            continue
-        found = {name: _stated(entry, kept.get(name, {}).get(entry["notebook"])) for name in [*PAIRS_SHOWN, *gpus]}
-        columns = {title: found[name] for name, title in PAIRS_SHOWN.items()}
-        columns["GPU"] = next((found[name] for name in gpus if found[name]), None) or _on_gpu(entry)
+    shown = [entry for entry in body if entry.get("brief") or not brief]
+    for entry in shown:
+        names = dict.fromkeys([*PAIRS_SHOWN, *kept])
+        columns = {
+            PAIRS_SHOWN.get(name, name): _stated(entry, kept.get(name, {}).get(entry["notebook"])) for name in names
+        }
+        columns[ON_GPU] = _on_gpu(entry)
         row = {"claim": entry["claim"], "paper": entry["paper"], "printed": entry["printed"]}
         row |= {title: verdict(claim) for title, claim in columns.items()} | {"why": entry["why"]}
         rows.append({key: value for key, value in row.items() if not (brief and key in ("paper", "why"))})
     return "\n".join([*_markdown(pd.DataFrame(rows), text=len(rows[0])), ""])
+
+
+def _is_of(entry: Mapping[str, Any], row: Mapping[str, Any], claim: Mapping[str, Any]) -> bool:
+    """Whether an entry of docs/claims.json is of this claim of a row's notebook."""
+    return entry["notebook"] == row["notebook"] and claim["claim"].startswith(entry["stated"])
 
 
 def _on_gpu(entry: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -351,7 +358,7 @@ def filled(page: str, folder: Path) -> str:
         kind, name, rest = match.groups()
         first, second = [part.split("; ") if part else [] for part in [*(rest or "").split(" | "), ""][:2]]
         if kind == "papers":
-            text = quote_papers(name, EVIDENCE)
+            text = quote_papers(name, EVIDENCE, json.loads(CLAIMS.read_text(encoding="utf-8")))
         elif kind == "claims":
             text = quote_claims(
                 json.loads((folder / name).read_text(encoding="utf-8")), EVIDENCE, brief=first == ["brief"]

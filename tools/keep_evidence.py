@@ -4,18 +4,22 @@
 
 For every notebook of a run that states such a claim, outputs/reference/evidence/<pair>/<notebook>.json says where and
 when it ran and all that it claims, and <notebook>/<record>.jsonl.gz are the records. docs/papers.md and the claims
-table are filled from them (`tools.fill_tables`). A run with divided amounts, or of changed files, is not kept.
+table are filled from them (`tools.fill_tables`). What is not kept, `tools.keep_notebooks.worth_keeping` says.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
+import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dynatree_suite.runs.receipts import RUN_FILE, SUMMARY, Files, damage, read_json
+from dynatree_suite.runs.receipts import RUN_FILE, SUMMARY, Files, read_json
+from tools.keep_notebooks import worth_keeping
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "outputs" / "reference" / "evidence"
@@ -26,13 +30,10 @@ def evidence(files: Files) -> tuple[dict[str, Any], list[Path]]:
     """Return what is kept of a finished notebook, and the records behind what it shows of the papers.
 
     Raises:
-        SystemExit: where it is not what its receipt says, or its amounts were divided.
+        SystemExit: as for `worth_keeping`.
     """
-    receipt, summary = read_json(files.receipt), read_json(files.summary, SUMMARY)
-    harm = damage(files, receipt) or ("its amounts were divided" if summary.get("divide", 1) != 1 else "")
-    if harm:
-        raise SystemExit(f"{files.name} of {files.out} cannot be kept: {harm}.")
-    machine = receipt.get("environment") or read_json(files.out / RUN_FILE)["environment"]
+    receipt, machine = worth_keeping(files)
+    summary = read_json(files.summary, SUMMARY)
     about = {name: summary[name] for name in FACTS}
     about |= {"commit": receipt["commit"], "finished": receipt["finished"], "seconds": receipt["seconds"]}
     about |= {name: machine[name] for name in ("cpu", "threads", "gpu")}
@@ -42,31 +43,33 @@ def evidence(files: Files) -> tuple[dict[str, Any], list[Path]]:
 
 
 def place(body: dict[str, Any]) -> Path:
-    """Return where the evidence of a notebook lies: by its pair, and the GPU where it ran on one."""
-    gpu = body["gpu"]["name"].split()[1].lower() + "-" if body["gpu"] and body["device"] != "cpu" else ""
-    return EVIDENCE / f"{gpu}{body['pair'].replace('/', '_')}" / f"{body['notebook']}.json"
+    """Return where the evidence of a notebook lies: by its pair, and by card and dtype where it ran on a GPU."""
+    folder = re.sub(r"[^\w.+-]+", "_", body["pair"])
+    if body["device"] != "cpu":
+        folder = re.sub(r"[^\w.+-]+", "-", f"{body['gpu']['name']} {body['dtype']} {folder}".lower())
+    return EVIDENCE / folder / f"{body['notebook']}.json"
 
 
-def keep(folder: Path) -> list[Path]:
-    """Keep the evidence of a run's folder; return the files."""
+def keep(folders: Iterable[Path]) -> list[Path]:
+    """Keep the evidence of runs' folders, nothing where one notebook cannot be kept; return the files."""
+    found = [evidence(Files(run, name)) for run in folders for name in read_json(run / RUN_FILE)["notebooks"]]
     made = []
-    for name in read_json(folder / RUN_FILE)["notebooks"]:
-        body, records = evidence(Files(folder, name))
+    for body, records in found:
         if not any(claim["shows"] for claim in body["claims"]):
             continue
         path = place(body)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        shutil.rmtree(path.with_suffix(""), ignore_errors=True)  # of an earlier time, perhaps under other names
+        path.with_suffix("").mkdir()
         made.append(path)
         for record in records:
             kept = path.with_suffix("") / f"{record.name}.gz"
-            kept.parent.mkdir(exist_ok=True)
             kept.write_bytes(gzip.compress(record.read_bytes(), mtime=0))
             made.append(kept)
     return made
 
 
 if __name__ == "__main__":
-    for run in map(Path, sys.argv[1:]):
-        for path in keep(run):
-            print(path.relative_to(ROOT))  # noqa: T201
+    for path in keep(map(Path, sys.argv[1:])):
+        print(path.relative_to(ROOT))  # noqa: T201

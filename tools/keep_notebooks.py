@@ -51,21 +51,9 @@ def main(folders: list[str]) -> None:
 
 
 def kept(files: Files) -> Any:
-    """Return an executed notebook as it is kept.
-
-    Raises:
-        SystemExit: where it is not what its receipt says, has another source than the notebook, or names no commit.
-    """
-    receipt = read_json(files.receipt)
-    machine = receipt.get("environment") or read_json(files.out / RUN_FILE)["environment"]
-    commit, source = str(receipt["commit"]), read_source(NOTEBOOKS / f"{files.name}.ipynb")
-    harm = damage(files, receipt)
-    if source.sha256 != receipt["source_sha256"]:
-        harm = "the notebook has changed since it ran"
-    if len(commit) != 40:
-        harm = f"its commit is '{commit}', and should be one that others can check out"
-    if harm:
-        raise SystemExit(f"{files.name} of {files.out} cannot be kept: {harm}.")
+    """Return an executed notebook as it is kept; errors as for `worth_keeping`."""
+    receipt, machine = worth_keeping(files)
+    commit = receipt["commit"]
     notebook = nbformat.read(files.executed, as_version=4)
     for cell in notebook.cells:
         for name in ("papermill", "execution"):
@@ -82,6 +70,38 @@ def kept(files: Files) -> Any:
     words += f"on {machine['cpu']}, {machine['threads']} threads.{changed_since(commit)}*"
     notebook.cells.insert(0, nbformat.v4.new_markdown_cell(words, id="executed"))
     return notebook
+
+
+def worth_keeping(files: Files) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a finished notebook's receipt, and the machine that it ran on.
+
+    Raises:
+        SystemExit: where it has not finished, is not what its receipt says, has other code than the notebook now, names
+            no commit that others can check out, or took divided amounts or those of tests.
+    """
+    if not files.receipt.is_file():
+        raise SystemExit(f"{files.name} of {files.out} cannot be kept: it has not finished.")
+    receipt = read_json(files.receipt)
+    machine = receipt.get("environment") or read_json(files.out / RUN_FILE)["environment"]
+    commit, harm = str(receipt["commit"]), damage(files, receipt)
+    if harm is None and code_of(files.executed) != code_of(NOTEBOOKS / f"{files.name}.ipynb"):
+        harm = "the notebook's code has changed since it ran"
+    if len(commit) != 40:
+        harm = f"its commit is '{commit}', and should be one that others can check out"
+    if receipt["profile"] == "smoke" or receipt.get("divide"):
+        harm = "it took the amounts of a test"
+    if receipt.get("folders"):
+        harm = f"its models or data came from {', '.join(receipt['folders'].values())}, and may be stand-ins"
+    if harm:
+        raise SystemExit(f"{files.name} of {files.out} cannot be kept: {harm}.")
+    return receipt, machine
+
+
+def code_of(path: Path) -> dict[str, str]:
+    """Return the code cells of a notebook by their ids, without the parameters that papermill puts in."""
+    cells = nbformat.read(path, as_version=4).cells
+    own = (cell for cell in cells if "injected-parameters" not in cell.metadata.get("tags", []))
+    return {cell.id: cell.source for cell in own if cell.cell_type == "code"}
 
 
 def changed_since(commit: str, folder: Path = ROOT) -> str:
@@ -121,8 +141,7 @@ def refresh() -> None:
         nbformat.write(page, path)
         executed = {cell.id: cell for cell in page.cells if cell.cell_type == "code"}
         added = [cell for cell in executed.values() if "injected-parameters" in cell.metadata.get("tags", [])]
-        present = {cell.id: cell.source for cell in now.cells if cell.cell_type == "code"}
-        if present != {cell.id: cell.source for cell in executed.values() if cell not in added}:
+        if code_of(path) != code_of(NOTEBOOKS / path.name):
             page.cells[0].source = f"{page.cells[0].source.removesuffix('*')}{OLDER}*"
             nbformat.write(page, path)
             continue

@@ -8,6 +8,7 @@ import sys
 from ..runs import forecast
 from ..runs.cluster import workers_for
 from ..runs.plan import find_sources, make_jobs, parse_override, project_root, select
+from ..runs.receipts import Files, fingerprint, why_rerun
 from ..runs.run import INTERRUPTED, check_place, default_out, describe_plan, require_papermill, run_jobs
 from . import arguments
 
@@ -28,15 +29,18 @@ def main(args: argparse.Namespace) -> int:
     jobs = make_jobs(sources, args.profile, overrides, args.divide)
     if args.hours is not None and not args.hours > 0:
         raise ValueError(f"--hours is {args.hours}; give the hours that the run may take, such as 1.")
-    if args.profile == "colab" and args.divide == 1:
+    if args.hours is not None and args.divide > 1:
+        raise ValueError("--hours goes by estimates of whole amounts, and --divide has none; give one of the two.")
+    out = (args.out or default_out(root, args.profile, args.resume, args.divide)).resolve()
+    kept = [job for job in jobs if args.resume and why_rerun(Files(out, job.name), fingerprint(job)) is None]
+    if args.profile == "colab" and args.divide == 1 and len(kept) < len(jobs):
         jobs = forecast.scaled(jobs, forecast.step_seconds(args.profile, dict(jobs[0].parameters)))
     if args.hours is not None:
-        jobs, left = forecast.within(jobs, args.hours)
+        jobs, left = forecast.within(jobs, args.hours, {job.name for job in kept})
         for job in left:
             say(f"{job.name}: left out, {args.hours:g} h do not hold it{job.expected}")
         if not jobs:
             raise ValueError(f"No notebook fits into {args.hours:g} h; give --hours more, or choose with --only.")
-    out = (args.out or default_out(root, args.profile, args.resume)).resolve()
     if args.dry_run:
         say(describe_plan(jobs, out, args.resume))
         return 0

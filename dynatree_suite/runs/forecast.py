@@ -7,11 +7,13 @@ of the target, so elsewhere it is scaled by the time of one plain step: a few ar
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from .plan import Job
@@ -29,9 +31,12 @@ def step_seconds(profile: str, parameters: dict[str, Any]) -> float:
     """
     given = {name: parameters[name] for name in ("pair", "device", "dtype") if parameters.get(name) is not None}
     command = [sys.executable, "-m", "dynatree_suite.runs.forecast", json.dumps({"profile": profile, **given})]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with TemporaryDirectory() as folder:  # what a notebook notes of itself
+        environment = {**os.environ, "DYNATREE_OUT": folder}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
-        raise ValueError(f"The run's pair could not be timed: {done.stderr.strip().splitlines()[-1]}")
+        words = done.stderr.strip().splitlines() or [f"its process ended with status {done.returncode}"]
+        raise ValueError(f"The run's pair could not be timed: {words[-1]}")
     return float(done.stdout.split()[-1])
 
 
@@ -57,19 +62,21 @@ def measured(given: dict[str, Any]) -> float:
 
 
 def scaled(jobs: Sequence[Job], seconds: float) -> list[Job]:
-    """Return jobs whose estimates are scaled by the time of a plain step here."""
-    return [replace(job, scale=seconds / REFERENCE_STEP) for job in jobs]
+    """Return jobs whose estimates are scaled by the time of a plain step here, where they run the pair."""
+    scale = seconds / REFERENCE_STEP
+    return [replace(job, scale=scale) if "pair" in job.source.parameters else job for job in jobs]
 
 
-def within(jobs: Sequence[Job], hours: float) -> tuple[list[Job], list[Job]]:
+def within(jobs: Sequence[Job], hours: float, done: Collection[str] = ()) -> tuple[list[Job], list[Job]]:
     """Return the jobs that fit into so many hours, in their order, and those left out.
 
-    The headline notebooks come first, then the others in order. One without an estimate is left out.
+    The headline notebooks come first, then the others in order. One without an estimate is left out. Those `done`, by
+    name, take no time.
     """
     kept: set[str] = set()
     left = 3600 * hours
     for job in sorted(jobs, key=lambda job: not job.source.headline):
-        seconds = job.estimate.seconds
+        seconds = 0.0 if job.name in done else job.estimate.seconds
         if seconds is not None and seconds <= left:
             kept.add(job.name)
             left -= seconds

@@ -191,6 +191,7 @@ class Notebook:
             AssertionError: as said.
         """
         self.headline(claim, value, holds=bool(holds), record=record)
+        self._note("claims", claim, {**self.noted["claims"][claim], "must": True})
         if self.profile == "smoke" and not holds:
             raise AssertionError(f"{claim}: {value}")
 

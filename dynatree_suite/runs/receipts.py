@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -96,11 +97,14 @@ PARTS = {
     "divide": "what its amounts are divided by",
     "pair_files": "the files of its pair",
     "fetched": "which models are fetched",
+    "folders": "the folders of models or data",
 }
 """Everything that a result depends on and that is known before, as a fingerprint has it -> in words.
 
 Besides, a receipt names the records of outputs/reference that the notebook read.
 """
+FOLDERS = ("DYNATREE_MODELS", "DYNATREE_DATA")
+"""Environment variables that name folders of models and data sets: another folder may hold others of the same names."""
 
 
 def pair_files(name: str) -> dict[str, str]:
@@ -132,7 +136,18 @@ def fingerprint(job: Job) -> dict[str, Any]:
     files = pair_files(pair) if isinstance(pair := parameters.get("pair"), str) else {}
     models = [name for name in PACKAGED if fetched(name)]
     divide = None if job.divide == 1 else job.divide
-    values = (job.source.sha256, library_sha256(), data_sha256(), parameters, job.profile, divide, files, models)
+    folders = {name: str(Path(place).resolve()) for name in FOLDERS if (place := os.environ.get(name))}
+    values = (
+        job.source.sha256,
+        library_sha256(),
+        data_sha256(),
+        parameters,
+        job.profile,
+        divide,
+        files,
+        models,
+        folders,
+    )
     return dict(json.loads(json.dumps(dict(zip(PARTS, values, strict=True)), default=str)))
 
 
@@ -298,11 +313,17 @@ def _complete(receipt: Mapping[str, Any]) -> bool:
 
 
 def asked_otherwise(files: Files, basis: Mapping[str, Any]) -> str:
-    """Return in which parameters or profile a sound result differs from a request, "seed=1, now 2"; empty for none."""
+    """Return in what a sound result was asked for otherwise than now, "seed=1, now 2"; empty where it was not.
+
+    That is by parameters, profile and divisor: a rehearsal and a run of whole amounts do not replace each other.
+    """
     receipt = read_or_empty(files.receipt, NOTE)
     if not _complete(receipt) or damage(files, receipt):
         return ""
-    then, this = ({"profile": one.get("profile"), **(one.get("parameters") or {})} for one in (receipt, basis))
+    then, this = (
+        {"profile": one.get("profile"), "--divide": one.get("divide") or 1, **(one.get("parameters") or {})}
+        for one in (receipt, basis)
+    )
     default = "the notebook's own"
     return ", ".join(
         f"{name}={then.get(name, default)}, now {this.get(name, default)}"

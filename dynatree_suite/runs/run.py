@@ -76,16 +76,17 @@ def require_papermill() -> None:
         raise RuntimeError("Running notebooks needs papermill: pip install 'dynatree-lib[notebooks]'.") from error
 
 
-def default_out(root: Path, profile: str, resume: bool) -> Path:
+def default_out(root: Path, profile: str, resume: bool, divide: int = 1) -> Path:
     """Return a new folder named by profile and time; to resume, the last such folder there is, by name.
 
-    A new folder's name comes after those that are there, also where the clock was set back since.
+    A new folder's name comes after those that are there, also where the clock was set back since. A rehearsal has
+    folders of its own.
     """
-    outputs = root / "outputs"
-    earlier = sorted(path.parent for path in outputs.glob(f"{profile}-*/{RUN_FILE}"))
+    outputs, kind = root / "outputs", profile if divide == 1 else f"rehearsed-{profile}"
+    earlier = sorted(path.parent for path in outputs.glob(f"{kind}-*/{RUN_FILE}"))
     if resume and earlier:
         return earlier[-1]
-    new = outputs / f"{profile}-{datetime.now():%Y%m%d-%H%M%S}"
+    new = outputs / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
     return new if not earlier or earlier[-1] < new else earlier[-1].with_name(f"{earlier[-1].name}-2")
 
 
@@ -428,12 +429,16 @@ def describe_machine() -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------------- words
 def describe_failure(error: Exception, left: Path) -> str:
     """Return one line that names the cells and their errors; `left` is the notebook as far as it came."""
+    from papermill.exceptions import PapermillExecutionError
+
     from .sections import failures, in_a_line
 
-    if found := failures(read_or_empty(left).get("cells", [])):
+    found = failures(read_or_empty(left).get("cells", []))
+    if found and isinstance(error, PapermillExecutionError):
         return in_a_line(found)
-    cell = at_cell(left)  # a dead kernel says nothing of the cell
-    return f"{cell}{' ended with ' if cell else ''}{type(error).__name__}: {shorten(words_of(error))}"
+    cell = at_cell(left)  # a dead kernel says nothing of the cell, and may have died after a section had failed
+    ended = f"{cell}{' ended with ' if cell else ''}{type(error).__name__}: {shorten(words_of(error))}"
+    return "; ".join([in_a_line(found), ended] if found else [ended])
 
 
 def at_cell(left: Path) -> str:
@@ -489,8 +494,8 @@ def describe_plan(jobs: Sequence[Job], out: Path, resume: bool) -> str:
 
 
 def expected_cost(job: Job, files: Files) -> Cost:
-    """Return the cost of an earlier run of this profile in the same folder, else the author's estimate."""
+    """Return the cost of an earlier run of this profile and divisor in the same folder, else the author's estimate."""
     receipt = read_or_empty(files.receipt, NOTE)
-    if receipt.get("profile") != job.profile:
+    if receipt.get("profile") != job.profile or (receipt.get("divide") or 1) != job.divide:
         return job.estimate
     return Cost(receipt.get("seconds"), receipt.get("memory_mb"))

@@ -1,20 +1,21 @@
 """Executing a notebook section by section: an error ends its section, and the later sections still run.
 
 A section begins at a heading of the second level ("## 3 · ..."). An error before the first one ends the notebook,
-because all sections need what stands there. Where a later section needs a name that the failed one would have made, it
-says so.
+because all sections need what stands there. Names that the failed section would have made are removed, so that a later
+one that needs them says so, and takes no other values that had these names before.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from nbclient.exceptions import CellExecutionError
+from nbformat.v4 import new_code_cell
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 
@@ -57,10 +58,13 @@ class SectionsClient(PapermillNotebookClient):
     def papermill_execute_cells(self) -> None:
         """Execute the cells in order; papermill calls it."""
         begun, left = False, False  # whether a section has begun, and whether the rest of this one is left out
+        lost: set[str] = set()  # names that the rest of this section would have made
         for index, cell in enumerate(self.nb.cells):
             if heading(cell):
-                begun, left = True, False
+                self.forget(lost)
+                begun, left, lost = True, False, set()
             if left and cell.cell_type == "code":
+                lost.update(assigned(cell_source(cell), imports=False))
                 continue
             try:
                 self.nb_man.cell_start(cell, index)
@@ -70,8 +74,17 @@ class SectionsClient(PapermillNotebookClient):
                 if not begun:
                     break
                 left = True
+                lost.update(assigned(cell_source(cell), imports=False))
             finally:
                 self.nb_man.cell_complete(cell, cell_index=index)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Remove names from the kernel, where an earlier section may have made other things of these names."""
+        if listed := sorted(names):
+            source = f"[globals().pop(name, None) for name in {listed}];"  # nothing is shown of a line that ends so
+            first = self.nb.cells[0]
+            self.execute_cell(new_code_cell(source), 0, store_history=False)
+            self.nb.cells[0] = first  # nbclient puts what it executes into the notebook
 
 
 class SectionsEngine(NBClientEngine):
@@ -109,20 +122,24 @@ def failures(cells: Sequence[Mapping[str, Any]]) -> list[Failure]:
             described = describe_cell(cell.get("execution_count"), line)
             found.append(Failure(section, described, text, lost.get(name[1], "") if name else ""))
         if after_error:
-            lost.update(dict.fromkeys(_assigned(cell_source(cell)), section))
+            lost.update(dict.fromkeys(assigned(cell_source(cell)), section))
     return found
 
 
-def _assigned(source: str) -> Iterator[str]:
-    """The names that a cell makes: assigned, defined or imported."""
+def assigned(source: str, imports: bool = True) -> Iterator[str]:
+    """Yield the names that a cell makes in the notebook: assigned or defined, and imported where `imports` says so."""
     with suppress(SyntaxError, ValueError):
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        waiting: list[ast.AST] = [ast.parse(source)]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield node.name  # what it assigns inside is its own
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 yield node.id
-            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-                yield node.name
-            elif isinstance(node, ast.alias):
+            elif isinstance(node, ast.alias) and imports:
                 yield (node.asname or node.name).partition(".")[0]
+            elif not isinstance(node, ast.Lambda | ast.comprehension):  # whose variables are their own
+                waiting.extend(ast.iter_child_nodes(node))
 
 
 def in_a_line(found: Sequence[Failure]) -> str:

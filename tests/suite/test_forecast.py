@@ -17,7 +17,8 @@ def jobs(tmp_path):
         ("30_d", 0, False),
     ):
         estimate = {"colab": {"seconds": seconds}} if seconds else {}
-        records_notebook(tmp_path / "notebooks", name, about={"headline": bool(headline), "estimate": estimate})
+        about = {"headline": bool(headline), "estimate": estimate}
+        records_notebook(tmp_path / "notebooks", name, parameters="profile = None\npair = None", about=about)
     return make_jobs(find_sources(tmp_path / "notebooks"), "colab", {})
 
 
@@ -64,3 +65,27 @@ def test_hours_cut_the_plan_before_anything_runs(jobs, tmp_path, capsys, monkeyp
     for hours, words in (("0.01", "No notebook fits into 0.01 h"), ("0", "--hours is 0.0")):
         assert main([*folder, "--hours", hours]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_what_has_finished_takes_no_time_of_the_hours(jobs):
+    assert names(forecast.within(jobs, 0.5, {"10_b"})[0]) == ["00_a", "10_b"]
+    assert names(forecast.within(jobs, 0.5, {"10_b", "00_a"})[0]) == ["00_a", "10_b", "20_c"]
+
+
+def test_notebooks_without_a_pair_take_as_long_on_any_machine(tmp_path):
+    about = {"estimate": {"colab": {"seconds": 100}}}
+    records_notebook(tmp_path / "notebooks", "04_x", parameters="profile = None", about=about)
+    (job,) = forecast.scaled(make_jobs(find_sources(tmp_path / "notebooks"), "colab", {}), forecast.REFERENCE_STEP / 9)
+    assert job.estimate.seconds == 100
+
+
+def test_hours_and_a_divisor_exclude_each_other(jobs, tmp_path, capsys):
+    folder = ["run", "--profile", "colab", "--dry-run", "--notebooks", str(tmp_path / "notebooks")]
+    assert main([*folder, "--hours", "1", "--divide", "5"]) == 2
+    assert "--divide has none" in capsys.readouterr().err
+
+
+def test_a_process_that_dies_while_a_step_is_timed_is_told(monkeypatch):
+    monkeypatch.setattr(forecast.sys, "executable", "/bin/false")
+    with pytest.raises(ValueError, match="its process ended with status 1"):
+        forecast.step_seconds("colab", {"pair": "tiny"})

@@ -8,7 +8,7 @@ from suite_notebooks import write_notebook
 from dynatree_suite.runs.plan import find_sources, make_jobs
 from dynatree_suite.runs.receipts import Files
 from dynatree_suite.runs.run import run_jobs
-from dynatree_suite.runs.sections import failures, heading, in_a_line
+from dynatree_suite.runs.sections import assigned, failures, heading, in_a_line
 
 
 def add_sections(path, sections):
@@ -29,10 +29,10 @@ def test_an_error_ends_its_section_and_the_later_ones_run(tmp_path):
     pytest.importorskip("papermill")
     path = write_notebook(tmp_path / "notebooks", "10_x", "ready = 1")
     add_sections(path, [
-        ("1 \u00b7 Sound", "print('one', ready)"),
-        ("2 \u00b7 Broken", "print('two')", "x = 1 / 0", "kept = [print('never')]"),
+        ("1 \u00b7 Sound", "kept, untouched = ['of section 1'], [1]\nprint('one', ready)"),
+        ("2 \u00b7 Broken", "print('two')", "x = 1 / 0", "kept = [print('never') for untouched in ()]"),
         ("3 \u00b7 In need", "print('three')", "print(kept)"),
-        ("4 \u00b7 Sound again", "print('four')"),
+        ("4 \u00b7 Sound again", "print('four', len(untouched))"),
         ("5 \u00b7 Broken too", "raise ValueError('bad\\nworse')"),
     ])  # fmt: skip
     jobs, said = make_jobs(find_sources(tmp_path / "notebooks"), "smoke", {}), []
@@ -40,6 +40,9 @@ def test_an_error_ends_its_section_and_the_later_ones_run(tmp_path):
     files = Files(tmp_path / "out", "10_x")
     stopped = json.loads(files.stopped("failed").read_text())
     printed = "".join(outputs_of(stopped))
+    own = [cell["id"] for cell in json.loads(path.read_text())["cells"]]
+    assert [cell["id"] for cell in stopped["cells"] if cell["id"] in own] == own
+    assert "of section 1" not in printed  # the older value of a name that the failed section would have made
     assert [word in printed for word in ("one", "two", "never", "three", "four")] == [True, True, False, True, True]
     problem = json.loads(files.failure.read_text())["problem"]
     assert "section '2 \u00b7 Broken', cell In [6] `x = 1 / 0` raised ZeroDivisionError: division by zero" in problem
@@ -83,3 +86,30 @@ def test_a_missing_name_of_ones_own_is_no_consequence():
     found = failures(cells)
     assert [one.needs for one in found] == ["", "A", ""]
     assert in_a_line(found).endswith("; section 'B' needs 'A'")
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("a, b = 1, [c for c in ()]", "a b"),
+        ("def f(x):\n    y = x\nclass K:\n    z = 1", "f K"),
+        ("for i in ():\n    with open(i) as j:\n        k: int = 2", "i j k"),
+        ("import os.path as p, sys\nq = lambda r: (s := 1)", "p sys q"),
+        ("t = [u := 1 for v in ()]", "t u"),
+        ("not python", ""),
+    ],
+)
+def test_the_names_that_a_cell_makes(source, names):
+    assert set(assigned(source)) == set(names.split())
+    assert set(assigned(source, imports=False)) == set(names.split()) - {"p", "sys"}
+
+
+def test_a_kernel_that_dies_after_a_failed_section_is_told_as_well(tmp_path):
+    pytest.importorskip("papermill")
+    path = write_notebook(tmp_path / "notebooks", "10_x", "ready = 1")
+    add_sections(path, [("1 \u00b7 Broken", "x = 1 / 0"), ("2 \u00b7 Fatal", "import os\nos._exit(1)")])
+    jobs = make_jobs(find_sources(tmp_path / "notebooks"), "smoke", {})
+    assert run_jobs(jobs, tmp_path / "out", tmp_path, resume=False, say=lambda text: None) == 1
+    problem = json.loads(Files(tmp_path / "out", "10_x").failure.read_text())["problem"]
+    assert "section '1 \u00b7 Broken', cell In [4] `x = 1 / 0` raised ZeroDivisionError" in problem
+    assert "`import os` ended with DeadKernelError" in problem

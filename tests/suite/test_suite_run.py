@@ -389,6 +389,34 @@ def test_resume_without_a_folder_takes_the_newest_of_the_profile(tmp_path):
     assert not default_out(tmp_path, "laptop", resume=False).exists()
 
 
+def test_a_rehearsal_and_a_run_do_not_replace_each_other(quick, tmp_path):
+    records_notebook(quick.notebooks, "10_x", about={"estimate": {"laptop": {"seconds": 7200}}})
+    assert quick()[0] == 0
+    (receipt,) = tmp_path.rglob("10_x.receipt.json")
+    before = receipt.read_text()
+    code, told = quick("--divide", "10", "--resume")
+    assert code == 2
+    assert "10_x finished in" in told
+    assert "--divide=1, now 10" in told
+    assert receipt.read_text() == before
+    assert "unknown" in quick("--divide", "10", "--dry-run", "--resume")[1]  # a whole run's seconds say nothing of it
+    folder = default_out(tmp_path, "laptop", resume=False, divide=10)
+    assert folder.name.startswith("rehearsed-laptop-")
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    assert not default_out(tmp_path, "laptop", resume=True).is_dir()
+
+
+@pytest.mark.parametrize("name", ["DYNATREE_MODELS", "DYNATREE_DATA"])
+def test_what_ran_with_another_folder_of_models_or_data_is_no_longer_valid(quick, tmp_path, monkeypatch, name):
+    records_notebook(quick.notebooks, "10_x")
+    monkeypatch.setenv(name, str(tmp_path / "stand-ins"))
+    assert quick()[0] == 0
+    assert "keep: its receipt is valid" in quick("--resume", "--dry-run")[1]
+    monkeypatch.setenv(name, str(tmp_path / "real"))
+    assert "run: the folders of models or data changed since" in quick("--resume", "--dry-run")[1]
+
+
 def test_a_clock_that_was_set_back_hides_no_run(tmp_path):
     from tools.inject_faults import clock_set_back
 
