@@ -254,7 +254,13 @@ def quote_claims(body: Sequence[Mapping[str, Any]], evidence: Path, *, brief: bo
 
 def _is_of(entry: Mapping[str, Any], row: Mapping[str, Any], claim: Mapping[str, Any]) -> bool:
     """Whether an entry of docs/claims.json is of this claim of a row's notebook."""
-    return entry["notebook"] == row["notebook"] and claim["claim"].startswith(entry["stated"])
+    return entry["notebook"] == row["notebook"] and claim["claim"].startswith(_beginnings(entry))
+
+
+def _beginnings(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """How a notebook's claim begins that decides an entry: one text, or several where it names its texts."""
+    stated = entry["stated"]
+    return (stated,) if isinstance(stated, str) else tuple(stated)
 
 
 def _on_gpu(entry: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -271,10 +277,10 @@ def _stated(entry: Mapping[str, Any], body: Mapping[str, Any] | None) -> dict[st
     """Return the claim of a notebook that begins as an entry says; ValueError where it has run and states none."""
     if body is None:
         return None
-    found = [claim for claim in body["claims"] if claim["claim"].startswith(entry["stated"])]
+    found = [claim for claim in body["claims"] if claim["claim"].startswith(_beginnings(entry))]
     if len(found) != 1:
         raise ValueError(
-            f"{entry['notebook']} on {body['pair']} states {len(found)} claims '{entry['stated']}...', not 1."
+            f"{entry['notebook']} on {body['pair']} states {len(found)} claims '{_beginnings(entry)[0]}...', not 1."
         )
     return dict(found[0])
 

@@ -3,8 +3,9 @@
     python3 -m tools.keep_evidence RUN [RUN ...]
 
 For every notebook of a run that states such a claim, outputs/reference/evidence/<pair>/<notebook>.json says where and
-when it ran and all that it claims, and <notebook>/<record>.jsonl.gz are the records. docs/papers.md and the claims
-table are filled from them (`tools.fill_tables`). What is not kept, `tools.keep_notebooks.worth_keeping` says.
+when it ran and all that it claims, and <notebook>/<record>.jsonl.gz are the records, those of all its runs among them.
+docs/papers.md and the README's table are filled from them (`tools.fill_tables`). What is not kept,
+`tools.keep_notebooks.worth_keeping` says.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FACTS = ("profile", "pair", "device", "dtype", "parameters")
 
 
 def evidence(files: Files) -> tuple[dict[str, Any], list[Path]]:
-    """Return what is kept of a finished notebook, and the records behind what it shows of the papers.
+    """Return what is kept of a finished notebook, its records of runs, and those behind what it shows of the papers.
 
     Raises:
         SystemExit: as for `worth_keeping`.
@@ -37,8 +38,9 @@ def evidence(files: Files) -> tuple[dict[str, Any], list[Path]]:
     about = {name: summary[name] for name in FACTS}
     about |= {"commit": receipt["commit"], "finished": receipt["finished"], "seconds": receipt["seconds"]}
     about |= {name: machine[name] for name in ("cpu", "threads", "gpu")}
-    shown = [claim["record"] for claim in summary["claims"] if claim["shows"] and claim["record"]]
-    records = [files.out / record for record in dict.fromkeys(shown)]
+    shown = [files.out / claim["record"] for claim in summary["claims"] if claim["shows"] and claim["record"]]
+    runs = [path for path in sorted(files.records.glob("*.jsonl")) if '"environment": {' in path.read_text()[:80]]
+    records = [*dict.fromkeys([*shown, *runs])]
     return {"notebook": files.name, **about, "sizes": summary["sizes"], "claims": summary["claims"]}, records
 
 

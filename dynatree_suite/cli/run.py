@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
     out = (args.out or default_out(root, args.profile, args.resume, args.divide)).resolve()
     kept = [job for job in jobs if args.resume and why_rerun(Files(out, job.name), fingerprint(job)) is None]
     if args.profile == "colab" and args.divide == 1 and len(kept) < len(jobs):
-        jobs = forecast.scaled(jobs, forecast.step_seconds(args.profile, dict(jobs[0].parameters)))
+        jobs = forecast.scaled(jobs, forecast.iteration_seconds(args.profile, dict(jobs[0].parameters)))
     if args.hours is not None:
         jobs, left = forecast.within(jobs, args.hours, {job.name for job in kept})
         for job in left:

@@ -1,7 +1,7 @@
 """How long a run will take on this machine, and which of its notebooks an hour holds.
 
-A notebook's estimate for the profile `colab` was measured on one machine, with one pair. Most of its time is forwards
-of the target, so elsewhere it is scaled by the time of one plain step: a few are timed before the run begins.
+A notebook's estimate for the profile `colab` was measured on one machine, with one pair. Most of its time is iterations
+with trees of a few nodes, so elsewhere it is scaled by the time of such an iteration: some are timed before the run.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from .plan import Job
 
-REFERENCE_STEP = 0.0145
-"""Seconds of a plain step of SmolLM2 in float32 on two threads of an Intel Xeon, where the estimates were measured."""
-STEPS = 40
+REFERENCE = 0.027
+"""Seconds of an iteration with SmolLM2, its weights in 4 bits, on two threads of an AMD EPYC: of all estimates."""
+TREE: dict[str, Any] = {"depth": 4, "branching": 2, "tau": None, "max_nodes": 16}
+"""The tree of a timed iteration."""
+ITERATIONS = 20
 
 
-def step_seconds(profile: str, parameters: dict[str, Any]) -> float:
-    """Return the time of a plain step of a run's pair on its device: a median, measured in a process of its own.
+def iteration_seconds(profile: str, parameters: dict[str, Any]) -> float:
+    """Return the time of an iteration of a run's pair on its device: a median, measured in a process of its own.
 
     Raises:
         ValueError: with the process's own words, where the pair cannot be loaded.
@@ -41,29 +44,30 @@ def step_seconds(profile: str, parameters: dict[str, Any]) -> float:
 
 
 def measured(given: dict[str, Any]) -> float:
-    """Return the median time of a plain step, after some that warm up; the pair is loaded as a notebook loads it."""
+    """Return the median time of an iteration, after some that warm up; the pair is loaded as a notebook loads it."""
     import time
 
     from dynatree_lib.decoding import generate
-    from dynatree_lib.drafters import NoDraft
+    from dynatree_lib.drafters import FixedTree
 
     from .models import load
     from .notebook import begin
 
     pair = load(begin("forecast", **given))
     clock: list[float] = []
-    prompt = pair.ids("Count from one to a hundred in words.")
 
     def note(_: object) -> None:
         clock.append(time.perf_counter())
 
-    generate(pair.target, prompt, NoDraft(), max_new_tokens=2 * STEPS, eos_token_ids=(), on_tokens=note)
-    return median(later - sooner for sooner, later in zip(clock[STEPS:], clock[STEPS + 1 :], strict=False))
+    ids, tree = pair.ids("Count from one to a hundred in words."), FixedTree(pair.draft, **TREE)
+    budget = 2 * ITERATIONS * (TREE["depth"] + 1)  # enough iterations even where every path is accepted to its leaf
+    generate(pair.target, ids, tree, max_new_tokens=budget, eos_token_ids=(), on_tokens=note)
+    return median(later - sooner for sooner, later in pairwise(clock[ITERATIONS:]))
 
 
 def scaled(jobs: Sequence[Job], seconds: float) -> list[Job]:
-    """Return jobs whose estimates are scaled by the time of a plain step here, where they run the pair."""
-    scale = seconds / REFERENCE_STEP
+    """Return jobs whose estimates are scaled by the time of an iteration here, where they run the pair."""
+    scale = seconds / REFERENCE
     return [replace(job, scale=scale) if "pair" in job.source.parameters else job for job in jobs]
 
 

@@ -37,16 +37,16 @@ def test_what_fits_is_kept_headlines_first(jobs, hours, kept):
     assert "30_d" in names(left)  # nobody knows what it takes
 
 
-def test_a_machine_with_half_the_step_takes_half_as_long(jobs):
-    half = forecast.scaled(jobs, forecast.REFERENCE_STEP / 2)
+def test_a_machine_with_half_the_time_of_an_iteration_takes_half_as_long(jobs):
+    half = forecast.scaled(jobs, forecast.REFERENCE / 2)
     assert [job.estimate.seconds for job in half] == [300, 600, 900, None]
     assert names(forecast.within(half, 0.5)[0]) == ["00_a", "10_b", "20_c"]
 
 
-def test_a_plain_step_is_timed_in_a_process_of_its_own():
-    assert 1e-5 < forecast.step_seconds("colab", {"pair": "tiny", "device": "cpu"}) < 1
+def test_an_iteration_is_timed_in_a_process_of_its_own():
+    assert 1e-5 < forecast.iteration_seconds("colab", {"pair": "tiny", "device": "cpu"}) < 1
     with pytest.raises(ValueError, match="could not be timed: .*no pair named 'none such'"):
-        forecast.step_seconds("colab", {"pair": "none such", "device": "cpu"})
+        forecast.iteration_seconds("colab", {"pair": "none such", "device": "cpu"})
 
 
 def test_a_rehearsal_has_no_estimate(tmp_path):
@@ -56,7 +56,7 @@ def test_a_rehearsal_has_no_estimate(tmp_path):
 
 
 def test_hours_cut_the_plan_before_anything_runs(jobs, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(forecast, "step_seconds", lambda profile, parameters: forecast.REFERENCE_STEP)
+    monkeypatch.setattr(forecast, "iteration_seconds", lambda profile, parameters: forecast.REFERENCE)
     folder = ["run", "--profile", "colab", "--dry-run", "--notebooks", str(tmp_path / "notebooks")]
     assert main([*folder, "--hours", "0.5", "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr().out
@@ -75,7 +75,7 @@ def test_what_has_finished_takes_no_time_of_the_hours(jobs):
 def test_notebooks_without_a_pair_take_as_long_on_any_machine(tmp_path):
     about = {"estimate": {"colab": {"seconds": 100}}}
     records_notebook(tmp_path / "notebooks", "04_x", parameters="profile = None", about=about)
-    (job,) = forecast.scaled(make_jobs(find_sources(tmp_path / "notebooks"), "colab", {}), forecast.REFERENCE_STEP / 9)
+    (job,) = forecast.scaled(make_jobs(find_sources(tmp_path / "notebooks"), "colab", {}), forecast.REFERENCE / 9)
     assert job.estimate.seconds == 100
 
 
@@ -85,7 +85,7 @@ def test_hours_and_a_divisor_exclude_each_other(jobs, tmp_path, capsys):
     assert "--divide has none" in capsys.readouterr().err
 
 
-def test_a_process_that_dies_while_a_step_is_timed_is_told(monkeypatch):
+def test_a_process_that_dies_while_an_iteration_is_timed_is_told(monkeypatch):
     monkeypatch.setattr(forecast.sys, "executable", "/bin/false")
     with pytest.raises(ValueError, match="its process ended with status 1"):
-        forecast.step_seconds("colab", {"pair": "tiny"})
+        forecast.iteration_seconds("colab", {"pair": "tiny"})
