@@ -220,6 +220,7 @@ def rehearse(path: Path, rehearsal: Rehearsal, parameters: Mapping[str, Any]) ->
                 shell.push({**parameters, "dtype": None})
                 shell.run_cell(source)
                 rehearsal.usual = getattr(shell.user_ns.get("nb"), "dtype", "")
+                rehearsal.loaded.clear()  # of models that this cell loads, too, in that dtype
                 shell.push(dict(parameters))
             result = shell.run_cell(source, store_history=True)
             if "profile = " in source:  # the parameters cell: papermill's parameters come behind it
