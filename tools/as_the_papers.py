@@ -92,8 +92,8 @@ def unsound(out: Path, notebook: str) -> list[str]:
         told += [f"the record {path.stem}: {line.get('method')} failed: {line.get('error')}" for line in failed[:1]]
     summary = out / f"{notebook}.summary.json"
     claims = json.loads(summary.read_text(encoding="utf-8"))["claims"] if summary.is_file() else []
-    failed = [claim for claim in claims if claim.get("must") and claim["holds"] is False]
-    return [*told, *(f"the check '{claim['claim']}' fails: {claim['value']}" for claim in failed)]
+    checks = [claim for claim in claims if claim.get("must") and claim["holds"] is False]
+    return [*told, *(f"the check '{claim['claim']}' fails: {claim['value']}" for claim in checks)]
 
 
 def problems(wanted: Wanted, out: Path) -> list[str]:
@@ -154,17 +154,9 @@ def wanted_of_the_papers() -> list[Wanted]:
     notebook = "10_dynatree_fixed"
     setup, draft = ((of(fixed, "target_model"),), of(fixed, "dtype")), {"draft": of(fixed, "draft_model")}
     names = {row["method"] for row in fixed.table(1).rows} - {"ar"} | {"hf-generate"}  # the paper's AR is generate
+    length: Any = {"new tokens": str(of(fixed, "T"))}
     wanted = [
-        Wanted(
-            fixed.key,
-            "Table 1",
-            notebook,
-            "main",
-            *setup,
-            "wikitext-2",
-            sorted(names),
-            {"new tokens": str(of(fixed, "T"))},
-        ),
+        Wanted(fixed.key, "Table 1", notebook, "main", *setup, "wikitext-2", sorted(names), length, **draft),
         Wanted(fixed.key, "Figure 3", notebook, "sweep", *setup, "wikitext-2", ["hf-generate", "fixed-tree"], **draft),
     ]
     setup, words = ((of(adaptive, "target_model"),), of(adaptive, "dtype")), "split validation"

@@ -22,7 +22,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,11 @@ def read_evidence(folder: Path) -> dict[str, dict[str, Any]]:
     return kept
 
 
+def columns_of(kept: Iterable[str]) -> dict[str, str]:
+    """Return folder -> title of the columns, those of `PAIRS_SHOWN` first."""
+    return {name: PAIRS_SHOWN.get(name, name) for name in [*PAIRS_SHOWN, *kept]}
+
+
 def claim_of(row: Mapping[str, Any], body: Mapping[str, Any] | None, later: Mapping[Any, str]) -> dict[str, Any] | None:
     """Return the claim of a notebook that stands for a table or figure.
 
@@ -202,7 +208,7 @@ def quote_papers(folder: str, evidence: Path, entries: Sequence[Mapping[str, Any
     """
     kept, rows = read_evidence(evidence), shown_where()
     later = {(row["caption"], row["section"]): row["item"] for row in rows if row["paper"] == LATER_DRAFT}
-    columns = {name: PAIRS_SHOWN.get(name, name) for name in dict.fromkeys([*PAIRS_SHOWN, *kept]) if name in kept}
+    columns = {name: title for name, title in columns_of(kept).items() if name in kept}
     lines: list[str] = []
     for paper in dict.fromkeys(row["paper"] for row in rows):
         table = []
@@ -239,12 +245,9 @@ def quote_claims(body: Sequence[Mapping[str, Any]], evidence: Path, *, brief: bo
         brief: the entries for the README alone, without paper and reason.
     """
     kept, rows = read_evidence(evidence), []
-    shown = [entry for entry in body if entry.get("brief") or not brief]
-    for entry in shown:
-        names = dict.fromkeys([*PAIRS_SHOWN, *kept])
-        columns = {
-            PAIRS_SHOWN.get(name, name): _stated(entry, kept.get(name, {}).get(entry["notebook"])) for name in names
-        }
+    titles = columns_of(kept)
+    for entry in (entry for entry in body if entry.get("brief") or not brief):
+        columns = {title: _stated(entry, kept.get(name, {}).get(entry["notebook"])) for name, title in titles.items()}
         columns[ON_GPU] = _on_gpu(entry)
         row = {"claim": entry["claim"], "paper": entry["paper"], "printed": entry["printed"]}
         row |= {title: verdict(claim) for title, claim in columns.items()} | {"why": entry["why"]}
@@ -268,9 +271,14 @@ def _on_gpu(entry: Mapping[str, Any]) -> dict[str, Any] | None:
     if "gpu" not in entry:
         return None
     about = dict(entry["gpu"])
-    frame = read_results(REFERENCE / about.pop("record")).records.frame()
-    gain = ratio(frame, about.pop("method"), **about)
+    gain = ratio(_runs(about.pop("record")), about.pop("method"), **about)
     return {"value": str(gain), "unit": entry["unit"], "holds": gain.above()}
+
+
+@cache
+def _runs(record: str) -> pd.DataFrame:
+    """Return the runs of a kept record, which many entries name."""
+    return read_results(REFERENCE / record).records.frame()
 
 
 def _stated(entry: Mapping[str, Any], body: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def test_every_claim_of_the_papers_is_measured_by_the_notebook_that_it_names():
     assert all(entry["why"].endswith(".") for entry in CLAIMS)
 
 
+def test_the_intervals_in_the_causes_are_those_of_kept_claims():
+    measured = " ".join(str(claim["value"]) for _, _, body in KEPT for claim in body["claims"])
+    quoted = [one for entry in CLAIMS for one in re.findall(r"\d\.\d\d \[\d\.\d\d, \d\.\d\d\]", entry["why"])]
+    assert len(quoted) >= 5
+    assert [one for one in quoted if one not in measured] == []
+
+
 # ------------------------------------------------------------------------------------------------------- made evidence
 def claim(text, value, holds=None, shows=()):
     return {"claim": text, "value": value, "unit": "x", "holds": holds, "record": None, "shows": [*shows]}
@@ -89,7 +97,7 @@ def test_a_claim_that_a_notebook_no_longer_states_is_an_error(tmp_path):
         quote_claims([ENTRY], tmp_path)
 
 
-def test_where_no_notebook_ran_on_a_gpu_the_named_record_speaks(tmp_path, monkeypatch):
+def test_where_no_notebook_ran_on_a_gpu_the_named_record_speaks(tmp_path):
     entry = next(entry for entry in CLAIMS if "gpu" in entry and entry["gpu"]["method"] == "adaptive-tree")
     results = read_results(fill_tables.REFERENCE / entry["gpu"]["record"])
     gain = fill_tables.ratio(results.records.frame(), "adaptive-tree", over="fixed-tree")

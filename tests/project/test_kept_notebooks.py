@@ -21,7 +21,7 @@ HEADLINE = [path.stem for path in sorted(NOTEBOOKS.glob("*.ipynb")) if read_sour
 
 def test_the_headline_notebooks_are_kept():
     assert {path.stem for path in KEPT_NOTEBOOKS} >= set(HEADLINE)
-    assert sum(path.stat().st_size for path in KEPT_NOTEBOOKS) < 6e6
+    assert sum(path.stat().st_size for path in KEPT_NOTEBOOKS) < 4e6
 
 
 @pytest.mark.parametrize("path", KEPT_NOTEBOOKS, ids=lambda path: path.stem)
