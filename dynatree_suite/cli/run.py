@@ -32,11 +32,13 @@ def main(args: argparse.Namespace) -> int:
     if args.hours is not None and args.divide > 1:
         raise ValueError("--hours goes by estimates of whole amounts, and --divide has none; give one of the two.")
     out = (args.out or default_out(root, args.profile, args.resume, args.divide)).resolve()
-    kept = [job for job in jobs if args.resume and why_rerun(Files(out, job.name), fingerprint(job)) is None]
-    if args.profile == "colab" and args.divide == 1 and len(kept) < len(jobs):
+    priced, kept = args.profile == "colab" and args.divide == 1, set[str]()
+    if args.resume and (priced or args.hours is not None):
+        kept = {job.name for job in jobs if why_rerun(Files(out, job.name), fingerprint(job)) is None}
+    if priced and len(kept) < len(jobs):
         jobs = forecast.scaled(jobs, forecast.iteration_seconds(args.profile, dict(jobs[0].parameters)))
     if args.hours is not None:
-        jobs, left = forecast.within(jobs, args.hours, {job.name for job in kept})
+        jobs, left = forecast.within(jobs, args.hours, kept)
         for job in left:
             say(f"{job.name}: left out, {args.hours:g} h do not hold it{job.expected}")
         if not jobs:

@@ -21,12 +21,13 @@ from typing import Any
 
 from dynatree_lib import __version__
 from dynatree_lib.models.fetch import PACKAGED, fetched
-from dynatree_lib.models.pairs import PAIRS, two_sources
+from dynatree_lib.models.pairs import MODELS_FOLDER, PAIRS, two_sources
 from dynatree_lib.paths import data_path, sha256_of
 
 from .. import PACKAGES
 from ..bench.environment import git_commit
 from ..files import write_atomically
+from ..papers.workloads import FOLDER_VARIABLE
 from .plan import Job, has_shape, project_root, read_source
 from .shipped import reference_path
 
@@ -103,7 +104,7 @@ PARTS = {
 
 Besides, a receipt names the records of outputs/reference that the notebook read.
 """
-FOLDERS = ("DYNATREE_MODELS", "DYNATREE_DATA")
+FOLDERS = (MODELS_FOLDER, FOLDER_VARIABLE)
 """Environment variables that name folders of models and data sets: another folder may hold others of the same names."""
 
 
@@ -137,17 +138,8 @@ def fingerprint(job: Job) -> dict[str, Any]:
     models = [name for name in PACKAGED if fetched(name)]
     divide = None if job.divide == 1 else job.divide
     folders = {name: str(Path(place).resolve()) for name in FOLDERS if (place := os.environ.get(name))}
-    values = (
-        job.source.sha256,
-        library_sha256(),
-        data_sha256(),
-        parameters,
-        job.profile,
-        divide,
-        files,
-        models,
-        folders,
-    )
+    versions = job.source.sha256, library_sha256(), data_sha256()
+    values = (*versions, parameters, job.profile, divide, files, models, folders)
     return dict(json.loads(json.dumps(dict(zip(PARTS, values, strict=True)), default=str)))
 
 
