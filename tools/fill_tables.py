@@ -239,7 +239,8 @@ def quote_claims(body: Sequence[Mapping[str, Any]], evidence: Path, *, brief: bo
 
     Args:
         body: of docs/claims.json: entries with `claim`, `paper`, `printed` in words; the `notebook` that decides it and
-            how its claim there begins, `stated`; `unit` of the number; `why`, the cause of what was found; perhaps
+            how its claim there begins, `stated`; `unit` of the number; `why`, the cause of what was found, with counts
+            of kept records in braces: {PAIR/NOTEBOOK/RECORD | METHOD | nodes, tokens or levels of an iteration}; perhaps
             `gpu`, a kept record with the method and the one it is measured over; and `brief` for the README's table.
         evidence: folder of `tools.keep_evidence`.
         brief: the entries for the README alone, without paper and reason.
@@ -250,9 +251,35 @@ def quote_claims(body: Sequence[Mapping[str, Any]], evidence: Path, *, brief: bo
         columns = {title: _stated(entry, kept.get(name, {}).get(entry["notebook"])) for name, title in titles.items()}
         columns[ON_GPU] = _on_gpu(entry)
         row = {"claim": entry["claim"], "paper": entry["paper"], "printed": entry["printed"]}
-        row |= {title: verdict(claim) for title, claim in columns.items()} | {"why": entry["why"]}
+        row |= {title: verdict(claim) for title, claim in columns.items()} | {"why": _counted(entry["why"], evidence)}
         rows.append({key: value for key, value in row.items() if not (brief and key in ("paper", "why"))})
     return "\n".join([*_markdown(pd.DataFrame(rows), text=len(rows[0])), ""])
+
+
+COUNT = re.compile(r"\{([^|{}]+) \| ([^|{}]+) \| (nodes|tokens|levels)\}")
+
+
+def _counted(why: str, evidence: Path) -> str:
+    """Return a cause with the counts of kept records in it, "?" where a record is not kept."""
+
+    def count(found: re.Match[str]) -> str:
+        record, method, what = found.groups()
+        path = evidence / f"{record}.jsonl.gz"
+        return _per_iteration(path, method, what) if path.is_file() else "?"
+
+    return COUNT.sub(count, why)
+
+
+def _per_iteration(path: Path, method: str, what: str) -> str:
+    """Return how many tokens an iteration of a method committed, or how many nodes or levels its trees had."""
+    runs = [run for run in read_results(path).records.runs.values() if run.method == method]
+    sums = {
+        "tokens": sum(len(run.tokens) for run in runs),
+        "nodes": sum(sum(run.nodes or []) for run in runs),
+        "levels": sum(sum(run.depths or []) for run in runs),
+    }
+    value = sums[what] / sum(run.iterations for run in runs)
+    return f"{value:.2f}" if what == "tokens" else f"{value:.1f}"
 
 
 def _is_of(entry: Mapping[str, Any], row: Mapping[str, Any], claim: Mapping[str, Any]) -> bool:

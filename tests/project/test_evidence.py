@@ -57,6 +57,17 @@ def test_the_intervals_in_the_causes_are_those_of_kept_claims():
     assert [one for one in quoted if one not in measured] == []
 
 
+def test_the_counts_in_the_causes_are_those_of_kept_records():
+    counted = [entry for entry in CLAIMS if fill_tables.COUNT.search(entry["why"])]
+    assert len(counted) >= 5
+    assert not re.search(r"[?{}]", quote_claims(counted, EVIDENCE))
+    found, text, method = [], quote_claims([counted[0]], EVIDENCE), "fixed tree, no tau"
+    for run in read_results(EVIDENCE / "smollm2/12_dynatree_ablation/main.jsonl.gz").records.runs.values():
+        if run.method == method:
+            found += run.nodes
+    assert f"{sum(found) / len(found):.1f} nodes an iteration" in text
+
+
 # ------------------------------------------------------------------------------------------------------- made evidence
 def claim(text, value, holds=None, shows=()):
     return {"claim": text, "value": value, "unit": "x", "holds": holds, "record": None, "shows": [*shows]}
