@@ -240,7 +240,7 @@ def quote_claims(body: Sequence[Mapping[str, Any]], evidence: Path, *, brief: bo
     Args:
         body: of docs/claims.json: entries with `claim`, `paper`, `printed` in words; the `notebook` that decides it and
             how its claim there begins, `stated`; `unit` of the number; `why`, the cause of what was found, with counts
-            of kept records in braces: {PAIR/NOTEBOOK/RECORD | METHOD | nodes, tokens or levels of an iteration}; perhaps
+            of kept records in braces: {PAIR/NOTEBOOK/RECORD | METHOD | nodes, tokens or levels an iteration}; perhaps
             `gpu`, a kept record with the method and the one it is measured over; and `brief` for the README's table.
         evidence: folder of `tools.keep_evidence`.
         brief: the entries for the README alone, without paper and reason.
