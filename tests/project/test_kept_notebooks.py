@@ -21,7 +21,7 @@ HEADLINE = [path.stem for path in sorted(NOTEBOOKS.glob("*.ipynb")) if read_sour
 
 def test_the_headline_notebooks_are_kept():
     assert {path.stem for path in KEPT_NOTEBOOKS} >= set(HEADLINE)
-    assert sum(path.stat().st_size for path in KEPT_NOTEBOOKS) < 4e6
+    assert sum(path.stat().st_size for path in KEPT_NOTEBOOKS) < 6e6
 
 
 @pytest.mark.parametrize("path", KEPT_NOTEBOOKS, ids=lambda path: path.stem)
@@ -55,16 +55,17 @@ def test_what_a_kept_notebook_quotes_of_a_kept_record_is_what_the_record_says_to
     for path in KEPT_NOTEBOOKS:
         outputs = [output for cell in nbformat.read(path, as_version=4).cells for output in cell.get("outputs", [])]
         for table in (output.data.get("text/html", "") for output in outputs if "data" in output):
-            name = re.search(r"Record: (outputs/reference/[^ ]+\.jsonl\.gz)\.</caption>", table)
+            names = re.findall(r"Record: (outputs/reference/[^ ]+\.jsonl\.gz)\.(?=[^<]*</caption>)", table)
             titles = re.findall(r"<th>(.*?)</th>", table)
-            if name is None or "x ar-fast" not in titles:
+            if not names or "x ar-fast" not in titles:
                 continue
-            frame = read_results(NOTEBOOKS.parent / name[1]).records.frame()
+            frames = [read_results(NOTEBOOKS.parent / name).records.frame() for name in names]
             for row in re.findall(r"<tr>(.*?)</tr>", table, flags=re.S):
                 values = dict(zip(titles, re.findall(r"<td>(.*?)</td>", row), strict=False))
                 if values:
-                    told = str(ratio(frame, values["method"], over="ar-fast"))
-                    assert values["x ar-fast"] == told, (path.stem, name[1], values["method"])
+                    having = [frame for frame in frames if (frame["method"] == values["method"]).any()]
+                    told = [str(ratio(frame, values["method"], over="ar-fast")) for frame in having]
+                    assert values["x ar-fast"] in told, (path.stem, names, values["method"])
                     quoted += 1
     assert quoted > 20
 
