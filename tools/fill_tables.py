@@ -251,9 +251,16 @@ def quote_claims(body: Sequence[Mapping[str, Any]], evidence: Path, *, brief: bo
         columns = {title: _stated(entry, kept.get(name, {}).get(entry["notebook"])) for name, title in titles.items()}
         columns[ON_GPU] = _on_gpu(entry)
         row = {"claim": entry["claim"], "paper": entry["paper"], "printed": entry["printed"]}
-        row |= {title: verdict(claim) for title, claim in columns.items()} | {"why": _counted(entry["why"], evidence)}
+        shown = {title: _first(claim) if brief else claim for title, claim in columns.items()}
+        row |= {title: verdict(claim) for title, claim in shown.items()} | {"why": _counted(entry["why"], evidence)}
         rows.append({key: value for key, value in row.items() if not (brief and key in ("paper", "why"))})
     return "\n".join([*_markdown(pd.DataFrame(rows), text=len(rows[0])), ""])
+
+
+def _first(claim: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a claim with the first of its numbers, where it has one for each of several trees."""
+    first, more, _ = str(claim["value"]).partition("], ") if claim else ("", "", "")
+    return {**claim, "value": f"{first}]"} if claim and more else claim
 
 
 COUNT = re.compile(r"\{([^|{}]+) \| ([^|{}]+) \| (nodes|tokens|levels)\}")

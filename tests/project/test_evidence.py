@@ -43,6 +43,18 @@ def test_every_record_behind_a_table_of_the_papers_opens(pair, name, body):
             assert len(records.frame()) >= 2
 
 
+def test_what_the_papers_tables_call_measured_is_kept_on_both_pairs():
+    kept, rows = read_evidence(EVIDENCE), [row for row in shown_where() if row["how"] == "measured"]
+    later = {(row["caption"], row["section"]): row["item"] for row in rows if row["paper"] == fill_tables.LATER_DRAFT}
+    missing = [
+        (pair, row["notebook"], row["item"])
+        for pair in fill_tables.PAIRS_SHOWN for row in rows
+        if claim_of(row, kept[pair].get(row["notebook"]), fill_tables.earlier_names(row, later)) is None
+    ]  # fmt: skip
+    assert len(rows) > 20
+    assert missing == []
+
+
 def test_every_claim_of_the_papers_is_measured_by_the_notebook_that_it_names():
     names = {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
     assert all(entry["notebook"] in names for entry in CLAIMS)
