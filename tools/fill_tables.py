@@ -263,7 +263,9 @@ def _first(claim: dict[str, Any] | None) -> dict[str, Any] | None:
     return {**claim, "value": f"{first}]"} if claim and more else claim
 
 
-COUNT = re.compile(r"\{([^|{}]+) \| ([^|{}]+) \| (nodes|tokens|levels)\}")
+COUNTS = {"nodes": ("nodes_per_iteration", 1), "tokens": ("tokens_per_iteration", 2), "levels": ("draft_levels", 1)}
+"""A word in a cause -> what it is in a method's summary, and decimal places."""
+COUNT = re.compile(rf"\{{([^|{{}}]+) \| ([^|{{}}]+) \| ({'|'.join(COUNTS)})\}}")
 
 
 def _counted(why: str, evidence: Path) -> str:
@@ -272,21 +274,18 @@ def _counted(why: str, evidence: Path) -> str:
     def count(found: re.Match[str]) -> str:
         record, method, what = found.groups()
         path = evidence / f"{record}.jsonl.gz"
-        return _per_iteration(path, method, what) if path.is_file() else "?"
+        if not path.is_file():
+            return "?"
+        name, places = COUNTS[what]
+        return f"{_kept(path).summary(method)[name]:.{places}f}"
 
     return COUNT.sub(count, why)
 
 
-def _per_iteration(path: Path, method: str, what: str) -> str:
-    """Return how many tokens an iteration of a method committed, or how many nodes or levels its trees had."""
-    runs = [run for run in read_results(path).records.runs.values() if run.method == method]
-    sums = {
-        "tokens": sum(len(run.tokens) for run in runs),
-        "nodes": sum(sum(run.nodes or []) for run in runs),
-        "levels": sum(sum(run.depths or []) for run in runs),
-    }
-    value = sums[what] / sum(run.iterations for run in runs)
-    return f"{value:.2f}" if what == "tokens" else f"{value:.1f}"
+@cache
+def _kept(path: Path) -> Results:
+    """Return the results of a kept record, of which a table tells many counts."""
+    return read_results(path)
 
 
 def _is_of(entry: Mapping[str, Any], row: Mapping[str, Any], claim: Mapping[str, Any]) -> bool:
