@@ -19,6 +19,7 @@ A test compares table and record, so that the text cannot drift from the record.
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import sys
@@ -178,15 +179,22 @@ def columns_of(kept: Iterable[str]) -> dict[str, str]:
     return {name: PAIRS_SHOWN.get(name, name) for name in [*PAIRS_SHOWN, *kept]}
 
 
-def claim_of(row: Mapping[str, Any], body: Mapping[str, Any] | None, later: Mapping[Any, str]) -> dict[str, Any] | None:
-    """Return the claim of a notebook that stands for a table or figure.
+def items() -> list[tuple[dict[str, Any], set[str]]]:
+    """Return the rows of `shown_where`, each with the items by which notebooks name it.
 
-    Args:
-        row: of `shown_where`.
-        body: the evidence of its notebook, None where there is none.
-        later: (caption, section) -> the item of the later draft, by which notebooks name what both drafts have.
+    What both drafts of a paper have, notebooks name by the later one.
     """
-    names = {row["item"], later.get((row["caption"], row["section"]))}
+    rows = shown_where()
+    later = {(row["caption"], row["section"]): row["item"] for row in rows if row["paper"] == LATER_DRAFT}
+    both = [later if row["paper"] == EARLIER_DRAFT else {} for row in rows]
+    return [
+        (row, {row["item"], known.get((row["caption"], row["section"]), row["item"])})
+        for row, known in zip(rows, both, strict=True)
+    ]
+
+
+def claim_of(names: set[str], body: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the claim that stands for a table or figure, by its `items`, of a notebook's evidence if there is any."""
     return next((claim for claim in (body or {"claims": []})["claims"] if names & set(claim["shows"])), None)
 
 
@@ -206,17 +214,15 @@ def quote_papers(folder: str, evidence: Path, entries: Sequence[Mapping[str, Any
         evidence: folder of `tools.keep_evidence`.
         entries: of docs/claims.json, which may name a record of a GPU.
     """
-    kept, rows = read_evidence(evidence), shown_where()
-    later = {(row["caption"], row["section"]): row["item"] for row in rows if row["paper"] == LATER_DRAFT}
+    kept, rows = read_evidence(evidence), items()
     columns = {name: title for name, title in columns_of(kept).items() if name in kept}
     lines: list[str] = []
-    for paper in dict.fromkeys(row["paper"] for row in rows):
+    for paper in dict.fromkeys(row["paper"] for row, _ in rows):
         table = []
-        for row in (row for row in rows if row["paper"] == paper):
+        for row, names in ((row, names) for row, names in rows if row["paper"] == paper):
             line = {"item": row["item"], "caption": row["caption"]}
             line["where"] = f"[{row['notebook']}]({folder}/{row['notebook']}.ipynb), {row['section']}"
-            known = earlier_names(row, later)
-            claims = {title: claim_of(row, kept[name].get(row["notebook"]), known) for name, title in columns.items()}
+            claims = {title: claim_of(names, kept[name].get(row["notebook"])) for name, title in columns.items()}
             stated = next(filter(None, claims.values()), None)
             line["how"] = stated["claim"] if stated else row["how"]
             if stated:
@@ -229,19 +235,15 @@ def quote_papers(folder: str, evidence: Path, entries: Sequence[Mapping[str, Any
     return "\n".join(lines) + "\n"
 
 
-def earlier_names(row: Mapping[str, Any], later: Mapping[Any, str]) -> Mapping[Any, str]:
-    """Return `later` for an item of the earlier draft, nothing for others."""
-    return later if row["paper"] == EARLIER_DRAFT else {}
-
-
 def quote_claims(body: Sequence[Mapping[str, Any]], evidence: Path, *, brief: bool = False) -> str:
     """Return Markdown: what the papers claim, what they print, and what was measured on each pair, with the reason.
 
     Args:
         body: of docs/claims.json: entries with `claim`, `paper`, `printed` in words; the `notebook` that decides it and
             how its claim there begins, `stated`; `unit` of the number; `why`, the cause of what was found, with counts
-            of kept records in braces: {PAIR/NOTEBOOK/RECORD | METHOD | nodes, tokens or levels an iteration}; perhaps
-            `gpu`, a kept record with the method and the one it is measured over; and `brief` for the README's table.
+            of kept records in braces, {PAIR/NOTEBOOK/RECORD | METHOD | nodes, tokens or levels an iteration}, and
+            shares of a record's rows, {PAIR/NOTEBOOK/RECORD | KEY=VALUE, KEY=VALUE | column}; perhaps `gpu`, a kept
+            record with the method and the one it is measured over; and `brief` for the README's table.
         evidence: folder of `tools.keep_evidence`.
         brief: the entries for the README alone, without paper and reason.
     """
@@ -265,7 +267,7 @@ def _first(claim: dict[str, Any] | None) -> dict[str, Any] | None:
 
 COUNTS = {"nodes": ("nodes_per_iteration", 1), "tokens": ("tokens_per_iteration", 2), "levels": ("draft_levels", 1)}
 """A word in a cause -> what it is in a method's summary, and decimal places."""
-COUNT = re.compile(rf"\{{([^|{{}}]+) \| ([^|{{}}]+) \| ({'|'.join(COUNTS)})\}}")
+COUNT = re.compile(r"\{([^|{}]+) \| ([^|{}]+) \| ([^|{}]+)\}")
 
 
 def _counted(why: str, evidence: Path) -> str:
@@ -273,6 +275,8 @@ def _counted(why: str, evidence: Path) -> str:
 
     def count(found: re.Match[str]) -> str:
         record, method, what = found.groups()
+        if what not in COUNTS:
+            return _share(evidence / f"{record}.json.gz", method, what)
         path = evidence / f"{record}.jsonl.gz"
         if not path.is_file():
             return "?"
@@ -280,6 +284,16 @@ def _counted(why: str, evidence: Path) -> str:
         return f"{_kept(path).summary(method)[name]:.{places}f}"
 
     return COUNT.sub(count, why)
+
+
+def _share(path: Path, wanted: str, column: str) -> str:
+    """Return a share in per cent, from the row of a kept record in which keys have the values of "KEY=VALUE, ..."."""
+    if not path.is_file():
+        return "?"
+    known = {key: json.loads(value) for key, value in (each.split("=") for each in wanted.split(", "))}
+    rows = [row for row in json.loads(gzip.decompress(path.read_bytes())) if known.items() <= row.items()]
+    (row,) = rows
+    return f"{100 * row[column]:.0f} %"
 
 
 @cache

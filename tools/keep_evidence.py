@@ -3,7 +3,7 @@
     python3 -m tools.keep_evidence RUN [RUN ...]
 
 For every notebook of a run that states such a claim, outputs/reference/evidence/<pair>/<notebook>.json says where and
-when it ran and all that it claims, and <notebook>/<record>.jsonl.gz are the records, those of all its runs among them.
+when it ran and all that it claims, and <notebook>/ has the records, those of all its runs and short ones among them.
 docs/papers.md and the README's table are filled from them (`tools.fill_tables`). What is not kept,
 `tools.keep_notebooks.worth_keeping` says.
 """
@@ -38,7 +38,8 @@ def evidence(files: Files) -> tuple[dict[str, Any], list[Path]]:
     about = {name: summary[name] for name in FACTS}
     about |= {"commit": receipt["commit"], "finished": receipt["finished"], "seconds": receipt["seconds"]}
     about |= {name: machine[name] for name in ("cpu", "threads", "gpu")}
-    shown = [files.out / claim["record"] for claim in summary["claims"] if claim["shows"] and claim["record"]]
+    told = [claim for claim in summary["claims"] if claim["record"]]
+    shown = [files.out / one["record"] for one in told if one["shows"] or one["record"].endswith(".json")]
     runs = [path for path in sorted(files.records.glob("*.jsonl")) if '"environment": {' in path.read_text()[:80]]
     records = [*dict.fromkeys([*shown, *runs])]
     return {"notebook": files.name, **about, "sizes": summary["sizes"], "claims": summary["claims"]}, records

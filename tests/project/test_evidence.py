@@ -9,7 +9,6 @@ import pytest
 
 from dynatree_lib.paths import sha256_of
 from dynatree_suite.bench.protocol import read_results
-from dynatree_suite.papers.published import shown_where
 from dynatree_suite.runs.receipts import Files
 from tools import fill_tables, keep_evidence
 from tools.fill_tables import claim_of, quote_claims, quote_papers, read_evidence
@@ -34,7 +33,9 @@ def test_every_record_behind_a_table_of_the_papers_opens(pair, name, body):
     assert body["profile"] != "smoke"
     folder = EVIDENCE / pair / name
     assert all((folder / f"{Path(claim['record']).name}.gz").is_file() for claim in shown)
-    for path in sorted(folder.glob("*")):
+    for path in sorted(folder.glob("*.json.gz")):
+        assert json.loads(gzip.decompress(path.read_bytes()))
+    for path in sorted(folder.glob("*.jsonl.gz")):
         lines = lines_of(path)
         assert lines
         if lines[0].get("kind") == "header":  # of a benchmark: what it measured is read back
@@ -44,12 +45,12 @@ def test_every_record_behind_a_table_of_the_papers_opens(pair, name, body):
 
 
 def test_what_the_papers_tables_call_measured_is_kept_on_both_pairs():
-    kept, rows = read_evidence(EVIDENCE), [row for row in shown_where() if row["how"] == "measured"]
-    later = {(row["caption"], row["section"]): row["item"] for row in rows if row["paper"] == fill_tables.LATER_DRAFT}
+    kept = read_evidence(EVIDENCE)
+    rows = [(row, names) for row, names in fill_tables.items() if row["how"] == "measured"]
     missing = [
         (pair, row["notebook"], row["item"])
-        for pair in fill_tables.PAIRS_SHOWN for row in rows
-        if claim_of(row, kept[pair].get(row["notebook"]), fill_tables.earlier_names(row, later)) is None
+        for pair in fill_tables.PAIRS_SHOWN for row, names in rows
+        if claim_of(names, kept[pair].get(row["notebook"])) is None
     ]  # fmt: skip
     assert len(rows) > 20
     assert missing == []
@@ -78,6 +79,14 @@ def test_the_counts_in_the_causes_are_those_of_kept_records():
         if run.method == method:
             found += run.nodes
     assert f"{sum(found) / len(found):.1f} nodes an iteration" in text
+
+
+def test_the_shares_in_the_causes_are_those_of_a_kept_records_rows():
+    rows = json.loads(gzip.decompress((EVIDENCE / "smollm2/30_traversal/causes.json.gz").read_bytes()))
+    found = {row["temperature"]: row["repair (above 1.1)"] for row in rows if row["own"]}
+    (entry,) = (entry for entry in CLAIMS if "temperature=0.2" in entry["why"])
+    told = f"fall from {100 * found[1.0]:.0f} % at temperature 1 to {100 * found[0.2]:.0f} % at 0.2"
+    assert told in quote_claims([entry], EVIDENCE)
 
 
 # ------------------------------------------------------------------------------------------------------- made evidence
@@ -135,8 +144,7 @@ def test_the_papers_table_has_the_number_of_each_pair(tmp_path):
     lines = [line for line in told.splitlines() if line.startswith("| Table 4") and "ablation" in line]
     assert len(lines) == 2  # both drafts of the paper have it
     assert all("1.2 x (holds)" in line for line in lines)
-    row = next(row for row in shown_where() if row["notebook"] == "12_dynatree_ablation")
-    assert claim_of(row, None, {}) is None
+    assert claim_of({"Table 4"}, None) is None
 
 
 # ---------------------------------------------------------------------------------------------------- what can be kept
