@@ -41,6 +41,8 @@ LIMIT = 900
 """Seconds after which a rehearsal is ended."""
 REAL = "HuggingFaceTB/SmolLM2-360M-Instruct + HuggingFaceTB/SmolLM2-135M-Instruct"
 """The pair of the profile `colab` here: two hub ids, as a user may name them."""
+REAL_DTYPE = "float32"
+"""In this dtype it is the profile's own pair, SmolLM2 and its draft on features, where that has been fetched."""
 SEEN = "__branches_seen__"
 OF_A_RUN = {"profile", "device", "dtype", "exact", "decides", "divide", "pair", "pairs", "models", "source", "data",
             "where", "workload", "bundled", "measure", "wanted"}  # fmt: skip
@@ -279,7 +281,7 @@ def start(path: Path, profile: str, dtype: str, out: Path, stand_ins: Path, divi
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(LIMIT)  # ends what hangs
         with child.log.open("w") as file, redirect_stdout(file), redirect_stderr(file):
-            pair = {"pair": REAL} if profile == "colab" else {}
+            pair = {"pair": REAL} if profile == "colab" and dtype != REAL_DTYPE else {}
             rehearse(path, rehearsal, {"profile": profile, "device": device, "dtype": dtype, **pair})
             rehearsal.unsound = unsound(folder, path.stem)
         child.noted.write_text(json.dumps(asdict(rehearsal), indent=1))
