@@ -332,7 +332,7 @@ class TestNotebook:
         source = read_source(path)
         assert {"profile", "pair", "device", "dtype", "seed"} <= set(source.parameters)
         assert source.title != source.name, "metadata.dynatree needs a title"
-        assert {"smoke", "laptop", "paper"} <= set(source.estimates), "metadata.dynatree needs estimates"
+        assert {"smoke", "laptop", "colab", "paper"} == set(source.estimates), "metadata.dynatree needs estimates"
         parameters = next(text for cell, text in code_cells(path) if "parameters" in cell["metadata"].get("tags", []))
         assert "DYNATREE_PROFILE" in parameters
 
