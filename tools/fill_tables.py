@@ -19,7 +19,6 @@ A test compares table and record, so that the text cannot drift from the record.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import sys
@@ -33,6 +32,7 @@ import pandas as pd
 from dynatree_suite.bench.grids import text
 from dynatree_suite.bench.methods import METHODS
 from dynatree_suite.bench.protocol import Results, read_results
+from dynatree_suite.bench.records import read_bytes
 from dynatree_suite.bench.statistics import ratio
 from dynatree_suite.bench.tables import Method, bound_sentence, brief, disturbed_sentence, method_table, sampling_text
 from dynatree_suite.papers.published import shown_where
@@ -186,11 +186,11 @@ def items() -> list[tuple[dict[str, Any], set[str]]]:
     """
     rows = shown_where()
     later = {(row["caption"], row["section"]): row["item"] for row in rows if row["paper"] == LATER_DRAFT}
-    both = [later if row["paper"] == EARLIER_DRAFT else {} for row in rows]
-    return [
-        (row, {row["item"], known.get((row["caption"], row["section"]), row["item"])})
-        for row, known in zip(rows, both, strict=True)
-    ]
+    found = []
+    for row in rows:
+        same = later.get((row["caption"], row["section"])) if row["paper"] == EARLIER_DRAFT else None
+        found.append((row, {row["item"], same or row["item"]}))
+    return found
 
 
 def claim_of(names: set[str], body: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -291,8 +291,7 @@ def _share(path: Path, wanted: str, column: str) -> str:
     if not path.is_file():
         return "?"
     known = {key: json.loads(value) for key, value in (each.split("=") for each in wanted.split(", "))}
-    rows = [row for row in json.loads(gzip.decompress(path.read_bytes())) if known.items() <= row.items()]
-    (row,) = rows
+    (row,) = (row for row in json.loads(read_bytes(path)) if known.items() <= row.items())
     return f"{100 * row[column]:.0f} %"
 
 

@@ -3,7 +3,8 @@
     python3 -m tools.rehearsal --out outputs/rehearsal           # all notebooks x paper, colab x three dtypes
     python3 -m tools.rehearsal --only '2*' --profiles paper --dtypes float16
 
-The models and data sets are those of `tools.stand_ins`. Amounts of work are divided by `--divide`, and every setting is
+The models and data sets are those of `tools.stand_ins`; in `colab` and float32 the pair is SmolLM2 itself, with its
+draft on features, where that has been fetched. Amounts of work are divided by `--divide`, and every setting is
 taken. In 16 bits the device is a GPU in name: models are asked for on "cuda", run over static buffers, and lie on the
 CPU. A rehearsal fails where a cell raises an error, a model is asked for on another device or in another dtype than the
 run's, a table is not run as its paper says (`tools.as_the_papers`), or a branch that depends on how a notebook is run
@@ -41,8 +42,8 @@ LIMIT = 900
 """Seconds after which a rehearsal is ended."""
 REAL = "HuggingFaceTB/SmolLM2-360M-Instruct + HuggingFaceTB/SmolLM2-135M-Instruct"
 """The pair of the profile `colab` here: two hub ids, as a user may name them."""
-REAL_DTYPE = "float32"
-"""In this dtype it is the profile's own pair, SmolLM2 and its draft on features, where that has been fetched."""
+OWN_PAIR, OWN_DTYPE = "smollm2", "float32"
+"""The profile's own pair, and the dtype in which it takes the place of those two."""
 SEEN = "__branches_seen__"
 OF_A_RUN = {"profile", "device", "dtype", "exact", "decides", "divide", "pair", "pairs", "models", "source", "data",
             "where", "workload", "bundled", "measure", "wanted"}  # fmt: skip
@@ -258,6 +259,14 @@ class Child:
         return self.rehearsal
 
 
+def pair_of(profile: str, dtype: str) -> dict[str, str]:
+    """Return the pair to ask for, none where it is the profile's own."""
+    from dynatree_lib.models.fetch import fetched
+
+    own = profile != "colab" or (dtype == OWN_DTYPE and fetched(OWN_PAIR) is not None)
+    return {} if own else {"pair": REAL}
+
+
 def start(path: Path, profile: str, dtype: str, out: Path, stand_ins: Path, divide: int) -> tuple[int, Child]:
     """Fork a process that rehearses, with its own environment and output; return its id and where it writes."""
     device = "cpu" if dtype == "float32" else GPU
@@ -281,8 +290,8 @@ def start(path: Path, profile: str, dtype: str, out: Path, stand_ins: Path, divi
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(LIMIT)  # ends what hangs
         with child.log.open("w") as file, redirect_stdout(file), redirect_stderr(file):
-            pair = {"pair": REAL} if profile == "colab" and dtype != REAL_DTYPE else {}
-            rehearse(path, rehearsal, {"profile": profile, "device": device, "dtype": dtype, **pair})
+            parameters = {"profile": profile, "device": device, "dtype": dtype, **pair_of(profile, dtype)}
+            rehearse(path, rehearsal, parameters)
             rehearsal.unsound = unsound(folder, path.stem)
         child.noted.write_text(json.dumps(asdict(rehearsal), indent=1))
         code = 0
@@ -392,6 +401,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shutil.rmtree(stand_ins, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "tools.stand_ins", str(stand_ins.resolve())], cwd=ROOT, check=True)
     say = lambda text: print(text, flush=True)  # noqa: E731, T201
+    if {"colab", OWN_DTYPE} <= {*args.profiles, *args.dtypes} and pair_of("colab", OWN_DTYPE):
+        say("SmolLM2 has not been fetched, so no draft on features is rehearsed; `dynatree fetch smollm2` brings it.")
     done = rehearse_all(
         notebooks, args.profiles, args.dtypes, args.out.resolve(), stand_ins.resolve(), args.divide, args.workers, say
     )

@@ -246,3 +246,11 @@ def test_the_script_for_a_gpu_runs_whole_on_a_cpu(tmp_path):
     for part, method in {"trees": "lookup-tree", "ptd": "self-draft", "traversal": "ar-fast"}.items():
         found = json.loads((tmp_path / f"{part}.json").read_text())
         assert method in {row["label"] for row in found["methods"]}
+
+
+def test_colab_in_float32_is_rehearsed_on_its_own_pair_where_that_is_here(monkeypatch, tmp_path):
+    monkeypatch.setenv("DYNATREE_CACHE", str(tmp_path))
+    assert rehearsal.pair_of("colab", "float32") == {"pair": rehearsal.REAL}
+    monkeypatch.setattr("dynatree_lib.models.fetch.fetched", lambda name: tmp_path)
+    assert rehearsal.pair_of("colab", "float32") == rehearsal.pair_of("paper", "float16") == {}
+    assert rehearsal.pair_of("colab", "bfloat16") == {"pair": rehearsal.REAL}
