@@ -1629,13 +1629,17 @@ def run(job, thread, threads, kind, signals):
     return came
 
 
+BLOCK = 16 * WIDTH
+"""Numbers that are summed in float32."""
+
+
 @fast
 def spread(values, top, sharpness):
     """The sum of e^(sharpness (value - top)), and 0 times the sum of all values: NaN where one is not finite."""
     total, checked = 0.0, np.float32(0)
-    for first in range(0, len(values), WIDTH):  # blocks, so that a sum of many small numbers loses nothing
+    for first in range(0, len(values), BLOCK):  # blocks, so that a sum of many small numbers loses nothing
         part = np.float32(0)
-        for place in range(first, min(first + WIDTH, len(values))):
+        for place in range(first, min(first + BLOCK, len(values))):
             part += exponential(sharpness * (values[place] - top))
             checked += values[place] * np.float32(0)
         total += part

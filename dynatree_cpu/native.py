@@ -133,11 +133,11 @@ def aligned(count: int, dtype: torch.dtype) -> torch.Tensor:
 def most_probable(
     logits: torch.Tensor, breadth: int, sharpness: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Do what `sampling.most_probable` does, for the (f, V) float32 logits of a compiled forward."""
+    """Do what `sampling.most_probable` does, for the (f, V) logits of a compiled forward, or of a long one by torch."""
     breadth = min(breadth, logits.shape[-1])
     tokens = np.empty((len(logits), breadth), np.int64)
     shares, sharp = np.empty((2, len(logits), breadth))
-    kernels.rank(logits.numpy(), sharpness, tokens, shares, sharp)
+    kernels.rank(logits.float().numpy(), sharpness, tokens, shares, sharp)
     return tokens, shares, sharp
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import hf, plots
+    from .costs import Costs
     from .decoding import Generation, Iteration, autoregressive, generate
     from .drafters import *
     from .drafters.retokenized import Retokenized
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 _ROOMS = ("drafters", "verifiers")
 """Rooms that offer everything in their `__all__` here."""
 _PLACES = {
+    "costs": ("Costs",),
     "decoding": ("Generation", "Iteration", "autoregressive", "generate"),
     "drafters.retokenized": ("Retokenized",),
     "engines.batching": ("generate_batch",),

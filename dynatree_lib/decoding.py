@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from .checks import as_tuple, chosen, decodes, described, is_whole, of_kind, whole
+from .costs import Costs
+from .drafters.auto import Auto
 from .drafters.base import Drafter, NoDraft, Proposal
 from .models.base import LanguageModel, Session, check_model
 from .models.texts import Prompt, prompt_ids
@@ -75,17 +77,21 @@ class DecodingState:
 
     A state serves once, because the caches move on: continue from the latest Generation. `spent` says that it has.
     `text` holds all token ids so far, prompts included; the models have read, or queued, all but the last.
+    `drafter` is as it was given; `drafting` is the same with the costs that the text began with.
     """
 
     model: LanguageModel
     target: Session
     drafter: Drafter
+    drafting: Drafter
     drafter_state: Any
     random: RandomSource
     text: list[int]
     spent: bool = False
 
 
+MEASURING = f"{__package__}.measuring"
+"""Module that measures costs; imported late, because it decodes."""
 VIEW = f"{__package__}.plots.iterations"
 """Module that shows a `Generation` in a notebook; imported late, because pictures stand above the decoder."""
 
@@ -170,7 +176,7 @@ class Interrupted(KeyboardInterrupt):
 def generate(
     target: LanguageModel,
     prompt: Prompt,
-    drafter: Drafter,
+    drafter: Drafter | None = None,
     *,
     verifier: Verifier | None = None,
     sampling: Sampling | None = None,
@@ -198,7 +204,8 @@ def generate(
             {"role": ..., "content": ...}, which the chat template turns into ids; (L,) or (1, L) token ids; or what a
             tokenizer returns for one text, from which padding is dropped. With `state`, what follows the earlier text
             (may be empty): ids, or a text, which then gets no special tokens.
-        drafter: proposes the trees.
+        drafter: proposes the trees; by default `Auto()`, which drafts from the text itself, as far as it pays. With a
+            draft model give `Auto(draft)`.
         verifier: the verification rule; by default that of `verifiers.default_verifier`: `Greedy` at temperature 0,
             above it `TargetWalk` for deterministic trees and `Traversal` for sampled trees.
         sampling: the target's sampling; greedy by default.
@@ -239,6 +246,7 @@ def generate(
             `sampling` or would be biased for this drafter's trees.
     """
     check_request(target, sampling, on_tokens)
+    drafter = Auto() if drafter is None else drafter
     check_drafter(drafter)
     chosen("commit", commit, ("gather", "rebuild"))
     chosen("interrupt", interrupt, ("raise", "return"))
@@ -260,14 +268,22 @@ def generate(
     stopping = Stopping(max_new_tokens, checked_ends(target, eos_token_ids), strings, tokenizer)
     processing = Processing.of(logits_processors, stopping_criteria)
     target.warn_of_config(given, bool(logits_processors), bool(stopping_criteria or strings))
-    state = _begin(target, drafter, ids, seed, warm) if state is None else _resume(state, target, drafter, ids)
-    if processing is not None:
-        processing.start(state.text)
-    loop = _Loop(state, verifier, sampling, stopping, processing, on_tokens, commit)
+    loop: Loop | None = None
     try:
-        reason = loop.run()
+        if state is None:
+            drafting = priced(drafter, target, sampling)
+            state = begun(target, drafter, ids, seed, warm, drafting)
+            # other code's time, and that of a second forward, would be taken for the costs'
+            timed = drafting is not drafter and commit == "gather" and not (processing or on_tokens or strings)
+        else:
+            state, timed = _resume(state, target, drafter, ids), False
+        if processing is not None:
+            processing.start(state.text)
+        loop = Loop(state, verifier, sampling, stopping, processing, on_tokens, commit)
+        reason = import_module(MEASURING).watched(loop) if timed else loop.run()
     except KeyboardInterrupt as error:
-        generation = Generation(loop.tokens, loop.iterations, "interrupted", tokenizer=tokenizer)
+        done = (loop.tokens, loop.iterations) if loop else ([], [])
+        generation = Generation(*done, "interrupted", tokenizer=tokenizer)
         if interrupt == "raise":
             raise Interrupted(generation) from error
         return generation
@@ -280,30 +296,50 @@ def autoregressive(target: LanguageModel, prompt: Prompt, **options: Any) -> Gen
     return generate(target, prompt, NoDraft(), **options)
 
 
+def priced(drafter: Drafter, target: LanguageModel, sampling: Sampling, texts: int = 1) -> Drafter:
+    """Return the drafter with the costs of this target on this machine where it asks for measured ones.
+
+    Args:
+        drafter: any.
+        target: the model whose texts these are.
+        sampling: of the texts.
+        texts: that share a forward.
+    """
+
+    def measure(draft: LanguageModel | None) -> Costs:
+        costs: Costs = import_module(MEASURING).costs_of(target, draft, sampling)
+        return costs.shared(texts)
+
+    return drafter.priced(measure)
+
+
 @dataclass
-class _Loop:
+class Loop:
+    """The iterations of a text: its state, its rules, and what it has decoded so far."""
+
     state: DecodingState
     verifier: Verifier
     sampling: Sampling
     stopping: Stopping
-    processing: Processing | None
-    on_tokens: Callable[[list[int]], None] | None
-    commit: str
+    processing: Processing | None = None
+    on_tokens: Callable[[list[int]], None] | None = None
+    commit: str = "gather"
     tokens: list[int] = field(default_factory=list)
     iterations: list[Iteration] = field(default_factory=list)
 
     @torch.inference_mode()
     def run(self) -> str:
         """Decode until the text ends and return the finish reason."""
-        while (positions := self.state.model.context - self.state.target.position - 1) >= 1:
-            reason = self._iteration(positions)
-            if reason:
-                return reason
-        return "context"
+        while (reason := self.step()) is None:
+            pass
+        return reason
 
-    def _iteration(self, positions: int) -> str | None:
-        """Add an iteration, where the context has this many positions for drafted tokens and the bonus token."""
-        state, drafter = self.state, self.state.drafter
+    def step(self) -> str | None:
+        """Add an iteration; return why the text has ended, or None where it goes on."""
+        state, drafter = self.state, self.state.drafting
+        positions = state.model.context - state.target.position - 1  # for drafted tokens and the bonus token
+        if positions < 1:
+            return "context"
         max_depth = min(positions, self.stopping.remaining(self.tokens)) - 1
         report = drafter.report(state.drafter_state)
         proposal = drafter.propose(state.drafter_state, max_depth, self.sampling)
@@ -315,12 +351,17 @@ class _Loop:
         if self.processing is not None:
             scores = self.processing.scores(scores, tree, self._ends_in)
         with one_thread():
+            if proposal.ranked and self.sampling.greedy:
+                scores.ranked(proposal.ranked)
             verdict = self.verifier.verify(tree, scores, proposal.distributions, state.random)
             fresh = verdict.tokens(tree)
             count, reason = self._cut(fresh)
             verdict = Verdict(verdict.path[: count - 1], fresh[count - 1])
             state.drafter_state = drafter.observe(state.drafter_state, proposal, scores, verdict)
-        self._commit(tree, verdict)
+            if self.commit == "gather":
+                state.target.commit([0, *verdict.path])
+        if self.commit == "rebuild":
+            self._read_again(tree, verdict)
         if self.processing is not None:
             self.processing.commit(fresh[:count])
         self.tokens += fresh[:count]
@@ -332,7 +373,7 @@ class _Loop:
 
     def _check(self, proposal: Proposal) -> None:
         """Raise TypeError or ValueError for a proposal after which the text would not be the target's."""
-        drafter = self.state.drafter
+        drafter = self.state.drafting
         of_kind(f"What '{drafter.name}' proposes", proposal, Proposal, "return Proposal(tree)")
         last, root = (self.tokens or self.state.text)[-1], int(proposal.tree.tokens[0])
         if root != last:
@@ -354,27 +395,25 @@ class _Loop:
         """Return whether the text ends with one of these fresh tokens."""
         return bool(path) and self._cut(path)[1] is not None
 
-    def _commit(self, tree: TokenTree, verdict: Verdict) -> None:
-        target, path = self.state.target, [0, *verdict.path]
-        if self.commit == "gather":
-            with one_thread():
-                target.commit(path)
-        else:
-            target.rollback()
-            target.extend(tree.tokens[path].tolist())
-            target.flush()
+    def _read_again(self, tree: TokenTree, verdict: Verdict) -> None:
+        """Commit by a second forward over the accepted tokens."""
+        target = self.state.target
+        target.rollback()
+        target.extend(tree.tokens[[0, *verdict.path]].tolist())
+        target.flush()
 
 
-def _begin(
-    target: LanguageModel, drafter: Drafter, ids: list[int], seed: int, warm: DecodingState | None
+def begun(
+    target: LanguageModel, drafter: Drafter, ids: list[int], seed: int, warm: DecodingState | None, drafting: Drafter
 ) -> DecodingState:
+    """Return the state of a new text; arguments as for `generate`, and the drafter with its costs."""
     session = target.session()
     session.feature_layers = drafter.feature_layers
     session.start(ids[:-1])
-    drafting = drafter.start(ids, RandomSource(seed, "draft"))
+    learnt = drafting.start(ids, RandomSource(seed, "draft"))
     if warm is not None:
-        drafting = drafter.inherit(drafting, warm.drafter_state)
-    return DecodingState(target, session, drafter, drafting, RandomSource(seed, "verify"), ids)
+        learnt = drafting.inherit(learnt, warm.drafter_state)
+    return DecodingState(target, session, drafter, drafting, learnt, RandomSource(seed, "verify"), ids)
 
 
 def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: list[int]) -> DecodingState:
@@ -388,7 +427,7 @@ def _resume(state: DecodingState, target: LanguageModel, drafter: Drafter, ids: 
     state = replace(state, spent=False)
     if ids:
         state.target.extend([state.text[-1], *ids[:-1]])
-        state.drafter_state = drafter.extend(state.drafter_state, ids)
+        state.drafter_state = state.drafting.extend(state.drafter_state, ids)
         state.text = [*state.text, *ids]
     return state
 

@@ -24,7 +24,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from . import decoding
 from .checks import as_tuple, described, of_kind
-from .drafters import LookupTree, ModelDrafter, PromptLookup, SampledTree
+from .drafters import Auto, ModelDrafter, SampledTree
 from .drafters.base import Drafter
 from .models.architecture import check_loaded, check_tokenizer
 from .models.base import LanguageModel
@@ -100,9 +100,8 @@ def generate(
         generation_config: the same.
         draft_model: a transformers model with the target's tokenizer, or an `HFModel`. (transformers keeps
             `assistant_model` for itself.)
-        drafter: a drafter, or a class of drafters whose draft is `draft_model`. By default, without a draft model,
-            `PromptLookup`, which costs no forward and no node where the text does not repeat itself. With a draft model
-            it is `LookupTree` at temperature 0 and a drawn chain (`SampledTree` with branching 1) above.
+        drafter: a drafter, or a class of drafters whose draft is `draft_model`. By default `Auto`, with the draft model
+            where there is one, and with one above temperature 0 a drawn chain (`SampledTree` with branching 1).
         verifier: the verification rule; by default that of `dt.generate`, and `TokenLevel` in place of `Traversal`
             where a processor, a criterion or `prefix_allowed_tokens_fn` is not transformers' own: it may count its
             calls, or expect no text that is given up again.
@@ -575,8 +574,8 @@ def _drafter(drafter: DrafterOrClass | None, draft_model: Draft | None, engine: 
         draft = wrapped(draft, engine)
     if drafter is None:
         if draft is None:
-            return PromptLookup()
-        return LookupTree(draft) if sampling.greedy else SampledTree(draft, branching=1)
+            return Auto()
+        return Auto(draft) if sampling.greedy else SampledTree(draft, branching=1)
     if isinstance(drafter, Drafter):
         if draft is not None:
             raise ValueError(
@@ -587,7 +586,8 @@ def _drafter(drafter: DrafterOrClass | None, draft_model: Draft | None, engine: 
     kind = getattr(drafter, "func", drafter)
     if not (isinstance(kind, type) and issubclass(kind, Drafter)) or inspect.isabstract(kind):
         raise TypeError(f"drafter is {described(drafter)}; give a drafter, or the class of one, such as dt.FixedTree.")
-    if issubclass(kind, ModelDrafter) != (draft is not None):
+    optional = getattr(kind, "draft", False) is None  # its default, where it may have one
+    if not optional and issubclass(kind, ModelDrafter) != (draft is not None):
         needs = "needs a draft_model, and there is none" if draft is None else "has no use for the draft_model"
         raise ValueError(f"The drafter {kind.__name__} {needs}; give both, or a drafter without a draft model alone.")
     return drafter(draft) if draft is not None else drafter()

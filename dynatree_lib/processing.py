@@ -87,7 +87,9 @@ class ProcessedScores(Scores):
     """
 
     def __init__(self, scores: Scores, tree: TokenTree, process: Callable[[Path, torch.Tensor], torch.Tensor]) -> None:
-        super().__init__(scores.logits, scores.sampling, scores.owner, scores.features, scores.tokens)
+        super().__init__(
+            scores.logits, scores.sampling, scores.owner, scores.features, scores.tokens, scores.most_probable
+        )
         self._tree, self._process = tree, process
         self._processed: dict[Path, torch.Tensor] = {}
 

@@ -274,6 +274,7 @@ class Scores:
         features: (q + n, k h) hidden states after k layers, side by side, of the q queued tokens that were read with
             the nodes, then of the nodes; None from sessions that do not keep them.
         tokens: (K,) ids of the tokens that the logits are of, ascending; None for all.
+        most_probable: finds tokens in these logits.
     """
 
     logits: torch.Tensor
@@ -281,7 +282,9 @@ class Scores:
     owner: str = "model"
     features: torch.Tensor | None = None
     tokens: np.ndarray | None = None
+    most_probable: MostProbable = most_probable
     _distributions: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
+    _ranked: tuple[np.ndarray, np.ndarray] | None = field(default=None, init=False)
 
     def __len__(self) -> int:
         return self.logits.shape[0]
@@ -293,17 +296,29 @@ class Scores:
         Raises:
             ValueError: for NaN; the message names the node and the model.
         """
+        if self._ranked is not None and np.isfinite(self._ranked[1][:, 0]).all():
+            tokens = self._ranked[0][:, 0]
+            return tokens if self.tokens is None else self.tokens[tokens]
         tokens, values = self._best()
         if not np.isfinite(values).all():
             raise ValueError(bad_logits(self.owner, int(np.flatnonzero(~np.isfinite(values))[0])))
         return tokens
+
+    def ranked(self, breadth: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (n, breadth) places of the largest logits, ties by id, and their log-probabilities at temperature 1.
+
+        They are found once; `argmax` need not look for the largest then.
+        """
+        if self._ranked is None or self._ranked[0].shape[1] < min(breadth, self.logits.shape[1]):
+            self._ranked = self.most_probable(self.logits, breadth)[:2]
+        return self._ranked[0][:, :breadth], self._ranked[1][:, :breadth]
 
     def _best(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the (n,) tokens with the largest logits and these logits; where one is NaN, any token and NaN."""
         if self.logits.device.type == "cpu" and self.logits.dtype in (torch.float32, torch.float64):
             logits = self.logits.numpy()  # several times as fast as torch for a few nodes
             ids = logits.argmax(-1)
-            values = logits[np.arange(len(ids)), ids]
+            values = logits[[*range(len(ids))], ids]
         else:
             top = self.logits.max(-1)
             values, ids = torch.stack((top.values.float(), top.indices.float())).cpu().numpy()  # exact below 2^24

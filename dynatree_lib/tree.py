@@ -63,6 +63,11 @@ class TokenTree:
         return f"TokenTree({len(self) - 1} nodes below node 0, {self.depth} levels)"
 
     @classmethod
+    def alone(cls, root: int) -> TokenTree:
+        """Return the tree of node 0 alone, which plain decoding has at every token."""
+        return cls(np.array([root]), *_ALONE)
+
+    @classmethod
     def build(
         cls,
         tokens: Sequence[int],
@@ -131,6 +136,12 @@ class TokenTree:
             out.append(node)
             node = int(self.parents[node])
         return out[::-1]
+
+
+_ALONE = np.array([ROOT]), np.zeros(1), np.zeros(1, np.uint8)
+"""Parents, log-probabilities and draws of a tree of node 0 alone."""
+for _each in _ALONE:
+    _each.setflags(write=False)
 
 
 def _whole(name: str, values: Sequence[int]) -> np.ndarray:

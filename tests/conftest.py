@@ -9,6 +9,8 @@ import pytest
 import torch
 from browser import found_browser
 
+from dynatree_lib import measuring
+from dynatree_lib.costs import ASSUMED
 from dynatree_lib.models import huggingface
 from dynatree_lib.models.huggingface import HFModel
 
@@ -31,6 +33,14 @@ def _seed():
 @pytest.fixture
 def browser():
     return found_browser()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_clock_decides_a_tree():
+    """Give every model the same costs; what measures them has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "costs_of", lambda *given: ASSUMED)
+        yield
 
 
 BUNDLED = 4096

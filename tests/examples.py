@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import dynatree_lib as dt
-from dynatree_lib.drafters import WRAPPERS, Drafter, ModelDrafter
-from dynatree_suite.drafters import ALL_DRAFTERS, DySpecTree, Lookahead, SelfDraft
+from dynatree_lib.drafters import Drafter, ModelDrafter
+from dynatree_suite.drafters import ALL_DRAFTERS, WRAPPERS, DySpecTree, Lookahead, SelfDraft, UnionTree
 
 # AdaptiveTree: thresholds that act at random models' low confidence, and budgets that bind
 _FLAT = {"tau_high": 0.3, "tau_low": 0.1, "rho_stop": 0.001, "rho_deep": 0.01, "tau": None}
@@ -39,27 +39,20 @@ OPTIONS: dict[type[Drafter], list[dict[str, Any]]] = {
     # nodes that cost nothing, nodes and levels that cost much without learning
     dt.CostAwareTree: [
         {},
-        {"verify_cost": (1.0, 1.0, 1.0), "draft_cost": (0.001, 0.001), "depth": 4, "max_nodes": 40},
-        {"verify_cost": (1.0, 1.4, 2.2), "draft_cost": (0.2, 0.3), "learning": 0.0},
+        {"costs": dt.Costs((1.0, 1.0, 1.0), (0.001, 0.001), 0.15), "depth": 4, "max_nodes": 40},
+        {"costs": dt.Costs((1.0, 1.4, 2.2), (0.2, 0.3), 0.15), "learning": 0.0},
     ],
     # nodes that cost nothing, a small budget, a chain
     dt.CostAwareSampledTree: [
         {},
-        {"verify_cost": (1.0, 1.0, 1.0), "draft_cost": (0.001, 0.001), "depth": 2, "branching": 2, "max_nodes": 5},
-        {"verify_cost": (1.0, 1.2, 1.6), "draft_cost": (0.01, 0.02), "overhead": 0.0, "branching": 1, "depth": 3},
+        {"costs": dt.Costs((1.0, 1.0, 1.0), (0.001, 0.001), 0.15), "depth": 2, "branching": 2, "max_nodes": 5},
+        {"costs": dt.Costs((1.0, 1.2, 1.6), (0.01, 0.02)), "branching": 1, "depth": 3},
     ],
     # frequent matches of one token, free drafting beside copies, budgets that bind
     dt.LookupTree: [
         {},
         {"ngram": 3, "longest": 4},
-        {
-            "verify_cost": (1.0, 1.0),
-            "draft_cost": (0.001, 0.001),
-            "overhead": 0.0,
-            "ngram": 1,
-            "depth": 4,
-            "max_nodes": 12,
-        },
+        {"costs": dt.Costs((1.0, 1.0), (0.001, 0.001)), "ngram": 1, "depth": 4, "max_nodes": 12},
         {"match": "suffix", "ngram": 1},
     ],
     dt.SampledTree: [
@@ -75,7 +68,7 @@ OPTIONS: dict[type[Drafter], list[dict[str, Any]]] = {
         {},
         {**_PTD_TIGHT, "text_depth": 2},
         {"depth": 4, "children": 3, "temperature": 1.0, "top_k": 3, "start_tree": (1,), "prune_first": False},
-        {"depth": 4, "start_tree": (2,), "text_depth": 9, "verify_cost": (1.0, 1.3, 1.35, 1.4, 1.6, 2.1, 3.2)},
+        {"depth": 4, "start_tree": (2,), "text_depth": 9, "costs": dt.Costs((1.0, 1.3, 1.35, 1.4, 1.6, 2.1, 3.2))},
     ],
     # the paper's setting for 7B models, the smallest windows, pooled text
     Lookahead: [{}, {"window": 1, "ngram": 2, "guesses": 2}, {"window": 3, "ngram": 3, "guesses": 3, "text": True}],
@@ -87,15 +80,15 @@ OPTIONS: dict[type[Drafter], list[dict[str, Any]]] = {
     dt.PromptLookup: [{}, {"ngram": 1, "length": 2}],
     # a wide tree, a priced one, a chain
     dt.SuffixTree: [
-        {},
-        {"verify_cost": (1.0, 1.2, 1.5, 2.0), "depth": 4, "shortest": 2},
-        {"branching": 1, "max_nodes": 5},
+        {"costs": None},
+        {"costs": dt.Costs((1.0, 1.2, 1.5, 2.0)), "depth": 4, "shortest": 2},
+        {"branching": 1, "max_nodes": 5, "costs": None},
     ],
     # as published but for its tree, a priced one, one that knows the target's predictions alone
     dt.TokenRecycling: [
-        {"context": 1},
-        {"verify_cost": (1.0, 1.1, 1.3, 1.8), "remembered": 3, "depth": 3},
-        {"text": False, "max_nodes": 9},
+        {"context": 1, "costs": None},
+        {"costs": dt.Costs((1.0, 1.1, 1.3, 1.8)), "remembered": 3, "depth": 3},
+        {"text": False, "max_nodes": 9, "costs": None},
     ],
     # a budget that binds, one that does not and a limit on children that does, a single child
     DySpecTree: [
@@ -107,20 +100,22 @@ OPTIONS: dict[type[Drafter], list[dict[str, Any]]] = {
 }
 
 _WRAPPED: dict[type[Drafter], Callable[[Any], list[Drafter]]] = {
-    # a model and copies, two models, no model, a side tree; budgets that bind, one above a part's, and a price
-    dt.UnionTree: lambda draft: [
-        dt.UnionTree(dt.LookupTree(draft), dt.TokenRecycling(), max_nodes=20),
-        dt.UnionTree(dt.LookupTree(draft, max_nodes=4), dt.FixedTree(draft, depth=3)),
-        dt.UnionTree(dt.TokenRecycling(), dt.FixedTree(draft), verify_cost=(1.0, 1.1, 1.2, 1.5, 2.0)),
-        dt.UnionTree(dt.SuffixTree(), dt.TokenRecycling(context=1), max_nodes=6),
-        dt.UnionTree(dt.ProgressiveTree(**_PTD_TIGHT), dt.PromptLookup(ngram=1)),
+    # with a draft and without one; free nodes and dear ones; a text that may lose nothing, and one that may lose all
+    dt.Auto: lambda draft: [
+        dt.Auto(draft),
+        dt.Auto(),
+        dt.Auto(draft, costs=dt.Costs((1.0, 1.01, 1.02, 1.04), (0.01, 0.01)), max_nodes=12, share=0.9),
+        dt.Auto(costs=dt.Costs((1.0, 1.01, 1.02, 1.04)), max_nodes=9, depth=3, share=0.9),
+        dt.Auto(draft, share=0.0),
+        dt.Auto(draft, costs=None, max_nodes=10, branching=2),
     ],
-    # one that never pays, one that does, drawn tokens, a side tree
-    dt.Switch: lambda draft: [
-        dt.Switch(dt.Chain(draft), verify_cost=(1.0, 9.0), trial=2, shortest=3),
-        dt.Switch(dt.FixedTree(draft), verify_cost=(0.2, 0.2), draft_cost=(0.01, 0.01), overhead=0.0),
-        dt.Switch(dt.SampledTree(draft, depth=2, branching=2), trial=1, shortest=1, longest=2),
-        dt.Switch(dt.ProgressiveTree(**_PTD_TIGHT), trial=1, shortest=2),
+    # a model and copies, two models, no model, a side tree; budgets that bind, one above a part's, and a price
+    UnionTree: lambda draft: [
+        UnionTree(dt.LookupTree(draft), dt.TokenRecycling(costs=None), max_nodes=20, costs=None),
+        UnionTree(dt.LookupTree(draft, max_nodes=4), dt.FixedTree(draft, depth=3)),
+        UnionTree(dt.TokenRecycling(), dt.FixedTree(draft), costs=dt.Costs((1.0, 1.1, 1.2, 1.5, 2.0))),
+        UnionTree(dt.SuffixTree(costs=None), dt.TokenRecycling(context=1, costs=None), max_nodes=6, costs=None),
+        UnionTree(dt.ProgressiveTree(**_PTD_TIGHT), dt.PromptLookup(ngram=1), costs=None),
     ],
 }
 EVERY = (*ALL_DRAFTERS, *WRAPPERS)

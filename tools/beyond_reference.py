@@ -1,4 +1,4 @@
-"""Measure what docs/beyond.md reports on SmolLM2: other tokenizers, a self-drafting target, drawn trees, the switch.
+"""Measure what docs/beyond.md reports on SmolLM2: other tokenizers, a self-drafting target, drawn trees.
 
 python3 -m tools.beyond_reference [OUT] [NAME ...]
 
@@ -12,8 +12,6 @@ what it found on 39 prompts of Spec-Bench.
 Sequoia's (from acceptance counted on prompts after the first 20), and grown by DySpec, on the first 20 bundled prompts.
 `grown.json` counts, on the same prompts, how often a drawn token is accepted by the probability that it had, and what
 trees of 8 nodes commit that grow by that probability, by a constant, or not at all.
-`switch.jsonl.gz` compares drafters with and without a switch, with the weights read as 4 bits, on 39 prompts of
-Spec-Bench.
 `rules-0.5.jsonl.gz` and `rules-1.jsonl.gz` have every drafter under every rule that may serve it, at both temperatures,
 with the weights read as 4 bits, on one prompt of each category of Spec-Bench; `made-0.5.jsonl.gz` and `made-1.jsonl.gz`
 the drafters that are made of others, or need a count or a search first (the layers to leave out are those of the kept
@@ -46,12 +44,10 @@ from dynatree_lib.models.pairs import Pair, load_pair
 from dynatree_lib.sampling import Sampling
 from dynatree_lib.verifiers import Greedy
 from dynatree_suite.bench.environment import describe_environment
-from dynatree_suite.bench.grids import text
 from dynatree_suite.bench.methods import Variant, variant
 from dynatree_suite.bench.prompts import prepare_prompts
 from dynatree_suite.bench.protocol import run_benchmark
 from dynatree_suite.cli.options import JUDGED
-from dynatree_suite.costs.cost_model import measure_costs
 from dynatree_suite.drafters import DySpecTree
 from dynatree_suite.files import write_atomically
 from dynatree_suite.papers.traversal.which import measured_rates
@@ -161,17 +157,6 @@ def _first_children(iterations: Sequence[Iteration]) -> list[tuple[float, bool]]
     return found
 
 
-def switch(path: Path) -> None:
-    """Measure two drafters with and without a switch that knows this machine's costs."""
-    pair = load_pair("smollm2")
-    priced = _priced(pair)
-    methods = [variant("ar-fast")]
-    for name in ("prompt-lookup", "lookup-tree"):
-        methods += [variant(name), variant(f"switch:drafter={name},{priced}", f"switch of {name}")]
-    judged = load_workload("spec-bench/categories", limit=39, tokenizer=pair.tokenizer)
-    _lines(path, pair, methods, judged, 2 * NEW_TOKENS)
-
-
 GRID = (
     "sampled-tree:branching=1", "sampled-tree", "sampled-tree:draw=iid", "dyspec-tree", "cost-aware-sampled-tree",
     "chain:length=4", "fixed-tree", "adaptive-tree", "best-first-tree", "cost-aware-tree", "lookup-tree", "ptd",
@@ -192,15 +177,13 @@ def made(temperature: float, path: Path) -> None:
     wide = SampledTree(pair.draft, depth=6, branching=(4, 2, 1))
     rates = measured_rates(pair, wide, workload.prompts[JUDGED:], sampling, NEW_TOKENS)
     found = json.loads((REFERENCE / "skipping.json").read_text(encoding="utf-8"))["search"]["best"]
-    skip, priced = "/".join(map(str, found["layers"])), _priced(pair)
+    skip = "/".join(map(str, found["layers"]))
     specs = {
         "sampled-tree:Sequoia's shape": f"sampled-tree:shape={'/'.join(map(str, rates.slots(8, DEEPEST)))}",
         "sampled-tree:branching=1,skip": f"sampled-tree:branching=1,skip={skip}",
         "lookup-tree:match=suffix": "lookup-tree:match=suffix",
         "union-tree": "union-tree",
         "union-tree:no model": "union-tree:first=suffix-tree,second=token-recycling",
-        "switch:lookup-tree": f"switch:drafter=lookup-tree,{priced}",
-        "switch:sampled-tree": f"switch:drafter=sampled-tree,{priced}",
     }
     _ruled(path, pair, specs, sampling)
 
@@ -268,13 +251,6 @@ class _Inheriting(LookupTree):
         return state
 
 
-def _priced(pair: Pair) -> str:
-    """The costs of this machine, as options of a method."""
-    workload = load_workload("bundled", limit=JUDGED + SEARCHED, tokenizer=pair.tokenizer)
-    costs = measure_costs(pair, workload.prompts[JUDGED:], progress=_say).options()
-    return ",".join(f"{name}={text(value)}" for name, value in costs.items())
-
-
 def _lines(
     path: Path, pair: Pair, methods: list[Variant], workload: Workload, tokens: int, sampling: Sampling | None = None
 ) -> None:
@@ -298,7 +274,7 @@ def _say(line: str) -> None:
 
 RECORDS = {"vocabularies": vocabularies, "skipping": skipping, "grown": grown, "inherited": inherited}
 LINES: dict[str, Callable[[Path], None]] = {
-    "drawn": drawn, "switch": switch, "rules-0.5": partial(rules, 0.5), "rules-1": partial(rules, 1.0),
+    "drawn": drawn, "rules-0.5": partial(rules, 0.5), "rules-1": partial(rules, 1.0),
     "made-0.5": partial(made, 0.5), "made-1": partial(made, 1.0),
 }  # fmt: skip
 

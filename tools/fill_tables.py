@@ -95,9 +95,10 @@ def _tuned(methods: Sequence[Method]) -> list[str]:
     """Return a sentence on what `--tuned` methods stand for; measured cost curves are left to the record."""
     parts = []
     for method in (method for method in methods if method["label"] == f"{method['method']} (tuned)"):
-        defaults = METHODS[method["method"]].defaults
-        changed = [f"{key}={text(v)}" for key, v in method["options"].items() if text(v) != text(defaults[key])]
-        shown = [option for option in changed if "_cost=" not in option]
+        defaults = METHODS[method["method"]].defaults  # older records have three options of costs
+        options = {key: text(v) for key, v in method["options"].items()}
+        changed = [f"{key}={v}" for key, v in options.items() if v != text(defaults.get(key))]
+        shown = [option for option in changed if "_cost=" not in option and not option.startswith("costs=")]
         measured = ", measured costs" if shown != changed else ""
         parts.append(f"`{method['method']}` {', '.join(shown) or 'its defaults'}{measured}")
     return [f"Tuned on other prompts (`dynatree tune`): {'; '.join(parts)}."] if parts else []

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from dynatree_lib.measuring import DEEPEST, LEVELS, LevelsProbe
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
 from dynatree_suite.bench.clock import synchronize
@@ -44,7 +45,7 @@ from dynatree_suite.costs.cost_growth import (
     siblings,
     timed_tokens,
 )
-from dynatree_suite.costs.probes import DEEPEST, LEVELS, LevelsProbe, Timing
+from dynatree_suite.costs.probes import Timing
 
 WIDTHS = (1, 2, 4, 8, 16)
 

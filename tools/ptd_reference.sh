@@ -13,7 +13,7 @@ out=${2:-outputs/reference/cpu}
 mkdir -p "$out"
 dynatree() { python3 -m dynatree_suite "$@"; }
 costs=$(python3 -c "import json, sys; print('/'.join(map(str, json.load(open(sys.argv[1]))['costs']['verify_points'])))" "$out/tuned.json")
-aware="ptd:start_tree=1,depth=3,max_draft=4,text_depth=10,prune_first=false,verify_cost=$costs"
+aware="ptd:start_tree=1,depth=3,max_draft=4,text_depth=10,prune_first=false,costs=$costs"
 common=(--pair tiny --workload gsm8k,humaneval,mbpp,mt-bench --data "$data" --turns all --limit 6 --max-new-tokens 128)
 rest="ptd,ptd:prune_first=false,ptd:text_depth=6,$aware,lookahead,lookahead:text=true,self-draft,self-draft:text=false,prompt-lookup"
 

@@ -5,11 +5,12 @@
 #
 #   tools/smollm2_reference.sh [OUT] [RUN ...]
 #
-# RUN, all but float32-all and bfloat16-all by default:
+# RUN, all but float32-all, bfloat16-all and the defaults by default:
 #   forwards                     times of forwards by engine, dtype and number of tokens
 #   float32, bfloat16            greedy texts, with weights of this dtype in memory
 #   quantised                    greedy texts in float32, with the weights read as 4 bits, and llama.cpp on them
 #   float32-0.5, float32-1, quantised-1  texts at this temperature
+#   default-quantised, -bfloat16, -float32, -quantised-1, -float32-1  the default drafter, with the pair's draft and without one, and others
 #   float32-peers, bfloat16-peers  llama.cpp and the fastest methods
 #   float32-all, bfloat16-all    the tuned methods, transformers' and llama.cpp's in one run
 #   untrained, untrained-carried drafters without training, alone and in unions, in float32; carried: with what earlier prompts taught
@@ -59,8 +60,14 @@ texts() {
   local run=$1 dtype=${1%%-*} engine=compiled temperature=0 methods=hf-generate,ar-fast kinds tool
   local programs=llama-cpp
   for tool in lookup lookahead speculative tree; do programs=$programs,llama-cpp:tool=$tool; done
+  [ "$dtype" != default ] || { dtype=${run#default-}; dtype=${dtype%%-*}; }
   [ "$dtype" != quantised ] || { engine=quantised dtype=float32; }
   case $run in
+    default-*)
+      local about=${run#default-}
+      kinds=lookup-tree methods=ar-fast,ar,auto,auto:alone=true,lookup-tree,cost-aware-tree,prompt-lookup,token-recycling
+      case $about in *-*) temperature=${about#*-} methods=$methods,sampled-tree:branching=1,cost-aware-sampled-tree ;; *) methods=$methods,chain:length=4,fixed-tree,suffix-tree,ptd ;; esac
+      ;;
     untrained*)
       local first= further=
       dtype=float32 kinds=lookup-tree

@@ -7,6 +7,7 @@ To add a drafter: one file, imported and named in `__all__` here. A drafter that
 from inspect import isabstract
 
 from .adaptive_tree import AdaptiveTree
+from .auto import Auto
 from .base import Drafter, ModelDrafter, NoDraft, Proposal
 from .best_first_tree import BestFirstTree
 from .chain import Chain
@@ -18,14 +19,12 @@ from .progressive_tree import ProgressiveTree
 from .prompt_lookup import PromptLookup
 from .sampled_tree import SampledTree
 from .suffix_tree import SuffixTree
-from .switch import Switch
 from .token_recycling import TokenRecycling
-from .union_tree import UnionTree
 
 __all__ = [
     "DRAFTERS",
-    "WRAPPERS",
     "AdaptiveTree",
+    "Auto",
     "BestFirstTree",
     "Chain",
     "CostAwareSampledTree",
@@ -40,17 +39,11 @@ __all__ = [
     "Proposal",
     "SampledTree",
     "SuffixTree",
-    "Switch",
     "TokenRecycling",
-    "UnionTree",
 ]
-
-WRAPPERS: tuple[type[Drafter], ...] = (UnionTree, Switch)
-"""Drafters that are made of others."""
 
 _named = [globals().get(name) for name in __all__]
 DRAFTERS: tuple[type[Drafter], ...] = tuple(
     kind for kind in _named if isinstance(kind, type) and issubclass(kind, Drafter) and not isabstract(kind)
-    if kind not in WRAPPERS
 )  # fmt: skip
-"""Every drafter named above but those made of others; the contract tests run over all of them, and over `WRAPPERS`."""
+"""Every drafter named above; the contract tests run over all of them."""

@@ -5,18 +5,20 @@ A drafter object holds hyper-parameters only. What changes while decoding is in 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
+from ..costs import Costs
 from ..models.base import LanguageModel, check_model
 from ..sampling import GREEDY, DraftDistributions, RandomSource, Sampling, Scores
-from ..tree import ROOT, TokenTree
+from ..tree import TokenTree
 from ..verifiers.base import Drawing, Verdict
 from .builder import DraftState, TreeBuilder
 
@@ -31,11 +33,14 @@ class Proposal:
         side_tree: for methods that draft inside the target's own forward: a tree below the same node 0. Its other
             nodes are scored in the same forward, at positions by depth, unseen by the nodes of `tree`; they are never
             committed.
+        ranked: most probable tokens of each node that the drafter's `observe` will ask for (`Scores.ranked`); found
+            before verification, they spare a greedy rule its own search.
     """
 
     tree: TokenTree
     distributions: DraftDistributions | None = None
     side_tree: TokenTree | None = None
+    ranked: int = 0
 
     @cached_property
     def nodes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -90,6 +95,22 @@ class Drafter(ABC):
 
     def check(self, target: LanguageModel) -> None:  # noqa: B027 - most drafters serve every target
         """Raise ValueError, before any work, where this drafter cannot serve the target."""
+
+    def priced(self, measure: Callable[[LanguageModel | None], Costs]) -> Drafter:
+        """Return the drafter with measured costs where it asks for them (`checks.Priced`), itself where it does not.
+
+        One that is made of others prices them.
+
+        Args:
+            measure: draft model or None -> the costs of the target with it on this machine.
+        """
+        names: list[str] = [one.name for one in fields(self)] if is_dataclass(self) else []
+        parts = {name: part.priced(measure) for name in names if isinstance(part := getattr(self, name), Drafter)}
+        return replace(self, **parts) if parts else self  # type: ignore[type-var]
+
+    def predicted(self, state: Any) -> float:
+        """Return the greedy steps that a text has taken by the drafter's costs; NaN where it does not add them up."""
+        return math.nan
 
     @abstractmethod
     def start(self, prompt: Sequence[int], random: RandomSource) -> Any:
@@ -164,7 +185,7 @@ class NoDraft(Drafter):
 
     @override
     def propose(self, state: int, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
-        return Proposal(TokenTree.build([state], [ROOT]))
+        return Proposal(TokenTree.alone(state))
 
 
 class ModelDrafter(Drafter):
@@ -237,6 +258,10 @@ class ModelDrafter(Drafter):
 
     @override
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
+        return self.follow(state, proposal, scores, verdict)
+
+    def follow(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
+        """Go on with the draft's cache after the verdict on a proposal."""
         path = [0, *verdict.path]
         read = [int(node) for node in state.pending[path] if node >= 0]
         state.session.follow(read, self._known(proposal.tree.tokens[path].tolist()), path, scores)

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..checks import chosen, is_number, is_whole
-from ..costs import CostCurve, Costs
+from ..costs import ASSUMED, FREE, Costs
 from ..models.base import LanguageModel
 
 if TYPE_CHECKING:
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
 
 
 COMPARE = {"<": operator.lt, "<=": operator.le}
-CURVES = ("verify_cost", "draft_cost")
-BOUNDS = {"overhead": "0 <= overhead < inf", "rate": "0 < rate < inf"}
+MEASURED: Literal["measured"] = "measured"
+Pricing = Costs | Literal["measured"] | None
+"""Values of the hyper-parameter `costs` (`Priced`)."""
 
 
 def require(holds: object, message: str) -> None:
@@ -35,12 +38,11 @@ def check_counts(drafter: Drafter, *names: str, least: int = 1, because: str = "
     A budget `max_nodes` counts node 0, so it is at least 2.
     """
     for name in names:
-        if name == "max_nodes":
-            least, because = 2, "the budget counts node 0, so "
+        fewest, reason = (2, "the budget counts node 0, so ") if name == "max_nodes" else (least, because)
         value = getattr(drafter, name)
         counts = value if isinstance(value, tuple) else (value,)
-        whole = bool(counts) and all(is_whole(count, least) for count in counts)
-        require(whole, f"{name} is {value!r}; {because}give a whole number of at least {least}.")
+        whole = bool(counts) and all(is_whole(count, fewest) for count in counts)
+        require(whole, f"{name} is {value!r}; {reason}give a whole number of at least {fewest}.")
 
 
 def check_choices(drafter: Drafter, **choices: tuple[Any, ...]) -> None:
@@ -89,19 +91,29 @@ def make_tuples(drafter: Drafter, *names: str) -> None:
 
 
 class Priced:
-    """A drafter with the hyper-parameter `verify_cost`, and perhaps `draft_cost`, `overhead` and `rate`."""
+    """A drafter that weighs tokens against `costs`, a hyper-parameter, and perhaps begins with a `rate`.
+
+    The values of `costs` are `Costs`, "measured" (those of the target, the draft and this machine, which `generate`
+    fills in), and None, which makes every node free.
+    """
 
     @cached_property
-    def costs(self: Any) -> Costs:
-        """The predicted costs of an iteration."""
-        curves = (getattr(self, name, None) for name in CURVES)
-        return Costs(*(None if points is None else CostCurve(points) for points in curves))
+    def prices(self: Any) -> Costs:
+        """The costs in use. Where nothing has been measured yet they are `ASSUMED`."""
+        return FREE if self.costs is None else ASSUMED if self.costs == MEASURED else self.costs
+
+    def priced(self: Any, measure: Callable[[LanguageModel | None], Costs]) -> Any:
+        """Return the drafter with measured costs in place of "measured" (`Drafter.priced`)."""
+        other = super().priced(measure)  # type: ignore[misc]
+        return replace(other, costs=measure(self.model)) if self.costs == MEASURED else other
 
     def check_costs(self: Any) -> None:
-        """Check these hyper-parameters; lists of costs become tuples. None may stand for costs whose default it is."""
-        curves = [name for name in CURVES if hasattr(self, name)]
-        make_tuples(self, *curves)
-        for name in curves:
-            if getattr(self, name) is not None or getattr(type(self), name) is not None:
-                CostCurve(getattr(self, name))  # raises ValueError for points that are no curve
-        check_rules(self, *(rule for name, rule in BOUNDS.items() if hasattr(self, name)))
+        """Check these hyper-parameters."""
+        known = self.costs is None or self.costs == MEASURED or isinstance(self.costs, Costs)
+        require(
+            known,
+            f"costs is {self.costs!r}; give Costs(...), 'measured' for those of the model on this machine, or None to "
+            "make nodes free.",
+        )
+        if hasattr(self, "rate"):
+            check_rules(self, "0 < rate < inf")

@@ -18,7 +18,7 @@ from ..tree import TokenTree
 from ..verifiers.base import Verdict
 from .base import ModelDrafter, Proposal, renumbered
 from .builder import TreeBuilder
-from .checks import Priced, check_counts, check_rules
+from .checks import MEASURED, Priced, Pricing, check_counts, check_rules
 from .search import highest, most_paying
 
 SHARPNESS = (0.5, 8.0)
@@ -48,7 +48,7 @@ class Economy:
 
 
 @dataclass(frozen=True)
-class CostAwareTree(ModelDrafter, Priced):
+class CostAwareTree(Priced, ModelDrafter):
     """A tree of the nodes and levels that gain more tokens than their time would bring anyway, by measured costs.
 
     Let a(u) be the estimated probability that node u is accepted, and r the tokens committed per unit of cost so far.
@@ -60,17 +60,13 @@ class CostAwareTree(ModelDrafter, Priced):
     a(u) is the product along the path of the draft's probabilities raised to `sharpness` and normalised, because a
     greedy target takes the draft's first choice more often than the draft's probability says. The sharpness follows the
     text: it grows when more tokens are accepted than expected, and falls when fewer are. No clock is read, so the same
-    text gives the same trees.
+    text and costs give the same trees.
 
-    The default costs are those of the bundled pair on two CPU cores, rounded; for another machine or pair `dynatree
-    tune` measures them. Sharpness, learning and child were chosen on bundled prompts outside the first 20.
+    Sharpness, learning and child were chosen on bundled prompts outside the first 20.
 
     Args:
         draft: the draft model.
-        verify_cost: cost of the target's forward over 1, 2, 4, ... nodes, the host's share included, in greedy steps
-            of the target; `dynatree tune` measures it.
-        draft_cost: cost of one level of drafting by reading 1, 2, 4, ... nodes, in the same unit.
-        overhead: cost that drafting adds to an iteration besides the levels, however many levels are drafted.
+        costs: of verifying and drafting; measured on this machine by default.
         rate: tokens per greedy step to begin with; the text's own takes over.
         sharpness: exponent to begin with.
         learning: how fast the sharpness follows the text; 0 keeps it.
@@ -80,14 +76,12 @@ class CostAwareTree(ModelDrafter, Priced):
         max_nodes: most nodes, node 0 included.
 
     Raises:
-        ValueError: for costs that are no curve, a rate, sharpness <= 0, learning < 0, child outside (0, 1],
+        ValueError: for costs that are none, a rate, sharpness <= 0, learning < 0, child outside (0, 1],
             branching or depth < 1, max_nodes < 2.
     """
 
     draft: LanguageModel
-    verify_cost: tuple[float, ...] = (1.0, 1.05, 1.1, 1.3, 1.5, 2.1, 3.3)
-    draft_cost: tuple[float, ...] = (0.2, 0.21, 0.23, 0.26, 0.32)
-    overhead: float = 0.15
+    costs: Pricing = MEASURED
     rate: float = 2.0
     sharpness: float = 2.0
     learning: float = 0.03
@@ -117,7 +111,7 @@ class CostAwareTree(ModelDrafter, Priced):
     @override
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
         learnt = state.learnt
-        learnt.pace.add(len(verdict.path) + 1, learnt.cost + self.costs.scoring(len(proposal.tree)))
+        learnt.pace.add(len(verdict.path) + 1, learnt.cost + self.prices.scoring(len(proposal.tree)))
         self.learn(learnt, proposal.tree, verdict.path)
         learnt.estimate, learnt.cost = np.ones(1), 0.0  # if the next iteration drafts nothing, nothing is expected
         return super().observe(state, proposal, scores, verdict)
@@ -145,12 +139,12 @@ class CostAwareTree(ModelDrafter, Priced):
     @cached_property
     def marginal_costs(self) -> np.ndarray:
         """[n] the cost of one node more in a tree of n nodes."""
-        return self._table(self.costs.another)
+        return self._table(self.prices.another)
 
     @cached_property
     def level_costs(self) -> np.ndarray:
         """[n] the cost of a level that reads n nodes."""
-        return self._table(self.costs.reading)
+        return self._table(self.prices.reading)
 
     def _table(self, cost: Callable[[int], float]) -> np.ndarray:
         return np.array([0.0, *map(cost, range(1, self.max_nodes + 1))])
@@ -167,7 +161,7 @@ class CostAwareTree(ModelDrafter, Priced):
             if not len(frontier):
                 break
             tokens, logprobs, sharp = builder.most_probable(frontier, self.branching, learnt.sharpness)
-            learnt.cost += float(self.level_costs[len(frontier)]) + (0.0 if level else self.overhead)
+            learnt.cost += float(self.level_costs[len(frontier)]) + (0.0 if level else self.prices.overhead)
             probabilities = estimate[frontier][:, None] * np.exp(sharp)
             parents, ranks = np.nonzero(probabilities > rate * self.marginal_costs[len(builder)])
             before = len(builder)
@@ -184,7 +178,8 @@ class CostAwareTree(ModelDrafter, Priced):
 
         Each level reads and adds a node, which has an accepted child with probability `child`.
         """
-        return share * _path_rate(float(self.marginal_costs[1] + self.level_costs[1]), once, child, self.depth) > rate
+        level = float(self.marginal_costs[1] + self.level_costs[1])
+        return share > 0 and share * _path_rate(level, once, child, self.depth) > rate
 
     def paying(
         self, frontier: np.ndarray, gains: np.ndarray, rate: float, nodes: int, child: float | None = None
@@ -200,7 +195,7 @@ class CostAwareTree(ModelDrafter, Priced):
         """
         child = self.child if child is None else child
         if nodes == 1:
-            once = self.overhead + self.costs.step
+            once = self.prices.overhead + self.prices.step
             return frontier if self.levels_pay(rate, 1.0, once, child) else frontier[:0]
         if len(frontier) <= 1:  # as below, without sorting
             cost = self.marginal_costs[nodes] + self.level_costs[1]
@@ -216,7 +211,7 @@ class CostAwareTree(ModelDrafter, Priced):
 
         A parent is no less probable than a child, so the kept nodes form a tree.
         """
-        size = most_paying(-np.sort(-estimate), rate, self.costs)
+        size = most_paying(-np.sort(-estimate), rate, self.prices)
         if size == len(estimate):
             return estimate
         best = highest(estimate, size)
@@ -234,5 +229,7 @@ def _path_rate(level: float, once: float, child: float, depth: int) -> float:
         child: probability that the next token is accepted if those before it are.
         depth: most levels.
     """
+    if not level + once:
+        return math.inf
     levels = np.arange(1, depth + 1)
     return float((np.cumsum(child**levels) / (levels * level + once)).max())

@@ -6,7 +6,6 @@ A subclass says what may follow a place in the text (by a suffix automaton, or b
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from ..costs import Pace
 from ..sampling import GREEDY, Sampling, Scores
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal
-from .checks import Priced, check_counts
+from .checks import MEASURED, Priced, Pricing, check_counts
 from .search import Guess, best_first, most_paying, tree_of
 
 
@@ -35,28 +34,27 @@ class GuessState:
 
 
 @dataclass(frozen=True)
-class GuessingDrafter(Drafter, Priced):
+class GuessingDrafter(Priced, Drafter):
     """A drafter whose tree holds the most probable paths of `guesses`.
 
-    Without `verify_cost` the tree has `max_nodes` nodes, or as many as there are guesses. With it the tree has as many
-    nodes as pay: their probabilities exceed by most the tokens that their time would have brought anyway (see
-    `CostAwareTree`).
+    The tree has as many nodes as pay: their probabilities exceed by most the tokens that their time would have brought
+    anyway (see `CostAwareTree`). Without costs it has `max_nodes` nodes, or as many as there are guesses.
 
     Args:
         max_nodes: most nodes, node 0 included.
         depth: most levels below node 0.
         branching: most children of a node.
-        verify_cost: cost of the target's forward over 1, 2, 4, ... nodes in greedy steps; None makes nodes free.
-        rate: tokens per greedy step to begin with, for `verify_cost`; the text's own takes over.
+        costs: of verifying; measured on this machine by default, None makes nodes free.
+        rate: tokens per greedy step to begin with, where nodes cost anything; the text's own takes over.
 
     Raises:
-        ValueError: for max_nodes < 2, depth or branching < 1, costs that are no curve, or a rate that is not positive.
+        ValueError: for max_nodes < 2, depth or branching < 1, costs that are none, or a rate that is not positive.
     """
 
     max_nodes: int = 32
     depth: int = 16
     branching: int = 8
-    verify_cost: tuple[float, ...] | None = None
+    costs: Pricing = MEASURED
     rate: float = 1.2
 
     def __post_init__(self) -> None:
@@ -68,12 +66,12 @@ class GuessingDrafter(Drafter, Priced):
         """Return the place after the text, which its guesses are looked up by."""
 
     @abstractmethod
-    def guesses(self, state: Any, place: Any) -> Iterable[Guess]:
+    def guesses(self, state: Any, place: Any) -> list[Guess]:
         """Return the guesses of the next token after a place."""
 
     @override
     def propose(self, state: Any, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
-        rate, costs, depth = state.pace.rate, self.costs, min(self.depth, max_depth)
+        rate, costs, depth = state.pace.rate, self.prices, min(self.depth, max_depth)
 
         def likeliest(place: Any) -> list[Guess]:
             return sorted(self.guesses(state, place), key=lambda guess: -guess[1])[: self.branching]
@@ -87,7 +85,7 @@ class GuessingDrafter(Drafter, Priced):
 
     @override
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
-        state.pace.add(len(verdict.path) + 1, self.costs.scoring(len(scores)))
+        state.pace.add(len(verdict.path) + 1, self.prices.scoring(len(scores)))
         return super().observe(state, proposal, scores, verdict)
 
     @override

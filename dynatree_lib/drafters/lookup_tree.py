@@ -128,11 +128,11 @@ class LookupTree(CostAwareTree):
             fresh = estimates.fresh(frontier)
             if level or len(builder) == 1:
                 frontier = self.paying(frontier, fresh, rate, len(builder))
-            elif not self.levels_pay(rate, float(fresh[0]), self.overhead, self.child):
+            elif not self.levels_pay(rate, float(fresh[0]), self.prices.overhead, self.child):
                 break  # the copy pays for the tree, but levels of drafting have to bear the overhead
             if not len(frontier):
                 break
-            learnt.cost += float(self.level_costs[len(frontier)]) + (0.0 if level else self.overhead)
+            learnt.cost += float(self.level_costs[len(frontier)]) + (0.0 if level else self.prices.overhead)
             frontier = self._read(builder, estimates, frontier, rate)
         learnt.estimate = self.cut(builder, estimates.probability, rate)
 

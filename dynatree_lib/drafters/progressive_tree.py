@@ -15,7 +15,7 @@ from ..sampling import GREEDY, RandomSource, Sampling, Scores, probabilities
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal
-from .checks import Priced, check_counts, check_reach, check_switches, make_tuples, require
+from .checks import Priced, Pricing, check_counts, check_reach, check_switches, make_tuples, require
 from .pool import CandidatePool, TokenNode, candidates, random_tokens, ranked
 from .rates import SuccessRates
 from .search import best_first, tree_of
@@ -53,7 +53,7 @@ class ProgressiveState:
 
 
 @dataclass(frozen=True)
-class ProgressiveTree(Drafter, Priced):
+class ProgressiveTree(Priced, Drafter):
     """Progressive Tree Drafting (its sections 3.2 and 3.3): no draft model, training or corpus.
 
     Beside the candidate tree the target scores a draft tree T that begins with random tokens of the prompt. Every node
@@ -83,13 +83,13 @@ class ProgressiveTree(Drafter, Priced):
             prunes it then, which loses no prediction.
         temperature, top_k, top_p: how a node's next token is chosen: at temperature 0 the most probable, above it drawn
             (section 4.2.4).
-        verify_cost: cost of the target's forward over 1, 2, 4, ... nodes in greedy steps, as for `CostAwareTree`; then
-            only candidates that pay for their nodes are verified. None verifies all.
-        rate: tokens per greedy step to begin with, for `verify_cost`; the text's own takes over.
+        costs: of verifying, as for `CostAwareTree`; then only candidates that pay for their nodes are verified. None
+            verifies all, as in the paper.
+        rate: tokens per greedy step to begin with, for `costs`; the text's own takes over.
 
     Raises:
         ValueError: for depth or children < 1, an initial tree that is empty or deeper than `depth`, caps below 1, a
-            pool too small for what is merged at a time, a rate that is not positive, or costs that are no curve.
+            pool too small for what is merged at a time, a rate that is not positive, or costs that are none.
     """
 
     depth: int = 6
@@ -103,7 +103,7 @@ class ProgressiveTree(Drafter, Priced):
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
-    verify_cost: tuple[float, ...] | None = None
+    costs: Pricing = None
     rate: float = 1.2
     name = "ptd"
     side_trees = True
@@ -183,7 +183,7 @@ class ProgressiveTree(Drafter, Priced):
         guesses = partial(candidates, rates=state.rates, most=self.max_candidates)
         chosen = best_first(
             pooled, guesses, max_depth if pooled else 0, self.max_candidates,
-            lambda nodes: rate * self.costs.another(scored + nodes),
+            lambda nodes: rate * self.prices.another(scored + nodes),
         )  # fmt: skip
         return Proposal(tree_of(state.root, chosen), side_tree=side_tree)
 
@@ -193,7 +193,7 @@ class ProgressiveTree(Drafter, Priced):
     ) -> ProgressiveState:
         tokens = verdict.tokens(proposal.tree)
         self._learn(state, tokens)
-        state.pace.add(len(tokens), self.costs.scoring(len(scores)))
+        state.pace.add(len(tokens), self.prices.scoring(len(scores)))
         if proposal.side_tree is not None:
             self.expand(state, self._predicted(state, scores, len(proposal.tree)))
             if not self.prune_first:

@@ -26,6 +26,10 @@ class SuccessRates:
         rank = min(rank, len(self.right) - 1)
         return self.right[rank] / self.tried[rank]
 
+    def forget(self, rank: int, prior: float) -> None:
+        """Let the rate of a rank go a little towards a prior, where nothing was tried."""
+        self.right[rank] += (1 - self.memory) * (self.tried[rank] * prior - self.right[rank])
+
     def learn(self, rank: int, right: bool) -> None:
         """Count whether the guess of this rank was right."""
         rank = min(rank, len(self.right) - 1)

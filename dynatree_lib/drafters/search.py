@@ -79,9 +79,9 @@ def most_paying(gains: np.ndarray, rate: float, costs: Costs) -> int:
         rate: tokens per unit of cost.
         costs: of verifying nodes.
     """
-    if costs.verify is None:
+    if costs.free:
         return len(gains)
-    return int(np.argmax(np.cumsum(gains) - rate * costs.verify.at(np.arange(1, len(gains) + 1)))) + 1
+    return int(np.argmax(np.cumsum(gains) - rate * costs.scoring(np.arange(1, len(gains) + 1)))) + 1
 
 
 def highest(values: np.ndarray, count: int) -> np.ndarray:

@@ -110,7 +110,7 @@ class SuffixTree(GuessingDrafter):
         return automaton.match, automaton.length[automaton.match]
 
     @override
-    def guesses(self, state: SuffixState, place: tuple[int, int]) -> Iterable[Guess]:
+    def guesses(self, state: SuffixState, place: tuple[int, int]) -> list[Guess]:
         automaton, left, shorter = state.suffixes, 1.0, 0
         found: dict[int, float] = {}
         places: dict[int, tuple[int, int]] = {}

@@ -45,6 +45,15 @@ class SuffixAutomaton:
         """State of the longest suffix of the text that ended somewhere before, in this text or an earlier one."""
         return max(self.shorter[self.last], START)
 
+    def after(self, place: tuple[int, int], token: int) -> tuple[int, int]:
+        """Return the longest match after a place (a match and its length) and a token that it may not know."""
+        state, length = place
+        while state > START and token not in self.following[state]:
+            state = self.shorter[state]
+            length = self.length[state]
+        found = self.following[state].get(token)
+        return (START, 0) if found is None else (found, length + 1)
+
     def end(self) -> None:
         """End the text: the next token begins another."""
         self.append([-1 - len(self.text)])  # occurs nowhere else, so nothing matches across it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -10,7 +10,8 @@ import numpy as np
 from typing_extensions import override
 
 from ..costs import Pace
-from ..sampling import RandomSource, Scores, most_probable
+from ..sampling import RandomSource, Scores
+from ..tree import TokenTree
 from ..verifiers.base import Verdict
 from .base import Proposal
 from .checks import check_counts, check_switches
@@ -20,6 +21,7 @@ from .search import Guess
 
 EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95)
 """Probabilities that separate the classes in which remembered tokens are counted."""
+_LOG_EDGES = np.log(EDGES)
 PRIOR = (0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.7, 0.8)
 """Probability by class that a remembered token is right, before the text has shown any."""
 FROM_TEXT = (0.4, 0.15, 0.1, 0.05)
@@ -94,21 +96,29 @@ class TokenRecycling(GuessingDrafter):
     # ------------------------------------------------------------------------------------------------------ the state
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> RecyclingState:
+        return self.extend(self.begun(int(prompt[-1])), prompt)
+
+    def begun(self, root: int) -> RecyclingState:
+        """Return a state that knows nothing yet."""
         lists: list[dict[Key, Entry]] = [{} for _ in range(self.context)]
         rates = [SuccessRates((*PRIOR, *FROM_TEXT), MEMORY) for _ in range(self.context)]
-        return self.extend(RecyclingState(int(prompt[-1]), Pace.begun(self.rate), lists, rates), prompt)
+        return RecyclingState(root, Pace.begun(self.rate), lists, rates)
 
     @override
     def extend(self, state: RecyclingState, tokens: Sequence[int]) -> RecyclingState:
         for token in map(int, tokens):
-            rates, entry = self._entry(state, state.tail)
+            size, entry = self.entry(state, state.tail)
             for other, kind in zip(*entry, strict=True):
-                rates.learn(kind, other == token)
-            if self.text:
-                self._note(state, token)
-            state.tail = (*state.tail, token)[-self.context :]
-            state.root = token
+                state.rates[size].learn(kind, other == token)
+            self.append(state, token)
         return state
+
+    def append(self, state: RecyclingState, token: int) -> None:
+        """Append a token of the text."""
+        if self.text:
+            self._note(state, token)
+        state.tail = (*state.tail, token)[-self.context :]
+        state.root = token
 
     @override
     def inherit(self, state: RecyclingState, earlier: RecyclingState) -> RecyclingState:
@@ -149,33 +159,40 @@ class TokenRecycling(GuessingDrafter):
 
     @override
     def observe(self, state: RecyclingState, proposal: Proposal, scores: Scores, verdict: Verdict) -> RecyclingState:
-        tree, tail = proposal.tree, state.tail
+        tail = state.tail
         state = super().observe(state, proposal, scores, verdict)
-        tokens, logprobs, _ = most_probable(scores.logits[: len(tree)], self.remembered, 1.0)
-        kinds = np.searchsorted(EDGES, np.exp(logprobs), side="right")
+        self.remember(state, tail, proposal.tree, scores, verdict)
+        return state
+
+    def remember(self, state: RecyclingState, tail: Key, tree: TokenTree, scores: Scores, verdict: Verdict) -> None:
+        """Remember what the target predicts after each node of a tree below the text that ended with `tail`."""
+        tokens, logprobs = (each[: len(tree)] for each in scores.ranked(self.remembered))
+        kinds = np.searchsorted(_LOG_EDGES, logprobs, side="right")
+        entries = [*zip(tokens.tolist(), kinds.tolist(), strict=True)]
         keys: list[Key] = [tail]
         for token, parent in zip(tree.tokens[1:].tolist(), tree.parents[1:].tolist(), strict=True):
             keys.append((*keys[parent], token)[-self.context :])
         # Of nodes with the same key the accepted one counts, else the most probable.
         for node in (*range(len(tree) - 1, -1, -1), *verdict.path):
-            key, entry = keys[node], (tokens[node].tolist(), kinds[node].tolist())
-            for size, lists in enumerate(state.lists[: len(key)]):
-                self._keep(lists, key[-size - 1 :], entry)
-        return state
+            for size, lists in enumerate(state.lists[: len(keys[node])]):
+                self._keep(lists, keys[node][-size - 1 :], entries[node])
 
     # ------------------------------------------------------------------------------------------------------- the tree
-    def _entry(self, state: RecyclingState, key: Key) -> tuple[SuccessRates, Entry]:
-        """Return the list of the longest key that has one, empty where none has, and the rates of its classes."""
-        for lists, rates, size in zip(state.lists[::-1], state.rates[::-1], range(self.context, 0, -1), strict=True):
-            if len(key) >= size and (entry := lists.get(key[-size:])) is not None:
-                return rates, entry
-        return state.rates[0], ([], [])
+    def entry(self, state: RecyclingState, key: Key) -> tuple[int, Entry]:
+        """Return the list of the longest key that has one, after that key's tokens less 1; else an empty one."""
+        for size in range(min(self.context, len(key)), 0, -1):
+            if (entry := state.lists[size - 1].get(key[-size:])) is not None:
+                return size - 1, entry
+        return 0, ([], [])
 
     @override
     def first(self, state: RecyclingState) -> Key:
         return state.tail
 
     @override
-    def guesses(self, state: RecyclingState, place: Key) -> Iterable[Guess]:
-        rates, entry = self._entry(state, place)
-        return [(token, rates[kind], (*place, token)[-self.context :]) for token, kind in zip(*entry, strict=True)]
+    def guesses(self, state: RecyclingState, place: Key) -> list[Guess]:
+        size, entry = self.entry(state, place)
+        return [
+            (token, state.rates[size][kind], (*place, token)[-self.context :])
+            for token, kind in zip(*entry, strict=True)
+        ]

@@ -22,10 +22,12 @@ from typing import Any, Literal, cast
 import torch
 
 from ..checks import as_tuple, chosen, whole
-from ..decoding import Generation, Interrupted, check_drafter, check_request, checked_prompt, generate
+from ..decoding import Generation, Interrupted, check_drafter, check_request, checked_prompt, generate, priced
+from ..drafters.auto import Auto
 from ..drafters.base import Drafter
 from ..models.base import LanguageModel
 from ..models.texts import Prompt, each_prompt
+from ..sampling import GREEDY
 from .batched import BatchedModel, Request, SharedForward, SlotSession
 
 
@@ -46,7 +48,7 @@ class BatchInterrupted(Interrupted):
 def generate_batch(
     target: LanguageModel,
     prompts: Sequence[Prompt] | Mapping[str, Any],
-    drafter: Drafter,
+    drafter: Drafter | None = None,
     *,
     seeds: Sequence[int] | None = None,
     max_batch: int | None = None,
@@ -58,13 +60,16 @@ def generate_batch(
     """Decode several texts; each has the trees, accepted paths and end that `generate` alone would give it.
 
     In float64 the texts are those of `generate` with the same seeds. With shorter floats a forward of other shapes
-    rounds differently, so that a near-tie may fall otherwise. A text that ends leaves the batch, and the next prompt
+    rounds differently, so that a near-tie may fall otherwise. Where a drafter has measured costs, trees are smaller
+    than for a text alone, because nodes of several texts cost more; greedy texts are the same, and drawn trees then
+    give other draws of the same distribution. A text that ends leaves the batch, and the next prompt
     takes its place.
 
     Args:
         target: an `HFModel` without sliding windows.
         prompts: a list of prompts, each as for `generate`, or what a tokenizer returns for several texts.
-        drafter: for all of them; a dataclass, with its draft model, an `HFModel` as well, in the field `draft`.
+        drafter: for all of them, by default as for `generate`; a dataclass, with its draft model, an `HFModel` as
+            well, in the field `draft`.
         seeds: one per prompt; by default all have `seed` of the options, 0 if it is not given, as a loop over
             `generate` would. (Equal prompts then give equal texts.)
         max_batch: most texts at a time; by default all.
@@ -86,11 +91,11 @@ def generate_batch(
             and whatever `generate` refuses.
     """
     check_request(target, options.get("sampling"), on_tokens)
+    drafter = Auto() if drafter is None else drafter
     check_drafter(drafter)
     shared = BatchedModel(target)
     batched = {id(target): shared}
-    drafter = _on_shared(drafter, batched)
-    drafts = [model for model in batched.values() if model is not shared]
+    _on_shared(drafter, dict(batched))  # which refuses what cannot be replaced, before anything is measured
     seed, prompts = options.pop("seed", 0), each_prompt(prompts)
     seeds = [whole("seed", seed) for seed in ([seed] * len(prompts) if seeds is None else as_tuple(seeds))]
     if len(seeds) != len(prompts):
@@ -104,11 +109,17 @@ def generate_batch(
             f"Batches do not support {refused[0]}=, because slots of a shared cache do not outlive the call; use "
             "generate() for texts that go on or begin where another one ended."
         )
+    tokenizer, budget = options.get("tokenizer") or shared.tokenizer, options.get("max_new_tokens", 1)
+    texts = [checked_prompt(shared, prompt, None, budget, tokenizer) for prompt in prompts]
+    together = max(1, min(max_batch or len(texts), len(texts)))
+    drafter = priced(drafter, target, options.get("sampling") or GREEDY, together) if texts else drafter
+    drafter = _on_shared(drafter, batched)
+    drafts = [model for model in batched.values() if model is not shared]
     one = partial(generate, shared, drafter=drafter, **{**options, "keep_state": False, "interrupt": "return"})
-    jobs, tokenizer = [], options.get("tokenizer") or shared.tokenizer
-    for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-        ids = checked_prompt(shared, prompt, None, options.get("max_new_tokens", 1), tokenizer)
-        jobs.append(partial(one, ids, seed=seed, on_tokens=on_tokens and partial(on_tokens, number)))
+    jobs = [
+        partial(one, ids, seed=seed, on_tokens=on_tokens and partial(on_tokens, number))
+        for number, (ids, seed) in enumerate(zip(texts, seeds, strict=True))
+    ]
     processed, ended = options.get("logits_processors"), options.get("stopping_criteria") or options.get("stop_strings")
     target.warn_of_config(options.get("sampling"), bool(processed), bool(ended))
     generations = _Batch([*drafts, shared], jobs, max_batch or len(jobs), on_forward).run()

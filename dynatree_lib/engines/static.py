@@ -92,7 +92,7 @@ class StaticModel(HFModel):
                 f"capacity is {capacity} and sizes {tuple(sizes)}; give at least 2 and ascending positive numbers."
             )
         self.session_class, self.feature_size = StaticSession, None
-        self.buffers = Buffers(model, self.context, tuple(sizes), graphs)
+        self.buffers, self.most_pending = Buffers(model, self.context, tuple(sizes), graphs), sizes[-1]
         if check:
             check_tree_attention(self, engine_only=True)
 

@@ -30,6 +30,7 @@ class LanguageModel(ABC):
             they give none.
         feature_layers: layers of its target whose hidden states it drafts from, counted from 1, -1 being the last,
             normed; None for a draft that reads tokens alone.
+        most_pending: most nodes that may be scored and neither committed nor dropped; None for any number.
     """
 
     name: str
@@ -39,6 +40,7 @@ class LanguageModel(ABC):
     vocabulary: str | None = None
     feature_size: int | None = None
     feature_layers: tuple[int, ...] | None = None
+    most_pending: int | None = None
 
     @abstractmethod
     def session(self) -> Session:
@@ -91,6 +93,11 @@ class Session(ABC):
     def pending(self) -> int:
         """Number of scored nodes that are neither committed nor dropped."""
         return len(self._parents)
+
+    @property
+    def queued(self) -> int:
+        """Number of committed tokens that the next forward reads."""
+        return len(self._queue)
 
     def start(self, prompt: Sequence[int]) -> None:
         """Begin a new sequence with these committed tokens. They are read by the first `score`, in the same forward."""
@@ -159,7 +166,7 @@ class Session(ABC):
             )
         logits = self._read(self._queue, tokens, parents)
         self._have_read(parents, len(tokens))
-        return Scores(logits, sampling, self.owner, self._features(), self.drafted)
+        return Scores(logits, sampling, self.owner, self._features(), self.drafted, self.most_probable)
 
     def level(self, tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
         """Score f nodes as `score` does; return their (f, V) logits alone, or (f, K) of `drafted` tokens."""

@@ -74,8 +74,9 @@ class TreeCache(Cache):
             entries in use, and the store of a model on one device, for a caller that writes the states itself and
             then sets `size`.
         """
-        self.widths = width, width
-        self._reserve(like.new_empty(1, heads, 0, width), self.size + count)
+        if not self.stores or self.size + count > self.capacity:
+            self.widths = width, width
+            self._reserve(like.new_empty(1, heads, 0, width), self.size + count)
         return self.size, self.states
 
     def _reserve(self, like: torch.Tensor, end: int) -> None:

@@ -125,6 +125,11 @@ class TranslatedSession(Session):
         self._chains: list[_Chain] = []
         super().__init__(model.name, model.vocab_size)
 
+    @property
+    @override
+    def queued(self) -> int:
+        return self.inner.queued
+
     def _follow(self) -> None:
         self.length, self.position, self._queue = self.inner.length, self.inner.position, []
 

@@ -46,7 +46,7 @@ class Verdict:
 
     def tokens(self, tree: TokenTree) -> list[int]:
         """Return the emitted tokens: those of the path in the verified tree, then the bonus token."""
-        return [*tree.tokens[list(self.path)].tolist(), self.next_token]
+        return [*tree.tokens[list(self.path)].tolist(), self.next_token] if self.path else [self.next_token]
 
 
 class Verifier(ABC):
@@ -117,6 +117,8 @@ class SamplingRule(Verifier):
 def follow_argmax(tree: TokenTree, scores: Scores) -> Verdict:
     """Return the longest path on which every token is the target's argmax; the argmax after it is the bonus token."""
     choice = scores.argmax
+    if len(tree) == 1:
+        return Verdict((), int(choice[0]))
     hits = np.flatnonzero(tree.tokens[1:] == choice[tree.parents[1:]]) + 1
     length, last = {0: 0}, 0  # of the path to each node reached along argmax tokens; siblings may repeat a token
     for node in hits.tolist():

@@ -6,17 +6,16 @@ Options of a method are the fields of its dataclass: a drafter's hyper-parameter
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from dynatree_lib.drafters import Switch, UnionTree
 from dynatree_lib.drafters.base import Drafter, ModelDrafter
 from dynatree_lib.drafters.retokenized import Retokenized
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.models.translated import TranslatedHFModel
 
-from ..drafters import ALL_DRAFTERS
+from ..drafters import ALL_DRAFTERS, UnionTree
 from ..rules import ALL_RULES
 from .baselines import ARFast, HFAssisted, HFGenerate, HFPromptLookup, StreamingLLM
 from .options import convert, option_defaults, option_types, parse_spec, split_specs
@@ -58,7 +57,7 @@ class Method:
 
     def needs_draft(self, options: Mapping[str, Any]) -> bool:
         """Return whether it drafts with a draft model: not with layers of the target, nor where no part has one."""
-        if not self.draft or options.get("skip") is not None:
+        if not self.draft or options.get("alone") or options.get("skip") is not None:
             return False
         if self.parts:
             return any(METHODS[options[part].partition(";")[0]].draft for part in self.parts)
@@ -88,12 +87,16 @@ def drafted(drafter: type[Drafter], /, **parts: str) -> Method:
     `independent` a drafter takes the pair's draft that reads tokens alone; with `skip` the target without these layers;
     with `retokenized` it drafts in the tokens of a draft with another tokenizer.
 
+    A drafter whose draft model may be left out drafts without it with `alone`.
+
     `parts` are the fields of a drafter made of others, with the method that each is by default. As an option it is the
     method's name, and its options after semicolons.
     """
-    draft = issubclass(drafter, ModelDrafter) or bool(parts)
+    may_draft = not issubclass(drafter, ModelDrafter) and any(one.name == "draft" for one in fields(drafter))  # type: ignore[arg-type]
+    draft = issubclass(drafter, ModelDrafter) or bool(parts) or may_draft
     learns = drafter.inherit is not Drafter.inherit
-    switches = ("carry",) * learns + ("independent",) * draft + ("retokenized",) * (draft and not parts)
+    switches = ("carry",) * learns + ("independent",) * draft + ("alone",) * may_draft
+    switches += ("retokenized",) * (draft and not parts and not may_draft)
     types = {"commit": Literal["gather", "rebuild"], "verifier": RULES, **dict.fromkeys(switches, bool)}
     common = {"commit": "gather", "verifier": "default", **dict.fromkeys(switches, False)}
     if draft:
@@ -105,6 +108,8 @@ def drafted(drafter: type[Drafter], /, **parts: str) -> Method:
             return drafter(**{**own, **{name: _part(own[name], model) for name in parts}})
         if not draft:
             return drafter(**own)
+        if may_draft:
+            return drafter(None if options.get("alone") else model, **own)  # type: ignore[call-arg]
         if not options.get("retokenized"):
             return drafter(model, **own)  # type: ignore[call-arg]
         if model is not None and not isinstance(model, TranslatedHFModel):
@@ -122,7 +127,7 @@ def drafted(drafter: type[Drafter], /, **parts: str) -> Method:
         return pair.common_draft if options.get("independent") else pair.draft
 
     def build(options: dict[str, Any], pair: Pair, instrument: Instrument) -> Runner:
-        model = instrument(drafting(options, pair), "draft") if draft else None
+        model = instrument(drafting(options, pair), "draft") if draft and not options.get("alone") else None
         rule = None if options["verifier"] == "default" else _RULES[options["verifier"]]()
         target, loop = instrument(pair.target, "target"), {"commit": options["commit"], "verifier": rule}
         return DrafterRunner(target, make(options, model), loop, carry=options.get("carry", False))
@@ -156,7 +161,6 @@ METHODS: dict[str, Method] = {
     "streaming-llm": baseline(StreamingLLM, lossless=False, common=True),
     **{kind.name: drafted(kind) for kind in ALL_DRAFTERS},
     UnionTree.name: drafted(UnionTree, first="lookup-tree", second="token-recycling"),
-    Switch.name: drafted(Switch, drafter="lookup-tree"),
 }
 """Every method by name: the baselines, and every drafter."""
 

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from dynatree_lib.costs import Costs
+from dynatree_lib.drafters import Drafter
+
 
 def split_specs(text: str) -> list[str]:
     """`"ar,chain:length=6,fixed-tree:depth=6,branching=3"` to one string per method.
@@ -45,9 +48,11 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def option_defaults(settings: type) -> dict[str, Any]:
-    """Default of every field of a dataclass that a user may set: those with a default, so not the draft model."""
+    """Default of every field of a dataclass that a user may set: those with a default, but not a drafter's model."""
     fields = {field.name: field.default for field in dataclasses.fields(settings)}
-    return {name: default for name, default in fields.items() if default is not dataclasses.MISSING}
+    models = ("draft",) if issubclass(settings, Drafter) else ()
+    known = {name: default for name, default in fields.items() if name not in models}
+    return {name: default for name, default in known.items() if default is not dataclasses.MISSING}
 
 
 def option_types(settings: type) -> dict[str, Any]:
@@ -86,6 +91,8 @@ def _reading(kind: Any) -> tuple[Callable[[str], Any], str]:
     if get_origin(kind) is Literal:
         choices = {str(choice): choice for choice in get_args(kind)}
         return choices.__getitem__, "one of " + ", ".join(choices)
+    if kind is Costs:
+        return Costs.read, "costs such as 1.0/1.05/1.1+0.2/0.21+0.15"
     if get_origin(kind) is not tuple:
         return _SIMPLE[kind]
     read, _ = _reading(get_args(kind)[0])

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args
@@ -21,7 +21,10 @@ from typing import Any, Literal, get_args
 import pandas as pd
 import torch
 
+from dynatree_lib import measuring
 from dynatree_lib.checks import chosen, of_kind, whole
+from dynatree_lib.costs import Costs
+from dynatree_lib.models.base import LanguageModel
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import Sampling
@@ -42,7 +45,7 @@ from .methods import Variant, variants
 from .metrics import Bound, reference_label, summarize_records
 from .prompts import BenchPrompt, Turns, prepare_prompts
 from .records import Divergence, Failure, Header, Key, Records, Run, Split, check_writable, read_records
-from .runner import Completed, OnTokens, Runner, quiet
+from .runner import Completed, DrafterRunner, OnTokens, Runner, quiet
 from .trace import Trace
 
 NEAR_TIE = 1e-4
@@ -209,7 +212,7 @@ def run_benchmark(
     if turns != "first":
         ready = prepare_prompts(pair, prompts, max_new_tokens, turns)
     entries = [
-        {"label": one.label, "name": one.name, "options": _plain(one.options), "lossless": one.method.lossless,
+        {"label": one.label, "name": one.name, "options": plain(one.options), "lossless": one.method.lossless,
          "draft": one.method.draft}
         for one in compared
     ]  # fmt: skip
@@ -247,6 +250,7 @@ def run_benchmark(
     header = Header(describe_environment(), setup, datetime.now(UTC).isoformat(timespec="seconds"))
     with sole_writer(path), known_objects_frozen():
         found = _begun(path, header, existing, progress)
+        _price(runners, sampling, found.header.setup.setdefault("costs", {}))
         with found.kept_in(path):
             _Benchmark(pair, compared, runners, ready, sampling, found, clock, progress).measure(bandwidth)
     return Results(found)
@@ -267,6 +271,20 @@ def checked_runner(pair: Pair, one: Variant, sampling: Sampling, repeats: int) -
         except ValueError as error:
             raise ValueError(f"'{one.label}' cannot run: {error}") from error
     return runner
+
+
+def _price(runners: Mapping[str, Runner], sampling: Sampling, known: dict[str, str]) -> None:
+    """Give drafters that ask for measured costs those that are `known`, by target and draft; add what is measured."""
+
+    def measure(target: LanguageModel, draft: LanguageModel | None) -> Costs:
+        key = " + ".join(Path(model.name).name for model in (target, draft) if model is not None)
+        if key not in known:
+            known[key] = str(measuring.costs_of(target, draft, sampling))
+        return Costs.read(known[key])
+
+    for runner in runners.values():
+        if isinstance(runner, DrafterRunner):
+            runner.drafter = runner.drafter.priced(partial(measure, runner.target))
 
 
 def _check_new(path: Path | None, existing: Existing) -> None:
@@ -453,8 +471,10 @@ def _said(error: Exception, told: str) -> str:
     return public_text(f"{type(error).__name__}: {told}")
 
 
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as JSON has them."""
+    told = {name: str(value) if isinstance(value, Costs) else value for name, value in options.items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in told.items()}
 
 
 def divergence(

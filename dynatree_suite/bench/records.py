@@ -58,13 +58,14 @@ class Header:
     def differences(self, other: Header) -> list[str]:
         """Names of the entries that differ, such as "environment.threads (2, now 1)".
 
-        What an older file does not tell is not compared: `LATER`, and the hash of a draft without files.
+        What an older file does not tell is not compared: `LATER`, and the hash of a draft without files. Nor are costs,
+        because a resumed run goes on with the recorded ones.
         """
         out = []
         for part in ("environment", "setup"):
             mine, its = getattr(self, part), getattr(other, part)
             for name in dict.fromkeys([*mine, *its]):
-                if name in LATER and name not in mine:
+                if name == "costs" or (name in LATER and name not in mine):
                     continue
                 if name == "draft" and not mine.get(name, {}).get("files", True):
                     its = {**its, name: {**its.get(name, {}), "files": {}}}

@@ -131,8 +131,9 @@ class DrafterRunner:
 def _without_caches(state: DecodingState) -> DecodingState:
     """The state with what the drafter learnt, its memory given back: the next text has caches of its own."""
     state.target.start(())
-    if isinstance(state.drafter_state, DraftState):
-        state.drafter_state.session.start(())
+    drafting = getattr(state.drafter_state, "drafting", state.drafter_state)  # of a drafter that may have a draft
+    if isinstance(drafting, DraftState):
+        drafting.session.start(())
     return state
 
 

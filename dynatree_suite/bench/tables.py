@@ -73,7 +73,7 @@ def method_table(methods: Iterable[Method], intervals: bool = True, only: Sequen
 
 def brief(label: str) -> str:
     """Return a method's spec without its cost curve, which is the record's to hold."""
-    return re.sub(r"(verify|draft)_cost=[^,]*", "measured costs", label)
+    return re.sub(r"((verify|draft)_cost=|costs=1)[^,]*", "measured costs", label)
 
 
 def bound_sentence(bandwidth: Mapping[str, Any]) -> str:

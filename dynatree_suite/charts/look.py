@@ -37,9 +37,9 @@ METHOD_COLORS = {
     "prompt-lookup": "#e69f00",
     "suffix-tree": "#b86e00",
     "token-recycling": "#56b4e9",
+    "auto": "#d7263d",
     "union-tree": "#4477aa",
     "dyspec-tree": "#997700",
-    "switch": "#6699cc",
 }
 """Colour of each method name; the same in every notebook."""
 

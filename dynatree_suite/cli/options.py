@@ -122,9 +122,7 @@ def chat(parser: argparse.ArgumentParser) -> None:
     """Talk to a pair, and see which tokens were drafted."""
     what, how = parser.add_argument_group("who answers"), parser.add_argument_group("how")
     add_pair(what)
-    what.add_argument(
-        "--method", default="fixed-tree", metavar="NAME", help="as for `dynatree bench` (default: %(default)s)"
-    )
+    what.add_argument("--method", default="auto", metavar="NAME", help="as for `dynatree bench` (default: %(default)s)")
     what.add_argument("--system", metavar="TEXT", help="message of the system, for models with a chat template")
     how.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="of an answer (default: %(default)s)")
     add_sampling(how)

@@ -22,6 +22,7 @@ import torch
 
 from dynatree_lib.decoding import generate
 from dynatree_lib.drafters import Drafter, NoDraft
+from dynatree_lib.measuring import DEEPEST, RowsProbe
 from dynatree_lib.models.base import LanguageModel, Session
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
@@ -31,7 +32,7 @@ from dynatree_lib.tree import ROOT
 from ..bench.clock import QUARTILES, interleaved, median_of, quartiles_in_turns, synchronize
 from ..bench.runner import quiet
 from ..bench.statistics import estimate
-from .probes import DEEPEST, FIRST, RowsProbe, Timing
+from .probes import FIRST, Timing
 
 Row = dict[str, Any]
 Clock = Callable[[], float]

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 
-from dynatree_lib.costs import CostCurve
+from dynatree_lib.costs import CostCurve, Costs
 from dynatree_lib.drafters import Chain, NoDraft
 from dynatree_lib.drafters.base import ModelDrafter
 from dynatree_lib.engines.static import StaticModel
+from dynatree_lib.measuring import DEEPEST, WIDTHS, assembled, levels_probes, quiet_mean, rows_probes
 from dynatree_lib.models.base import LanguageModel
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
@@ -35,7 +35,7 @@ from ..bench.records import Header, Run, check_writable, typed
 from ..bench.runner import Completed, quiet
 from ..drafters import ALL_DRAFTERS
 from ..files import write_atomically
-from .probes import DEEPEST, FIRST, LEVELS, PROPOSED, LevelsProbe, RowsProbe, Timing, time_blocks
+from .probes import FIRST, Timing, time_blocks
 from .ranks import RankAcceptance
 
 FORMAT = 1
@@ -47,14 +47,8 @@ BLOCK, STRETCH, STRETCHES = 8, 48, 2
 prompt."""
 SHORTEST = 24
 """Fewest tokens of a real drafter, where few iterations are asked for."""
-WIDEST = 16
-"""Most nodes of a drafted level that is timed."""
-QUIET = 1.3
-"""Single iterations are averaged up to this ratio to their lower quartile; other work slowed the rest."""
 LONGEST = 16
 """Longest chain that is forecast."""
-SMALLEST = 1e-4
-"""Least cost that is believed, in greedy steps."""
 
 
 # ------------------------------------------------------------------------------------------------------------- counts
@@ -193,9 +187,9 @@ class MeasuredCosts:
     measured: dict[str, Any] = field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:
-        """Return the options of `CostAwareTree` for this machine."""
-        curves = {"verify_cost": self.verify_points, "draft_cost": self.draft_points}
-        return {**curves, "overhead": round(self.overhead, 4)}
+        """Return the options of a cost-aware drafter for this machine."""
+        overhead, prompt = round(self.overhead, 4), round(self.reading[1], 4)
+        return {"costs": Costs(self.verify_points, self.draft_points, overhead, prompt)}
 
     def steps(self, counts: Counts) -> float:
         """Return the predicted cost of all that was counted, in greedy steps."""
@@ -358,16 +352,21 @@ def _measure(
 ) -> tuple[MeasuredCosts, list[dict[str, Any]]]:
     """Return the costs, and each probe with its quartiles in seconds."""
     target, draft = pair.target, pair.draft
-    sizes = [2**power for power in range(1, max_rows.bit_length())]
-    shapes = [(1, 1), *((1 + LEVELS, width) for width in (1, 2, 4, 8, WIDEST) if width <= max_rows)]
-    verifying = [Timing(one, BLOCK + 2) for one in (NoDraft(), *(RowsProbe(n, target.vocab_size) for n in sizes))]
-    drafting = [Timing(LevelsProbe(draft, levels, width), BLOCK + 2) for levels, width in shapes]
+    sizes = [2**power for power in range(max_rows.bit_length())]
+    widths = [width for width in WIDTHS if width <= max_rows]
+    verifying = [Timing(probe, BLOCK + 2) for probe in rows_probes(target, sizes)]
+    drafting = [Timing(probe, BLOCK + 2) for probe in levels_probes(target, draft, widths)]
     time_blocks(target, [*verifying, *drafting], prompts, _turns(iterations, len(prompts)), progress, clock)
-    costs = _costs(verifying, drafting, [len(prompt.ids) for prompt in prompts])
+    times = [[quiet_mean(one.iterations["seconds"]) for one in timings] for timings in (verifying, drafting)]
+    step = times[0][0]
+    reading = _reading(verifying, drafting, [len(prompt.ids) for prompt in prompts], step)
+    found = assembled(times[0], times[1], sizes, widths)
+    costs = MeasuredCosts(step, found.verify, found.draft, found.overhead, reading)
     kinds: list[Any] = [kind for kind in ALL_DRAFTERS if kind is not NoDraft]
     count, tokens = _stretches(iterations)
     real = [Timing(kind(draft) if issubclass(kind, ModelDrafter) else kind(), tokens) for kind in kinds]
     time_blocks(target, real, prompts, count, progress, clock)
+    real = [timing for timing in real if len(timing.iterations)]  # few tokens may be all guessed at once
     probes = []
     for timing in (*verifying, *drafting, *real):
         probe, seconds = timing.drafter, timing.iterations["seconds"]
@@ -377,16 +376,14 @@ def _measure(
     return replace(costs, factors=_factors(real, costs)), probes
 
 
-def _costs(verifying: Sequence[Timing], drafting: Sequence[Timing], lengths: Sequence[int]) -> MeasuredCosts:
-    verify = np.array([quiet_mean(timing.iterations["seconds"]) for timing in verifying])
-    first, *deep = (quiet_mean(timing.iterations["seconds"]) for timing in drafting)
-    levels, step = (np.array(deep) - first) / LEVELS, float(verify[0])
+def _reading(
+    verifying: Sequence[Timing], drafting: Sequence[Timing], lengths: Sequence[int], step: float
+) -> tuple[float, float]:
+    """Return the greedy steps that reading one token of the prompt takes, by the target and by the draft."""
     begins = [np.array(timing.begins) - timing.iterations["seconds"].median() for timing in (*verifying, *drafting)]
     parts = np.split(np.array(begins) / lengths, [len(verifying)])
     by_target, by_both = (float(np.median(part)) for part in parts)
-    overhead = first - float(verify[PROPOSED.bit_length() - 1]) - float(levels[0])
-    reading = (max(by_target, 0.0) / step, max(by_both - by_target, 0.0) / step)
-    return MeasuredCosts(step, _rising(verify / step), _rising(levels / step), max(overhead / step, 0.0), reading)
+    return max(by_target, 0.0) / step, max(by_both - by_target, 0.0) / step
 
 
 def _factors(timings: Sequence[Timing], costs: MeasuredCosts) -> dict[str, float]:
@@ -397,17 +394,6 @@ def _factors(timings: Sequence[Timing], costs: MeasuredCosts) -> dict[str, float
         counts = (Counts(0, 1, (one.nodes,), one.levels, one.read) for one in iterations.itertuples())
         ratios[timing.drafter.name] = quiet_mean(iterations["seconds"] / [costs.steps(one) for one in counts])
     return {name: round(ratio / ratios[Chain.name], 4) for name, ratio in ratios.items()}
-
-
-def quiet_mean(times: pd.Series) -> float:
-    """Return the mean of the times up to `QUIET` times their lower quartile, because other work only adds time."""
-    return float(times[times <= QUIET * times.quantile(0.25)].mean())
-
-
-def _rising(costs: np.ndarray) -> tuple[float, ...]:
-    """Return costs that never fall with size: where the measured costs do, the larger forward's cost is the bound."""
-    rising = np.minimum.accumulate(np.maximum(costs, SMALLEST)[::-1])[::-1]
-    return tuple(round(float(cost), 4) for cost in rising)
 
 
 # ----------------------------------------------------------------------------------------------------------- forecasts

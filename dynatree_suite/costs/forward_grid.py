@@ -20,6 +20,7 @@ from transformers import AutoConfig
 
 from dynatree_lib.engines.batched import ALIGNED, SlotCache, mask_of
 from dynatree_lib.masks import tree_mask
+from dynatree_lib.measuring import RowsProbe
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import load_pair
 from dynatree_lib.paths import data_path
@@ -28,7 +29,6 @@ from ..bench.bandwidth import forward_bytes, matmul_flops, measure_bandwidth
 from ..bench.clock import median_of, quartiles_in_turns
 from ..bench.environment import describe_environment
 from ..bench.runner import quiet
-from .probes import RowsProbe
 from .roofline import Machine, Point, Shape, fit, seconds_of, split
 
 Row = dict[str, Any]

@@ -1,93 +1,28 @@
-"""Probes: drafters that make an iteration of a known shape, and the time of iterations in the real loop.
+"""The times of iterations of drafters in turns: of the library's probes (`measuring`), and of real drafters.
 
-A probe's tokens are the last of the vocabulary, which a target hardly ever chooses. So an iteration commits one token
-whatever the probe proposes, and all probes read the same text. `cost_model` turns the times into costs.
+All probes commit one token an iteration and read the same text. `cost_model` turns the times into costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import torch
-from typing_extensions import override
 
 from dynatree_lib.decoding import DecodingState, generate
-from dynatree_lib.drafters import Drafter, NoDraft
-from dynatree_lib.drafters.base import ModelDrafter, Proposal
-from dynatree_lib.drafters.builder import DraftState, TreeBuilder
+from dynatree_lib.drafters import Drafter
+from dynatree_lib.drafters.builder import DraftState
 from dynatree_lib.models.base import LanguageModel
-from dynatree_lib.sampling import GREEDY, Sampling
-from dynatree_lib.tree import ROOT, TokenTree
 
 from ..bench.clock import interleaved, synchronize
 from ..bench.prompts import BenchPrompt
 
-DEEPEST = 8
-"""Deepest level of a probe's tree."""
-PROPOSED = 4
-"""Nodes of the tree that a probe of drafting proposes, because a single node would be verified by another kernel."""
 FIRST = 10
 """Tokens of a text before anything counts but the reading of its prompt."""
-LEVELS = 4
-"""Levels whose time is taken together, below a first level that reads node 0 alone."""
-
-
-@dataclass(frozen=True)
-class RowsProbe(NoDraft):
-    """Has the target score `rows` nodes and drafts nothing: a chain of up to `DEEPEST`, the rest children along it.
-
-    Args:
-        rows: nodes of the tree, node 0 included.
-        vocab_size: V of the target.
-    """
-
-    rows: int
-    vocab_size: int
-    name = "rows-probe"
-
-    @cached_property
-    def _tree(self) -> TokenTree:
-        spine = min(DEEPEST, max(1, self.rows // 2))
-        parents = [ROOT, *(node - 1 if node <= spine else node % spine for node in range(1, self.rows))]
-        return TokenTree.build([(self.vocab_size - 1 - node) % self.vocab_size for node in range(self.rows)], parents)
-
-    @override
-    def propose(self, state: int, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
-        tree = self._tree
-        return Proposal(TokenTree(np.append(state, tree.tokens[1:]), tree.parents, tree.logprobs, tree.draws))
-
-
-@dataclass(frozen=True)
-class LevelsProbe(ModelDrafter):
-    """Drafts levels and proposes `PROPOSED` nodes: the first level reads node 0, each further level `width` nodes.
-
-    The drafted nodes are thrown away, so that the target's part is the same for all levels and widths.
-
-    Args:
-        draft: the draft model.
-        levels: forwards of the draft.
-        width: nodes of a level.
-    """
-
-    draft: LanguageModel
-    levels: int
-    width: int
-    name = "levels-probe"
-
-    def grow(self, builder: TreeBuilder, max_depth: int) -> None:
-        """Draft all levels whatever `max_depth` is, because next to nothing is accepted."""
-        frontier, breadth = np.array([0]), self.width
-        for _ in range(self.levels):
-            tokens, logprobs = builder.best(frontier, breadth)
-            frontier = builder.add(np.repeat(frontier, tokens.shape[1]), tokens.ravel(), logprobs.ravel())
-            breadth = 1
-        builder.keep(np.array([0]))
-        unlikely = (builder.highest - np.arange(PROPOSED - 1)) % self.draft.vocab_size
-        builder.add(np.zeros_like(unlikely), unlikely, np.zeros(len(unlikely)))
 
 
 @dataclass
@@ -125,6 +60,7 @@ class Timing:
         self, target: LanguageModel, ids: Sequence[int], tokens: int, clock: Callable[[], float]
     ) -> pd.DataFrame:
         drafting = self.state.drafter_state if self.state else None
+        drafting = getattr(drafting, "drafting", drafting)  # of a drafter that may have a draft
         session = drafting.session if isinstance(drafting, DraftState) else None
         marks: list[tuple[float, int, int]] = []  # at the start and after each iteration
 

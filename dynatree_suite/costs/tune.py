@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from dynatree_lib.costs import ASSUMED, Costs
 from dynatree_lib.decoding import generate
 from dynatree_lib.drafters import Drafter
 from dynatree_lib.models.base import LanguageModel
@@ -29,11 +30,11 @@ from ..bench.grids import grid, text
 from ..bench.methods import Variant, variant, variants
 from ..bench.options import parse_spec
 from ..bench.prompts import BenchPrompt, prepare_prompts
-from ..bench.protocol import SEEDS, run_benchmark
+from ..bench.protocol import SEEDS, plain, run_benchmark
 from ..bench.records import typed
 from ..bench.runner import quiet
 from ..bench.statistics import Estimate
-from ..drafters import BASELINES
+from ..drafters import BASELINES, WRAPPERS
 from .cost_model import Counts, MeasuredCosts, best_chain, check_countable, count, measure_costs
 from .ranks import RankAcceptance, RanksProbe
 
@@ -45,8 +46,10 @@ LEGS = (2, 2)
 """Prompts of the first stages of the selection; after each stage the best third of a method's candidates goes on."""
 REPEATS = 2
 """Timed runs per prompt in the check."""
-COSTS = ("verify_cost", "draft_cost", "overhead")
-"""Options of cost-aware drafting that are measured, not chosen."""
+COSTS = "costs"
+"""The option of cost-aware drafting that is measured, not chosen."""
+OLD_COSTS = ("verify_cost", "draft_cost", "overhead")
+"""The options that it was before."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,8 @@ class Tuned:
 
     def to_json(self) -> dict[str, Any]:
         """Return a body for `json.dump`; `load_tuned` reads it from a file."""
-        own = {"costs": self.costs.to_json(), "options": variant(self.spec).options, "python": self.python}
+        options = plain(variant(self.spec).options)
+        own = {"costs": self.costs.to_json(), "options": options, "python": self.python}
         return {"kind": "tuned", "format": FORMAT, **asdict(self), **own}
 
 
@@ -124,8 +128,8 @@ def expression(drafter: Any) -> str:
         elif isinstance(value, Drafter):
             given.append(expression(value))
         elif value != one.default:
-            given.append(f"{one.name}={value!r}")
-    place = "drafters" if isinstance(drafter, BASELINES) else "dt"
+            given.append(f"{one.name}={'dt.' * isinstance(value, Costs)}{value!r}")
+    place = "drafters" if isinstance(drafter, (*BASELINES, *WRAPPERS)) else "dt"
     return f"{place}.{type(drafter).__name__}({', '.join(given)})"
 
 
@@ -144,10 +148,36 @@ def load_tuned(path: str | Path) -> Tuned:
             raise ValueError("another kind or format")
         body["costs"] = MeasuredCosts.from_json(body["costs"])
         tuned: Tuned = typed({one.name: body[one.name] for one in fields(Tuned)}, Tuned)
+        predictions = tuple(replace(one, spec=_in_present_words(one.spec)) for one in tuned.predictions)
+        tuned = replace(tuned, spec=_in_present_words(tuned.spec), predictions=predictions)
         variant(tuned.spec)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} holds no tuned configuration of format {FORMAT}; tune again ({error}).") from error
     return tuned
+
+
+def _in_present_words(spec: str) -> str:
+    """Return a spec whose costs may be written as before they were one option; also those of its parts."""
+    name, options = parse_spec(spec)
+    given = _joined_costs(options)
+    for key, value in given.items():
+        part, semicolon, inner = value.partition(";")
+        if semicolon:
+            joined = _joined_costs(dict(each.split("=", 1) for each in inner.split(";")))
+            given[key] = ";".join([part, *(f"{inner_key}={each}" for inner_key, each in joined.items())])
+    return ":".join([name, *([",".join(f"{key}={value}" for key, value in given.items())] if given else [])])
+
+
+def _joined_costs(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options with one for costs in place of the three that there were, whose defaults were those of 2026."""
+    old = {key: value for key, value in options.items() if key in OLD_COSTS}
+    rest = {key: value for key, value in options.items() if key not in OLD_COSTS}
+    if not old or old == {"verify_cost": "none"}:
+        return rest | ({COSTS: "none"} if old else {})
+    verify = old.get("verify_cost", text(ASSUMED.verify))
+    drafted = set(old) != {"verify_cost"}
+    draft, overhead = old.get("draft_cost", text(ASSUMED.draft)), old.get("overhead", str(ASSUMED.overhead))
+    return rest | {COSTS: f"{verify}+{draft}+{overhead}" if drafted else verify}
 
 
 # --------------------------------------------------------------------------------------------------------- candidates
@@ -161,7 +191,7 @@ def candidates(costs: MeasuredCosts, max_rows: int = 64, sampled: bool = False) 
     """
     budgets = [nodes for nodes in (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256) if nodes <= max_rows]
     priced = {name: (value,) for name, value in costs.options().items()} | {"max_nodes": (max_rows,)}
-    branchings = ((2, 1), (3, 1), (3, 2, 1))
+    scoring, branchings = Costs(costs.verify_points), ((2, 1), (3, 1), (3, 2, 1))
     specs = [
         "ar",
         *_grid("chain", length=range(1, 13)),
@@ -177,18 +207,18 @@ def candidates(costs: MeasuredCosts, max_rows: int = 64, sampled: bool = False) 
         "ptd",
         *(
             f"ptd:start_tree={lines},depth={depth},max_draft={lines * (depth + 1)},text_depth=10,prune_first=false,"
-            f"verify_cost={text(costs.verify_points)}"
+            f"costs={scoring}"
             for lines, depth in ((1, 3), (1, 6), (2, 3), (2, 6), (4, 6))
         ),
         *_grid("lookahead", window=(3, 7), ngram=(3, 5), guesses=(3, 7), text=("true",)),
         *_grid("self-draft", branches=(1, 3, 6), candidates=(3, 10)),
         *_grid("prompt-lookup", ngram=(2, 3), length=(6, 10, 15)),
-        *_grid("suffix-tree", verify_cost=(costs.verify_points,), max_nodes=(max_rows,)),
-        *_grid("token-recycling", verify_cost=(costs.verify_points,), max_nodes=(max_rows,)),
+        *_grid("suffix-tree", costs=(scoring,), max_nodes=(max_rows,)),
+        *_grid("token-recycling", costs=(scoring,), max_nodes=(max_rows,)),
         *(
-            f"union-tree:first={first},second=token-recycling;max_nodes={max_rows // 2},max_nodes={max_rows},"
-            f"verify_cost={text(costs.verify_points)}"
-            for first in (f"suffix-tree;max_nodes={max_rows // 2}", _inner("lookup-tree", priced))
+            f"union-tree:first={first},second=token-recycling;costs=none;max_nodes={max_rows // 2},"
+            f"max_nodes={max_rows},costs={scoring}"
+            for first in (f"suffix-tree;costs=none;max_nodes={max_rows // 2}", _inner("lookup-tree", priced))
         ),
     ]
     if sampled:
@@ -376,5 +406,5 @@ def choose(predictions: Sequence[Prediction]) -> tuple[str, str]:
 def brief(spec: str) -> str:
     """Return a spec for a table, without the measured costs, which are long and shown elsewhere."""
     name, options = parse_spec(spec)
-    shown = ",".join(f"{key}={value}" for key, value in options.items() if key not in COSTS)
+    shown = ",".join(f"{key}={value}" for key, value in options.items() if key != COSTS)
     return f"{name}:{shown}" if shown else name

@@ -20,7 +20,8 @@ from ..bench.methods import METHODS
 from .walk import Explorer, Walk, watch
 
 DRAFTERS = (
-    "chain", "fixed-tree", "adaptive-tree", "best-first-tree", "sampled-tree", "lookup-tree", "prompt-lookup", "ptd",
+    "auto", "chain", "fixed-tree", "adaptive-tree", "best-first-tree", "sampled-tree", "lookup-tree", "prompt-lookup",
+    "ptd",
 )  # fmt: skip
 """Methods that can be chosen."""
 CONTROLS: Mapping[str, tuple[float, float, float]] = {

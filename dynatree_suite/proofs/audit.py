@@ -18,6 +18,7 @@ from typing import Any, get_args
 import numpy as np
 import pandas as pd
 
+from dynatree_lib.costs import Costs
 from dynatree_lib.drafters import AdaptiveTree, Chain, CostAwareSampledTree, Drafter, FixedTree, SampledTree
 from dynatree_lib.drafters.sampled_tree import slots_of_paths
 from dynatree_lib.models.base import LanguageModel
@@ -78,7 +79,7 @@ def _adaptive(draft: LanguageModel) -> Drafter:
 def _cost_aware(draft: LanguageModel) -> Drafter:
     """Return a drawn tree whose breadths and levels follow what was drawn, on so few tokens as well."""
     return CostAwareSampledTree(
-        draft, verify_cost=(1.0, 1.05, 1.1), draft_cost=(0.02, 0.03), overhead=0.0, rate=1.5, depth=2, branching=2,
+        draft, costs=Costs((1.0, 1.05, 1.1), (0.02, 0.03)), rate=1.5, depth=2, branching=2,
         max_nodes=6,
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ from dynatree_lib.verifiers.base import Verdict, Verifier
 from ..bench.environment import describe_environment, public_pair_name
 from ..bench.options import option_defaults
 from ..bench.prompts import prepare_prompts
-from ..bench.protocol import SEEDS
+from ..bench.protocol import SEEDS, plain
 from ..bench.records import read_bytes
 from ..bench.runner import quiet
 from ..bench.statistics import Estimate, ratio
@@ -251,7 +251,10 @@ def judge(
         "max_new_tokens": max_new_tokens,
         "eos_rule": "EOS is an ordinary token",
         "trees": {
-            label: {"name": drafter.name, **{name: getattr(drafter, name) for name in option_defaults(type(drafter))}}
+            label: {
+                "name": drafter.name,
+                **plain({name: getattr(drafter, name) for name in option_defaults(type(drafter))}),
+            }
             for label, drafter in drafters.items()
         },
         "rules": {label: list(names) for label, names in chosen.items()},

@@ -28,6 +28,7 @@ from typing_extensions import override
 from dynatree_lib.decoding import Iteration, generate
 from dynatree_lib.drafters import Drafter, NoDraft
 from dynatree_lib.engines.static import StaticModel, why_not_static
+from dynatree_lib.measuring import DEEPEST, RowsProbe
 from dynatree_lib.models.engine import engines
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
@@ -39,7 +40,6 @@ from ..bench.methods import Variant
 from ..bench.prompts import BenchPrompt
 from ..bench.runner import Runner, quiet
 from ..bench.statistics import estimate, share, sum_quotient, sums
-from ..costs.probes import DEEPEST, RowsProbe
 
 Row = dict[str, Any]
 NODES = (2, 4, 8, 16, 32, 64)

@@ -11,7 +11,8 @@ import torch
 from examples import EVERY, examples
 from models import noisy_copy, prompt, random_model, raw_model
 
-from dynatree_lib import FixedTree, NoDraft, SampledTree, Sampling, TokenTree, ToyModel, UnionTree, generate
+from dynatree_lib import FixedTree, NoDraft, SampledTree, Sampling, TokenTree, ToyModel, generate
+from dynatree_lib.costs import ASSUMED
 from dynatree_lib.decoding import Interrupted
 from dynatree_lib.drafters import Chain
 from dynatree_lib.engines import batched
@@ -25,7 +26,7 @@ from dynatree_suite.bench import throughput as measuring
 from dynatree_suite.bench.prompts import BenchPrompt
 from dynatree_suite.bench.streaming import StreamingModel
 from dynatree_suite.bench.throughput import throughput
-from dynatree_suite.drafters import Lookahead
+from dynatree_suite.drafters import Lookahead, UnionTree
 
 LENGTHS = (1, 40, 7, 270, 3)  # one of them is read in two parts
 PROMPTS = [prompt(length, seed=length)[0] for length in LENGTHS]
@@ -48,6 +49,8 @@ def same(found, expected):
 
 
 def check(target, drafter, **options):
+    """In a batch measured costs are others, so that trees may be; with given costs they are the same."""
+    drafter = drafter.priced(lambda draft: ASSUMED)
     expected = alone(target, drafter, **options)
     same(generate_batch(target, PROMPTS, drafter, seeds=range(len(PROMPTS)), max_batch=3, **options), expected)
     return expected
@@ -424,7 +427,8 @@ def test_caches_are_freed_at_once(pair, monkeypatch):
     made = []
     monkeypatch.setattr(batched, "SlotCache", lambda layers: made.append(SlotCache(layers)) or made[-1])
     generate_batch(pair[0], PROMPTS[:2], FixedTree(pair[1]), max_new_tokens=3)
-    assert [one.states for one in made] == [None, None]
+    assert len(made) > 1
+    assert all(one.states is None for one in made)
 
 
 def test_torch_keeps_its_threads(pair):

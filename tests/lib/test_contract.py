@@ -11,19 +11,10 @@ import torch
 from examples import EVERY, examples, needs_draft
 from models import CONFIGS, feature_draft, hf_greedy, noisy_copy, prompt, random_model, raw_model
 
-from dynatree_lib import (
-    Chain,
-    FixedTree,
-    LookupTree,
-    ProgressiveTree,
-    SampledTree,
-    Sampling,
-    TokenTree,
-    UnionTree,
-    generate,
-)
+from dynatree_lib import Chain, FixedTree, LookupTree, ProgressiveTree, SampledTree, Sampling, TokenTree, generate
 from dynatree_lib.drafters import ModelDrafter
 from dynatree_lib.models.huggingface import HFModel
+from dynatree_suite.drafters import UnionTree
 
 ARCHITECTURES = list(CONFIGS)
 MAIN = ["gpt_neox", "llama", "qwen2", "gpt2"]

@@ -1,13 +1,14 @@
 """CostAwareTree against its slow twin, its cost curve and what it learns against numbers."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import reference
 
 from dynatree_lib import CostAwareTree, RandomSource, ToyModel, generate
-from dynatree_lib.costs import CostCurve, lower_hull
+from dynatree_lib.costs import ASSUMED, CostCurve, Costs, lower_hull
 from dynatree_lib.verifiers.base import Verdict
 
 TEXT = [1, 4, 2]
@@ -27,11 +28,9 @@ def convex(rng, first, count):
 
 
 def priced(rng):
-    return {
-        "verify_cost": (1.0, *(float(rng.choice([0.0, 0.3])) + np.array(convex(rng, 1.0, 4)[1:]))),
-        "draft_cost": convex(rng, float(rng.uniform(0.01, 0.3)), 3),
-        "overhead": float(rng.choice([0.0, 0.2])),
-    }
+    verify = (1.0, *(float(rng.choice([0.0, 0.3])) + np.array(convex(rng, 1.0, 4)[1:])))
+    draft = convex(rng, float(rng.uniform(0.01, 0.3)), 3)
+    return {"costs": Costs(verify, draft, float(rng.choice([0.0, 0.2])))}
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +58,9 @@ def test_the_tree_is_the_slow_twins(trials):
     for toy, options in trials:
         drafter = CostAwareTree(toy, **options)
         tree, state = proposed(drafter)
-        curves = {
-            "verify": lambda n, d=drafter: d.costs.scoring(n),
-            "draft": lambda n, d=drafter: float(CostCurve(d.draft_cost).at(n)),
-        }
-        rest = {
-            name: options[name]
-            for name in ("overhead", "rate", "sharpness", "child", "branching", "depth", "max_nodes")
-        }
+        curves = {"verify": lambda n, d=drafter: d.costs.scoring(n), "draft": lambda n, d=drafter: d.costs.reading(n)}
+        names = ("rate", "sharpness", "child", "branching", "depth", "max_nodes")
+        rest = {name: options[name] for name in names} | {"overhead": drafter.costs.overhead}
         nodes = reference.cost_aware_tree(toy.distribution, TEXT, **curves, **rest)
         assert tree.tokens.tolist() == [token for token, _, _ in nodes]
         assert tree.parents.tolist() == [parent for _, parent, _ in nodes]
@@ -101,22 +95,22 @@ def test_its_tree_pays_best_of_all_its_subtrees(trials):
 
 def test_what_is_dear_is_not_drafted():
     toy = ToyModel.random(6, 3, sharpness=2.0)
-    assert len(proposed(CostAwareTree(toy, draft_cost=(9.0, 9.0)))[0]) == 1
-    assert len(proposed(CostAwareTree(toy, verify_cost=(1.0, 9.0)))[0]) == 1
-    free = {"verify_cost": (1.0, 1.0), "draft_cost": (1e-9, 1e-9)}
+    assert len(proposed(CostAwareTree(toy, costs=replace(ASSUMED, draft=(9.0, 9.0))))[0]) == 1
+    assert len(proposed(CostAwareTree(toy, costs=replace(ASSUMED, verify=(1.0, 9.0))))[0]) == 1
+    free = {"costs": Costs((1.0, 1.0), (1e-9, 1e-9), 0.15)}
     assert len(proposed(CostAwareTree(toy, **free, depth=2, branching=6, max_nodes=43))[0]) == 43  # 1 + 6 + 36
 
 
 def test_room_limits_the_levels():
     toy = ToyModel.random(6, 3, sharpness=4.0)
-    free = {"verify_cost": (1.0, 1.0), "draft_cost": (1e-9, 1e-9)}
+    free = {"costs": Costs((1.0, 1.0), (1e-9, 1e-9), 0.15)}
     assert proposed(CostAwareTree(toy, **free), max_depth=2)[0].depth == 2
     tree, state = proposed(CostAwareTree(toy, **free), max_depth=0)
     assert (len(tree), state.learnt.expected, state.learnt.cost) == (1, 0.0, 0.0)
 
 
 def test_sharpness_and_rate_follow_the_text_by_hand():
-    drafter = CostAwareTree(ToyModel.random(6, 3), verify_cost=(1.0, 1.5), draft_cost=(0.2, 0.3), learning=0.1)
+    drafter = CostAwareTree(ToyModel.random(6, 3), costs=Costs((1.0, 1.5), (0.2, 0.3), 0.15), learning=0.1)
     state = drafter.start(TEXT, RandomSource())
     assert drafter.report(state) == {"sharpness": 2.0, "rate": 2.0}
     proposal = drafter.propose(state, 0)  # node 0 alone: costs 1
@@ -218,8 +212,8 @@ def test_points_that_are_no_curve_are_refused(points):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"verify_cost": (1.0,)}, "cost curve"),
-        ({"draft_cost": (0.1, -1.0)}, "cost curve"),
+        ({"costs": (1.0, 1.1)}, "give Costs"),
+        ({"costs": "free"}, "costs is 'free'"),
         ({"rate": 0.0}, "rate is 0.0; the rule is 0 < rate < inf"),
         ({"sharpness": float("inf")}, "sharpness is inf"),
         ({"learning": -0.1}, "learning is -0.1"),
@@ -229,7 +223,6 @@ def test_points_that_are_no_curve_are_refused(points):
         ({"max_nodes": 1}, "counts node 0"),
         ({"max_nodes": 10.5}, "max_nodes is 10.5; the budget counts node 0, so give a whole number of at least 2"),
         ({"learning": float("nan")}, "learning is nan"),
-        ({"overhead": -1.0}, "overhead is -1.0"),
     ],
 )
 def test_bad_options_are_refused(options, sentence):

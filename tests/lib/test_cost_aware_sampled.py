@@ -8,14 +8,14 @@ import reference
 from test_cost_aware import priced
 
 from dynatree_lib import CostAwareSampledTree, CostAwareTree, RandomSource, Sampling, ToyModel, generate
-from dynatree_lib.costs import CostCurve
+from dynatree_lib.costs import Costs
 from dynatree_lib.drafters.cost_aware_sampled_tree import CHILD, EDGES, FIRST, LATER
 from dynatree_lib.tree import DISTINCT, TokenTree
 from dynatree_lib.verifiers import TargetWalk, TokenLevel, Traversal
 from dynatree_suite.proofs import exact
 
 ONE, TEXT = Sampling(1.0), [1, 4, 2]
-CHEAP = {"verify_cost": (1.0, 1.05, 1.1), "draft_cost": (0.02, 0.03), "overhead": 0.0}
+CHEAP = {"costs": Costs((1.0, 1.05, 1.1), (0.02, 0.03))}
 
 
 @pytest.mark.parametrize("rule", [TokenLevel, Traversal, TargetWalk])
@@ -62,8 +62,8 @@ def test_places_and_levels_are_the_slow_twins():
 
         nodes = reference.cost_aware_sampled_tree(
             toy.distribution, TEXT, drawn, lambda n, d=drafter: d.costs.scoring(n),
-            lambda n, d=drafter: float(CostCurve(d.draft_cost).at(n)), accepted=accepted, child=CHILD,
-            **{name: options[name] for name in ("rate", "branching", "depth", "max_nodes", "overhead")},
+            lambda n, d=drafter: d.costs.reading(n), accepted=accepted, child=CHILD, overhead=drafter.costs.overhead,
+            **{name: options[name] for name in ("rate", "branching", "depth", "max_nodes")},
         )  # fmt: skip
         assert set(nodes) == set(paths)
         assert (tree.draws[1:] == DISTINCT).all()

@@ -11,12 +11,12 @@ from dynatree_lib import (
     Sampling,
     TargetWalk,
     ToyModel,
-    UnionTree,
     autoregressive,
     generate,
     summarize,
 )
 from dynatree_lib.models import huggingface
+from dynatree_suite.drafters import UnionTree
 
 TARGET = ToyModel.random(6, seed=1)
 DRAFT = TARGET.mixed(ToyModel.random(6, seed=2), 0.3)

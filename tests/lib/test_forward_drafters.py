@@ -22,6 +22,7 @@ from dynatree_lib import (
     autoregressive,
     generate,
 )
+from dynatree_lib.costs import Costs
 from dynatree_lib.drafters.progressive_tree import PRIOR
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import GREEDY
@@ -118,7 +119,7 @@ PTD_CASES = [
     {"depth": 5, "children": 2, "start_tree": (4,), "max_draft": 24, "text_depth": 7},
     {"depth": 3, "children": 2, "start_tree": (2,), "max_draft": 5, "max_pool": 110},
     {"depth": 3, "children": 2, "start_tree": (2,), "max_draft": 6, "max_pool": 150, "text_depth": 2},
-    {"depth": 3, "start_tree": (2,), "text_depth": 3, "verify_cost": (1.0, 1.2, 1.3, 1.6, 2.4, 4.8, 9.6)},
+    {"depth": 3, "start_tree": (2,), "text_depth": 3, "costs": Costs((1.0, 1.2, 1.3, 1.6, 2.4, 4.8, 9.6))},
 ]
 
 
@@ -137,9 +138,9 @@ def test_progressive_tree_is_algorithm_1(case, seed):
     predict = reference.greedy_of(target.distribution)
     initial = reference.branches_of(drafter.propose(drafter.start(text, RandomSource(seed, "draft")), 99).side_tree)
     verify = None
-    if drafter.verify_cost is not None:
-        knots = [2**place for place in range(len(drafter.verify_cost))]
-        verify = lambda rows: float(np.interp(rows, knots, drafter.verify_cost))  # noqa: E731
+    if drafter.costs is not None:
+        points = drafter.costs.verify
+        verify = lambda rows: float(np.interp(rows, [2**place for place in range(len(points))], points))  # noqa: E731
     caps = (drafter.depth, drafter.children, drafter.max_draft, drafter.max_candidates)
     twin = reference.ProgressiveTwin(
         predict, predict, [*text], initial, *caps, reference.PathPool(drafter.max_pool), drafter.text_depth,
@@ -371,7 +372,7 @@ def test_a_turn_is_read_like_a_prompt():
 
 def test_a_candidate_that_was_too_dear_is_learnt_of_too():
     """What is not verified for its price must not stay so for ever: its chance follows the text all the same."""
-    dear = ProgressiveTree(text_depth=3, verify_cost=(1.0, 9.0, 99.0))
+    dear = ProgressiveTree(text_depth=3, costs=Costs((1.0, 9.0, 99.0)))
     out = generate(counting(5), [0, 1, 2, 3, 4, 0], dear, max_new_tokens=8)
     assert all(len(one.tree) == 1 for one in out.iterations)
     assert out.state.drafter_state.rates[0] > 0.6 > 0.5 == dear.start([0], RandomSource()).rates[0]
@@ -494,8 +495,7 @@ def test_a_capped_draft_tree_still_steps(rows):
      (lambda: ProgressiveTree(rate=float("nan")), "rate is nan; the rule is 0 < rate < inf"),
      (lambda: ProgressiveTree(temperature=-1.0), "temperature is -1.0"),
      (lambda: ProgressiveTree(temperature=1.0, top_p=0.0), "top_p is 0.0"),
-     (lambda: ProgressiveTree(verify_cost=(1.0,)), "at least two positive"),
-     (lambda: ProgressiveTree(verify_cost=(1.0, float("nan"))), "at least two positive"),
+     (lambda: ProgressiveTree(costs=(1.0, 1.1)), "give Costs"),
      (lambda: Lookahead(window=0), "window is 0; give a whole number of at least 1"),
      (lambda: Lookahead(guesses=0), "guesses is 0; give a whole number of at least 1"),
      (lambda: Lookahead(ngram=1), "ngram is 1; .* at least 2"),

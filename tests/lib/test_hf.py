@@ -175,6 +175,19 @@ def test_the_checkpoints_generation_config_is_honoured():
         assert found[0, 20:].tolist() == text
 
 
+@pytest.mark.parametrize("drafted", [True, False], ids=["draft", "no draft"])
+def test_the_default_drafter_is_asked_for_by_its_class(drafted, monkeypatch):
+    """With a draft model and without one, and it is what nobody asks for gives."""
+    model, ids, used = model_of("llama"), prompt(20), []
+    propose = dt.Auto.propose
+    monkeypatch.setattr(dt.Auto, "propose", lambda self, *given: used.append(self) or propose(self, *given))
+    given = {"draft_model": draft_of("llama")} if drafted else {}
+    for more in ({}, {"drafter": dt.Auto}):
+        assert added(model, ids, custom_generate=hf.generate, **given, **more) == added(model, ids)
+        assert {(type(one), one.draft is not None) for one in used} == {(dt.Auto, drafted)}
+        used.clear()
+
+
 def test_eos_inside_a_path_ends_the_text_there():
     model, draft, ids = model_of("llama"), draft_of("llama"), prompt(20)
     text, inside = added(model, ids), 0
@@ -992,7 +1005,7 @@ def test_what_cannot_be_honoured_is_refused_before_any_work(name, monkeypatch):
     def begun(*_):
         raise AssertionError("work was begun")
 
-    monkeypatch.setattr(decoding._Loop, "run", begun)
+    monkeypatch.setattr(decoding.Loop, "run", begun)
     with pytest.raises((ValueError, TypeError), match=sentence):
         added(model, ids, custom_generate=hf.generate, **options)
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from dynatree_lib import CostAwareTree, LookupTree, RandomSource, ToyModel, generate
+from dynatree_lib import CostAwareTree, Costs, LookupTree, RandomSource, ToyModel, generate
 from dynatree_lib.drafters.prompt_lookup import Copies
 from dynatree_lib.sampling import Sampling, Scores
 from dynatree_lib.verifiers.base import Verdict
 
-FREE = {"verify_cost": (1.0, 1.0), "draft_cost": (1e-9, 1e-9), "overhead": 0.0}
+FREE = {"costs": Costs((1.0, 1.0), (1e-9, 1e-9))}
 
 
 def copies(n, *tokens):

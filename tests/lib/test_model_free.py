@@ -15,12 +15,12 @@ import dynatree_lib as dt
 from dynatree_lib import RandomSource, Sampling, ToyModel
 from dynatree_lib.drafters import Proposal
 from dynatree_lib.drafters.suffixes import SuffixAutomaton, SuffixCopies
-from dynatree_lib.drafters.union_tree import joined
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import Scores
 from dynatree_lib.verifiers.base import Verdict
 from dynatree_suite.bench.methods import variant
-from dynatree_suite.drafters import DySpecTree, Lookahead
+from dynatree_suite.drafters import DySpecTree, Lookahead, UnionTree
+from dynatree_suite.drafters.union_tree import joined
 from dynatree_suite.proofs import exact
 
 TARGET = ToyModel.random(5, 1)
@@ -86,7 +86,7 @@ def test_copies_of_earlier_texts_end_with_them_and_are_asked_for():
 def test_a_suffix_tree_holds_the_most_probable_paths(seed):
     """Against all paths, their probabilities by counting substrings of the text."""
     shortest = seed % 3
-    drafter, text = dt.SuffixTree(max_nodes=9, depth=3, shortest=shortest), texts(seed)
+    drafter, text = dt.SuffixTree(max_nodes=9, depth=3, shortest=shortest, costs=None), texts(seed)
     state = drafter.start(text, RandomSource())
     tree = drafter.propose(state, 99).tree
     expected = reference.suffix_paths(text, state.known, depth=3, shortest=shortest)
@@ -101,7 +101,7 @@ def test_a_suffix_tree_holds_the_most_probable_paths(seed):
 def test_with_warm_earlier_texts_are_looked_at_too_but_no_more_than_the_pool_holds():
     earlier = [3, 1, 4, 1, 0, 2, 2]
     for pool, expected in ((50, [1, 0, 2, 2]), (5, []), (0, [])):
-        drafter = dt.SuffixTree(pool=pool, branching=1, max_nodes=5, shortest=2)
+        drafter = dt.SuffixTree(pool=pool, branching=1, max_nodes=5, shortest=2, costs=None)
         old = drafter.start(earlier, RandomSource())
         state = drafter.inherit(drafter.start([1, 4], RandomSource()), old)
         assert drafter.propose(state, 9).tree.tokens[1:].tolist() == expected
@@ -109,7 +109,7 @@ def test_with_warm_earlier_texts_are_looked_at_too_but_no_more_than_the_pool_hol
 
 
 def test_a_full_pool_keeps_its_latest_half_so_that_not_every_text_builds_the_automaton_anew():
-    drafter = dt.SuffixTree(pool=40)
+    drafter = dt.SuffixTree(pool=40, costs=None)
     state = drafter.start(texts(0), RandomSource())
     sizes = []
     for seed in range(1, 20):
@@ -122,7 +122,7 @@ def test_a_full_pool_keeps_its_latest_half_so_that_not_every_text_builds_the_aut
 
 def test_a_text_that_repeats_itself_is_drafted_as_fast_as_any_other():
     """Each period is a shorter match: looking at all of them for every node would take the square of the length."""
-    drafter, looked = dt.SuffixTree(), []
+    drafter, looked = dt.SuffixTree(costs=None), []
     matches = type(drafter)._matches
     state = drafter.start([1, 2, 3] * 300, RandomSource())
 
@@ -141,14 +141,14 @@ def test_a_text_that_repeats_itself_is_drafted_as_fast_as_any_other():
 
 
 def test_what_was_learnt_of_another_vocabulary_is_refused():
-    earlier = dt.generate(TARGET, PROMPT, dt.SuffixTree(), max_new_tokens=5).state
+    earlier = dt.generate(TARGET, PROMPT, dt.SuffixTree(costs=None), max_new_tokens=5).state
     with pytest.raises(ValueError, match="whose token ids mean other words than those of 'toy'"):
-        dt.generate(ToyModel.random(4), [1], dt.SuffixTree(), warm=earlier)
+        dt.generate(ToyModel.random(4), [1], dt.SuffixTree(costs=None), warm=earlier)
 
 
 # -------------------------------------------------------------------------------------------------- recycled tokens
 def test_the_lists_hold_what_the_target_predicted_after_each_node():
-    drafter = dt.TokenRecycling(context=2, remembered=3, max_nodes=8)
+    drafter = dt.TokenRecycling(context=2, remembered=3, max_nodes=8, costs=None)
     state, seen = drafter.start(PROMPT, RandomSource()), 0
     text, session = [*PROMPT], TARGET.session()
     session.start(text[:-1])
@@ -169,7 +169,7 @@ def test_the_lists_hold_what_the_target_predicted_after_each_node():
 
 
 def test_a_carried_list_of_predictions_wins_over_a_new_prompt_and_one_that_was_read_does_not():
-    drafter = dt.TokenRecycling(context=1)
+    drafter = dt.TokenRecycling(context=1, costs=None)
     earlier, new = (drafter.start(text, RandomSource()) for text in ([1, 2, 9, 4, 5], [1, 3, 4, 6]))
     earlier.lists[0][4,] = [7], [9]  # the target gave 7 nearly all of its probability
     state = drafter.inherit(new, earlier)
@@ -180,17 +180,17 @@ def test_a_carried_list_of_predictions_wins_over_a_new_prompt_and_one_that_was_r
 
 
 def test_the_oldest_lists_go_where_there_are_more_than_the_pool_holds():
-    drafter = dt.TokenRecycling(pool=3, context=1)
+    drafter = dt.TokenRecycling(pool=3, context=1, costs=None)
     state = drafter.start([1, 2, 3, 4, 1, 5], RandomSource())
     assert [*state.lists[0]] == [(3,), (4,), (1,)]
     later = drafter.inherit(drafter.start([6, 7, 8], RandomSource()), state)
     assert [*later.lists[0]] == [(1,), (6,), (7,)]
-    out = dt.generate(TARGET, PROMPT, dt.TokenRecycling(pool=6), max_new_tokens=40)
+    out = dt.generate(TARGET, PROMPT, dt.TokenRecycling(pool=6, costs=None), max_new_tokens=40)
     assert [len(lists) for lists in out.state.drafter_state.lists] == [5, 6]
 
 
 def test_of_nodes_with_the_same_last_tokens_the_accepted_one_is_remembered():
-    drafter = dt.TokenRecycling(context=1, remembered=1)
+    drafter = dt.TokenRecycling(context=1, remembered=1, costs=None)
     state = drafter.start([0], RandomSource())
     tree = dt.TokenTree.build([0, 1, 2, 1], [-1, 0, 0, 2])  # token 1 twice: first, and below token 2
     logits = torch.zeros(4, 5)
@@ -204,7 +204,7 @@ def test_of_nodes_with_the_same_last_tokens_the_accepted_one_is_remembered():
 def test_a_text_that_was_seen_is_drafted_as_it_was_predicted():
     """With lists of a whole earlier text, of a table of two tokens, most chains are the target's greedy path."""
     target = ToyModel.random(40, 3)
-    drafter = dt.TokenRecycling(context=2, max_nodes=5, branching=1)
+    drafter = dt.TokenRecycling(context=2, max_nodes=5, branching=1, costs=None)
     earlier = dt.generate(target, PROMPT, drafter, max_new_tokens=60)
     again = dt.generate(target, PROMPT, drafter, max_new_tokens=60, warm=earlier.state)
     assert again.tokens == earlier.tokens
@@ -218,7 +218,7 @@ def test_a_price_leaves_out_what_does_not_pay(kind):
     target = shifting(5, 1)
     sizes = []
     for cost in (None, (1.0, 1.0, 1.0), (1.0, 1.2, 1.6), (1.0, 3.0, 7.0)):
-        rounds = driven(target, PROMPT, kind(verify_cost=cost), 40)
+        rounds = driven(target, PROMPT, kind(costs=cost and dt.Costs(cost)), 40)
         sizes.append(np.mean([len(proposal.tree) for proposal, *_ in rounds]))
     assert sizes[0] == sizes[1] > sizes[2] > sizes[3] == 1
 
@@ -240,7 +240,7 @@ def test_joined_trees_share_their_paths():
 def test_a_union_with_nothing_is_the_drafter(drafter, place):
     both = [drafter, dt.NoDraft()] if place else [dt.NoDraft(), drafter]
     alone = dt.generate(TARGET, PROMPT, drafter, max_new_tokens=60)
-    found = dt.generate(TARGET, PROMPT, dt.UnionTree(*both, max_nodes=99), max_new_tokens=60)
+    found = dt.generate(TARGET, PROMPT, UnionTree(*both, max_nodes=99, costs=None), max_new_tokens=60)
     assert found.tokens == alone.tokens
     if drafter.name != "lookup-tree":  # that one hears what the joined tree promises
         assert [it.tree.tokens.tolist() for it in found.iterations] == [
@@ -250,14 +250,19 @@ def test_a_union_with_nothing_is_the_drafter(drafter, place):
 
 @pytest.mark.parametrize("cost", [None, (1.0, 1.1, 1.3)])
 def test_a_union_may_be_a_part_of_another(cost):
-    inner = dt.UnionTree(dt.FixedTree(DRAFT, depth=3, branching=2, tau=None), dt.TokenRecycling(), 6, cost)
-    found = dt.generate(TARGET, PROMPT, dt.UnionTree(inner, dt.SuffixTree(), max_nodes=30), max_new_tokens=60)
+    inner = UnionTree(
+        dt.FixedTree(DRAFT, depth=3, branching=2, tau=None), dt.TokenRecycling(costs=None), 6, cost and dt.Costs(cost)
+    )
+    found = dt.generate(
+        TARGET, PROMPT, UnionTree(inner, dt.SuffixTree(costs=None), max_nodes=30, costs=None), max_new_tokens=60
+    )
     assert found.tokens == dt.autoregressive(TARGET, PROMPT, max_new_tokens=60).tokens
     assert max(len(it.tree) for it in found.iterations) > 6
 
 
 def test_a_union_keeps_the_likeliest_nodes_and_learns_from_those_it_left_out():
-    union = dt.UnionTree(dt.FixedTree(DRAFT, depth=3, branching=3, tau=None, max_nodes=30), dt.TokenRecycling())
+    wide_tree = dt.FixedTree(DRAFT, depth=3, branching=3, tau=None, max_nodes=30)
+    union = UnionTree(wide_tree, dt.TokenRecycling(costs=None), costs=None)
     narrow = replace(union, max_nodes=4)
     wide, few = (dt.generate(TARGET, PROMPT, one, max_new_tokens=80) for one in (union, narrow))
     assert wide.tokens == few.tokens
@@ -267,13 +272,12 @@ def test_a_union_keeps_the_likeliest_nodes_and_learns_from_those_it_left_out():
     assert sum(outcomes.tried) > 5 * len(outcomes) + len(few.iterations)
 
 
-def test_a_benchmark_counts_what_all_drafts_of_a_union_or_a_switch_read():
+def test_a_benchmark_counts_what_all_drafts_of_a_union_read():
     """Three levels by the chain and two by the tree of two branches, until the text ends."""
     pair = Pair("toys", TARGET, DRAFT, None)
     for spec, forwards, nodes in (
-        ("union-tree:first=chain;length=3,second=fixed-tree;depth=2;branching=2", 5, 3 + 1 + 2),
-        ("switch:drafter=chain;length=3,draft_cost=0.01/0.01,overhead=0,verify_cost=0.1/0.1", 3, 3),
-        ("union-tree:first=chain;length=3,second=token-recycling", 3, 3),
+        ("union-tree:first=chain;length=3,second=fixed-tree;depth=2;branching=2,costs=none", 5, 3 + 1 + 2),
+        ("union-tree:first=chain;length=3,second=token-recycling;costs=none,costs=none", 3, 3),
     ):
         done = variant(spec).runner(pair)(
             PROMPT, max_new_tokens=41, eos_token_ids=(), on_tokens=len, sampling=Sampling(), seed=0
@@ -286,64 +290,24 @@ def test_a_benchmark_counts_what_all_drafts_of_a_union_or_a_switch_read():
 def test_unions_that_cannot_be_are_refused():
     sampled = dt.SampledTree(DRAFT)
     with pytest.raises(ValueError, match="first drafter, 'sampled-tree', draws its tokens"):
-        dt.UnionTree(sampled, dt.PromptLookup())
+        UnionTree(sampled, dt.PromptLookup())
     with pytest.raises(TypeError, match="The second drafter is 'ptd'"):
-        dt.UnionTree(dt.PromptLookup(), "ptd")
+        UnionTree(dt.PromptLookup(), "ptd")
     with pytest.raises(ValueError, match="both draft inside the target's forward"):
-        dt.UnionTree(dt.ProgressiveTree(), dt.Switch(Lookahead()))
+        UnionTree(dt.ProgressiveTree(), Lookahead())
     with pytest.raises(ValueError, match="'hf-generate' is no drafter"):
         variant("union-tree:second=hf-generate")
     with pytest.raises(ValueError, match="no method 'lookup'"):
-        variant("switch:drafter=lookup")
+        variant("union-tree:first=lookup")
 
 
 def test_a_method_names_its_parts_with_their_options():
-    made = variant("union-tree:first=chain;length=2,second=token-recycling;context=1;max_nodes=60,max_nodes=9")
+    made = variant(
+        "union-tree:first=chain;length=2,second=token-recycling;context=1;max_nodes=60;costs=none,max_nodes=9"
+    )
     drafter = made.method.drafter(made.options, DRAFT)
-    expected = dt.UnionTree(dt.Chain(DRAFT, 2), dt.TokenRecycling(context=1, max_nodes=60), max_nodes=9)
+    expected = UnionTree(dt.Chain(DRAFT, 2), dt.TokenRecycling(context=1, max_nodes=60, costs=None), max_nodes=9)
     assert drafter == expected
-
-
-# ------------------------------------------------------------------------------------------------------------ switch
-def drafted(switch, budget=120):
-    return [len(proposal.tree) > 1 for proposal, *_ in driven(TARGET, PROMPT, switch, budget)]
-
-
-def test_a_switch_waits_twice_as_long_after_each_failed_trial():
-    switch = dt.Switch(dt.Chain(DRAFT, 2), verify_cost=(1.0, 9.0), trial=2, shortest=3, longest=12)
-    found = drafted(switch)
-    expected = [on for wait in (3, 6, 12, 12, 12) for on in [True] * 2 + [False] * wait]
-    assert found[: len(expected)] == expected
-
-
-def test_copied_levels_cost_a_switch_no_forward_of_the_draft():
-    """Where a copy is all that was drafted, an iteration costs what verifying it costs."""
-    target = ToyModel(lambda context: np.eye(7)[(context[-1] + 1) % 7].tolist(), 7)
-    inner = dt.LookupTree(target, overhead=5.0, draft_cost=(5.0, 5.0), verify_cost=(1.0, 1.1, 1.2))
-    switch = dt.Switch(inner, overhead=5.0, draft_cost=(5.0, 5.0), verify_cost=(1.0, 1.1, 1.2), trial=1)
-    ids = [*range(7)] * 3
-    alone, found = (dt.generate(target, ids, one, max_new_tokens=60) for one in (inner, switch))
-    assert min(len(it.tree) for it in alone.iterations[:-1]) > 4
-    assert [it.tree for it in found.iterations] == [it.tree for it in alone.iterations]
-
-
-def test_a_trial_in_which_nothing_was_drafted_has_not_failed():
-    """Prompt lookup finds nothing for a while; when the text begins to repeat itself it drafts at once."""
-    ids = [*range(30)]
-    target = ToyModel(lambda context: np.eye(30)[(context[-1] + 1) % 30].tolist(), 30)
-    switch = dt.Switch(dt.PromptLookup(ngram=3), trial=2, shortest=64)
-    out = dt.generate(target, ids[:4], switch, max_new_tokens=60)
-    sizes = [len(it.tree) for it in out.iterations]
-    first = next(number for number, size in enumerate(sizes) if size > 1)
-    assert first >= 20
-    assert all(size > 1 for size in sizes[first:-1])
-
-
-def test_a_switch_whose_drafting_pays_leaves_it_on():
-    inner = dt.FixedTree(DRAFT, depth=3)
-    switch = dt.Switch(inner, verify_cost=(0.1, 0.1), draft_cost=(0.01, 0.01), overhead=0.0)
-    alone, found = (dt.generate(TARGET, PROMPT, one, max_new_tokens=60) for one in (inner, switch))
-    assert [it.tree for it in found.iterations] == [it.tree for it in alone.iterations]
 
 
 # ------------------------------------------------------------------------------------------------------------ DySpec

@@ -106,14 +106,14 @@ def values(name: str, kind: object, draft: dt.LanguageModel) -> st.SearchStrateg
         return st.sampled_from([0.01, 0.1, 0.3, 0.5, 0.9, 1.0, 2.0])
     if kind is type(None):
         return st.none()
+    if kind is dt.Costs:
+        rising = st.lists(st.floats(0.01, 1), min_size=2, max_size=6).map(lambda steps: np.cumsum(steps))
+        verify = rising.map(lambda points: tuple((points / points[0]).tolist()))
+        return st.builds(dt.Costs, verify, st.one_of(st.just(()), rising), st.sampled_from([0.0, 0.2]))
     if typing.get_origin(kind) is typing.Literal:
         return st.sampled_from(typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
         (inner, *_) = typing.get_args(kind)
-        if inner is float:
-            return st.lists(st.floats(0.01, 1), min_size=1, max_size=6).map(
-                lambda steps: tuple(np.cumsum(steps).tolist())
-            )
         return st.lists(values(name, inner, draft), min_size=1, max_size=4).map(tuple)
     parts = typing.get_args(kind)
     return st.one_of([values(name, part, draft) for part in parts]) if parts else st.nothing()

@@ -25,6 +25,7 @@ from dynatree_lib import (
     Traversal,
     generate,
 )
+from dynatree_lib.costs import Costs
 from dynatree_lib.models.huggingface import HFModel
 
 LEAVING = {"cpu", "numpy", "tolist", "item", "__bool__", "__int__", "__float__", "__index__", "nonzero", "to"}
@@ -82,7 +83,7 @@ DRAFTERS = {
     "fixed-tree": lambda draft: FixedTree(draft, depth=4, branching=2, tau=None),
     "adaptive-tree": AdaptiveTree,
     "best-first-tree": BestFirstTree,
-    "cost-aware-tree": lambda draft: CostAwareTree(draft, verify_cost=(1.0, 1.0), draft_cost=(0.01, 0.01)),
+    "cost-aware-tree": lambda draft: CostAwareTree(draft, costs=Costs((1.0, 1.0), (0.01, 0.01), 0.15)),
     "lookup-tree": LookupTree,
     "prompt-lookup": lambda draft: PromptLookup(),
 }

@@ -10,6 +10,7 @@ import torch
 from examples import EVERY, examples
 
 from dynatree_lib import (
+    Auto,
     Block,
     CostAwareSampledTree,
     CostAwareTree,
@@ -102,7 +103,7 @@ def test_a_rule_beyond_the_papers_is_lossless_for_every_drafter_it_serves(verifi
 def test_a_drafter_that_drafts_nothing_at_first_is_enumerated_with_others():
     """Those without a model fill a pool first (test_listings.py); of the others another example drafts."""
     left = {type(drafter) for drafter in EXAMPLES if drafter not in DRAFTING and drafter.model is not None}
-    assert left == {CostAwareTree, CostAwareSampledTree}  # at the costs of these no node pays
+    assert left == {Auto, CostAwareTree, CostAwareSampledTree}  # at the costs of these no node pays
     assert left < {type(drafter) for drafter in DRAFTING}
     assert {PromptLookup, SuffixTree, TokenRecycling, Lookahead, SelfDraft} <= {type(one) for one in DRAFTING}
 

@@ -373,7 +373,6 @@ WRONG_DRAFTERS = {
     "a class": (dt.FixedTree, r"The drafter is the class FixedTree; give a drafter, such as FixedTree\(draft\)"),
     "a name": ("fixed-tree", "The drafter is 'fixed-tree'; give a drafter"),
     "a model": (PAIR.draft, "The drafter is an HFModel; give a drafter"),
-    "nothing": (None, "The drafter is None; .*autoregressive"),
     "on nothing": (dt.FixedTree(None), "The draft is None"),
 }
 
@@ -407,7 +406,7 @@ def test_a_drafter_refuses_what_is_no_draft_when_it_is_made(kind, draft, sentenc
 def belongs(hint, value):
     """Whether the annotation of a hyper-parameter allows a value."""
     kinds = {2.5: "float", True: "bool", None: "None"}
-    return kinds.get(value, "nothing") in hint.replace("tuple[float, ...]", "")
+    return kinds.get(value, "nothing") in hint.replace("Pricing", "Costs | None")
 
 
 WRONG = [

@@ -18,7 +18,7 @@ from dynatree_lib.models import engine as engines
 from dynatree_lib.models.fetch import fetched
 from dynatree_suite import PACKAGES
 from dynatree_suite.bench import methods
-from dynatree_suite.bench.chooser import EVERYTHING, KINDS, map_rows, speed_of
+from dynatree_suite.bench.chooser import EVERYTHING, map_rows
 from dynatree_suite.bench.protocol import read_results
 from dynatree_suite.bench.records import read_records
 from dynatree_suite.bench.statistics import quotient, ratio
@@ -591,7 +591,7 @@ def table_rows(text):
 
 def test_the_table_of_drafters_that_nobody_trained_is_that_of_its_records():
     cold, carried = (read_records(REAL / f"{name}.jsonl.gz").frame() for name in ("untrained", "untrained-carried"))
-    text = page("docs/beyond.md").partition("**What they commit**")[2].partition("**`Switch`**")[0]
+    text = page("docs/beyond.md").partition("**What they commit**")[2].partition("**`Auto`**")[0]
     first = "union-tree:first=suffix-tree,second=token-recycling;max_nodes=32,max_nodes=64"
     second = "union-tree:max_nodes=64"
     many = {name: f"{name}:max_nodes=64" for name in ("suffix-tree", "token-recycling", "lookup-tree")}
@@ -695,9 +695,9 @@ def test_what_is_said_of_inheriting_is_in_its_record():
     assert len(counts["prompt"].unique()) == 39
 
 
-def test_the_tables_of_drawn_trees_and_of_the_switch_are_those_of_their_records():
+def test_the_table_of_drawn_trees_is_that_of_its_records():
     folder, text = ROOT / "outputs" / "reference", page("docs/beyond.md")
-    drawn, switch = (read_records(folder / f"{name}.jsonl.gz") for name in ("drawn", "switch"))
+    drawn = read_records(folder / "drawn.jsonl.gz")
     rows = {row["method"]: row for row in map_rows({"": drawn}) if row["kind"] == EVERYTHING}
     table = table_rows(text.partition("(record\n[drawn.jsonl.gz]")[2].partition("\n\nDySpec")[0])
     assert len(table) == 4
@@ -720,15 +720,6 @@ def test_the_tables_of_drawn_trees_and_of_the_switch_are_those_of_their_records(
     own, *constants = (ratio(counted["counts"], name, **words) for name in names)
     assert f"{constants[0]} of Sequoia's shape, where DySpec's own value gives {own}" in told
     assert all(found.high >= 1 for found in constants)
-    placed = {(row["method"], row["kind"]): speed_of(row) for row in map_rows({"": switch})}
-    table = table_rows(text.partition("(record\n[switch.jsonl.gz]")[2].partition("\n\nPrompt by prompt")[0])
-    assert len(table) == 4
-    for name in ("prompt-lookup", "lookup-tree"):
-        found = ratio(switch.frame(), f"switch of {name}", over=name, of="further", per="span")
-        assert f"{found} times" in told
-    for method, *cells in table:
-        label = method.replace("`", "")
-        assert cells == [placed[label, kind] for kind in (EVERYTHING, *KINDS)], label
 
 
 def test_the_table_of_rules_on_the_real_pair_is_that_of_its_records():

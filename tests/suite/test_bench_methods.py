@@ -67,8 +67,8 @@ def test_which_model_a_method_drafts_with():
         "ar": None, "ar-fast": None, "prompt-lookup": None, "chain": "draft", "chain:independent=true": "common_draft",
         "chain:skip=1/2": None, "hf-assisted": "common_draft", "streaming-llm": "common_draft",
         "union-tree": "draft", "union-tree:first=suffix-tree": None,
-        "union-tree:independent=true": "common_draft", "union-tree:skip=1": None, "switch": "draft",
-        "switch:drafter=token-recycling;max_nodes=20": None,
+        "union-tree:independent=true": "common_draft", "union-tree:skip=1": None, "auto": "draft",
+        "auto:alone=true": None,
     }  # fmt: skip
     found = {spec: (one := variant(spec)).method.draft_of(one.options) for spec in drafts}
     assert found == drafts

@@ -249,7 +249,7 @@ def test_a_summary_has_it_all():
     [
         ("ar-fast", 1000, 10), ("chain", 1100, 11), ("chain:independent=true", 1300, 13), ("hf-assisted", 1300, 13),
         ("union-tree", 1100, 11),
-        ("union-tree:first=suffix-tree", 1000, 10), ("switch:drafter=token-recycling", 1000, 10),
+        ("union-tree:first=suffix-tree", 1000, 10), ("auto:alone=true", 1000, 10),
         ("chain:skip=1/2", 1000, 18),  # its cache is that of the other eight layers
     ],
 )  # fmt: skip

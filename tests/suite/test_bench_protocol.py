@@ -15,7 +15,7 @@ from models import hf_greedy, noisy_copy, prompt, random_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dynatree_lib import Chain, NoDraft, ToyModel, generate
+from dynatree_lib import Chain, Costs, NoDraft, ToyModel, generate, measuring
 from dynatree_lib.models.base import Session
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import Sampling
@@ -364,6 +364,23 @@ def test_a_second_turn_that_does_not_fit_is_named(spoken):
     with pytest.raises(ValueError, match=r"'long/turn-2' has \d+ tokens .* exceeds the context of 600"):
         run_benchmark(spoken, "ar", long, max_new_tokens=120, turns="all")
     run_benchmark(spoken, "ar", long, max_new_tokens=4)
+
+
+def test_a_record_names_the_costs_in_use_and_a_resumed_run_goes_on_with_them(spoken, tmp_path, monkeypatch):
+    dear, asked = Costs((1.0, 9.0), (5.0, 5.0)), []
+    monkeypatch.setattr(measuring, "costs_of", lambda *given: asked.append(given[:2]) or dear)
+    warm = {"max_new_tokens": 8, "warmup": 0, "records": tmp_path / "r.jsonl"}
+    first = run_benchmark(spoken, "ar,auto,auto:alone=true", ASKED[:1], **warm)
+    draft = f"{spoken.target.name} + {spoken.draft.name}"
+    assert first.records.header.setup["costs"] == {draft: str(dear), spoken.target.name: str(dear)}
+    assert asked == [(spoken.target, spoken.draft), (spoken.target, None)]
+    del first.records.runs["auto", "q", 0]
+    with first.records.kept_in(tmp_path / "r.jsonl"):
+        pass
+    monkeypatch.setattr(measuring, "costs_of", None)
+    again = run_benchmark(spoken, "ar,auto,auto:alone=true", ASKED[:1], **warm, existing="resume")
+    assert again.records.header == first.records.header
+    assert set(again.records.runs["auto", "q", 0].nodes) == {0}  # at these costs no node pays
 
 
 def test_both_turns_are_measured_alike_and_the_header_says_so(spoken, tmp_path):

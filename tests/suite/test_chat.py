@@ -233,7 +233,7 @@ def test_commands(chatting):
     )  # fmt: skip
     told = printed.split(chat.PROMPT)
     assert told[1] == told[14] == "There is no answer yet whose tree could be drawn; ask something first.\n"
-    assert told[2].startswith("fixed-tree answers. Others: ")
+    assert told[2].startswith("auto answers. Others: ")
     assert "hf-generate" not in told[2]
     assert told[3] == "chain:length=2 answers.\n"
     assert told[4].startswith("'hf-generate' does not decode in this library's loop; choose from ")

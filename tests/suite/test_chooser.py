@@ -12,7 +12,7 @@ from dynatree_suite.explore import Choice
 
 SPECS = (
     "hf-generate,ar-fast,prompt-lookup,chain,union-tree:first=suffix-tree,second=token-recycling,union-tree,"
-    "switch:drafter=token-recycling;max_nodes=20,switch:drafter=chain,chain:skip=1/2"
+    "auto:alone=true,auto,chain:skip=1/2"
 )
 
 
@@ -67,7 +67,7 @@ def test_what_a_method_needs():
     labels = {
         "chain": "draft model", "prompt-lookup": "no draft model", "union-tree": "draft model",
         "union-tree:first=suffix-tree,second=token-recycling": "no draft model",
-        "switch:drafter=token-recycling;max_nodes=20": "no draft model", "switch:drafter=chain": "draft model",
+        "auto:alone=true": "no draft model", "auto": "draft model",
         "chain:skip=1/2": "no draft model",
     }  # fmt: skip
     rows = found(**dict.fromkeys(labels, (20, 50)))

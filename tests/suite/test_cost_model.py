@@ -13,10 +13,11 @@ import torch
 from models import noisy_copy, prompt, random_model
 
 from dynatree_lib import Chain, FixedTree, NoDraft, Sampling, TokenTree, ToyModel, generate
-from dynatree_lib.costs import CostCurve
+from dynatree_lib.costs import CostCurve, Costs
 from dynatree_lib.decoding import Iteration
 from dynatree_lib.drafters.base import ModelDrafter
 from dynatree_lib.engines.static import StaticModel
+from dynatree_lib.measuring import RowsProbe, quiet_mean
 from dynatree_lib.models.base import LanguageModel
 from dynatree_lib.models.engine import Eager
 from dynatree_lib.models.pairs import Pair
@@ -34,12 +35,10 @@ from dynatree_suite.costs.cost_model import (
     counts_of,
     measure_costs,
     prediction_rows,
-    quiet_mean,
     read,
     shape_speed,
     timed_tokens,
 )
-from dynatree_suite.costs.probes import RowsProbe
 from dynatree_suite.costs.ranks import FEW, RankAcceptance, RanksProbe
 from dynatree_suite.drafters import ALL_DRAFTERS
 
@@ -104,8 +103,7 @@ def test_a_step_in_the_cost_stays_in_the_forecast_and_is_no_marginal_cost_of_cos
     assert float(read(costs.verify_points, 2)) == pytest.approx(1.52)
     curve = CostCurve(costs.verify_points)
     assert (curve.step, curve.marginal_cost(1)) == pytest.approx((0.51, 0.01))
-    marginal_costs = {"verify_cost": costs.verify_points, "draft_cost": costs.draft_points}
-    assert costs.options() == {**marginal_costs, "overhead": pytest.approx(costs.overhead, abs=1e-4)}
+    assert costs.options() == {"costs": Costs(costs.verify_points, costs.draft_points, round(costs.overhead, 4))}
 
 
 def test_reading_the_prompt_has_its_own_cost():

@@ -263,7 +263,7 @@ class TestLive:
         assert "plain decoding" not in live.figures.value
 
     def test_a_method_without_a_drafter_is_refused(self, pair):
-        with pytest.raises(ValueError, match="method is 'hf-generate'; choose one of chain, "):
+        with pytest.raises(ValueError, match="method is 'hf-generate'; choose one of auto, chain, "):
             Live(pair, PROMPT, method="hf-generate")
 
 
@@ -510,7 +510,7 @@ WRONG = {
     "live target": (lambda pair, text: Live(pair.target, "a"), TypeError, "The pair is an HFModel; .*load_pair return"),
     "live ids": (lambda pair, text: Live(pair, [1, 2]), TypeError, "The prompt is a list; give it as text"),
     "live budget": (lambda pair, text: Live(pair, "a", budget="8"), ValueError, "budget is '8'; give a whole number"),
-    "live method": (lambda pair, text: Live(pair, "a", method=None), ValueError, "method is 'None'; choose one of cha"),
+    "live method": (lambda pair, text: Live(pair, "a", method=None), ValueError, "method is 'None'; choose one of aut"),
     "clock of a list": (lambda pair, text: Timeline([1]), TypeError, "What is shown is a list; give {label: events"),
     "coins of a tree": (lambda pair, text: Coins(text.iterations[0].tree, 0, "", {}), TypeError, "The proposal is a T"),
     "coins of a name": (

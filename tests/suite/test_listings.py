@@ -21,7 +21,7 @@ from dynatree_lib import (
     autoregressive,
     generate,
 )
-from dynatree_lib.drafters import NoDraft, PromptLookup, SampledTree, Switch
+from dynatree_lib.drafters import NoDraft, PromptLookup, SampledTree
 from dynatree_lib.drafters.base import Proposal
 from dynatree_lib.drafters.pool import TokenNode
 from dynatree_lib.verifiers import Drawing
@@ -87,7 +87,7 @@ def test_whole_texts_have_the_targets_distribution_whatever_was_drafted(kind):
             assert max(one.nodes for one in found) >= (2 if has_room(drafter) else 1), drafter
             assert max(one.accepted for one in found) > 0.1, drafter
         every += found
-    if kind not in (NoDraft, PromptLookup, Switch):  # branching trees were among them
+    if kind not in (NoDraft, PromptLookup):  # branching trees were among them
         assert max(one.nodes for one in every) > 4
         assert max(one.siblings for one in every) >= 2
 
@@ -106,7 +106,7 @@ def test_every_model_free_method_is_among_them():
         "suffix-tree",
         "token-recycling",
         "union-tree",
-        "switch",
+        "auto",
     }
 
 

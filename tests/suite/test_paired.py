@@ -144,7 +144,7 @@ class TestJudge:
         assert {row["driver"] for row in judged.rows} == set(TWO)
         assert len(told) == 4
         assert judged.setup["rules"] == {"tree": list(TWO), "chain": list(TWO)}
-        assert judged.setup["trees"]["tree"]["branching"] == (3, 2)
+        assert judged.setup["trees"]["tree"]["branching"] == [3, 2]
         assert judged.setup["sampling"]["temperature"] == 1
         assert judged.setup["seeds_per_prompt"] == SEEDS
         assert [one["id"] for one in judged.setup["prompts"]] == ["p0", "p1", "p2"]

@@ -12,7 +12,6 @@ from models import noisy_copy, prompt, random_model
 
 import dynatree_lib as dt
 from dynatree_lib import Chain, CostAwareTree, FixedTree, NoDraft, Sampling, ToyModel, generate, load_pair
-from dynatree_lib.drafters import WRAPPERS
 from dynatree_lib.models.pairs import Pair
 from dynatree_suite import drafters
 from dynatree_suite.bench.methods import Variant
@@ -27,7 +26,7 @@ from dynatree_suite.costs import tune as tuning
 from dynatree_suite.costs.cost_model import MeasuredCosts
 from dynatree_suite.costs.ranks import RankAcceptance
 from dynatree_suite.costs.tune import Prediction, Tuned, brief, candidates, choose, load_tuned, tune
-from dynatree_suite.drafters import ALL_DRAFTERS
+from dynatree_suite.drafters import ALL_DRAFTERS, WRAPPERS
 from dynatree_suite.papers.workloads import load_workload
 
 TOY = ToyModel.random(40, seed=1, sharpness=2.5)
@@ -177,7 +176,7 @@ def test_the_candidates_are_specs_of_every_method_with_the_library_s_defaults():
     assert len(set(labels)) == len(labels)
     assert {"ar", "chain:length=1", "chain:length=12", "fixed-tree", "best-first-tree", "adaptive-tree"} <= set(labels)
     aware = [one for one in found if one.name == "cost-aware-tree"]
-    assert all(one.options["verify_cost"] == FREE_ROWS.verify_points for one in aware)
+    assert all(one.options["costs"].verify == FREE_ROWS.verify_points for one in aware)
     assert split_specs(",".join(labels)) == labels  # what `--methods` makes of them
     drawn = {one.name for one in candidates(FREE_ROWS, max_rows=64, sampled=True)} - {one.name for one in found}
     assert drawn == {"sampled-tree", "cost-aware-sampled-tree"}
@@ -185,10 +184,7 @@ def test_the_candidates_are_specs_of_every_method_with_the_library_s_defaults():
 
 
 def test_long_cost_curves_stay_out_of_tables():
-    assert (
-        brief("cost-aware-tree:verify_cost=1/2,draft_cost=0.1/0.2,overhead=0.1,child=0.7")
-        == "cost-aware-tree:child=0.7"
-    )
+    assert brief("cost-aware-tree:costs=1/2+0.1/0.2+0.1,child=0.7") == "cost-aware-tree:child=0.7"
     assert brief("ar") == "ar"
 
 
@@ -267,7 +263,7 @@ def quick(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tuning, "measure_costs", lambda pair, prompts, **options: FREE_ROWS)
     monkeypatch.setattr(arguments, "load_pair", loaded)
-    aware = "cost-aware-tree:verify_cost=1.0/1.0,draft_cost=0.3/0.3"
+    aware = "cost-aware-tree:costs=1.0/1.0+0.3/0.3+0.15"
     monkeypatch.setattr(tuning, "candidates", lambda costs, rows=64, sampled=False: tuning.variants([*FEW, aware]))
     return tmp_path
 
@@ -309,7 +305,7 @@ def test_the_printed_lines_work_as_they_stand(quick, capsys):
     assert main(options) == 0
     tuned, pair = load_tuned("x.json"), load_pair("tiny")
     assert eval(tuned.python, {"dt": dt, "pair": pair}) == tuned.drafter(pair.draft)
-    for spec in ("chain:length=3", "cost-aware-tree:verify_cost=1.0/1.5,draft_cost=0.1/0.2,child=0.7"):
+    for spec in ("chain:length=3", "cost-aware-tree:costs=1.0/1.5+0.1/0.2+0.15,child=0.7"):
         other = replace(tuned, spec=spec)
         assert eval(other.python, {"dt": dt, "pair": pair}) == other.drafter(pair.draft)
     assert isinstance(other.drafter(pair.draft), CostAwareTree)

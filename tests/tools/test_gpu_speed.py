@@ -45,6 +45,7 @@ def test_it_runs_from_end_to_end_and_a_failure_loses_nothing(tmp_path, monkeypat
         assert row["nodes"] > 10
         assert sum(row["shares"].values()) == pytest.approx(1)
     assert {row["model"] for row in body["forwards"]["rows"]} == {"eager", "lean", "static", "static, no graphs"}
+    assert "error" not in body["methods"]
     measured = {one["label"]: one for one in body["methods"]["rows"]["results"]["methods"]}
     assert {one["identical"] for one in measured.values()} == {"2/2"}
     joined = {row["method"]: row for row in body["joined"]["rows"]}

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
-from ..checks import of_kind
-from ..costs import Pace
-from ..sampling import GREEDY, RandomSource, Sampling, Scores
-from ..tree import ROOT, TokenTree, renumbering
-from ..verifiers.base import Drawing, Verdict
-from .base import Drafter, Proposal
-from .checks import Priced, check_counts, require
-from .rates import SuccessRates
-from .search import highest, most_paying
-from .wrapper import Wrapper, WrapperState
+from dynatree_lib.checks import of_kind
+from dynatree_lib.costs import Pace
+from dynatree_lib.drafters.base import Drafter, Proposal
+from dynatree_lib.drafters.checks import MEASURED, Priced, Pricing, check_counts, require
+from dynatree_lib.drafters.rates import SuccessRates
+from dynatree_lib.drafters.search import highest, most_paying
+from dynatree_lib.models.base import LanguageModel
+from dynatree_lib.sampling import GREEDY, RandomSource, Sampling, Scores
+from dynatree_lib.tree import ROOT, TokenTree, renumbering
+from dynatree_lib.verifiers.base import Drawing, Verdict
 
 EDGES = (0.03, 0.1, 0.25, 0.5, 0.75, 0.9)
 """Probabilities that separate the classes of a drafter's nodes."""
@@ -37,15 +38,17 @@ def _rates() -> SuccessRates:
 
 
 @dataclass
-class UnionState(WrapperState):
+class UnionState:
     """The states of the two drafters, and how often their nodes were right.
 
     Attributes:
+        parts: states of the drafters, in the order of `UnionTree.parts`.
         rates: how often a node was right if its parent was, by the classes that the two drafters put it in.
         pace: of the text.
         joined, kinds: of the current iteration: the tree of all nodes, those left out included, and their classes.
     """
 
+    parts: list[Any]
     rates: SuccessRates
     pace: Pace
     joined: TokenTree = field(init=False, repr=False)
@@ -53,7 +56,7 @@ class UnionState(WrapperState):
 
 
 @dataclass(frozen=True)
-class UnionTree(Wrapper, Priced):
+class UnionTree(Priced, Drafter):
     """Two drafters' trees as one: shared paths share nodes, and the nodes most likely to be right are verified.
 
     Each drafter says how probable a node is (`TokenTree.logprobs`). How often nodes of such probability are right is
@@ -64,20 +67,20 @@ class UnionTree(Wrapper, Priced):
         first, second: the drafters. Both are deterministic. At most one has a side tree, and if both read features,
             they read the same.
         max_nodes: most nodes, node 0 included.
-        verify_cost: cost of the target's forward over 1, 2, 4, ... nodes in greedy steps; then as many nodes are
-            verified as pay (see `CostAwareTree`). None makes nodes free. Cost-aware drafters add the cost of drafting.
-        rate: tokens per greedy step to begin with, for `verify_cost`; the text's own takes over.
+        costs: of verifying, measured on this machine by default: as many nodes are verified as pay (see
+            `CostAwareTree`). None makes nodes free. Cost-aware drafters add the cost of drafting.
+        rate: tokens per greedy step to begin with, where nodes cost anything; the text's own takes over.
 
     Raises:
         TypeError: for a value that is no drafter.
         ValueError: for a drafter that draws its tokens, two drafters by side trees, two drafts whose features differ,
-            max_nodes < 2, costs that are no curve, or a rate that is not positive.
+            max_nodes < 2, costs that are none, or a rate that is not positive.
     """
 
     first: Drafter
     second: Drafter
     max_nodes: int = 48
-    verify_cost: tuple[float, ...] | None = None
+    costs: Pricing = MEASURED
     rate: float = 1.5
     name = "union-tree"
 
@@ -104,17 +107,57 @@ class UnionTree(Wrapper, Priced):
         """Both drafters."""
         return self.first, self.second
 
+    @property
+    def models(self) -> tuple[LanguageModel, ...]:
+        """Those of both drafters."""
+        return tuple({id(model): model for part in self.parts for model in part.models}.values())
+
+    @property
+    def side_trees(self) -> bool:
+        """Whether a part drafts by side trees."""
+        return any(part.side_trees for part in self.parts)
+
+    @override
+    def check(self, target: LanguageModel) -> None:
+        for part in self.parts:
+            part.check(target)
+
     # ------------------------------------------------------------------------------------------------------ the state
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> UnionState:
         parts = [part.start(prompt, random) for part in self.parts]
         return UnionState(parts, _rates(), Pace.begun(self.rate))
 
+    def each(self, state: UnionState) -> Iterator[tuple[Drafter, Any]]:
+        """Yield each drafter with its state."""
+        return zip(self.parts, state.parts, strict=True)
+
+    @override
+    def extend(self, state: UnionState, tokens: Sequence[int]) -> UnionState:
+        state.parts = [part.extend(own, tokens) for part, own in self.each(state)]
+        return state
+
     @override
     def inherit(self, state: UnionState, earlier: UnionState) -> UnionState:
         state.rates = deepcopy(earlier.rates)
         state.pace = Pace.begun(earlier.pace.rate)
-        return super().inherit(state, earlier)
+        pairs = zip(self.each(state), earlier.parts, strict=True)
+        state.parts = [part.inherit(own, before) for (part, own), before in pairs]
+        return state
+
+    @override
+    def renumber(self, state: UnionState, nodes: np.ndarray, size: int) -> None:
+        for part, own in self.each(state):
+            part.renumber(own, nodes, size)
+
+    @override
+    def drafting_work(self, state: UnionState) -> tuple[int, int]:
+        works = [part.drafting_work(own) for part, own in self.each(state)]
+        return sum(forwards for forwards, _ in works), sum(nodes for _, nodes in works)
+
+    @override
+    def drafting_cost(self, state: UnionState) -> float:
+        return sum(part.drafting_cost(own) for part, own in self.each(state))
 
     def report(self, state: UnionState) -> dict[str, float]:
         """Return the numbers of both drafters."""
@@ -134,7 +177,7 @@ class UnionTree(Wrapper, Priced):
         for node in range(1, len(tree)):
             estimate[node] = estimate[tree.parents[node]] * state.rates[int(state.kinds[node])]
         likely = -np.sort(-estimate)[: self.max_nodes]
-        keep = highest(estimate, most_paying(likely, state.pace.rate, self.costs))
+        keep = highest(estimate, most_paying(likely, state.pace.rate, self.prices))
         number = renumbering(len(tree), keep)
         for (part, own), place in zip(self.each(state), places, strict=True):
             part.renumber(own, number[place], len(keep))
@@ -146,8 +189,8 @@ class UnionTree(Wrapper, Priced):
     def observe(self, state: UnionState, proposal: Proposal, scores: Scores, verdict: Verdict) -> UnionState:
         tokens = verdict.tokens(proposal.tree)
         self._learn(state, tokens)
-        scoring = self.costs.scoring(len(proposal.tree))
-        state.pace.add(len(tokens), self.drafting_cost(state) + scoring if self.verify_cost else 0.0)
+        scoring = self.prices.scoring(len(proposal.tree))
+        state.pace.add(len(tokens), self.drafting_cost(state) + scoring if not self.prices.free else 0.0)
         state.parts = [part.observe(own, proposal, scores, verdict) for part, own in self.each(state)]
         return state
 

@@ -1,0 +1,205 @@
+"""Auto: what it may lose by construction, when it drafts nothing, what it takes from text, predictions and draft."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_forward_drafters import counting, driven, shifting
+
+import dynatree_lib as dt
+from dynatree_lib.drafters.auto import AGAIN, CREDIT, SPAN, Trial, _fresh
+from dynatree_lib.drafters.base import renumbered
+from dynatree_suite.proofs import exact
+
+COSTS = dt.Costs((1.0, 1.2, 1.9, 3.2, 5.9, 11.3, 22.1), (0.14, 0.16, 0.16, 0.26, 0.44), 0.12)
+CHEAP = dt.Costs((1.0, 1.01, 1.02, 1.04, 1.08), (0.01, 0.01), 0.0)
+TARGET = dt.ToyModel.random(60, 3, sharpness=3.0)
+FRIEND, FOE = TARGET.mixed(dt.ToyModel.random(60, 4, sharpness=3.0), 0.1), dt.ToyModel.random(60, 9, sharpness=3.0)
+PROMPT = [1, 4, 2, 9]
+
+
+def ledger(target, prompt, drafter, budget, seed=0):
+    """Tokens and predicted greedy steps after each iteration, counted beside the drafter."""
+    tokens, spent, work = 0, 0.0, (0, 0)
+    for proposal, _, verdict, state, _ in driven(target, prompt, drafter, budget, seed):
+        done = drafter.drafting_work(state)
+        levels = done[0] - work[0]
+        width = (done[1] - work[1]) / levels if levels else 1.0
+        spent += drafter.prices.scoring(len(proposal.tree)) + levels * drafter.prices.reading(width)
+        spent += drafter.prices.overhead * (levels > 0) + drafter.prices.guesses * (not state.missed)
+        tokens, work = tokens + len(verdict.path) + 1, done
+        yield tokens, spent, proposal, state
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.2])
+@pytest.mark.parametrize("draft", [None, FRIEND, FOE], ids=["alone", "friend", "foe"])
+def test_a_text_loses_no_more_than_its_share(draft, share):
+    worst = 0.0
+    for seed in range(6):
+        target = shifting(60, seed) if draft is None else TARGET
+        drafter = dt.Auto(draft, costs=COSTS, share=share)
+        for tokens, spent, _, state in ledger(target, [*PROMPT, seed], drafter, 160, seed):
+            assert spent - tokens <= share * max(tokens, SPAN) + 1e-6
+            assert state.owed == pytest.approx(spent - tokens, abs=0.05)  # levels of several widths are averaged here
+            worst = max(worst, spent - tokens)
+    assert worst > 0.5 or share == 0 or draft is FRIEND
+
+
+def test_a_text_that_may_lose_nothing_and_gains_nothing_is_decoded_plainly():
+    out = dt.generate(TARGET, PROMPT, dt.Auto(FOE, costs=COSTS, share=0.0), max_new_tokens=60)
+    assert all(len(one.tree) == 1 for one in out.iterations)
+
+
+def test_a_foe_is_asked_seldom_and_a_friend_often():
+    asked = {}
+    for name, draft in (("friend", FRIEND), ("foe", FOE)):
+        out = dt.generate(TARGET, PROMPT, dt.Auto(draft, costs=COSTS), max_new_tokens=200)
+        assert out.tokens == dt.autoregressive(TARGET, PROMPT, max_new_tokens=200).tokens
+        asked[name] = out.state.drafter_state.drafting.session.forwards / len(out.iterations)
+    assert asked["foe"] < 0.1 < 1 < asked["friend"]
+
+
+def test_a_text_that_repeats_itself_is_copied_without_the_draft():
+    foe = dt.ToyModel.random(30, 9, sharpness=3.0)
+    out = dt.generate(counting(30), [*range(30), *range(5)], dt.Auto(foe, costs=COSTS), max_new_tokens=90)
+    assert len(out.tokens) / len(out.iterations) > 2
+    assert out.state.drafter_state.drafting.session.forwards < 6
+
+
+def test_what_the_target_predicted_is_drafted_though_it_never_followed():
+    """After a text's first half the second one begins: the tokens follow in an order that only predictions know."""
+    out = dt.generate(shifting(12, 3), PROMPT, dt.Auto(costs=CHEAP), max_new_tokens=120)
+    alone = dt.generate(shifting(12, 3), PROMPT, dt.SuffixTree(costs=CHEAP), max_new_tokens=120)
+    assert out.tokens == alone.tokens
+    assert len(out.iterations) < len(alone.iterations)
+
+
+def test_with_a_draft_and_guesses_a_tree_holds_both():
+    """Nodes that the draft alone proposes, nodes that the text alone knows, and shared ones, in one tree."""
+    iterations = np.zeros(3, int)
+    for seed in range(3):
+        target = shifting(12, seed, sharpness=1.5)
+        draft = target.mixed(dt.ToyModel.random(12, 8), 0.8)
+        drafters = [dt.Auto(draft, costs=CHEAP, max_nodes=40, share=0.9), dt.Auto(costs=CHEAP, max_nodes=40, share=0.9),
+                    dt.CostAwareTree(draft, costs=CHEAP, max_nodes=40)]  # fmt: skip
+        both, text, alone = (dt.generate(target, PROMPT, each, max_new_tokens=120) for each in drafters)
+        assert both.tokens == text.tokens == alone.tokens
+        assert max(len(one.tree) for one in both.iterations) <= 40
+        assert both.state.drafter_state.drafting.session.forwards > 10
+        iterations += [len(out.iterations) for out in (both, text, alone)]
+    assert iterations[0] < iterations[1:].min()  # the text knows what the draft does not
+
+
+def test_guesses_rest_while_they_gain_nothing_and_catch_up_afterwards():
+    """A text of few repetitions, whose guesses cost a tenth of a step."""
+    drafter, rested, made = dt.Auto(costs=replace(COSTS, guesses=0.1)), 0, 0
+    text = [*PROMPT, *dt.autoregressive(TARGET, PROMPT, max_new_tokens=140).tokens]
+    for tokens, spent, _, state in ledger(TARGET, PROMPT, drafter, 130):
+        assert spent - tokens <= 0.02 * max(tokens, SPAN) + 1e-6
+        rested, made = rested + bool(state.missed), made + (not state.missed)
+        known = [*state.guesses.text, *state.missed]
+        assert known == text[: len(known)]
+    assert rested > made > 9
+
+
+def test_a_trial_by_hand():
+    trial = Trial()
+    assert (trial.worth, trial.rest) == (CREDIT, 0)
+    trial.add(-1.0)
+    assert trial.worth == pytest.approx(0.9 * CREDIT - 0.1)
+    trial.add(-1.0)
+    assert (trial.worth, trial.rest, trial.further) == (AGAIN, 16, 32)
+    for _ in range(3):
+        trial.add(-1.0)
+    assert (trial.rest, trial.further) == (64, 64)
+    trial.add(2.0)
+    assert trial.further == 16
+
+
+@pytest.mark.parametrize(
+    ("prompt", "share", "read"), [(0.0, 0.02, 300), (0.01, 0.02, 128), (0.04, 0.02, 32), (0.01, 0, 32)]
+)
+def test_of_a_long_prompt_the_draft_reads_what_half_of_the_share_buys(prompt, share, read):
+    drafter = dt.Auto(FRIEND, costs=replace(CHEAP, prompt=prompt), share=share)
+    state = drafter.start([1] * 300, dt.RandomSource())
+    assert state.drafting.session.queued == read - 1  # node 0 is read with the tree
+
+
+def test_what_the_draft_reads_of_a_prompt_is_in_the_ledger():
+    drafter = dt.Auto(FRIEND, costs=replace(CHEAP, prompt=0.01), share=0.02)
+    state = drafter.start(np.random.default_rng(1).integers(0, 60, 300).tolist(), dt.RandomSource())
+    drafter.propose(state, 9)
+    assert state.cost == pytest.approx(1.27 + 0.01 * state.drafting.session.forwards)
+
+
+def test_no_node_is_more_probable_than_its_parent():
+    for seed in range(20):
+        target = shifting(9, seed)
+        draft = target.mixed(dt.ToyModel.random(9, seed + 1), 0.3)
+        drafter = dt.Auto(draft, costs=CHEAP, max_nodes=12, share=0.9)
+        state = drafter.start([*PROMPT[:3], 1, 4, 2, 8, 1, 4], dt.RandomSource(seed))
+        tree = drafter.propose(state, 9).tree
+        above = state.estimate[tree.parents[1:]]
+        assert (state.estimate[1:] <= above + 1e-9).all()
+        assert len(state.estimate) == len(tree) == len(state.read)
+
+
+def test_what_is_fresh_by_hand():
+    estimate, parents = np.array([1.0, 0.5, 0.2, 0.3, 0.1]), np.array([-1, 0, 0, 1, 3])
+    guessed = np.array([True, True, True, True, False])
+    assert _fresh(estimate, parents, guessed).tolist() == pytest.approx([0.5, 0.2, 0.2, 0.3, 0.1])
+
+
+def test_renumbering_keeps_what_is_known_of_nodes():
+    drafter = dt.Auto(FRIEND, costs=CHEAP, max_nodes=8, share=0.9)
+    state = drafter.start(PROMPT, dt.RandomSource())
+    tree = drafter.propose(state, 5).tree
+    before = state.estimate.copy()
+    nodes = np.append(0, np.arange(2, len(tree) + 1))
+    drafter.renumber(state, nodes, len(tree) + 1)
+    assert state.estimate.tolist() == renumbered(before, nodes, len(tree) + 1, 0.0).tolist()
+
+
+@pytest.mark.parametrize("draft", [False, True], ids=["alone", "with a draft"])
+def test_sampled_texts_have_the_targets_distribution(draft):
+    """Enumerated; what is drafted follows what was drawn before, not the draw itself."""
+    target = dt.ToyModel.random(3, 1, sharpness=1.5)
+    model = dt.ToyModel.random(3, 2) if draft else None
+    drafter = dt.Auto(model, costs=CHEAP, max_nodes=4, depth=2, branching=2, share=0.9)
+    sampling = dt.Sampling(1.0)
+    bias, _ = exact.bias(target, drafter, dt.TargetWalk(), [0, 1, 0, 1, 0], sampling)
+    assert bias < 1e-12
+
+
+def test_an_earlier_text_is_of_use():
+    target = shifting(40, 4)
+    drafter = dt.Auto(costs=CHEAP)
+    first = dt.generate(target, PROMPT, drafter, max_new_tokens=100)
+    again = dt.generate(target, PROMPT, drafter, max_new_tokens=100, warm=first.state)
+    assert again.tokens == first.tokens
+    assert len(again.iterations) < 0.5 * len(first.iterations)
+
+
+def test_it_is_the_default():
+    out = dt.generate(TARGET, PROMPT, max_new_tokens=20)
+    assert out.state.drafter.name == "auto"
+    assert out.tokens == dt.autoregressive(TARGET, PROMPT, max_new_tokens=20).tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"share": 1.0}, "share is 1.0; the rule is 0 <= share < 1"),
+        ({"share": -0.1}, "share is -0.1"),
+        ({"max_nodes": 1}, "counts node 0"),
+        ({"depth": 0}, "depth is 0"),
+        ({"branching": 0}, "branching is 0"),
+        ({"pool": -1}, "pool is -1"),
+        ({"costs": "dear"}, "costs is 'dear'; give Costs"),
+    ],
+)
+def test_bad_options_are_refused(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        dt.Auto(**options)
+    with pytest.raises(TypeError, match="The draft is"):
+        dt.Auto("a draft")
