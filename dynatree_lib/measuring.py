@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,14 +31,14 @@ from .decoding import Loop, begun
 from .drafters.auto import Auto
 from .drafters.base import Drafter, ModelDrafter, NoDraft, Proposal
 from .drafters.builder import TreeBuilder
-from .drafters.checks import Pricing
 from .models.base import LanguageModel
 from .models.huggingface import HFModel
 from .paths import cache_folder
-from .sampling import GREEDY, Sampling
+from .sampling import GREEDY, Sampling, Scores
 from .stopping import Stopping
 from .tree import ROOT, TokenTree
 from .verifiers import default_verifier
+from .verifiers.base import Verdict
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 """Tokens of the iterations that are timed."""
@@ -46,15 +46,17 @@ WIDTHS = (1, 2, 4, 8, 16)
 """Nodes of the drafted levels that are timed."""
 FEW_SIZES, FEW_WIDTHS = (1, 8, 32), (1, 8)
 """The same of a large model; what lies between is interpolated."""
-SECONDS = 1.5
+SECONDS = 2.0
 """Timing takes about so long, or as long as the fewest iterations of a large model take."""
-ROUNDS = (2, 8)
+OFTEN = 8
+"""Larger trees are timed in two turns alone: they take long, and are seldom worth it."""
+ROUNDS = (2, 12)
 """Fewest and most turns of every probe."""
 PROMPT = 64
 """Tokens of the text before the first timed iteration."""
 DEEPEST = 8
 """Deepest level of a probe's tree."""
-ROOM = PROMPT + 2 * ROUNDS[1] * max(len(SIZES), len(WIDTHS) + 1) + DEEPEST + 6
+ROOM = PROMPT + 2 * ROUNDS[1] * (len(WIDTHS) + 1) + DEEPEST + 6
 """Tokens that a context must hold to be timed."""
 PROPOSED = 4
 """Nodes of the tree that a probe of drafting proposes, because a single node would be verified by another kernel."""
@@ -150,12 +152,34 @@ def levels_probes(target: LanguageModel, draft: LanguageModel, widths: Sequence[
 
 @dataclass(frozen=True)
 class GuessesProbe(Auto):
-    """Makes guesses and may lose nothing, so that node 0 alone is scored. `features` is as for `RowsProbe`."""
+    """Makes guesses and may lose nothing, so that node 0 alone is scored; notes what that takes, beside the forward.
 
-    costs: Pricing = field(default=Costs(ASSUMED.verify))
+    `features` is as for `RowsProbe`.
+    """
+
     share: float = 0.0
     features: tuple[int, ...] | None = None
+    clock: Clock = time.perf_counter
+    taken: list[float] = field(default_factory=list, compare=False)
     name = "guesses-probe"
+
+    @override
+    def propose(self, state: Any, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
+        start = self.clock()
+        proposal = super().propose(state, max_depth, sampling)
+        self.taken.append(self.clock() - start)
+        return proposal
+
+    @override
+    def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
+        start = self.clock()
+        state = super().observe(state, proposal, scores, verdict)
+        self.taken[-1] += self.clock() - start
+        return state
+
+    def seconds(self) -> float:
+        """Return what an iteration's guesses took; the first iteration reads the prompt."""
+        return float(np.median(self.taken[1:]))
 
     @property
     def feature_layers(self) -> tuple[int, ...] | None:
@@ -221,7 +245,7 @@ def quiet_mean(times: Sequence[float] | np.ndarray) -> float:
 
 def assembled(
     verify: Sequence[float], drafting: Sequence[float] = (), sizes: Sequence[int] = SIZES,
-    widths: Sequence[int] = WIDTHS, prompt: float = 0.0, guesses: float = 0.0,
+    widths: Sequence[int] = WIDTHS, prompt: float = 0.0,
 ) -> Costs:  # fmt: skip
     """Return the costs that times of iterations add up to.
 
@@ -231,17 +255,16 @@ def assembled(
             no draft.
         sizes, widths: ascending, from 1; what lies between them is interpolated.
         prompt: seconds in which the draft reads a token of a prompt.
-        guesses: seconds that guesses add to an iteration.
     """
     step, every = float(verify[0]), [2**power for power in range(int(sizes[-1]).bit_length())]
     curve = np.maximum(np.interp(every, sizes, verify) / step, 1.0)  # a larger forward is never cheaper than one token
     if not len(drafting):
-        return Costs(_rising(curve), guesses=round(guesses / step, 4))
+        return Costs(_rising(curve))
     first, *deep = drafting
     levels = (np.array(deep) - first) / LEVELS
     level_curve = np.interp([2**power for power in range(int(widths[-1]).bit_length())], widths, levels) / step
     overhead = (first - float(levels[0])) / step - float(np.interp(PROPOSED, every, curve))
-    rest = (max(overhead, 0.0), prompt / step, guesses / step)
+    rest = (max(overhead, 0.0), prompt / step)
     return Costs(_rising(curve), _rising(level_curve), *(round(each, 4) for each in rest))
 
 
@@ -308,21 +331,29 @@ def measured(
         drafting = levels_probes(target, draft, widths)
         drafted = begun_text(drafting[0])
         turns += [(drafted, probe) for probe in drafting]
-    guessing = GuessesProbe(features=None if draft is None else draft.feature_layers)
-    turns.append((begun_text(guessing), guessing))
-    found: list[list[float]] = [[] for _ in turns]
+    steps: list[float] = []
+    found: list[list[float]] = [[] for _ in turns]  # in greedy steps of the same turn, because a machine's speed drifts
     start = clock()
     for turn in range(ROUNDS[1]):
         last = None
-        for times, (where, probe) in zip(found, turns, strict=True):
+        for number, (ratios, (where, probe)) in enumerate(zip(found, turns, strict=True)):
+            if turn > 1 and number < len(sizes) and sizes[number] > OFTEN:
+                continue
             # The first iteration after another probe's, or another text's, finds the caches cold.
-            times += where.seconds(probe, 1 if large and where is last else 2)[-1:]
+            seconds = where.seconds(probe, 1 if large and where is last else 2)[-1]
+            steps += [] if number else [seconds]
+            ratios.append(seconds / steps[-1])
             last = where
         if turn + 1 >= (1 if large else ROUNDS[0]) and (clock() - start) * (turn + 2) / (turn + 1) > limit:
             break
-    *seconds, guessed = (quiet_mean(times) for times in found)
-    rest = (0.0 if draft is None else prompt_seconds(draft, clock), max(guessed - seconds[0], 0.0))
-    return Measured(assembled(seconds[: len(sizes)], seconds[len(sizes) :], sizes, widths, *rest), seconds[0])
+    costs, step = [float(np.median(ratios)) for ratios in found], float(np.median(steps))
+    reading = 0.0 if draft is None else prompt_seconds(draft, clock)
+    known = assembled(costs[: len(sizes)], costs[len(sizes) :], sizes, widths, reading / step)
+    # How many guesses are looked for depends on what nodes cost, so these come last.
+    features = None if draft is None else draft.feature_layers
+    guessing = GuessesProbe(costs=known, max_nodes=sizes[-1], clock=clock, features=features)
+    begun_text(guessing).seconds(guessing, 2 * len(steps))
+    return Measured(replace(known, guesses=round(guessing.seconds() / step, 4)), step)
 
 
 # ----------------------------------------------------------------------------------------------------------- watching

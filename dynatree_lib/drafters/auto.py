@@ -302,9 +302,14 @@ class Auto(Priced, Drafter):
 
     def _paths(self, nodes: int, drafted: bool = True) -> np.ndarray:
         """(depth,) what a path of 1, 2, ... nodes beside a tree of so many adds to the cost of an iteration."""
-        levels, prices = np.arange(1, self.depth + 1), self.prices
+        levels, prices = self._levels, self.prices
         verified = prices.scoring(nodes + levels) - prices.scoring(nodes)
         return np.asarray(verified + (levels * prices.reading(1) + prices.overhead if drafted else 0.0))
+
+    @cached_property
+    def _levels(self) -> np.ndarray:
+        """(depth,) 1, 2, ..."""
+        return np.arange(1, self.depth + 1)
 
     @cached_property
     def _further(self) -> list[float]:
@@ -375,14 +380,17 @@ class Auto(Priced, Drafter):
         """Return the levels that the draft may have, 0 where there is none that may draft now."""
         if state.drafting is None or not state.drafting.session.ready:
             return 0
-        prices = self.prices
         if not state.drafting.session.pending:
             self._begin_anew(state)
         session = state.drafting.session
-        least = self._once(session) + prices.reading(1) + self._scoring(2) - self._scoring(1)
-        if state.cost + least > self._allowed(state):
+        if state.cost + self._once(session) + self._least > self._allowed(state):
             return 0
         return min(self.depth, max_depth, self._by_draft.draft.context - session.position - 1)
+
+    @cached_property
+    def _least(self) -> float:
+        """What a drafted level costs at least, with the node that it adds."""
+        return self.prices.reading(1) + self._scoring(2) - self._scoring(1)
 
     def _once(self, session: Session) -> float:
         """Return what drafting costs beside its levels: of this iteration, and of what the draft has not read yet."""
@@ -394,7 +402,7 @@ class Auto(Priced, Drafter):
         nodes = len(chosen) + 1
         if nodes not in self._drafted_paths:
             self._drafted_paths[nodes] = self._paths(nodes)
-        tokens = fresh * np.cumsum(state.child[0] ** np.arange(1, self.depth + 1))
+        tokens = fresh * np.cumsum(state.child[0] ** self._levels)
         return bool((tokens > rate * self._drafted_paths[nodes]).any())
 
     def _with_draft(

@@ -166,7 +166,7 @@ class Guesses:
         for token, kind in classes.items():
             below = (*tail, token)
             if token == copied:  # a copy of the end repeats
-                further = match + 1 if match + 1 < len(text) else self.first(state)[0]
+                further = match + 1 if match + 1 < len(text) else self._here(state)[0][0]
                 out.append((token, rates[kind], (further, length + 1, below)))
             else:
                 again = state.after[-1].get(below[-SIZES[-1] :], NOWHERE)
