@@ -29,6 +29,10 @@ MOST_NODES = 10_000
 class SampledTree(ModelDrafter):
     """Draw the children of every slot of a fixed shape from the draft's distribution. One draft forward per level.
 
+    Where nodes cost time its default shape is slower than plain decoding: SmolLM2 in 4 bits decodes at 0.23 of its
+    plain speed at temperature 1 (outputs/reference/rules-1.jsonl.gz). Use `Auto(draft)`, or `CostAwareSampledTree` for
+    drawn trees.
+
     Where fewer tokens are possible than a node has slots (filters, low temperatures), the last slots stay empty. Where
     the target's temperature is 0, nothing is drawn: the tokens are the most probable, the limit of low temperatures.
 

@@ -34,6 +34,9 @@ class SelfDraftState(NgramState):
 class SelfDraft(NgramDrafter):
     """Self-Draft without its corpus: branches that begin with random tokens of the prompt, and a context cache.
 
+    It is slower than plain decoding on a CPU: SmolLM2 in 4 bits decodes at 0.21 of its plain speed at temperature 1
+    (outputs/reference/rules-1.jsonl.gz). Use `Auto()`, which needs no draft model either.
+
     Beside the tree the target scores some lines below the last token, unseen by each other. A line begins with a few
     random tokens, the perturbation, and grows by the token predicted at its end; a full line loses its first token
     instead. The first line keeps predicted tokens only, and the last token is part of its n-grams. The n-grams of lines

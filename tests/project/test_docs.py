@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
+from dynatree_lib.drafters import ProgressiveTree, SampledTree
 from dynatree_lib.models import engine as engines
 from dynatree_lib.models.fetch import fetched
 from dynatree_suite import PACKAGES
@@ -23,6 +24,7 @@ from dynatree_suite.bench.protocol import read_results
 from dynatree_suite.bench.records import read_records
 from dynatree_suite.bench.statistics import quotient, ratio
 from dynatree_suite.cli.options import COMMANDS
+from dynatree_suite.drafters import Lookahead, SelfDraft
 from dynatree_suite.proofs.judge import read_judged
 from dynatree_suite.rules import ALL_RULES
 from tools.fill_tables import filled
@@ -581,6 +583,20 @@ def test_the_page_of_commands_has_every_command_and_only_options_that_exist():
         assert named <= known[name], (name, named - known[name])
     shared = set(re.findall(r"--[a-z][a-z-]*", section("docs/cli.md", "Options that most commands share")))
     assert shared <= {*known["bench"], "--help"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "label"),
+    [
+        (ProgressiveTree, "ptd"), (SampledTree, "sampled-tree:verifier=traversal"),
+        (Lookahead, "lookahead:verifier=traversal"), (SelfDraft, "self-draft:verifier=traversal"),
+    ],
+)  # fmt: skip
+def test_a_papers_method_that_loses_says_by_how_much(kind, label):
+    told = " ".join(kind.__doc__.split())
+    found = re.search(r"at (\d\.\d\d) of its plain speed[^(]*\((\S+\.jsonl\.gz)\)\. Use `Auto\((draft)?\)`", told)
+    frame = read_records(ROOT / found[2]).frame()
+    assert found[1] == f"{ratio(frame, label, over='ar-fast', of='further', per='span').value:.2f}"
 
 
 def table_rows(text):
