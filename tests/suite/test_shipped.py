@@ -60,6 +60,7 @@ def test_the_wheel_carries_what_is_copied():
     carried = body["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     inside = {name: place for name, place in carried.items() if place.startswith("dynatree_suite/shipped/")}
     assert inside == {name: f"dynatree_suite/shipped/{name}" for name in shipped.shipped_names(ROOT)}
+    assert [name for name in inside if not (ROOT / name).exists()] == []
     assert "notebooks" in inside
     for one, other in permutations(inside, 2):  # the build refuses a file that comes twice
         assert not one.startswith(f"{other}/")
