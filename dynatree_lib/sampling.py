@@ -282,7 +282,7 @@ class Scores:
     owner: str = "model"
     features: torch.Tensor | None = None
     tokens: np.ndarray | None = None
-    most_probable: MostProbable = most_probable
+    most_probable: MostProbable = field(default_factory=lambda: most_probable)  # as a default it would be a method
     _distributions: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
     _ranked: tuple[np.ndarray, np.ndarray] | None = field(default=None, init=False)
 
