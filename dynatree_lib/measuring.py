@@ -62,8 +62,6 @@ PROPOSED = 4
 """Nodes of the tree that a probe of drafting proposes, because a single node would be verified by another kernel."""
 LEVELS = 4
 """Levels whose time is taken together, below a first level that reads node 0 alone."""
-QUIET = 1.3
-"""Single iterations are averaged up to this ratio to their lower quartile; other work slowed the rest."""
 SMALLEST = 1e-4
 """Least cost that is believed, in greedy steps."""
 FORMAT = 1
@@ -152,7 +150,7 @@ def levels_probes(target: LanguageModel, draft: LanguageModel, widths: Sequence[
 
 @dataclass(frozen=True)
 class GuessesProbe(Auto):
-    """Makes guesses and may lose nothing, so that node 0 alone is scored; notes what that takes, beside the forward.
+    """Makes guesses and may lose nothing, so that node 0 alone is scored; notes what that takes on the host.
 
     `features` is as for `RowsProbe`.
     """
@@ -237,24 +235,18 @@ def prompt_seconds(draft: LanguageModel, clock: Clock) -> float:
 
 
 # -------------------------------------------------------------------------------------------------- from times to costs
-def quiet_mean(times: Sequence[float] | np.ndarray) -> float:
-    """Return the mean of the times up to `QUIET` times their lower quartile, because other work only adds time."""
-    seconds = np.asarray(times, float)
-    return float(seconds[seconds <= QUIET * np.quantile(seconds, 0.25)].mean())
-
-
 def assembled(
     verify: Sequence[float], drafting: Sequence[float] = (), sizes: Sequence[int] = SIZES,
     widths: Sequence[int] = WIDTHS, prompt: float = 0.0,
 ) -> Costs:  # fmt: skip
-    """Return the costs that times of iterations add up to.
+    """Return the costs that times of iterations add up to, in any unit.
 
     Args:
-        verify: seconds of iterations that score `sizes` tokens.
-        drafting: seconds of iterations with a drafted level, then with `LEVELS` more of each of `widths` nodes; () for
+        verify: times of iterations that score `sizes` tokens.
+        drafting: times of iterations with a drafted level, then with `LEVELS` more of each of `widths` nodes; () for
             no draft.
         sizes, widths: ascending, from 1; what lies between them is interpolated.
-        prompt: seconds in which the draft reads a token of a prompt.
+        prompt: the time in which the draft reads a token of a prompt.
     """
     step, every = float(verify[0]), [2**power for power in range(int(sizes[-1]).bit_length())]
     curve = np.maximum(np.interp(every, sizes, verify) / step, 1.0)  # a larger forward is never cheaper than one token

@@ -301,7 +301,7 @@ class Auto(Priced, Drafter):
         return [0.0, *self.prices.scoring(np.arange(1, self.max_nodes + 1)).tolist()]
 
     def _paths(self, nodes: int, drafted: bool = True) -> np.ndarray:
-        """(depth,) what a path of 1, 2, ... nodes beside a tree of so many adds to the cost of an iteration."""
+        """(depth,) what a path of 1, 2, ... nodes adds to the cost of an iteration with a tree of so many."""
         levels, prices = self._levels, self.prices
         verified = prices.scoring(nodes + levels) - prices.scoring(nodes)
         return np.asarray(verified + (levels * prices.reading(1) + prices.overhead if drafted else 0.0))
@@ -313,14 +313,14 @@ class Auto(Priced, Drafter):
 
     @cached_property
     def _further(self) -> list[float]:
-        """[n - 1] the least that a node costs on average, of some more beside n: what it must gain to be considered."""
+        """[n - 1] the least that a node costs on average, of some more than n: what it must gain to be considered."""
         most, more = self.max_nodes, np.arange(1, self.max_nodes + 1)
         scored = self.prices.scoring(np.arange(1, 2 * most + 1))
         return [float(((scored[nodes : nodes + most] - scored[nodes - 1]) / more).min()) for nodes in more.tolist()]
 
     @cached_property
     def _drafted_paths(self) -> dict[int, np.ndarray]:
-        """The `_paths` beside trees of so many nodes that were asked for."""
+        """The `_paths` with trees of so many nodes that were asked for."""
         return {}
 
     # ------------------------------------------------------------------------------------------------------- the tree
@@ -361,7 +361,7 @@ class Auto(Priced, Drafter):
 
     def _ranked(self, state: AutoState) -> int:
         """Return how many predictions of each node the guesses will ask for."""
-        return 0 if state.trial.rest else self._guesses.recycled.remembered
+        return 0 if state.trial.rest else self._guesses.recycled.ranked
 
     def _size(self, gains: Sequence[float], rate: float, state: AutoState) -> int:
         """Return how many nodes are verified: as many as pay (`most_paying`), and no more than a text may lose."""
@@ -393,11 +393,11 @@ class Auto(Priced, Drafter):
         return self.prices.reading(1) + self._scoring(2) - self._scoring(1)
 
     def _once(self, session: Session) -> float:
-        """Return what drafting costs beside its levels: of this iteration, and of what the draft has not read yet."""
+        """Return what drafting costs without its levels: of this iteration, and of what the draft has not read yet."""
         return self.prices.overhead + self.prices.prompt * session.queued
 
     def _levels_pay(self, state: AutoState, chosen: Sequence[Chosen], rate: float) -> bool:
-        """Return whether some number of drafted levels pays for its time, beside what is guessed already."""
+        """Return whether some number of drafted levels pays for its time, given what is guessed already."""
         fresh = 1.0 - max((node.probability for node in chosen if node.parent == 0), default=0.0)
         nodes = len(chosen) + 1
         if nodes not in self._drafted_paths:

@@ -57,6 +57,11 @@ class GuessingDrafter(Priced, Drafter):
     costs: Pricing = MEASURED
     rate: float = 1.2
 
+    @property
+    def ranked(self) -> int:
+        """Predictions of each node that `observe` asks for (`Proposal.ranked`)."""
+        return 0
+
     def __post_init__(self) -> None:
         self.check_costs()
         check_counts(self, "depth", "branching", "max_nodes")
@@ -81,7 +86,7 @@ class GuessingDrafter(Priced, Drafter):
         )
         gains = np.array([1.0, *(node.probability for node in chosen)])
         size = most_paying(gains, rate, costs)  # the step from one node to more is no marginal cost
-        return Proposal(tree_of(state.root, chosen[: size - 1]))
+        return Proposal(tree_of(state.root, chosen[: size - 1]), ranked=self.ranked)
 
     @override
     def observe(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:

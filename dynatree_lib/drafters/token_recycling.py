@@ -93,6 +93,11 @@ class TokenRecycling(GuessingDrafter):
         check_counts(self, "remembered", "context", "pool")
         check_switches(self, "text")
 
+    @property
+    @override
+    def ranked(self) -> int:
+        return self.remembered
+
     # ------------------------------------------------------------------------------------------------------ the state
     @override
     def start(self, prompt: Sequence[int], random: RandomSource) -> RecyclingState:

@@ -95,7 +95,7 @@ def generate_batch(
     check_drafter(drafter)
     shared = BatchedModel(target)
     batched = {id(target): shared}
-    _on_shared(drafter, dict(batched))  # which refuses what cannot be replaced, before anything is measured
+    _on_shared(drafter, batched)  # which refuses what cannot be replaced, before anything is measured
     seed, prompts = options.pop("seed", 0), each_prompt(prompts)
     seeds = [whole("seed", seed) for seed in ([seed] * len(prompts) if seeds is None else as_tuple(seeds))]
     if len(seeds) != len(prompts):

@@ -21,7 +21,7 @@ from dynatree_lib.costs import CostCurve, Costs
 from dynatree_lib.drafters import Chain, NoDraft
 from dynatree_lib.drafters.base import ModelDrafter
 from dynatree_lib.engines.static import StaticModel
-from dynatree_lib.measuring import DEEPEST, WIDTHS, assembled, levels_probes, quiet_mean, rows_probes
+from dynatree_lib.measuring import DEEPEST, WIDTHS, assembled, levels_probes, rows_probes
 from dynatree_lib.models.base import LanguageModel
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
@@ -45,6 +45,8 @@ ITERATIONS = 96
 BLOCK, STRETCH, STRETCHES = 8, 48, 2
 """Timed iterations of a probe before the next probe's turn; most tokens of a real drafter, and how often for each
 prompt."""
+QUIET = 1.3
+"""Single iterations are averaged up to this ratio to their lower quartile; other work slowed the rest."""
 SHORTEST = 24
 """Fewest tokens of a real drafter, where few iterations are asked for."""
 LONGEST = 16
@@ -384,6 +386,12 @@ def _reading(
     parts = np.split(np.array(begins) / lengths, [len(verifying)])
     by_target, by_both = (float(np.median(part)) for part in parts)
     return max(by_target, 0.0) / step, max(by_both - by_target, 0.0) / step
+
+
+def quiet_mean(times: Sequence[float] | np.ndarray) -> float:
+    """Return the mean of the times up to `QUIET` times their lower quartile, because other work only adds time."""
+    seconds = np.asarray(times, float)
+    return float(seconds[seconds <= QUIET * np.quantile(seconds, 0.25)].mean())
 
 
 def _factors(timings: Sequence[Timing], costs: MeasuredCosts) -> dict[str, float]:

@@ -87,7 +87,7 @@ def test_with_a_draft_and_guesses_a_tree_holds_both():
         assert max(len(one.tree) for one in both.iterations) <= 40
         assert both.state.drafter_state.drafting.session.forwards > 10
         iterations += [len(out.iterations) for out in (both, text, alone)]
-    assert iterations[0] < iterations[1:].min()  # the text knows what the draft does not
+    assert iterations[0] < 0.9 * iterations[1:].min()  # the text knows what the draft does not
 
 
 def test_guesses_rest_while_they_gain_nothing_and_catch_up_afterwards():

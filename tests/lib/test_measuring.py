@@ -26,7 +26,6 @@ from dynatree_lib.measuring import (
     measured,
     measured_here,
     prompt_seconds,
-    quiet_mean,
     watched,
 )
 from dynatree_lib.models.base import LanguageModel
@@ -166,7 +165,6 @@ def test_noise_cannot_make_a_larger_forward_cheaper():
     assert assembled([1.0, 5.0, 1.2], sizes=(1, 2, 4)).verify == (1.0, 1.2, 1.2)
     assert assembled([2.0, 4.0], sizes=(1, 4)).verify == (1.0, pytest.approx(4 / 3, abs=1e-4), 2.0)
     assert CostCurve(assembled([1.0, 0.5], sizes=(1, 2)).verify)  # a curve all the same
-    assert quiet_mean([1.0, 1.1, 0.9, 1.0, 5.0, 9.0]) == pytest.approx(1.0)
 
 
 # ------------------------------------------------------------------------------------------------------------ keeping

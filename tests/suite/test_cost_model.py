@@ -17,7 +17,7 @@ from dynatree_lib.costs import CostCurve, Costs
 from dynatree_lib.decoding import Iteration
 from dynatree_lib.drafters.base import ModelDrafter
 from dynatree_lib.engines.static import StaticModel
-from dynatree_lib.measuring import RowsProbe, quiet_mean
+from dynatree_lib.measuring import RowsProbe
 from dynatree_lib.models.base import LanguageModel
 from dynatree_lib.models.engine import Eager
 from dynatree_lib.models.pairs import Pair
@@ -35,6 +35,7 @@ from dynatree_suite.costs.cost_model import (
     counts_of,
     measure_costs,
     prediction_rows,
+    quiet_mean,
     read,
     shape_speed,
     timed_tokens,
@@ -120,6 +121,7 @@ def test_noise_cannot_make_a_larger_forward_cheaper():
 
 def test_disturbed_iterations_do_not_count():
     assert quiet_mean(pd.Series([1.0, 1.1, 0.9, 1.0, 5.0, 9.0])) == pytest.approx(1.0)
+    assert quiet_mean([1.0, 1.1, 0.9, 1.0, 5.0, 9.0]) == pytest.approx(1.0)
     assert quiet_mean(pd.Series([2.0])) == 2.0
 
 
