@@ -1,4 +1,4 @@
-"""The engines `compiled` and `quantised`: machine code for forwards of few tokens on a CPU, by numba."""
+"""The engines `compiled`, `quantised` and `rounded`: machine code for forwards of few tokens on a CPU, by numba."""
 
 from __future__ import annotations
 
@@ -45,3 +45,11 @@ class Quantised(Compiled):
         "Q4_0, Q4_1 or Q8_0)"
     )
     forward: ClassVar[tuple[str, str]] = ".quantised", "QuantisedLlama"
+
+
+class Rounded(Quantised):
+    """Makes a `quantised.RoundedLlama`, in the same way."""
+
+    name = "rounded"
+    serves: ClassVar[str] = "what 'quantised' serves, where the processor has avx512_vnni and no AMX"
+    forward: ClassVar[tuple[str, str]] = ".quantised", "RoundedLlama"

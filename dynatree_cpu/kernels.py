@@ -52,7 +52,8 @@ GROUP = 32
 TILE = 12 if WIDE else 5
 """Tokens that one pass over a block serves: their sums stay in registers."""
 SPACE = 4 * 4096
-"""Bytes before split inputs that `_split` works in: two tiles of codes of up to 4 KB, and products of two groups."""
+"""Bytes before split inputs. `_split` works in them: two tiles of codes of up to 4 KB, and products of two groups. For
+`_by_digits` a float32 is in the first four, the APART of a job."""
 DEEP = 16
 """Tokens that one pass over a block serves where sums need not stay in registers."""
 LEAST = np.float32(1e-30)
@@ -65,15 +66,17 @@ DIGITS_BYTES = 128
     WEIGHTS, VECTOR_WEIGHTS, HEAD, STORE, MASK, POSITIONS, COS, SIN, HIDDEN, QKV, IDS, EMBEDDING, MIXED,
     GROWN, LOGITS, PRIVATE, PRIVATE_BYTES, HEAD_NORMS, EPS, SCALE, TAKEN, LEFT, SHAPES, JOINT, JOINT_NORMS, PAIRS,
     GIVEN, FOUND, SLOTS, STATES, TAIL, HEAD_SCALES, HEAD_SUMS, HEAD_ROW, HEAD_BITS, SPLIT_BYTES, ARRANGED,
-    SETTLED, FIELDS,
-) = range(52)  # fmt: skip
-"""Places in a job, an int64 array: sizes, then addresses. EPS and SCALE hold float64 bits.
+    SETTLED, APART, FIELDS,
+) = range(53)  # fmt: skip
+"""Places in a job, an int64 array: sizes, then addresses. EPS, SCALE and APART hold float64 bits.
 MASK says with a byte each which of the last TAIL columns a token sees; it sees those before them.
 JOINT is the matrix of a draft on features, or 0; GIVEN are the features that its tokens come with; FOUND is where the
 hidden states go that are asked for, or 0: STATES of them side by side, and SLOTS says of every layer which one is the
 state after it, or -1. HEAD_SCALES is 0, or where the steps of the rows of a head in 8 bits are, and HEAD_SUMS the sums
 of their numbers. HEAD_ROW are the bytes of an output of the head; HEAD_BITS the bits of its weights where they are
 quantised, else 0. ARRANGED is where keys and values are as `lay_out` writes them, the first SETTLED columns already.
+Where quantised weights are multiplied `_by_digits`, a group of inputs has three digits if its largest is more than
+APART times the root mean square of its row, else two.
 """
 
 FLOAT32, BFLOAT16_BITS, SIGNED_BYTES, FOUR_BITS, EIGHT_BITS = (
@@ -533,10 +536,10 @@ def _split(bits):
 def _by_digits(bits):
     """Make the same intrinsic for weights of 4 or 8 bits by products of bytes, for any number of rows.
 
-    Rows of inputs are those that `digits_of_row` writes: whole numbers of 24 bits with a scale of each group, as three
-    digits from -128 to 127. Codes are bytes as they are. So a group's sum of code * number is exact in three int32, and
-    is rounded where it becomes a float32. It does not depend on the rows beside it. A step multiplies four times
-    as many numbers as one of float32, and there are three digits.
+    Rows of inputs are those that `digits_of_row` writes: whole numbers with a scale of each group, as two digits from
+    -128 to 127, or three. Codes are bytes as they are. So a group's sum of code * number is exact in int32, and is
+    rounded where it becomes a float32. It does not depend on the rows beside it. A step multiplies four times as many
+    numbers as one of float32, so each digit more takes a quarter of the time of float32.
     """
     quads = GROUP // 4
 
@@ -574,7 +577,8 @@ def _by_digits(bits):
 
         _clear(builder, out, count)
         before = builder.block
-        loop, rows, after, done = (builder.append_basic_block(name) for name in ("group", "rows", "after", "done"))
+        names = "group", "rows", "third", "add", "after", "done"
+        loop, rows, third, add, after, done = (builder.append_basic_block(name) for name in names)
         builder.branch(loop)
         builder.position_at_end(loop)
         group = builder.phi(I64)
@@ -596,26 +600,36 @@ def _by_digits(bits):
         row = builder.phi(I64)
         row.add_incoming(I64(0), loop)
         place = builder.add(source, builder.mul(row, builder.mul(size, I64(DIGITS_BYTES // GROUP))))
-        sums = []
-        for digit in range(3):
+
+        def summed(digit):
             so_far = [everywhere(I32, place, 3 * GROUP + 4 * digit)] * VECTORS
             for quad in range(quads):
                 four = everywhere(I32, place, GROUP * digit + 4 * quad)
                 so_far = [builder.call(add_bytes, (so_far[part], weights[part][quad], four)) for part in parts]
-            sums.append(so_far)
+            return so_far
+
+        up = ir.Constant(codes, [8] * LANES)
+        both = [builder.add(builder.shl(high, up), middle) for high, middle in zip(summed(0), summed(1), strict=True)]
+        two = [builder.sitofp(each, vector) for each in both]
+        builder.cbranch(builder.icmp_signed("!=", load(I32, place, 3 * GROUP + 20), I32(0)), third, add)
+        builder.position_at_end(third)
+        up = ir.Constant(vector, [256.0] * LANES)
+        low = [builder.sitofp(each, vector) for each in summed(2)]
+        three = [builder.call(fused, (two[part], up, low[part])) for part in parts]
+        builder.branch(add)
+        builder.position_at_end(add)
+        wholes = [builder.phi(vector) for _ in parts]
         step, total = (everywhere(F32, place, 3 * GROUP + 4 * each) for each in (3, 4))
         there = builder.add(out, builder.mul(row, I64(4 * WIDTH)))
         for part in parts:
-            high, middle, low = (each[part] for each in sums)
-            high = builder.add(builder.shl(high, ir.Constant(codes, [8] * LANES)), middle)
-            high, low = (builder.sitofp(each, vector) for each in (high, low))
-            whole = builder.call(fused, (high, ir.Constant(vector, [256.0] * LANES), low))
+            wholes[part].add_incoming(two[part], rows)
+            wholes[part].add_incoming(three[part], third)
             target = at(there, 4 * LANES * part, vector)
             so_far = builder.call(fused, (shifts[part], total, builder.load(target, align=64)))
-            so_far = builder.call(fused, (builder.fmul(whole, step), scales[part], so_far))
+            so_far = builder.call(fused, (builder.fmul(wholes[part], step), scales[part], so_far))
             builder.store(so_far, target, align=64)
         following = builder.add(row, I64(1))
-        row.add_incoming(following, rows)
+        row.add_incoming(following, add)
         builder.cbranch(builder.icmp_signed("<", following, count), rows, after)
         builder.position_at_end(after)
         following = builder.add(group, I64(1))
@@ -628,18 +642,19 @@ def _by_digits(bits):
 
 
 @intrinsic
-def digits_of_row(typing, values, size, centre, address):
+def digits_of_row(typing, values, size, centre, limit, address):
     """Write a row of `size` float32 for `_by_digits`: `DIGITS_BYTES` of each group of it; from and to addresses.
 
-    A number is rounded to 24 bits of the largest of its group. First come the 32 highest digits, then the middle and
-    the lowest ones; then the sum of the numbers times `-centre`, as three int32 with the value of these digits; then
-    two float32, the value of one in the lowest digit, and that sum. Both are NaN where one of the group is.
+    A number is rounded to 16 bits of the largest of its group, or to 24 where that is above `limit`, because in a group
+    with an outlier most numbers are small beside it. First come the 32 highest digits, then the middle and the lowest
+    ones, which are 0 where there are two; then the sum of the numbers times `-centre`, as three int32 with the value of
+    these digits; then two float32, the value of one in the last digit, and that sum; then whether there are three
+    digits. Both float32 are NaN where a number of the group is.
     """
 
     def generate(context, builder, signature, arguments):
-        values, size, centre, address = arguments
+        values, size, centre, limit, address = arguments
         vector, wide, halves = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES), range(GROUP // LANES)
-        top = F32(127 * 65536)
 
         def call(name, result, *operands):
             return builder.call(_llvm(builder, name, result, *(each.type for each in operands)), operands)
@@ -669,13 +684,17 @@ def digits_of_row(typing, values, size, centre, address):
         sizes.append(constant(int(LEAST.view(np.int32))))
         largest = folded(lambda a, b: call(f"smax.v{LANES}i32", wide, a, b), sizes)
         largest = builder.bitcast(call(f"vector.reduce.smax.v{LANES}i32", I32, largest), F32)
+        three = builder.fcmp_ordered(">", largest, limit)
+        top = builder.select(three, F32(127 * 65536), F32(127 * 256))
         steps = _everywhere(builder, builder.fdiv(top, largest))
         numbers = [builder.fptosi(call(f"rint.v{LANES}f32", vector, builder.fmul(part, steps)), wide) for part in parts]
         total = call(f"vector.reduce.add.v{LANES}i32", I32, folded(builder.add, numbers))
         step = builder.fdiv(largest, top)
         sum_ = builder.fmul(builder.sitofp(total, F32), step)
-        for place, note in ((12, step), (16, sum_)):
-            builder.store(note, at(builder.add(target, I64(3 * GROUP + place)), F32), align=4)
+        for place, note in ((12, step), (16, sum_), (20, builder.zext(three, I32))):
+            builder.store(note, at(builder.add(target, I64(3 * GROUP + place)), note.type), align=4)
+        up = builder.select(three, I32(0), I32(8))
+        numbers, total = [builder.shl(each, _everywhere(builder, up)) for each in numbers], builder.shl(total, up)
         for digit in (2, 1, 0):
             found = numbers
             if digit:
@@ -697,7 +716,7 @@ def digits_of_row(typing, values, size, centre, address):
         builder.position_at_end(done)
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 4), generate
+    return types.void(*(types.int64,) * 3, types.float32, types.int64), generate
 
 
 def _bits_of_bfloat16(value):
@@ -1017,7 +1036,8 @@ def _prepared(inputs, n, size, space, kind):
             if MATRICES:
                 split_row(floats(source, size), place)
             else:
-                digits_of_row(source, size, centre, place)
+                limit = floats(space, 1)[0] / inverse_rms(floats(source, size), np.float32(0))
+                digits_of_row(source, size, centre, limit, place)
         return space + SPACE
 
     return split
@@ -1431,6 +1451,8 @@ def work(job, thread, threads, kind):
     tail = job[TAIL]
     mask = carray(_pointer(job[MASK]), (n * tail if job[MASK] else 0,), np.uint8)
     begin(job[SHAPES], max(tiles(n, deep(kind))[1], tiles(keep, deep(kind))[1]), kind)
+    if DIGITS and job[SPLIT_BYTES]:
+        floats(tile + 8 * DEEP * WIDTH, 1)[0] = np.float32(_double_of_bits(job[APART]))
     seen = False
     passes, _ = tiles(n * of_group, TILE)
     parts = max(passes, min(threads, n * of_group))  # of the queries of a group

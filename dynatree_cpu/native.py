@@ -168,6 +168,8 @@ class CompiledLlama:
     gives_features: ClassVar[bool] = True
     serves: ClassVar[str] = "see `compiled.Compiled`"
     narrow: ClassVar[torch.dtype] = torch.bfloat16 if kernels.BFLOAT16 else torch.float32
+    apart: ClassVar[float] = 0.0
+    """Which groups of inputs of quantised weights have 24 bits: all, or those of outliers (`kernels.APART`)."""
     most_probable = staticmethod(most_probable)
 
     @torch.no_grad()
@@ -242,7 +244,8 @@ class CompiledLlama:
         self.scratch: list[torch.Tensor | np.ndarray] = []
         self._make_room(FIRST_COLUMNS, torch.get_num_threads())
         self.eps = config.rms_norm_eps
-        job[[kernels.EPS, kernels.SCALE]] = np.array([self.eps, 1 / math.sqrt(size)]).view(np.int64)
+        numbers = [self.eps, 1 / math.sqrt(size), self.apart]
+        job[[kernels.EPS, kernels.SCALE, kernels.APART]] = np.array(numbers).view(np.int64)
 
     def _take_joint(self, joint: Any, fusion: Any) -> None:
         """Pack what a draft on features has before its layers (`Joint`, `Fusion`), where the model is one."""

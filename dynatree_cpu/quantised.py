@@ -1,15 +1,15 @@
-"""The engine `quantised`: the compiled forward on weights in the 4 or 8 bits that a file held them in.
+"""The engines `quantised` and `rounded`: the compiled forward on weights in the 4 or 8 bits that a file held them in.
 
 A model that was read from quantised weights (GGUF's Q4_0, Q4_1 or Q8_0) has float32 numbers that lie, 32 by 32 inputs
 of an output, on 16 or 256 equally spaced values. `Codes` finds those values again and checks every weight to the bit.
-So no weight is rounded, and logits are those of `compiled` up to the last bits of inputs and sums, from less than a
-sixth of the memory.
+So no weight is rounded, and logits of `quantised` are those of `compiled` up to the last bits of inputs and sums, from
+less than a sixth of the memory. `rounded` rounds inputs to 16 bits, where that is faster.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from transformers import PreTrainedModel
@@ -134,3 +134,20 @@ class QuantisedLlama(CompiledLlama):
             except _NotQuantised:
                 continue
         return None
+
+
+class RoundedLlama(QuantisedLlama):
+    """The same with inputs of 16 bits, of 24 beside an outlier, on a processor that multiplies bytes.
+
+    A node more costs two thirds of what it costs otherwise. Logits differ from those of `quantised` by a thousandth of
+    their standard deviation, and do not depend on what is scored beside them either.
+    """
+
+    name = "rounded"
+    apart: ClassVar[float] = 6.0
+    rounding: ClassVar[float] = 0.005
+
+    @classmethod
+    @override
+    def made(cls, model: PreTrainedModel) -> Self | None:
+        return super().made(model) if kernels.DIGITS else None

@@ -121,7 +121,7 @@ def quote_forwards(body: Mapping[str, Any], name: str) -> str:
     rows, bounds = [], []
     for dtype in (key for key, part in body.items() if isinstance(part, Mapping) and "target" in part):
         for engine, bound in body[dtype]["bound_milliseconds"].items():
-            bounds.append(f"{bound:.1f} in {dtype}" + (" by `quantised`" if engine == "quantised" else ""))
+            bounds.append(f"{bound:.1f} in {dtype}" + (f" by `{engine}`" if engine in ("quantised", "rounded") else ""))
         for kind in ("target", "draft"):
             for model in dict.fromkeys(row["model"] for row in body[dtype][kind]):
                 took = {row["rows"]: row["milliseconds"] for row in body[dtype][kind] if row["model"] == model}
@@ -384,6 +384,7 @@ ENGINES = {
     "packed": "`packed`: fused projections, otherwise transformers",
     "compiled": "`compiled`: the whole forward in one native call",
     "quantised": "`quantised`: that, on the weights' own 4 and 8 bits",
+    "rounded": "`rounded`: that, with inputs of 16 bits",
 }
 """What stands for an engine in a table of forwards."""
 

@@ -65,6 +65,7 @@ texts() {
   case $run in
     default-*)
       local about=${run#default-}
+      [ $engine != quantised ] || engine=auto # of quantised weights
       kinds=lookup-tree methods=ar-fast,ar,auto,auto:alone=true,lookup-tree,cost-aware-tree,prompt-lookup,token-recycling
       case $about in *-*) temperature=${about#*-} methods=$methods,sampled-tree:branching=1,cost-aware-sampled-tree ;; *) methods=$methods,chain:length=4,fixed-tree,suffix-tree,ptd ;; esac
       ;;

@@ -94,7 +94,8 @@ class Engine(Protocol):
 
     An engine that takes `features` says so with `gives_features = True`; others are called without. One that reads
     arrays is an `ArrayEngine` too. `narrow`, where it has that, is the dtype in which it runs the fastest here;
-    `forward_bytes` are the bytes of weights that a forward reads, where they are not the model's.
+    `forward_bytes` are the bytes of weights that a forward reads, where they are not the model's. `rounding` is the
+    share of the logits' spread by which they may differ from transformers', where that is more than in the dtype.
     """
 
     name: str

@@ -142,7 +142,7 @@ def load_pair(
             it, its head in 8 bits where it can: texts stay the target's, whatever the draft rounds.
         attn_implementation: "sdpa" or "eager"; architectures without sdpa (GPT-OSS, Gemma 2) are always loaded eager.
         engine: what runs the forwards, one of `models.engine.engines()`; "auto" takes the fastest for each model. With
-            "quantised" the drafts of "smollm2", whose weights are not quantised, run by "compiled".
+            "quantised" or "rounded" the drafts of "smollm2", whose weights are not quantised, run by "compiled".
         vocabularies: as for `make_pair`.
 
     Raises:
@@ -232,7 +232,7 @@ def load_pruned_pair(
     """
     big = load_model(target, **options)
     # drafts were trained, so their weights are not quantised
-    engine = "compiled" if options["engine"] == "quantised" else options["engine"]
+    engine = "compiled" if options["engine"] in ("quantised", "rounded") else options["engine"]
     whole, tokens = load_pruned(folder / "draft", big.model)
     small = HFModel(whole, big.tokenizer, engine="eager", check=False)
     reduced = HFModel(short_head(whole, tokens), big.tokenizer, engine=engine)
