@@ -58,17 +58,20 @@ DEEP = 16
 """Tokens that one pass over a block serves where sums need not stay in registers."""
 LEAST = np.float32(1e-30)
 """A group of inputs whose largest is smaller is rounded as if this were it."""
+BEST, PARTS = 8, 8
+"""Most probable tokens that a forward finds by itself; parts of a row of logits that threads look through."""
 DIGITS_BYTES = 128
 """Bytes of a group of inputs that `digits_of_row` writes."""
 
 (
-    STOP, TOKENS, KEEP, BASE, COLUMNS, CAPACITY, LAYERS, SIZE, HEADS, GROUPS, MLP, HIDDEN_SIZE, ROWS,
-    WEIGHTS, VECTOR_WEIGHTS, HEAD, STORE, MASK, POSITIONS, COS, SIN, HIDDEN, QKV, IDS, EMBEDDING, MIXED,
-    GROWN, LOGITS, PRIVATE, PRIVATE_BYTES, HEAD_NORMS, EPS, SCALE, TAKEN, LEFT, SHAPES, JOINT, JOINT_NORMS, PAIRS,
-    GIVEN, FOUND, SLOTS, STATES, TAIL, HEAD_SCALES, HEAD_SUMS, HEAD_ROW, HEAD_BITS, SPLIT_BYTES, ARRANGED,
-    SETTLED, APART, FIELDS,
-) = range(53)  # fmt: skip
-"""Places in a job, an int64 array: sizes, then addresses. EPS, SCALE and APART hold float64 bits.
+    STOP, TOKENS, KEEP, BASE, COLUMNS, TAIL, CAPACITY, STORE, MASK, TAKEN, LOGITS, GIVEN, FOUND, SLOTS, STATES,
+    ARRANGED, SETTLED, RANKED, SHARPNESS, LAYERS, SIZE, HEADS, GROUPS, MLP, HIDDEN_SIZE, ROWS, VOCAB, WEIGHTS,
+    VECTOR_WEIGHTS, HEAD, POSITIONS, COS, SIN, HIDDEN, QKV, IDS, EMBEDDING, MIXED, GROWN, PRIVATE, PRIVATE_BYTES,
+    HEAD_NORMS, EPS, SCALE, LEFT, SHAPES, JOINT, JOINT_NORMS, PAIRS, HEAD_SCALES, HEAD_SUMS, HEAD_ROW, HEAD_BITS,
+    SPLIT_BYTES, APART, PIECES, FIELDS,
+) = range(57)  # fmt: skip
+"""Places in a job, an int64 array of sizes and addresses. TOKENS to SHARPNESS differ from forward to forward.
+SHARPNESS, EPS, SCALE and APART hold float64 bits.
 MASK says with a byte each which of the last TAIL columns a token sees; it sees those before them.
 JOINT is the matrix of a draft on features, or 0; GIVEN are the features that its tokens come with; FOUND is where the
 hidden states go that are asked for, or 0: STATES of them side by side, and SLOTS says of every layer which one is the
@@ -76,7 +79,9 @@ state after it, or -1. HEAD_SCALES is 0, or where the steps of the rows of a hea
 of their numbers. HEAD_ROW are the bytes of an output of the head; HEAD_BITS the bits of its weights where they are
 quantised, else 0. ARRANGED is where keys and values are as `lay_out` writes them, the first SETTLED columns already.
 Where quantised weights are multiplied `_by_digits`, a group of inputs has three digits if its largest is more than
-APART times the root mean square of its row, else two.
+APART times the root mean square of its row, else two. RANKED is where the most probable tokens go, or 0:
+(KEEP, 3, BEST), for each row what `rank` fills its arrays with, of the first VOCAB logits. PIECES is space for
+`pieces_of`.
 """
 
 FLOAT32, BFLOAT16_BITS, SIGNED_BYTES, FOUR_BITS, EIGHT_BITS = (
@@ -1406,6 +1411,108 @@ def attend(
                 queries[row * size + begin + lane] = tile[row * WIDTH + lane]
 
 
+BLOCK = 16 * WIDTH
+"""Numbers that are summed in float32."""
+
+
+@fast
+def spread(values, top, sharpness):
+    """The sum of e^(sharpness (value - top)), and 0 times the sum of all values: NaN where one is not finite."""
+    total, checked = 0.0, np.float32(0)
+    for first in range(0, len(values), BLOCK):  # blocks, so that a sum of many small numbers loses nothing
+        part = np.float32(0)
+        for place in range(first, min(first + BLOCK, len(values))):
+            part += exponential(sharpness * (values[place] - top))
+            checked += values[place] * np.float32(0)
+        total += part
+    return total, checked
+
+
+@fast
+def put_in_order(token, value, found, tokens, best):
+    """Put a token behind the `found` ones that are no less probable, if there is room; return how many there are."""
+    breadth = len(tokens)
+    if found == breadth and not value > best[breadth - 1]:
+        return found
+    place = found if found < breadth else breadth - 1
+    while place > 0 and value > best[place - 1]:
+        tokens[place], best[place] = tokens[place - 1], best[place - 1]
+        place -= 1
+    tokens[place], best[place] = token, value
+    return min(found + 1, breadth)
+
+
+@fast
+def look_through(values, first, last, sharpness, tokens, best, sums):
+    """Find the most probable tokens of a part of a row of logits.
+
+    Args:
+        tokens, best: (breadth,) results and their logits; a token of -1 is none.
+        sums: (3,) `spread` of the part below its best logit, at sharpness 1 and at this one, and its check.
+    """
+    breadth, found = len(tokens), 0
+    for start in range(first, last, 4 * WIDTH):
+        end = min(start + 4 * WIDTH, last)
+        if found == breadth and not largest(values, start, end) > best[breadth - 1]:
+            continue
+        for token in range(start, end):
+            found = put_in_order(token, values[token], found, tokens, best)
+    tokens[found:] = -1
+    sums[:] = 0
+    if found:
+        part, top = values[first:last], best[0]
+        sums[0], sums[2] = spread(part, top, np.float32(1))
+        sums[1] = sums[0] if sharpness == 1 else spread(part, top, np.float32(sharpness))[0]
+
+
+@fast
+def join(pieces, bests, sums, sharpness, tokens, shares, sharp):
+    """Make a row of `rank` of the (PARTS, breadth) and (PARTS, 3) results of `look_through`."""
+    found, total, sharper, checked = 0, 0.0, 0.0, 0.0
+    for part in range(PARTS):
+        for place in range(pieces.shape[1]):
+            if pieces[part, place] >= 0:
+                found = put_in_order(pieces[part, place], np.float64(bests[part, place]), found, tokens, shares)
+    top = shares[0]
+    for part in range(PARTS):
+        if pieces[part, 0] >= 0:
+            below = bests[part, 0] - top
+            total += sums[part, 0] * np.exp(below)
+            sharper += sums[part, 1] * np.exp(sharpness * below)
+            checked += sums[part, 2]
+    for place in range(len(tokens)):
+        below = shares[place] - top
+        shares[place] = below - np.log(total) + checked
+        sharp[place] = sharpness * below - np.log(sharper) + checked
+
+
+@fast
+def pieces_of(address, rows):
+    """Space for the results of `look_through` for so many rows: tokens, logits and sums of each part."""
+    count = rows * PARTS
+    tokens = carray(_pointer(address), (count, BEST), np.int64)
+    sums = carray(_pointer(address + 8 * count * BEST), (count, 3), np.float64)
+    bests = carray(_pointer(address + 8 * count * (BEST + 3)), (count, BEST), np.float32)
+    return tokens, bests, sums
+
+
+@fast
+def rank(logits, sharpness, tokens, shares, sharp):
+    """Find the most probable tokens of (f, V) logits, as `sampling.most_probable` describes.
+
+    Args:
+        tokens, shares, sharp: (f, breadth) results; log-probabilities are NaN where a logit is not finite.
+    """
+    breadth, size = tokens.shape[1], logits.shape[1]
+    pieces, bests = np.empty((PARTS, breadth), np.int64), np.empty((PARTS, breadth), np.float32)
+    sums = np.empty((PARTS, 3))
+    for row in range(len(logits)):
+        for part in range(PARTS):
+            first, last = size * part // PARTS, size * (part + 1) // PARTS
+            look_through(logits[row], first, last, sharpness, pieces[part], bests[part], sums[part])
+        join(pieces, bests, sums, sharpness, tokens[row], shares[row], sharp[row])
+
+
 @fast
 def work(job, thread, threads, kind):
     """Take part in a forward, block by block, until all of it is done. `kind` as for `numbers`.
@@ -1594,20 +1701,42 @@ def work(job, thread, threads, kind):
             job[HEAD], row_scales, row_sums, rounded, scales, keep, hidden_size, rows, logits, tile, taken, thread,
             threads,
         )  # fmt: skip
+        taken += (threads + 1) * LINE
     else:
         project_head(
             job[HEAD_BITS], job[HEAD], normed_place, keep, hidden_size, rows, logits, tile, kind, taken, thread,
             threads, own_first,
         )  # fmt: skip
+        taken += (threads + 1) * LINE
+    if job[RANKED]:
+        vocab, sharpness = job[VOCAB], _double_of_bits(job[SHARPNESS])
+        pieces, bests, sums = pieces_of(job[PIECES], keep)
+        piece = _arrive(taken)
+        while piece < keep * PARTS:
+            row, part = piece // PARTS, piece % PARTS
+            values = logits[row * rows : row * rows + vocab]
+            first, last = vocab * part // PARTS, vocab * (part + 1) // PARTS
+            look_through(values, first, last, sharpness, pieces[piece], bests[piece], sums[piece])
+            _arrive(taken + LINE)
+            piece = _arrive(taken)
+        finish(taken + LINE, keep * PARTS)
+        if thread == 0:
+            tokens = carray(_pointer(job[RANKED]), (keep, 3, BEST), np.int64)
+            shares = carray(_pointer(job[RANKED]), (keep, 3, BEST), np.float64)
+            for row in range(keep):
+                mine = slice(row * PARTS, (row + 1) * PARTS)
+                join(
+                    pieces[mine], bests[mine], sums[mine], sharpness, tokens[row, 0], shares[row, 1], shares[row, 2]
+                )  # fmt: skip
     end(kind)
     if thread:
         _arrive(job[LEFT])
 
 
 def counters(layers, groups, threads):
-    """Return how many counters a forward needs, LINE bytes apart: those of tokens, joint, layers, features, head."""
+    """Return how many counters a forward needs, LINE bytes apart: of tokens, joint, layers, features, head, ranking."""
     matrix = threads + 1
-    return 2 + matrix + layers * (4 * matrix + 2 * 2 + 1 + groups) + 2 + matrix
+    return 2 + matrix + layers * (4 * matrix + 2 * 2 + 1 + groups) + 2 + matrix + 2
 
 
 @fast
@@ -1649,57 +1778,6 @@ def run(job, thread, threads, kind, signals):
             if try_wait(signals[other]) != 0:
                 came += 1
     return came
-
-
-BLOCK = 16 * WIDTH
-"""Numbers that are summed in float32."""
-
-
-@fast
-def spread(values, top, sharpness):
-    """The sum of e^(sharpness (value - top)), and 0 times the sum of all values: NaN where one is not finite."""
-    total, checked = 0.0, np.float32(0)
-    for first in range(0, len(values), BLOCK):  # blocks, so that a sum of many small numbers loses nothing
-        part = np.float32(0)
-        for place in range(first, min(first + BLOCK, len(values))):
-            part += exponential(sharpness * (values[place] - top))
-            checked += values[place] * np.float32(0)
-        total += part
-    return total, checked
-
-
-@fast
-def rank(logits, sharpness, tokens, shares, sharp):
-    """Find the most probable tokens of (f, V) logits, as `sampling.most_probable` describes.
-
-    Args:
-        tokens, shares, sharp: (f, breadth) results; log-probabilities are NaN where a logit is not finite.
-    """
-    breadth, size = tokens.shape[1], logits.shape[1]
-    for row in range(len(logits)):
-        values, ids, best = logits[row], tokens[row], shares[row]
-        found = 0
-        for first in range(0, size, 4 * WIDTH):
-            last = min(first + 4 * WIDTH, size)
-            if found == breadth and not largest(values, first, last) > best[breadth - 1]:
-                continue
-            for token in range(first, last):
-                value = values[token]
-                if found == breadth and not value > best[breadth - 1]:
-                    continue
-                place = found if found < breadth else breadth - 1
-                while place > 0 and value > best[place - 1]:
-                    ids[place], best[place] = ids[place - 1], best[place - 1]
-                    place -= 1
-                ids[place], best[place] = token, value
-                found = min(found + 1, breadth)
-        top = np.float32(best[0])
-        total, checked = spread(values, top, np.float32(1))
-        sharper = total if sharpness == 1 else spread(values, top, np.float32(sharpness))[0]
-        for place in range(breadth):
-            below = best[place] - top
-            shares[row, place] = below - np.log(total) + checked
-            sharp[row, place] = sharpness * below - np.log(sharper) + checked
 
 
 @fast

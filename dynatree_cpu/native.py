@@ -6,6 +6,7 @@ import ctypes
 import logging
 import math
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,8 +22,9 @@ from transformers import PreTrainedModel
 from dynatree_lib.masks import additive
 from dynatree_lib.models.architecture import reach
 from dynatree_lib.models.engine import Eager, Features
+from dynatree_lib.sampling import Ranking
 
-from . import kernels
+from . import kernels, preparing
 
 FEW = 64
 """Tokens of a forward up to which this engine runs it; more run in transformers' own forward."""
@@ -35,13 +37,7 @@ COMPILING = (
 FIRST_COLUMNS = 256
 """Tokens of a text for which a forward has working space at first; it grows."""
 ALIGNMENT = 64
-VARYING = np.array(
-    [
-        kernels.TOKENS, kernels.KEEP, kernels.BASE, kernels.COLUMNS, kernels.TAIL, kernels.CAPACITY, kernels.STORE,
-        kernels.MASK, kernels.TAKEN, kernels.LOGITS, kernels.GIVEN, kernels.FOUND, kernels.SLOTS, kernels.STATES,
-        kernels.ARRANGED, kernels.SETTLED,
-    ]
-)  # fmt: skip
+VARYING = struct.Struct(f"{kernels.SHARPNESS - kernels.TOKENS}qd")
 """What differs from forward to forward of a job."""
 
 
@@ -177,6 +173,7 @@ class CompiledLlama:
         core, config = model.model, model.config
         self.eager = Eager(model)
         self.lock, self.teams = threading.Lock(), set[Team]()
+        self.usual: tuple[tuple[int, int], Team] | None = None
         self.dtype = core.embed_tokens.weight.dtype
         self.half = self.dtype == torch.bfloat16
         self.kind = kind or (kernels.BFLOAT16_BITS if self.half else kernels.FLOAT32)
@@ -222,7 +219,11 @@ class CompiledLlama:
         job = self.job
         job[kernels.LAYERS], job[kernels.SIZE], job[kernels.HEADS] = self.layers, size, heads
         job[kernels.GROUPS], job[kernels.MLP], job[kernels.HIDDEN_SIZE] = groups, mlp, width
-        job[kernels.ROWS], job[kernels.HEAD_NORMS] = self.rows, bool(norms)
+        job[kernels.ROWS], job[kernels.VOCAB], job[kernels.HEAD_NORMS] = self.rows, rows, bool(norms)
+        self.pieces = np.empty(FEW * kernels.PARTS * (3 * kernels.BEST // 2 + 3), np.int64)
+        job[kernels.PIECES] = self.pieces.ctypes.data
+        self.ranked = np.empty((FEW, 3, kernels.BEST))
+        self.ranked_place = self.ranked.ctypes.data
         job[kernels.WEIGHTS], job[kernels.VECTOR_WEIGHTS] = self.weights.data_ptr(), self.vectors.data_ptr()
         job[kernels.HEAD], job[kernels.COS], job[kernels.SIN] = (
             each.data_ptr() for each in (self.head, self.cos, self.sin)
@@ -239,7 +240,7 @@ class CompiledLlama:
         if self.kind in (kernels.FOUR_BITS, kernels.EIGHT_BITS):
             widest = max(width, heads * size, mlp)
             job[kernels.SPLIT_BYTES] = kernels.SPACE + rows_of_tiles * kernels.split_bytes(widest)
-        self.known_slots: dict[tuple[int, ...], np.ndarray] = {}
+        self.known_slots: dict[tuple[int, ...], tuple[int, np.ndarray]] = {}
         self.arranged: WeakKeyDictionary[Any, torch.Tensor] = WeakKeyDictionary()
         self.scratch: list[torch.Tensor | np.ndarray] = []
         self._make_room(FIRST_COLUMNS, torch.get_num_threads())
@@ -286,6 +287,10 @@ class CompiledLlama:
         self.job[[kernels.HEAD_SCALES, kernels.HEAD_SUMS, kernels.HEAD_ROW]] = (
             self.head_scales.data_ptr(), self.head_sums.data_ptr(), self.width,
         )  # fmt: skip
+
+    def prepare(self, *, begin: bool, wait: bool) -> bool:
+        """Return whether its machine code is compiled, as `preparing.ready` says."""
+        return preparing.ready(self.kind, begin=begin, wait=wait)
 
     def __del__(self) -> None:
         for members in (_teams or {}).values():  # None while Python shuts down
@@ -342,12 +347,13 @@ class CompiledLlama:
         seen = None if mask is None else (mask[0, 0] >= 0).numpy()
         return self.read(ids[0].numpy(), positions[0].numpy(), seen, cache, keep, features)[None]
 
-    def _slots(self, wanted: tuple[int, ...]) -> np.ndarray:
-        """Say of every layer which of the wanted states is the one after it, or -1."""
+    def _slots(self, wanted: tuple[int, ...]) -> int:
+        """The address of what says of every layer which of the wanted states is the one after it, or -1."""
         if wanted not in self.known_slots:
-            slots = self.known_slots[wanted] = np.full(self.layers, -1)
+            slots = np.full(self.layers, -1)
             slots[[layer if layer < 0 else layer - 1 for layer in wanted]] = np.arange(len(wanted))
-        return self.known_slots[wanted]
+            self.known_slots[wanted] = slots.ctypes.data, slots
+        return self.known_slots[wanted][0]
 
     @property
     def parts(self) -> bool:
@@ -378,7 +384,7 @@ class CompiledLlama:
             mask = None if seen is None else additive(seen, self.dtype, cache.size + count - tail)[None, None]
             ids, places = torch.from_numpy(tokens)[None], torch.from_numpy(positions)[None]
             return self.eager(ids, places, mask, cache, keep, features)[0]
-        members, features = team(torch.get_num_threads(), self.kind), features or Features()
+        members, features = self._members(), features or Features()
         with self.lock, members.lock:  # one forward at a time: of the engine's buffers, and of the threads
             self._prepare(members, cache, count)
             self.ids[:count], self.positions[:count] = tokens, positions
@@ -391,7 +397,7 @@ class CompiledLlama:
                 found = torch.empty(count, len(wanted) * self.width)
                 features.read.append(found)
             addresses = (0 if given is None else given.data_ptr(), 0 if found is None else found.data_ptr())
-            return self._forward(members, cache, (count, keep, tail), addresses, wanted)
+            return self._forward(members, cache, (count, keep, tail), addresses, wanted, features.ranking)
 
     def _read_in_parts(
         self,
@@ -405,6 +411,8 @@ class CompiledLlama:
         """Do what `read` does by forwards of at most `FEW` tokens; nothing is left of them where one is interrupted."""
         base, kept = cache.size, 0 if features is None else len(features.read)
         count, rows = len(tokens), []
+        if features is not None:
+            features.ranking = None
         try:
             for begin in range(0, count, FEW):
                 end = min(begin + FEW, count)
@@ -418,6 +426,13 @@ class CompiledLlama:
             raise
         return torch.cat(rows)
 
+    def _members(self) -> Team:
+        """The threads that a forward runs on now."""
+        key = os.getpid(), torch.get_num_threads()
+        if self.usual is None or self.usual[0] != key:
+            self.usual = key, team(key[1], self.kind)
+        return self.usual[1]
+
     def _prepare(self, members: Team, cache: Any, count: int) -> None:
         """Make room for `count` further tokens, in the cache and in what threads work in."""
         columns = cache.room_for(self.embedding, self.groups, self.size, count)[0] + count
@@ -425,7 +440,13 @@ class CompiledLlama:
             self._make_room(max(self.columns, columns + columns // 2), max(self.threads, members.threads))
 
     def _forward(
-        self, members: Team, cache: Any, sizes: tuple[int, int, int], features: tuple[int, int], wanted: tuple[int, ...]
+        self,
+        members: Team,
+        cache: Any,
+        sizes: tuple[int, int, int],
+        features: tuple[int, int],
+        wanted: tuple[int, ...],
+        ranking: Ranking | None = None,
     ) -> torch.Tensor:
         """Run a forward of what lies in `ids`, `positions` and `seen`.
 
@@ -435,21 +456,25 @@ class CompiledLlama:
             sizes: tokens, those that logits are wanted of, columns that `seen` tells of.
             features: addresses of those that tokens come with, and of space for hidden states; 0 without.
             wanted: layers of those states.
+            ranking: of the logits, if any.
         """
         job, (count, keep, tail), store = self.job, sizes, cache.states
         self.teams.add(members)
         alone = not all(each.ready() for each in self.teams)  # a worker of any may still look at the buffers
         self.taken[int(alone)].fill(0)
         logits = torch.empty(keep, self.rows)
-        job[VARYING] = (
-            count, keep, cache.size, cache.size + count, tail, store.shape[-2], store.data_ptr(),
-            self.mask if tail else 0, self.counters[alone], logits.data_ptr(), *features,
-            self._slots(wanted).ctypes.data, len(wanted), self._arranged(cache).data_ptr(), cache.unchanged,
+        VARYING.pack_into(
+            job.data, 8 * kernels.TOKENS, count, keep, cache.size, cache.size + count, tail, store.shape[-2],
+            store.data_ptr(), self.mask if tail else 0, self.counters[alone], logits.data_ptr(), *features,
+            self._slots(wanted), len(wanted), self._arranged(cache).data_ptr(), cache.unchanged,
+            0 if ranking is None else self.ranked_place, 1.0 if ranking is None else ranking.sharpness,
         )  # fmt: skip
         members.run(job, alone)
         cache.unchanged = cache.size - cache.size % kernels.WIDTH
         cache.size += count
-        return logits[:, : self.vocab_size]
+        if ranking is not None:
+            ranking.found, ranking.of = self.ranked[:keep].copy(), self.vocab_size
+        return logits if self.rows == self.vocab_size else logits[:, : self.vocab_size]
 
     def _arranged(self, cache: Any) -> torch.Tensor:
         """Return where keys and values of a cache are kept as attention reads them (`kernels.lay_out`)."""
@@ -470,10 +495,11 @@ class CompiledLlama:
         cache: Any,
         features: tuple[torch.Tensor, torch.Tensor] | None = None,
         around: Callable[..., torch.Tensor] | None = None,
+        ranking: Ranking | None = None,
     ) -> torch.Tensor:
         """Read a level of a draft's tree, as `ArrayEngine` says."""
         nodes = len(tokens) - queued
-        tail, members = queued + len(parents), team(torch.get_num_threads(), self.kind)
+        tail, members = queued + len(parents), self._members()
         with self.lock, members.lock:
             self._prepare(members, cache, len(tokens))
             ids, positions, seen = self.ids[: len(tokens)], self.positions[: len(tokens)], self.seen
@@ -487,7 +513,7 @@ class CompiledLlama:
                 places, wanted = (self.given.ctypes.data, self.found.ctypes.data), (-1,)
 
             def run(*_: Any) -> torch.Tensor:
-                return self._forward(members, cache, (len(tokens), nodes, tail), places, wanted)
+                return self._forward(members, cache, (len(tokens), nodes, tail), places, wanted, ranking)
 
             if around is None:
                 logits = run()

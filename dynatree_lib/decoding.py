@@ -7,6 +7,7 @@ The loop knows no drafting or verification rule, measures nothing and prints not
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Literal
@@ -350,7 +351,7 @@ class Loop:
         scores = state.target.score(*proposal.nodes, self.sampling)
         if self.processing is not None:
             scores = self.processing.scores(scores, tree, self._ends_in)
-        with one_thread():
+        with nullcontext() if self.sampling.greedy and scores.looked_through else one_thread():
             if proposal.ranked and self.sampling.greedy:
                 scores.ranked(proposal.ranked)
             verdict = self.verifier.verify(tree, scores, proposal.distributions, state.random)
@@ -381,7 +382,7 @@ class Loop:
                 f"'{drafter.name}' proposed a tree below token {root}, and the text ends with {last}. Node 0 is the "
                 "last token of the text, so `observe` has to take in `verdict.next_token` too."
             )
-        if drafter.drawing is Drawing.FIXED and proposal.tree.draws.any():
+        if len(proposal.tree) > 1 and drafter.drawing is Drawing.FIXED and proposal.tree.draws.any():
             raise ValueError(
                 f"'{drafter.name}' proposed sampled tokens and declares deterministic ones, so no rule can be chosen "
                 "for it; override `drawing` (Drawing.RECORDED where every token follows its recorded distribution)."

@@ -466,6 +466,8 @@ def _depends_on(target: LanguageModel, draft: LanguageModel | None, sampling: Sa
             if not (isinstance(model, HFModel) and model.context >= ROOM):
                 return None
             model.check_modules()  # which may choose another engine
+            if model.awaited is not None:  # transformers' own forward, on a machine that is compiling
+                return None
     return {
         "target": _described(target), "draft": None if draft is None else _described(draft),
         "sampled": not sampling.greedy, "filtered": sampling.top_k is not None or sampling.top_p is not None,

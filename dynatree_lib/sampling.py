@@ -7,6 +7,7 @@ drafting and verifying, go through a `RandomSource`, so that tests can replay ev
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -139,6 +140,29 @@ def _holding(distribution: torch.Tensor, mass: float) -> tuple[torch.Tensor, tor
             if bool((values.sum(-1) > mass).all()):
                 return values, ids.gather(-1, places)
     return distribution.sort(dim=-1, descending=True, stable=True)
+
+
+@dataclass
+class Ranking:
+    """What a forward found out about its logits while it ran, because later they lie in another core's cache.
+
+    Attributes:
+        sharpness: as for `most_probable`.
+        found: (n, 3, k) float64, the three results of `most_probable` for each row, tokens as bits of int64; None where
+            nothing was found out.
+        of: V, how many logits of a row were looked through.
+    """
+
+    sharpness: float = 1.0
+    found: np.ndarray | None = None
+    of: int = 0
+
+    def best(self, logits: torch.Tensor, breadth: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Return what `most_probable` returns, or None where these (n, V) logits were not looked through so far."""
+        found, breadth = self.found, min(breadth, self.of)
+        if found is None or len(logits) != len(found) or logits.shape[1] != self.of or breadth > found.shape[2]:
+            return None
+        return found.view(np.int64)[:, 0, :breadth], found[:, 1, :breadth], found[:, 2, :breadth]
 
 
 @one_thread()
@@ -296,7 +320,7 @@ class Scores:
         Raises:
             ValueError: for NaN; the message names the node and the model.
         """
-        if self._ranked is not None and np.isfinite(self._ranked[1][:, 0]).all():
+        if self._ranked is not None and math.isfinite(self._ranked[1][:, 0].sum()):
             tokens = self._ranked[0][:, 0]
             return tokens if self.tokens is None else self.tokens[tokens]
         tokens, values = self._best()
@@ -312,6 +336,16 @@ class Scores:
         if self._ranked is None or self._ranked[0].shape[1] < min(breadth, self.logits.shape[1]):
             self._ranked = self.most_probable(self.logits, breadth)[:2]
         return self._ranked[0][:, :breadth], self._ranked[1][:, :breadth]
+
+    @property
+    def looked_through(self) -> bool:
+        """Whether the most probable tokens are known, so that a greedy rule needs nothing of torch."""
+        return self._ranked is not None
+
+    def know(self, ranking: Ranking) -> None:
+        """Take over what the forward of these logits found out about them."""
+        if ranking.found is not None and (found := ranking.best(self.logits, ranking.found.shape[2])) is not None:
+            self._ranked = found[:2]
 
     def _best(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the (n,) tokens with the largest logits and these logits; where one is NaN, any token and NaN."""

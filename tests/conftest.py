@@ -14,6 +14,7 @@ from dynatree_lib.costs import ASSUMED
 from dynatree_lib.models import huggingface
 from dynatree_lib.models.huggingface import HFModel
 
+os.environ.setdefault("DYNATREE_COMPILING", "wait")  # what another process compiles has tests of its own
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with Ctrl-C ignored

@@ -3,20 +3,18 @@
 python3 -m tools.compile_kernels
 """
 
-import numba
-import numpy as np
-
 from dynatree_cpu import kernels
+from dynatree_cpu.preparing import Compiler
 
 
 def main() -> None:
-    """Compile what a team of threads runs; numba keeps it on disk."""
-    numbers, count = np.zeros(1, np.int64), 1
+    """Compile each kind in a process of its own; numba keeps it on disk."""
     kinds = [kernels.FLOAT32]
     kinds += [kernels.BFLOAT16_BITS] * kernels.BFLOAT16 + [kernels.FOUR_BITS, kernels.EIGHT_BITS] * kernels.QUANTISED
-    for kind in kinds:
-        arguments = numbers, count, count, np.empty(0, kind), numbers
-        kernels.run.compile(tuple(map(numba.typeof, arguments)))
+    for compiler in [Compiler(kind) for kind in kinds]:
+        compiler.wait()
+        if failure := compiler.failure():
+            raise SystemExit(failure)
 
 
 if __name__ == "__main__":

@@ -92,11 +92,15 @@ class TreeBuilder:
         Returns:
             (f, K) logits of the tokens that it drafts, in float32 or float64.
         """
+        logits: torch.Tensor = self.state.session.level(*self._read(frontier))
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def _read(self, frontier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of the frontier, and their parents among the draft's pending nodes, where they are now."""
         above, session = self.parents[frontier], self.state.session
         parents = np.where(above >= 0, self.pending[above], ROOT)
         self.pending[frontier] = range(session.pending, session.pending + len(frontier))
-        logits = session.level(np.minimum(self.tokens[frontier], self.highest), parents)
-        return logits if logits.dtype == torch.float64 else logits.float()
+        return np.minimum(self.tokens[frontier], self.highest), parents
 
     def best(self, frontier: np.ndarray, breadth: int) -> tuple[np.ndarray, np.ndarray]:
         """Read the frontier; return the `breadth` most probable next tokens of each node.
@@ -116,7 +120,7 @@ class TreeBuilder:
         Raises:
             ValueError: for logits that describe no distribution; the message names the node and the draft.
         """
-        tokens, logprobs, sharp = self.state.session.most_probable(self.logits(frontier), breadth, sharpness)
+        tokens, logprobs, sharp = self.state.session.best(*self._read(frontier), breadth, sharpness)
         if np.isnan(logprobs[:, 0]).any():
             raise ValueError(bad_logits(self.state.session.owner, int(frontier[np.isnan(logprobs[:, 0])][0])))
         return self._named(tokens), logprobs, sharp

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Literal
 
 import numpy as np
@@ -17,9 +18,10 @@ import torch
 
 from ..checks import chosen, of_kind, whole
 from ..decoding import Generation, Interrupted, check_request, checked_ends, checked_prompt
+from ..models.engine import Features
 from ..models.huggingface import HFModel
 from ..models.texts import Prompt
-from ..sampling import RandomSource, Sampling, Scores, bad_logits, one_thread
+from ..sampling import RandomSource, Ranking, Sampling, Scores, bad_logits, one_thread
 from ..stopping import Stopping
 from ..tree import ROOT
 from .static import CAPACITY, StaticModel, StaticSession, why_not_static
@@ -119,15 +121,22 @@ def _one_by_one(
     cache, length = target.new_cache(budget), len(ids)
     logits = target.forward(np.array(ids), np.arange(length), None, cache, 1)
     token, place = torch.zeros(2, 1, 1, dtype=torch.int64, device=target.device)
+    ranking = Ranking()
+    features = Features(ranking=ranking)
     for position in range(length, length + budget):
         scores = Scores(logits[-1:], sampling, target.name)
-        with one_thread():
+        scores.know(ranking)
+        with nullcontext() if sampling.greedy and scores.looked_through else one_thread():
             chosen = scores.next_token(0, random)
         yield [chosen]
-        if position + 1 < length + budget:
+        if position + 1 == length + budget:
+            return
+        if target.arrays is None:
             token.fill_(chosen)
             place.fill_(position)
             logits = target.engine(token, place, None, cache, 1)[0, :, : target.vocab_size]
+        else:
+            logits = target.run_forward(np.array([chosen]), np.array([position]), None, cache, 1, features)
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..checks import of_kind
-from ..sampling import GREEDY, MostProbable, Sampling, Scores, most_probable
+from ..sampling import GREEDY, MostProbable, Ranking, Sampling, Scores, most_probable
 from ..tree import ROOT
 
 
@@ -166,11 +166,21 @@ class Session(ABC):
             )
         logits = self._read(self._queue, tokens, parents)
         self._have_read(parents, len(tokens))
-        return Scores(logits, sampling, self.owner, self._features(), self.drafted, self.most_probable)
+        scores = Scores(logits, sampling, self.owner, self._features(), self.drafted, self.most_probable)
+        ranking = self._ranking()
+        if ranking is not None:
+            scores.know(ranking)
+        return scores
 
     def level(self, tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
         """Score f nodes as `score` does; return their (f, V) logits alone, or (f, K) of `drafted` tokens."""
         return self.score(tokens, parents, GREEDY).logits
+
+    def best(
+        self, tokens: np.ndarray, parents: np.ndarray, breadth: int, sharpness: float = 1.0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Score f nodes as `level` does; return what `sampling.most_probable` says of their logits."""
+        return self.most_probable(self.level(tokens, parents), breadth, sharpness)
 
     def _all_parents(self, parents: Sequence[int] | np.ndarray) -> np.ndarray:
         """Parents of all pending nodes, new ones included; ValueError for one that does not come before its child."""
@@ -232,6 +242,10 @@ class Session(ABC):
 
     def _features(self) -> torch.Tensor | None:
         """Return the (q + n, k h) features of what `_read` has just read, for a session that keeps them."""
+        return None
+
+    def _ranking(self) -> Ranking | None:
+        """Return what the forward of `_read` has found out about its logits, if it has."""
         return None
 
     @abstractmethod

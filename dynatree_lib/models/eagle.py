@@ -51,10 +51,14 @@ class EagleModel(HFModel):
         super().__init__(model, tokenizer, check=False, engine=engine)
         self.feature_layers, self.session_class = tuple(model.feature_layers), EagleSession
         self.recent: int | None = RECENT
-        if not getattr(self.engine, "gives_features", False):
-            self.engine = Eager(model)
+        if not getattr(self.awaited or self.engine, "gives_features", False):
+            self.engine, self.awaited = Eager(model), None
         if check:
             _check_features(self)
+
+    @override
+    def _prove_engine(self) -> None:
+        _check_features(self)
 
     @override
     def check_target(self, target: LanguageModel) -> None:

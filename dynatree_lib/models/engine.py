@@ -23,11 +23,13 @@ from numpy import ndarray
 from torch.nn import Module, Parameter
 from torch.nn.modules import module as every_module
 
-from ..sampling import MostProbable
+from ..sampling import MostProbable, Ranking
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+COMPILING = "DYNATREE_COMPILING"
+"""The environment variable that says whether loading a model waits for machine code: "wait" or "go on"."""
 LARGEST_COPY = 2**30
 """Bytes of weights up to which `auto` takes an engine that holds a second copy of them."""
 
@@ -65,11 +67,13 @@ class Features:
         layers: layers whose hidden states are wanted, counted from 1, -1 being the last, normed; () for none.
         given: (m, h) features of the next m tokens, for a model that reads features; forwards use them up.
         read: (n, k h) hidden states after the k `layers`, side by side, which every forward of n tokens appends.
+        ranking: what the forward may find out about its logits, or None.
     """
 
     layers: tuple[int, ...] = ()
     given: torch.Tensor | None = None
     read: list[torch.Tensor] = field(default_factory=list)
+    ranking: Ranking | None = None
 
     def take(self, count: int) -> torch.Tensor:
         """Return the (count, h) features that the next tokens come with, and forget them.
@@ -96,6 +100,7 @@ class Engine(Protocol):
     arrays is an `ArrayEngine` too. `narrow`, where it has that, is the dtype in which it runs the fastest here;
     `forward_bytes` are the bytes of weights that a forward reads, where they are not the model's. `rounding` is the
     share of the logits' spread by which they may differ from transformers', where that is more than in the dtype.
+    `prepare(begin=, wait=)`, where it has that, is asked as `prepared` says.
     """
 
     name: str
@@ -166,6 +171,7 @@ class ArrayEngine(Protocol):
         cache: Any,
         features: tuple[torch.Tensor, torch.Tensor] | None = None,
         around: Callable[..., torch.Tensor] | None = None,
+        ranking: Ranking | None = None,
     ) -> torch.Tensor:
         """Read q queued tokens and f nodes of a draft's tree; return the (f, V) logits of the nodes, float32.
 
@@ -179,6 +185,7 @@ class ArrayEngine(Protocol):
             features: for a draft on features, (q, h) of the queue, and (m, h) of the text's last token and of the
                 pending nodes, in which those of the new nodes are written; m > p + f.
             around: called as `HFModel.observed` says, with the forward.
+            ranking: as in `Features`.
         """
         ...
 
@@ -361,6 +368,18 @@ def _load_entry_points() -> None:
     for name, place in given.items():  # later than those of packages, also where they were registered before
         _ENGINES.pop(name)
         _ENGINES[name] = place
+
+
+def prepared(engine: Engine, *, begin: bool = True, wait: bool = False) -> bool:
+    """Return whether an engine can run now.
+
+    Args:
+        engine: any.
+        begin: have another process compile what it needs.
+        wait: until it can. It always waits where the environment variable `COMPILING` is "wait".
+    """
+    prepare = getattr(engine, "prepare", None)
+    return prepare is None or bool(prepare(begin=begin, wait=wait or os.environ.get(COMPILING) == "wait"))
 
 
 def check_engine(choice: str) -> None:

@@ -17,11 +17,11 @@ from typing_extensions import override
 
 from ..checks import as_tuple
 from ..masks import additive, chunk, depth_positions, laid_out, sliding_window
-from ..sampling import Sampling
+from ..sampling import Ranking, Sampling
 from .architecture import WINDOWED, check_loaded, reach
 from .base import LanguageModel, Session
 from .cache import TreeCache
-from .engine import ArrayEngine, Eager, Engine, Features, Modules, check_threads, engine_of
+from .engine import ArrayEngine, Eager, Engine, Features, Modules, check_threads, engine_of, prepared
 from .generation_config import warn_of
 from .proof import check_tree_attention
 
@@ -41,6 +41,7 @@ class HFModel(LanguageModel):
         configured: whether its caller applies the checkpoint's generation config, as `hf.generate` does.
         drafted: (K,) ids of the tokens that its logits are of, see `Session`; None for all.
         around: observes every forward, see `observed`.
+        awaited: the engine that runs texts as soon as its machine code is compiled (`settle`); None where none is.
 
     Args:
         model: a `PreTrainedModel` with sdpa or eager attention; it is put in eval mode.
@@ -56,7 +57,7 @@ class HFModel(LanguageModel):
 
     FIELDS: ClassVar[tuple[str, ...]] = (
         "model", "tokenizer", "name", "vocab_size", "context", "eos_token_ids", "vocabulary", "layers", "feature_size",
-        "session_class", "around", "drafted", "engine", "set_aside", "modules", "configured",
+        "session_class", "around", "drafted", "engine", "set_aside", "awaited", "modules", "configured",
     )  # fmt: skip
     """What a model is made of: `altered` changes these, and another way to run the model takes them over."""
 
@@ -84,9 +85,12 @@ class HFModel(LanguageModel):
         self.around: Callable[..., torch.Tensor] | None = None
         self.drafted: np.ndarray | None = None
         self.set_aside: Engine | None = None
+        self.awaited: Engine | None = None
         self.configured = False
         self.engine: Engine = engine_of(model, engine)
         self.modules = Modules(model)
+        if engine == "auto" and not prepared(self.engine, begin=False):
+            self.engine, self.awaited = Eager(model), self.engine
         if check:
             check_tree_attention(self, may_fall_back=engine == "auto")
 
@@ -149,6 +153,27 @@ class HFModel(LanguageModel):
         own = [layer for layer, mode in enumerate(sharing) if mode != "reuse"]
         return TreeCache(self.layers, capacity, self.layer_devices, own[-1] if own else None)
 
+    def _prove_engine(self) -> None:
+        """Compare the engine's logits with those of transformers' own forward; leave the model to that if need be."""
+        check_tree_attention(self, engine_only=True, may_fall_back=True)
+
+    def settle(self) -> Self:
+        """Wait for the engine whose machine code is being compiled, if one is; return the model."""
+        self._take_awaited(wait=True)
+        return self
+
+    def _take_awaited(self, wait: bool = False) -> None:
+        """Let the awaited engine run the model, if it can and passes its proof; see to it that it soon can."""
+        awaited = self.awaited
+        if awaited is None or not prepared(awaited, wait=wait):
+            return
+        self.engine, self.awaited = awaited, None
+        try:
+            self._prove_engine()
+        except ValueError as error:
+            logging.getLogger(__name__).warning("%s So transformers' own forward runs it (engine 'eager').", error)
+            self.engine = Eager(self.modules.model)
+
     def check_modules(self) -> None:
         """Let transformers' own forward run a model that has got hooks or other modules since it was loaded.
 
@@ -159,6 +184,7 @@ class HFModel(LanguageModel):
             RuntimeError: in a fork of a process that had loaded models (`check_threads`).
         """
         check_threads()
+        self._take_awaited()
         if self.set_aside is None and type(self.engine) is Eager:
             return
         changed = self.modules.changed()
@@ -199,6 +225,8 @@ class HFModel(LanguageModel):
             if name not in self.FIELDS:
                 raise AttributeError(f"A model has no field '{name}' to alter; it has {', '.join(self.FIELDS)}.")
             setattr(other, name, value)
+        if "engine" in fields and "awaited" not in fields:
+            other.awaited = None
         return other
 
     def _take_over(self, other: HFModel) -> None:
@@ -234,14 +262,16 @@ class HFModel(LanguageModel):
         """Run what `forward` runs, without the observer of `observed`."""
         more = () if features is None else (features,)
         if self.arrays is not None:
-            return self.arrays.read(tokens, positions, mask, cache, keep, *more)[:, : self.vocab_size]
+            logits = self.arrays.read(tokens, positions, mask, cache, keep, *more)
+            return logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size]
         ids, places = torch.from_numpy(np.stack((tokens, positions))).to(self.device).split(1)
         return self.engine(ids, places, mask, cache, keep, *more)[0, :, : self.vocab_size]
 
     def observed(self, around: Callable[..., torch.Tensor]) -> Self:
         """Return the same model (weights shared) whose sessions run each forward as `around(run, *arguments)`.
 
-        `around` returns the logits of `run(*arguments)`; it may time the call or keep its arguments.
+        `around` returns the logits of `run(*arguments)`; it may time the call or keep its arguments. One that changes
+        no logits may say so by an attribute `only_looks = True`: then forwards may say which tokens are most probable.
         """
         return self.altered(around=around)
 
@@ -313,6 +343,7 @@ class HFSession(Session):
     """
 
     in_one_call = True
+    _forward_features: Features | None = None
 
     def __init_subclass__(cls, in_one_call: bool = False, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -327,7 +358,7 @@ class HFSession(Session):
 
     def _reset(self) -> None:
         self._cache = self.model.new_cache()
-        self._forward_features: Features | None = None
+        self._forward_features = None
         if self.feature_layers and not getattr(self.model.engine, "gives_features", False):
             self.model = self.model.altered(engine=Eager(self.model.model))
 
@@ -339,11 +370,17 @@ class HFSession(Session):
     @in_inference_mode
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
         self._forward_features = self._features_of(parents, len(tokens))
+        if self._may_rank():
+            self._forward_features = self._forward_features or Features()
+            self._forward_features.ranking = Ranking()
         if len(queue) > LONGEST_JOINT_PREFILL or not len(tokens):
             self._prefill(np.asarray(queue, np.int64))
             queue = []
         if not len(tokens):
             return torch.empty(0, self.model.vocab_size)
+        if len(parents) == 1 and not queue:  # plain decoding
+            place = self._positions(parents, self.position)
+            return self.model.forward(tokens, place, None, self._cache, 1, self._forward_features)
         joined, forest, tail = laid_out(queue, tokens, parents)
         keys = self._positions(forest, self.position - len(queue))
         queries, mask = keys[len(keys) - len(joined) :], None
@@ -356,9 +393,29 @@ class HFSession(Session):
         """Return the features of the forwards that read the queue and the last `nodes` of the pending nodes."""
         return Features(self.feature_layers) if self.feature_layers else None
 
+    def _may_rank(self) -> bool:
+        """Whether a forward's logits are what its caller gets."""
+        around = self.model.around
+        return self.model.arrays is not None and (around is None or getattr(around, "only_looks", False))
+
+    @override
+    def _ranking(self) -> Ranking | None:
+        return None if self._forward_features is None else self._forward_features.ranking
+
     @override
     @in_inference_mode
-    def level(self, tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
+    def best(
+        self, tokens: np.ndarray, parents: np.ndarray, breadth: int, sharpness: float = 1.0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        ranking = Ranking(sharpness) if self._may_rank() else None
+        logits = self.level(tokens, parents, ranking)
+        found = None if ranking is None else ranking.best(logits, breadth)
+        return self.most_probable(logits, breadth, sharpness) if found is None else found
+
+    @override
+    @in_inference_mode
+    def level(self, tokens: np.ndarray, parents: np.ndarray, ranking: Ranking | None = None) -> torch.Tensor:
+        """Do what `Session.level` says; where it is one call, note what is found out about the logits."""
         engine, queue, model = self.model.arrays, self._queue, self.model
         if engine is None or not self.in_one_call:
             return super().level(tokens, parents)
@@ -366,9 +423,9 @@ class HFSession(Session):
         if not engine.runs(len(joined), self._cache):
             return super().level(tokens, parents)
         features = self._level_features(every, self.pending)
-        logits = engine.level(joined, every, len(queue), self.position, self._cache, features, model.around)
+        logits = engine.level(joined, every, len(queue), self.position, self._cache, features, model.around, ranking)
         self._have_read(every, len(tokens))
-        return logits[:, : model.vocab_size]
+        return logits if logits.shape[1] == model.vocab_size else logits[:, : model.vocab_size]
 
     def _level_features(self, parents: np.ndarray, before: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """What `ArrayEngine.level` takes as features, with room for those of the new nodes.

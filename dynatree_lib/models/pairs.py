@@ -98,9 +98,16 @@ class Pair:
         """The draft that any library can use."""
         return self.independent or self.draft
 
+    def settle(self) -> Pair:
+        """Wait for engines whose machine code is being compiled (`HFModel.settle`); return the pair."""
+        for model in (self.target, self.draft, self.independent):
+            if model is not None:
+                model.settle()
+        return self
+
     def skipping(self, layers: Sequence[int]) -> HFModel:
         """Return the target without some layers as a draft, run by the target's engine; errors as `skipping`."""
-        return skipping(self.target, layers, engine=self.target.engine.name)
+        return _skipping(self.target, layers)
 
     def ids(self, prompt: str | Sequence[Mapping[str, str]]) -> list[int]:
         """Return the token ids of a prompt, under the tokenizer's chat template where it has one.
@@ -114,6 +121,11 @@ class Pair:
         if not getattr(self.tokenizer, "chat_template", None):
             return text_ids("\n\n".join(message["content"] for message in messages), self.tokenizer, self.target.name)
         return conversation_ids(messages, self.tokenizer, self.target.name)
+
+
+def _skipping(target: HFModel, layers: Sequence[int]) -> HFModel:
+    """Return the target without some layers, run by its engine, or by the one that it waits for."""
+    return skipping(target, layers, engine=target.engine.name if target.awaited is None else "auto")
 
 
 def load_pair(
@@ -174,7 +186,7 @@ def load_pair(
         raise ValueError(f"Give both target= and draft=, or one of the named pairs: {', '.join(PAIRS)}.")
     big = load_model(_half(target, "target"), **options)
     if str(draft).startswith(SKIP):
-        return make_pair(big, skipping(big, _layers(str(draft)), engine=big.engine.name), name or f"{target} + {draft}")
+        return make_pair(big, _skipping(big, _layers(str(draft))), name or f"{target} + {draft}")
     options["dtype"] = of_draft or options["dtype"]
     source = _half(draft, "draft")
     small = load_model(source, **options, tokenizer=_tokenizer(draft, source, big))
@@ -231,21 +243,25 @@ def load_pruned_pair(
         ValueError: as for `load_pair`, or for a draft of another target.
     """
     big = load_model(target, **options)
+    big.check_modules()  # so that what it needs is compiled while the drafts are loaded
     # drafts were trained, so their weights are not quantised
     engine = "compiled" if options["engine"] in ("quantised", "rounded") else options["engine"]
     whole, tokens = load_pruned(folder / "draft", big.model)
     small = HFModel(whole, big.tokenizer, engine="eager", check=False)
     reduced = HFModel(short_head(whole, tokens), big.tokenizer, engine=engine)
-    small = small.altered(engine=reduced.engine, modules=reduced.modules, drafted=tokens)
+    small = small.altered(
+        engine=reduced.engine, awaited=reduced.awaited, modules=reduced.modules, drafted=tokens,
+    )  # fmt: skip
     if not (folder / "features").is_dir():
         return Pair(name, big, small, big.tokenizer)
     whole, tokens = load_pruned(folder / "features", big.model)
-    narrow: torch.dtype = getattr(big.engine, "narrow", big.dtype)
+    narrow: torch.dtype = getattr(big.awaited or big.engine, "narrow", big.dtype)
     wanted = draft_dtype or narrow
     light = short_head(whole, tokens)
     if wanted != big.dtype:
         light = in_dtype(light, wanted)  # a copy, because it shares tables with the target
     reduced = EagleModel(light, big.tokenizer, engine=engine)
+    reduced.check_modules()
     return Pair(name, big, reduced.altered(drafted=tokens), big.tokenizer, independent=small)
 
 

@@ -72,6 +72,7 @@ class Trace:
             self.events.append([role, start, self.now(), nodes])
             return logits
 
+        timed.only_looks = True  # type: ignore[attr-defined]
         return model.observed(timed)
 
     def on_tokens(self, tokens: list[int]) -> None:

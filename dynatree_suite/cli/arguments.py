@@ -34,8 +34,11 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
     return Sampling(args.temperature, args.top_k, args.top_p)
 
 
-def pair_of(args: argparse.Namespace) -> Pair:
-    """Load the pair, with the number of threads set before; ValueError for none, and for more than any machine has."""
+def pair_of(args: argparse.Namespace, *, settled: bool = True) -> Pair:
+    """Load the pair, with the number of threads set before; ValueError for none, and for more than any machine has.
+
+    It is `settled`, because most commands measure.
+    """
     if args.threads not in (None, "auto"):
         if not re.fullmatch(r"\d{1,4}", args.threads, re.ASCII) or not 1 <= int(args.threads) <= MOST_THREADS:
             raise ValueError(f"--threads is {args.threads}; give a whole number from 1 to {MOST_THREADS}, or auto.")
@@ -45,7 +48,7 @@ def pair_of(args: argparse.Namespace) -> Pair:
     names = {"target": args.target, "draft": args.draft, "device_map": args.device, "engine": args.engine}
     names["draft_dtype"], names["vocabularies"] = args.draft_dtype, args.vocabularies
     if args.dtype == FASTEST:
-        pairs = {dtype: load_pair(args.pair, **names, dtype=dtype) for dtype in ("float32", "bfloat16")}
+        pairs = {dtype: load_pair(args.pair, **names, dtype=dtype).settle() for dtype in ("float32", "bfloat16")}
         seconds = iteration_seconds(pairs)
         args.dtype = min(seconds, key=seconds.__getitem__)
         times = ", ".join(f"{dtype}: {1000 * each:.2f} ms" for dtype, each in seconds.items())
@@ -53,6 +56,8 @@ def pair_of(args: argparse.Namespace) -> Pair:
         pair = pairs[args.dtype]
     else:
         pair = load_pair(args.pair, **names, dtype=args.dtype)
+    if settled:
+        pair.settle()
     if args.static:
         pair = static_pair(pair, warm=True)
     if args.threads == "auto":

@@ -40,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
     arguments.check_least(args, max_new_tokens=1)
     decoder(args.method)  # before models are loaded
     options = {"max_new_tokens": args.max_new_tokens, "sampling": sampling, "seed": args.seed}
-    conversation = Conversation(arguments.pair_of(args), args.method, args.system, **options)
+    conversation = Conversation(arguments.pair_of(args, settled=False), args.method, args.system, **options)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives `input` a history and keys to edit a line
     for stream, unknown in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):

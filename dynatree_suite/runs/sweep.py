@@ -225,7 +225,7 @@ def _loaded(setting: Setting) -> Pair:
 
 @lru_cache(maxsize=1)
 def _pair(name: str, device: str, dtype: str | None, engine: str, _files: tuple[tuple[str, str], ...]) -> Pair:
-    return load_pair(name, device_map=device, dtype=dtype, engine=engine)
+    return load_pair(name, device_map=device, dtype=dtype, engine=engine).settle()
 
 
 @dataclass(frozen=True)

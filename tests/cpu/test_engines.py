@@ -3,6 +3,7 @@
 import copy
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,6 +124,46 @@ def test_compiled_forwards_are_the_same_on_any_number_of_threads_and_in_any_orde
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_forward_finds_what_a_look_at_its_logits_finds(threads):
+    """The twin is torch's, on logits with ties; the last rows of the packed head are no tokens."""
+    raw, before = raw_model("llama", dtype=torch.float32), torch.get_num_threads()
+    with torch.no_grad():
+        raw.lm_head.weight[40:60] = raw.lm_head.weight[7]
+    model, random = HFModel(raw, engine="compiled"), np.random.default_rng(threads)
+    torch.set_num_threads(threads)
+    try:
+        for count in (1, 3, 17, native.FEW - 20, native.FEW):  # behind 20 tokens that were not read
+            session = model.session()
+            session.start(prompt(20, count)[0].tolist())
+            scores = session.score(random.integers(0, 97, count), np.arange(-1, count - 1), Sampling())
+            assert scores.looked_through == (count + 20 <= native.FEW)
+            tokens, shares, _ = most_probable(scores.logits, kernels.BEST)
+            found = scores.ranked(kernels.BEST)
+            np.testing.assert_array_equal(found[0], tokens)
+            np.testing.assert_allclose(found[1], shares, atol=1e-5)
+            np.testing.assert_array_equal(scores.argmax, scores.logits.argmax(-1))
+            session.rollback()
+            level = random.integers(0, 97, min(count, 9)), np.full(min(count, 9), -1)
+            for breadth, sharpness in ((3, 1.0), (4, 0.7), (kernels.BEST + 1, 2.5)):
+                best = session.best(*level, breadth, sharpness)
+                session.rollback()
+                for one, other in zip(best, most_probable(session.level(*level), breadth, sharpness), strict=True):
+                    np.testing.assert_allclose(one, other, atol=1e-5)
+                session.rollback()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_a_forward_finds_is_not_asked_where_its_logits_are_changed():
+    model = HFModel(raw_model("llama", dtype=torch.float32), engine="compiled")
+    other = model.observed(lambda run, *arguments: -run(*arguments))
+    found, expected = (scores_of(each, [1, 2, 3], [4, 5], [-1, 0]) for each in (other, model))
+    assert not found.looked_through
+    np.testing.assert_array_equal(found.argmax, (-expected.logits).argmax(-1))
+    assert not replace(expected, logits=-expected.logits).looked_through
+
+
 def test_a_worker_that_is_still_away_is_not_waited_for(monkeypatch):
     """The caller then computes alone, with the same result, and the worker's counters stay as they are."""
     raw = raw_model("llama", dtype=torch.float32)
@@ -143,7 +184,7 @@ def test_a_worker_that_has_not_come_by_the_end_of_a_forward_is_called_back(monke
     with monkeypatch.context() as asleep:
         asleep.setattr(native.threading.Thread, "start", lambda thread: None)
         members = native.team(torch.get_num_threads() + 2, kernels.FLOAT32)
-    monkeypatch.setattr(native, "team", lambda threads, kind: members)
+    monkeypatch.setattr(model.engine, "_members", lambda: members)
     for _ in range(2):
         found, expected = (scores_after(each, [1, 2, 3], [4, 5, 6], [-1, 0, 0]) for each in (model, other))
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
@@ -208,6 +249,7 @@ def test_a_first_forward_that_has_to_be_compiled_says_so(monkeypatch, caplog):
         native._say_compiling.cache_clear()
         monkeypatch.setattr(native, "PATIENCE", patience)
         monkeypatch.setattr(native, "_teams", {})
+        monkeypatch.setattr(model.engine, "usual", None)
         monkeypatch.setattr(native.kernels, "run", first)
         autoregressive(model, [1, 2], max_new_tokens=2)
         assert native._teams
@@ -223,10 +265,14 @@ def test_broken_weights_are_noticed():
         autoregressive(model, [1, 2, 3], max_new_tokens=4)
 
 
-def scores_after(model, text, tokens, parents):
+def scores_of(model, text, tokens, parents):
     session = model.session()
     session.start(text)
-    return session.score(tokens, parents, Sampling()).logits
+    return session.score(tokens, parents, Sampling())
+
+
+def scores_after(model, text, tokens, parents):
+    return scores_of(model, text, tokens, parents).logits
 
 
 def test_two_texts_at_once_do_not_disturb_each_other():
