@@ -261,7 +261,10 @@ class CompiledLlama:
         if fusion is not None:
             self.fusion = aligned(fusion.map.weight.numel(), self.dtype)
             self.fusion[:] = blocked(fusion.map.weight)
-            self.fusion_norms = torch.cat([norm.weight for norm in fusion.norms]).float()
+            self.fusion_norms = torch.cat([norm.weight for norm in fusion.norms]).float().numpy()
+            inputs = aligned((FEW + kernels.DEEP) * len(self.fusion_norms), self.dtype)  # a tile may read past the last
+            tile = aligned(kernels.DEEP * kernels.WIDTH, torch.float32).numpy()
+            self.fusing = self._bits(inputs), tile, np.zeros(2 * kernels.LINE // 8, np.int64)
 
     def _packed(self, matrix: torch.Tensor) -> torch.Tensor:
         """Pack an (out, in) matrix of a layer; flat uint8."""
@@ -532,12 +535,12 @@ class CompiledLlama:
         """Compute (n, h) float32 features of (n, k h) hidden states, or None where it is not compiled for so many."""
         if not 0 < len(states) <= FEW:
             return None
-        rows = len(states) + kernels.DEEP  # a tile may read rows past the last
-        inputs = aligned(rows * len(self.fusion_norms), self.dtype)
-        out, tile = torch.empty(len(states), self.width), aligned(kernels.DEEP * kernels.WIDTH, torch.float32)
-        kernels.fuse(
-            states.float().numpy(), self.fusion_norms.numpy(), self.fusion.data_ptr(), np.float32(self.eps),
-            self.shapes.ctypes.data, self._bits(inputs), out.numpy(), tile.numpy(),
-            np.zeros(2 * kernels.LINE // 8, np.int64),
-        )  # fmt: skip
+        out = torch.empty(len(states), self.width)
+        with self.lock:
+            inputs, tile, counters = self.fusing
+            counters.fill(0)
+            kernels.fuse(
+                states.float().numpy(), self.fusion_norms, self.fusion.data_ptr(), np.float32(self.eps),
+                int(self.job[kernels.SHAPES]), inputs, out.numpy(), tile, counters,
+            )  # fmt: skip
         return out

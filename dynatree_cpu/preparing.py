@@ -30,8 +30,8 @@ class Compiler:
     """
 
     def __init__(self, kind: np.dtype) -> None:
-        command = [sys.executable, "-m", __name__, str(kind), WAYS]
-        there = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-P", "-m", "dynatree_cpu.preparing", str(kind), WAYS]
+        there = {**os.environ, "PYTHONPATH": os.pathsep.join(each or str(Path.cwd()) for each in sys.path)}
         silent = subprocess.DEVNULL
         self.process = subprocess.Popen(
             command, env=there, stdin=silent, stdout=silent, stderr=subprocess.PIPE, text=True, errors="replace"
@@ -93,7 +93,8 @@ def ready(kind: np.dtype, *, begin: bool = True, wait: bool = False) -> bool:
         return False
     if not kept(kind):
         logging.getLogger(__name__).warning(
-            "The process that was to compile the forward of few tokens did not (%s); this one does it now.", failure
+            "The process that was to compile the forward of few tokens did not (%s); this one does it now.",
+            failure or "nothing is kept",
         )
     return True
 

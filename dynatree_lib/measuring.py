@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import platform
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,13 +29,14 @@ from typing_extensions import override
 
 from .costs import ASSUMED, Costs
 from .decoding import Loop, begun
-from .drafters.auto import Auto
+from .drafters.auto import Auto, AutoState
 from .drafters.base import Drafter, ModelDrafter, NoDraft, Proposal
 from .drafters.builder import TreeBuilder
+from .drafters.search import Chosen
 from .models.base import LanguageModel
 from .models.huggingface import HFModel
 from .paths import cache_folder
-from .sampling import GREEDY, Sampling, Scores
+from .sampling import GREEDY, RandomSource, Sampling, Scores
 from .stopping import Stopping
 from .tree import ROOT, TokenTree
 from .verifiers import default_verifier
@@ -64,7 +66,7 @@ LEVELS = 4
 """Levels whose time is taken together, below a first level that reads node 0 alone."""
 SMALLEST = 1e-4
 """Least cost that is believed, in greedy steps."""
-FORMAT = 1
+FORMAT = 2
 """Version of the kept files; another version is measured again."""
 
 Clock = Callable[[], float]
@@ -149,17 +151,11 @@ def levels_probes(target: LanguageModel, draft: LanguageModel, widths: Sequence[
 
 
 @dataclass(frozen=True)
-class GuessesProbe(Auto):
-    """Makes guesses and may lose nothing, so that node 0 alone is scored; notes what that takes on the host.
+class TimedAuto(Auto):
+    """Notes what an iteration takes besides the target's forward."""
 
-    `features` is as for `RowsProbe`.
-    """
-
-    share: float = 0.0
-    features: tuple[int, ...] | None = None
     clock: Clock = time.perf_counter
     taken: list[float] = field(default_factory=list, compare=False)
-    name = "guesses-probe"
 
     @override
     def propose(self, state: Any, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
@@ -176,13 +172,41 @@ class GuessesProbe(Auto):
         return state
 
     def seconds(self) -> float:
-        """Return what an iteration's guesses took; the first iteration reads the prompt."""
+        """Return the median; the first iteration reads the prompt."""
         return float(np.median(self.taken[1:]))
+
+
+@dataclass(frozen=True)
+class GuessesProbe(TimedAuto):
+    """Makes guesses and may lose nothing, so that node 0 alone is scored. `features` is as for `RowsProbe`."""
+
+    share: float = 0.0
+    features: tuple[int, ...] | None = None
+    name = "guesses-probe"
 
     @property
     def feature_layers(self) -> tuple[int, ...] | None:
         """Layers whose hidden states the target is to give."""
         return self.features
+
+
+@dataclass(frozen=True)
+class DraftingProbe(TimedAuto):
+    """Makes no guesses, and drafts a level in each iteration, whether it pays or not."""
+
+    depth: int = 1
+    share: float = 0.99
+    name = "drafting-probe"
+
+    @override
+    def start(self, prompt: Sequence[int], random: RandomSource) -> AutoState:
+        state = super().start(prompt, random)
+        state.trial.rest = sys.maxsize
+        return state
+
+    @override
+    def _levels_pay(self, state: AutoState, chosen: Sequence[Chosen], rate: float) -> bool:
+        return True
 
 
 class CannotMeasure(ValueError):
@@ -345,7 +369,12 @@ def measured(
     features = None if draft is None else draft.feature_layers
     guessing = GuessesProbe(costs=known, max_nodes=sizes[-1], clock=clock, features=features)
     begun_text(guessing).seconds(guessing, 2 * len(steps))
-    return Measured(replace(known, guesses=round(guessing.seconds() / step, 4)), step)
+    known = replace(known, guesses=round(guessing.seconds() / step, 4))
+    if draft is not None and not large:  # what drafting takes besides its levels is mostly time of the host
+        trying = DraftingProbe(draft, costs=known, clock=clock)
+        begun_text(trying).seconds(trying, 2 * len(steps))
+        known = replace(known, overhead=round(max(trying.seconds() / step - known.reading(1), 0.0), 4))
+    return Measured(known, step)
 
 
 # ----------------------------------------------------------------------------------------------------------- watching

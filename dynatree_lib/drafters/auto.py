@@ -13,16 +13,16 @@ from typing_extensions import override
 
 from ..costs import Pace
 from ..models.base import LanguageModel, Session, check_model
-from ..sampling import GREEDY, RandomSource, Sampling, Scores
-from ..tree import TokenTree
+from ..sampling import GREEDY, RandomSource, Sampling, Scores, bad_logits
+from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal, renumbered
-from .builder import DraftState, TreeBuilder
+from .builder import DraftState
 from .checks import MEASURED, Priced, Pricing, check_counts, check_rules
 from .cost_aware_tree import SHARPNESS, CostAwareTree
 from .guesses import Guesses, GuessesState
 from .rates import SuccessRates
-from .search import Chosen, best_first, highest, tree_of
+from .search import Chosen, best_first, tree_of
 from .token_recycling import TokenRecycling
 
 SPAN = 128
@@ -40,8 +40,8 @@ CHEAP = 0.75
 REST = (16, 64)
 """Iterations of the first rest, and most of a later one; each is twice as long as the one before."""
 
-_ALONE = np.ones(1), np.zeros(1, bool), np.ones(1, bool)
-"""Of node 0 alone: its estimate, whether the draft has read it, whether it is a guess. Nobody writes into these."""
+_ALONE = (1.0,), (False,), (True,)
+"""Of node 0 alone: its estimate, whether the draft has read it, whether it is a guess."""
 
 
 @dataclass
@@ -80,9 +80,9 @@ class AutoState:
         child: how often a node that the draft read had an accepted child, if it was accepted itself.
         tokens: committed.
         owed: greedy steps that the text has taken beyond its tokens, so beyond plain decoding; negative: gained.
-        estimate: (n,) a(u) of the current tree's nodes, where there is a draft model.
-        read: (n,) which of them the draft has read.
-        guessed: (n,) which of them are guesses, node 0 among them.
+        estimate: a(u) of the current tree's nodes, where there is a draft model.
+        read: which of them the draft has read.
+        guessed: which of them are guesses, node 0 among them.
         nodes: n.
         cost: of drafting the current tree, in greedy steps.
         trial: of the guesses.
@@ -97,9 +97,9 @@ class AutoState:
     child: SuccessRates = field(default_factory=lambda: SuccessRates((CHILD,), MEMORY))
     tokens: int = 0
     owed: float = 0.0
-    estimate: np.ndarray = field(default_factory=lambda: np.ones(1))
-    read: np.ndarray = field(default_factory=lambda: np.zeros(1, bool))
-    guessed: np.ndarray = field(default_factory=lambda: np.ones(1, bool))
+    estimate: Sequence[float] = (1.0,)
+    read: Sequence[bool] = (False,)
+    guessed: Sequence[bool] = (True,)
     nodes: int = 1
     cost: float = 0.0
     trial: Trial = field(default_factory=Trial)
@@ -222,8 +222,8 @@ class Auto(Priced, Drafter):
         else:
             state.guesses = self._guesses.observe(state.guesses, proposal, scores, verdict)
             if self.prices.guesses > CHEAP * self.share:
-                nodes = state.nodes if state.drafting is None else int(state.guessed.sum())
-                right = int(state.guessed[[*verdict.path]].sum()) if verdict.path else 0
+                nodes = state.nodes if state.drafting is None else sum(state.guessed)
+                right = sum(state.guessed[node] for node in verdict.path)
                 spent = self._scoring(nodes) - self._scoring(1) + self.prices.guesses
                 state.trial.add(right - self._rate(state) * spent)
         state.root, state.cost, state.nodes = verdict.next_token, 0.0, 1
@@ -238,10 +238,10 @@ class Auto(Priced, Drafter):
 
     def _learn(self, state: AutoState, verdict: Verdict) -> None:
         """Learn how sharp the draft's word is to be taken, and how often what it read goes on."""
-        if not state.read.any():
+        if not any(state.read):
             state.child.forget(0, CHILD)  # otherwise one bad beginning would silence the draft for the whole text
             return
-        surprise = len(verdict.path) - (float(state.estimate.sum()) - 1)
+        surprise = len(verdict.path) - (sum(state.estimate) - 1)
         low, high = SHARPNESS
         state.sharpness = max(low, min(high, state.sharpness * math.exp(self._by_draft.learning * surprise)))
         for node, after in zip([0, *verdict.path], [*verdict.path, -1], strict=True):
@@ -250,9 +250,10 @@ class Auto(Priced, Drafter):
 
     @override
     def renumber(self, state: AutoState, nodes: np.ndarray, size: int) -> None:
-        state.guessed = renumbered(state.guessed, nodes, size, 0)
+        state.guessed = renumbered(np.array(state.guessed), nodes, size, 0).tolist()
         if state.drafting is not None:
-            state.estimate, state.read = (renumbered(each, nodes, size, 0) for each in (state.estimate, state.read))
+            columns = np.array(state.estimate), np.array(state.read)
+            state.estimate, state.read = (renumbered(each, nodes, size, 0).tolist() for each in columns)
             state.drafting.pending = renumbered(state.drafting.pending, nodes, size, -1)
 
     @override
@@ -319,7 +320,7 @@ class Auto(Priced, Drafter):
         return [float(((scored[nodes : nodes + most] - scored[nodes - 1]) / more).min()) for nodes in more.tolist()]
 
     @cached_property
-    def _drafted_paths(self) -> dict[int, np.ndarray]:
+    def _drafted_paths(self) -> dict[int, list[float]]:
         """The `_paths` with trees of so many nodes that were asked for."""
         return {}
 
@@ -352,10 +353,10 @@ class Auto(Priced, Drafter):
         if room > 0 and self._levels_pay(state, chosen, rate):
             return self._with_draft(state, chosen, rate, room, sampling)
         size = self._size([1.0, *(node.probability for node in chosen)], rate, state) if chosen else 1
-        state.guessed, state.nodes = np.ones(size, bool), size
+        state.guessed, state.nodes = [True] * size, size
         if state.drafting is not None:
-            state.estimate = np.array([1.0, *(node.probability for node in chosen[: size - 1])])
-            state.read, state.drafting.pending = np.zeros(size, bool), np.full(size, -1)
+            state.estimate = [1.0, *(node.probability for node in chosen[: size - 1])]
+            state.read, state.drafting.pending = [False] * size, np.full(size, -1)
         tree = tree_of(state.root, chosen[: size - 1]) if size > 1 else TokenTree.alone(state.root)
         return Proposal(tree, ranked=self._ranked(state))
 
@@ -399,94 +400,163 @@ class Auto(Priced, Drafter):
     def _levels_pay(self, state: AutoState, chosen: Sequence[Chosen], rate: float) -> bool:
         """Return whether some number of drafted levels pays for its time, given what is guessed already."""
         fresh = 1.0 - max((node.probability for node in chosen if node.parent == 0), default=0.0)
-        nodes = len(chosen) + 1
+        nodes, child = len(chosen) + 1, state.child[0]
         if nodes not in self._drafted_paths:
-            self._drafted_paths[nodes] = self._paths(nodes)
-        tokens = fresh * np.cumsum(state.child[0] ** self._levels)
-        return bool((tokens > rate * self._drafted_paths[nodes]).any())
+            self._drafted_paths[nodes] = self._paths(nodes).tolist()
+        tokens, share = 0.0, fresh
+        for cost in self._drafted_paths[nodes]:
+            share *= child
+            tokens += share
+            if tokens > rate * cost:
+                return True
+        return False
 
     def _with_draft(
         self, state: AutoState, chosen: Sequence[Chosen], rate: float, room: int, sampling: Sampling
     ) -> Proposal:
         """Propose what is guessed and what the draft adds to it."""
-        drafting, by_draft, prices = state.drafting, self._by_draft, self.prices
+        drafting, nodes, prices = state.drafting, Growing(state.root, chosen), self.prices
         assert drafting is not None
-        assert self.draft is not None
-        builder = TreeBuilder(drafting, self.draft.vocab_size - 1, sampling)
-        for node in chosen:
-            builder.add(np.array([node.parent]), np.array([node.token]), np.array([math.log(node.share)]))
-        estimate = np.array([1.0, *(node.probability for node in chosen)])
-        guessed, read = np.ones(len(builder), bool), np.zeros(len(builder), bool)
-        frontier, allowed = np.array([0]), self._allowed(state)
-        once = self._once(drafting.session)
+        frontier, allowed, once = [0], self._allowed(state), self._once(drafting.session)
         for level in range(room):
-            fresh = _fresh(estimate, builder.parents, guessed)[frontier]
+            gains = nodes.fresh(frontier)
             if level:
-                frontier = by_draft.paying(frontier, fresh, rate, len(builder), state.child[0])
-                fresh = _fresh(estimate, builder.parents, guessed)[frontier]
-            cost = prices.reading(len(frontier)) + (0.0 if level else once) if len(frontier) else math.inf
+                paying = self._by_draft.paying(gains, rate, len(nodes), state.child[0])
+                frontier, gains = [frontier[each] for each in paying], [gains[each] for each in paying]
+            cost = prices.reading(len(frontier)) + (0.0 if level else once) if frontier else math.inf
             if state.cost + cost + self._scoring(2) - self._scoring(1) > allowed:
                 break
             state.cost += cost
-            read[frontier] = True
-            tokens, logprobs, sharp = builder.most_probable(frontier, self.branching, state.sharpness)
-            shares = fresh[:, None] * np.exp(sharp)
-            known = self._joined(builder, estimate, guessed, frontier, tokens, shares)
-            least = rate * self._further[min(len(builder), self.max_nodes) - 1]
-            parents, ranks = np.nonzero((shares > least) & ~known)
-            below = np.flatnonzero(guessed & np.isin(builder.parents, frontier) & (np.arange(len(builder)) > 0))
-            added = builder.add(frontier[parents], tokens[parents, ranks], logprobs[parents, ranks])
-            estimate = np.append(estimate, shares[parents, ranks])
-            guessed, read = (np.append(each, np.zeros(len(added), bool)) for each in (guessed, read))
-            frontier = np.append(below, added)
-            if len(builder) > self.max_nodes:
-                best = highest(estimate, self.max_nodes)
-                frontier = np.flatnonzero(np.isin(best, frontier))
-                builder.keep(best)
-                estimate, guessed, read = estimate[best], guessed[best], read[best]
-        size = self._size((-np.sort(-estimate)).tolist(), rate, state)
-        if size < len(estimate):
-            best = highest(estimate, size)
-            builder.keep(best)
-            estimate, read, guessed = estimate[best], read[best], guessed[best]
-        state.estimate, state.read, state.guessed, state.nodes = estimate, read, guessed, len(builder)
-        drafting.pending = builder.pending
-        return Proposal(builder.tree(), ranked=self._ranked(state))
+            found = nodes.most_probable(frontier, drafting.session, self._highest, self.branching, state.sharpness)
+            least = rate * self._further[min(len(nodes), self.max_nodes) - 1]
+            frontier = nodes.add(frontier, gains, *found, least)
+            if len(nodes) > self.max_nodes:
+                frontier = nodes.keep(self.max_nodes, frontier)
+        nodes.keep(self._size(sorted(nodes.estimate, reverse=True), rate, state), [])
+        state.estimate, state.read, state.guessed, state.nodes = nodes.estimate, nodes.read, nodes.guessed, len(nodes)
+        drafting.pending = np.array(nodes.pending)
+        return Proposal(nodes.tree(), ranked=self._ranked(state))
 
-    @staticmethod
-    def _joined(
-        builder: TreeBuilder, estimate: np.ndarray, guessed: np.ndarray, frontier: np.ndarray, tokens: np.ndarray,
-        shares: np.ndarray,
-    ) -> np.ndarray:  # fmt: skip
-        """Raise the estimates of guessed nodes that the draft proposes too; return which of its tokens these are.
+    @cached_property
+    def _highest(self) -> int:
+        """The largest token id that the draft knows."""
+        assert self.draft is not None
+        return self.draft.vocab_size - 1
 
-        The nodes below one rise in proportion.
+
+class Growing:
+    """A tree of guesses while a draft adds to it. It has few nodes, which lists serve several times as fast as arrays.
+
+    Attributes:
+        tokens, parents, logprobs: of each node, as in `TokenTree`.
+        estimate: probability that the node is accepted.
+        guessed: whether it is a guess; node 0 is one.
+        read: whether the draft has read it.
+        pending: its number among the draft's pending nodes, -1 where it was not read.
+
+    Args:
+        root: token of node 0.
+        chosen: the guesses.
+    """
+
+    def __init__(self, root: int, chosen: Sequence[Chosen]) -> None:
+        self.tokens, self.parents = [root, *(node.token for node in chosen)], [ROOT, *(node.parent for node in chosen)]
+        self.logprobs = [0.0, *(math.log(node.share) for node in chosen)]
+        self.estimate = [1.0, *(node.probability for node in chosen)]
+        count = len(self.tokens)
+        self.guessed, self.read, self.pending = [True] * count, [False] * count, [-1] * count
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def _guesses(self) -> list[int]:
+        """Guessed nodes below node 0, ascending."""
+        return [node for node in range(1, len(self)) if self.guessed[node]]
+
+    def fresh(self, nodes: Sequence[int]) -> list[float]:
+        """Return the probability of each of these nodes that its best guessed child is wrong, with the node's own."""
+        best: dict[int, float] = {}
+        for node in self._guesses():
+            above = self.parents[node]
+            best[above] = max(best.get(above, 0.0), self.estimate[node])
+        return [max(self.estimate[node] - best.get(node, 0.0), 0.0) for node in nodes]
+
+    def most_probable(
+        self, frontier: Sequence[int], session: Session, highest: int, breadth: int, sharpness: float
+    ) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
+        """Have the draft read nodes; return tokens after each, their log-probabilities, and probabilities made sharper.
+
+        Raises:
+            ValueError: for logits that describe no distribution; the message names the node and the draft.
         """
-        known = np.zeros(tokens.shape, bool)
-        for node in (np.flatnonzero(guessed[1:] & np.isin(builder.parents[1:], frontier)) + 1).tolist():
-            index = int(np.searchsorted(frontier, builder.parents[node]))
-            same = tokens[index] == builder.tokens[node]
-            if same.any():
-                known[index] |= same
-                factor = 1 + float(shares[index][same][0]) / estimate[node]
-                for other in _below(node, builder.parents, guessed):
-                    above = estimate[builder.parents[other]]
-                    estimate[other] = min(factor * estimate[other], above)  # a parent is no less probable
-        return known
+        above = [self.parents[node] for node in frontier]
+        parents = np.array([ROOT if parent == ROOT else self.pending[parent] for parent in above])
+        for number, node in enumerate(frontier, session.pending):
+            self.pending[node], self.read[node] = number, True
+        tokens = np.array([min(self.tokens[node], highest) for node in frontier])
+        places, logprobs, sharp = session.best(tokens, parents, breadth, sharpness)
+        named = places if session.drafted is None else session.drafted[places]
+        logs: list[list[float]] = logprobs.tolist()
+        for node, row in zip(frontier, logs, strict=True):
+            if math.isnan(row[0]):
+                raise ValueError(bad_logits(session.owner, node))
+        return named.tolist(), logs, np.exp(sharp).tolist()
 
+    def add(
+        self,
+        frontier: Sequence[int],
+        gains: Sequence[float],
+        tokens: Sequence[Sequence[int]],
+        logprobs: Sequence[Sequence[float]],
+        shares: Sequence[Sequence[float]],
+        least: float,
+    ) -> list[int]:
+        """Add the draft's tokens that may be accepted more often than `least`; return the nodes of the next level.
 
-def _below(node: int, parents: np.ndarray, guessed: np.ndarray) -> list[int]:
-    """Return a guessed node and all guessed nodes below it, ascending."""
-    found = {node}
-    for other in range(node + 1, len(guessed)):
-        if guessed[other] and int(parents[other]) in found:
-            found.add(other)
-    return sorted(found)
+        A token that is guessed already raises its guess. Arguments as `fresh` and `most_probable` return them.
+        """
+        here, known = {node: index for index, node in enumerate(frontier)}, set[tuple[int, int]]()
+        below = [node for node in self._guesses() if self.parents[node] in here]
+        for node in below:
+            index = here[self.parents[node]]
+            if self.tokens[node] in tokens[index]:
+                known.add((index, self.tokens[node]))
+                self._raise(node, gains[index] * shares[index][tokens[index].index(self.tokens[node])])
+        before = len(self)
+        for index, node in enumerate(frontier):
+            for token, logprob, share in zip(tokens[index], logprobs[index], shares[index], strict=True):
+                if gains[index] * share > least and (index, token) not in known:
+                    self.tokens.append(token)
+                    self.parents.append(node)
+                    self.logprobs.append(logprob)
+                    self.estimate.append(gains[index] * share)
+        more = len(self) - before
+        self.guessed += [False] * more
+        self.read += [False] * more
+        self.pending += [-1] * more
+        return [*below, *range(before, len(self))]
 
+    def _raise(self, node: int, share: float) -> None:
+        """Raise the estimate of a guess that the draft has too; the guesses below it rise in proportion."""
+        factor, below = 1 + share / self.estimate[node], {node}
+        for other in range(node, len(self)):
+            if self.guessed[other] and (other == node or self.parents[other] in below):
+                below.add(other)
+                above = self.estimate[self.parents[other]]  # a parent is no less probable
+                self.estimate[other] = min(factor * self.estimate[other], above)
 
-def _fresh(estimate: np.ndarray, parents: np.ndarray, guessed: np.ndarray) -> np.ndarray:
-    """Return the probability of each node that its best guessed child is wrong, with the node's own."""
-    best = np.zeros(len(estimate))
-    nodes = np.flatnonzero(guessed[1:]) + 1
-    np.maximum.at(best, parents[nodes], estimate[nodes])
-    return np.asarray(np.maximum(estimate - best, 0.0))
+    def keep(self, count: int, frontier: Sequence[int]) -> list[int]:
+        """Keep the most probable nodes, of equal ones the first; return those of the frontier that are among them."""
+        if count >= len(self):
+            return [*frontier]
+        best = sorted(sorted(range(len(self)), key=lambda node: -self.estimate[node])[:count])
+        place = {node: index for index, node in enumerate(best)}
+        self.parents = [place.get(parent, ROOT) for parent in (self.parents[node] for node in best)]
+        for name in ("tokens", "logprobs", "estimate", "guessed", "read", "pending"):
+            column = getattr(self, name)
+            setattr(self, name, [column[node] for node in best])
+        return [place[node] for node in sorted(frontier) if node in place]
+
+    def tree(self) -> TokenTree:
+        """Return the finished tree."""
+        return TokenTree.build(self.tokens, self.parents, self.logprobs)

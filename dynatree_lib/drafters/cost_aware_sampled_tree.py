@@ -103,7 +103,7 @@ class CostAwareSampledTree(CostAwareTree):
         chances = np.array([[rates[kind] for kind in range(len(FIRST))] for rates in learnt.accepted])  # (2, classes)
         estimate, classes, frontier = np.ones(1), np.zeros(1, np.int64), np.array([0])
         for level in range(min(self.depth, max_depth)):
-            frontier = self.paying(frontier, estimate[frontier], rate, len(builder), learnt.child[0])
+            frontier = frontier[self.paying(estimate[frontier].tolist(), rate, len(builder), learnt.child[0])]
             if not len(frontier) or len(builder) >= self.max_nodes:
                 break
             learnt.cost += float(self.level_costs[len(frontier)]) + (0.0 if level else self.prices.overhead)

@@ -146,6 +146,11 @@ class CostAwareTree(Priced, ModelDrafter):
         """[n] the cost of a level that reads n nodes."""
         return self._table(self.prices.reading)
 
+    @cached_property
+    def _level_costs(self) -> list[float]:
+        found: list[float] = self.level_costs.tolist()
+        return found
+
     def _table(self, cost: Callable[[int], float]) -> np.ndarray:
         return np.array([0.0, *map(cost, range(1, self.max_nodes + 1))])
 
@@ -157,7 +162,7 @@ class CostAwareTree(Priced, ModelDrafter):
         estimate = np.ones(1)  # a(u)
         frontier = np.array([0])
         for level in range(min(self.depth, max_depth)):
-            frontier = self.paying(frontier, estimate[frontier], rate, len(builder))
+            frontier = frontier[self.paying(estimate[frontier].tolist(), rate, len(builder))]
             if not len(frontier):
                 break
             tokens, logprobs, sharp = builder.most_probable(frontier, self.branching, learnt.sharpness)
@@ -181,13 +186,10 @@ class CostAwareTree(Priced, ModelDrafter):
         level = float(self.marginal_costs[1] + self.level_costs[1])
         return share > 0 and share * _path_rate(level, once, child, self.depth) > rate
 
-    def paying(
-        self, frontier: np.ndarray, gains: np.ndarray, rate: float, nodes: int, child: float | None = None
-    ) -> np.ndarray:
-        """Return the nodes of the frontier that the next level reads, ascending; none where no level pays.
+    def paying(self, gains: Sequence[float], rate: float, nodes: int, child: float | None = None) -> list[int]:
+        """Return which nodes of the frontier the next level reads, as ascending indices; none where no level pays.
 
         Args:
-            frontier: (f,) nodes of the last level.
             gains: (f,) most tokens that a child of each node may gain, a(u).
             rate: tokens per greedy step.
             nodes: of the tree.
@@ -196,15 +198,15 @@ class CostAwareTree(Priced, ModelDrafter):
         child = self.child if child is None else child
         if nodes == 1:
             once = self.prices.overhead + self.prices.step
-            return frontier if self.levels_pay(rate, 1.0, once, child) else frontier[:0]
-        if len(frontier) <= 1:  # as below, without sorting
-            cost = self.marginal_costs[nodes] + self.level_costs[1]
-            return frontier if len(frontier) and gains[0] * child > rate * cost else frontier[:0]
-        order = np.argsort(-gains, kind="stable")
-        cost = self.marginal_costs[nodes] * np.arange(1, len(order) + 1) + self.level_costs[1 : len(order) + 1]
-        net = np.cumsum(gains[order]) * child - rate * cost
-        best = int(np.argmax(net))
-        return np.sort(frontier[order[: best + 1]]) if net[best] > 0 else frontier[:0]
+            return [*range(len(gains))] if self.levels_pay(rate, 1.0, once, child) else []
+        order = sorted(range(len(gains)), key=lambda index: -gains[index])
+        marginal, total, most, count = float(self.marginal_costs[nodes]), 0.0, 0.0, 0
+        for number, index in enumerate(order, 1):
+            total += gains[index]
+            net = total * child - rate * (marginal * number + self._level_costs[number])
+            if net > most:
+                most, count = net, number
+        return sorted(order[:count])
 
     def cut(self, builder: TreeBuilder, estimate: np.ndarray, rate: float) -> np.ndarray:
         """Keep the most probable nodes, as many as pay; return their estimates.

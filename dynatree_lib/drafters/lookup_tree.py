@@ -127,7 +127,7 @@ class LookupTree(CostAwareTree):
         for level in range(min(self.depth, max_depth)):
             fresh = estimates.fresh(frontier)
             if level or len(builder) == 1:
-                frontier = self.paying(frontier, fresh, rate, len(builder))
+                frontier = frontier[self.paying(fresh.tolist(), rate, len(builder))]
             elif not self.levels_pay(rate, float(fresh[0]), self.prices.overhead, self.child):
                 break  # the copy pays for the tree, but levels of drafting have to bear the overhead
             if not len(frontier):

@@ -174,7 +174,7 @@ class EagleSession(HFSession, in_one_call=True):
         if not self._unfused:
             return
         several, self._unfused = self._unfused, []
-        features, end = self.fused(torch.cat([states for states, _ in several])), 0
+        features, end = self.fused(several[0][0] if len(several) == 1 else torch.cat([each for each, _ in several])), 0
         for states, count in several:
             end += len(states)
             before = torch.cat([self._known[:1], features[end - len(states) : end]])

@@ -7,8 +7,9 @@ import pytest
 from test_forward_drafters import counting, driven, shifting
 
 import dynatree_lib as dt
-from dynatree_lib.drafters.auto import AGAIN, CREDIT, SPAN, Trial, _fresh
+from dynatree_lib.drafters.auto import AGAIN, CREDIT, SPAN, Growing, Trial
 from dynatree_lib.drafters.base import renumbered
+from dynatree_lib.drafters.search import Chosen
 from dynatree_suite.proofs import exact
 
 COSTS = dt.Costs((1.0, 1.2, 1.9, 3.2, 5.9, 11.3, 22.1), (0.14, 0.16, 0.16, 0.26, 0.44), 0.12)
@@ -139,25 +140,27 @@ def test_no_node_is_more_probable_than_its_parent():
         drafter = dt.Auto(draft, costs=CHEAP, max_nodes=12, share=0.9)
         state = drafter.start([*PROMPT[:3], 1, 4, 2, 8, 1, 4], dt.RandomSource(seed))
         tree = drafter.propose(state, 9).tree
-        above = state.estimate[tree.parents[1:]]
-        assert (state.estimate[1:] <= above + 1e-9).all()
+        estimate = np.array(state.estimate)
+        assert (estimate[1:] <= estimate[tree.parents[1:]] + 1e-9).all()
         assert len(state.estimate) == len(tree) == len(state.read)
 
 
 def test_what_is_fresh_by_hand():
-    estimate, parents = np.array([1.0, 0.5, 0.2, 0.3, 0.1]), np.array([-1, 0, 0, 1, 3])
-    guessed = np.array([True, True, True, True, False])
-    assert _fresh(estimate, parents, guessed).tolist() == pytest.approx([0.5, 0.2, 0.2, 0.3, 0.1])
+    guesses = [Chosen(1, 0, 0.5, 0.5), Chosen(2, 0, 0.2, 0.2), Chosen(3, 1, 0.6, 0.3)]
+    nodes = Growing(0, guesses)
+    nodes.add([3], [0.3], [[4]], [[-1.0]], [[1 / 3]], 0.0)
+    assert nodes.estimate == pytest.approx([1.0, 0.5, 0.2, 0.3, 0.1])
+    assert nodes.fresh(range(5)) == pytest.approx([0.5, 0.2, 0.2, 0.3, 0.1])
 
 
 def test_renumbering_keeps_what_is_known_of_nodes():
     drafter = dt.Auto(FRIEND, costs=CHEAP, max_nodes=8, share=0.9)
     state = drafter.start(PROMPT, dt.RandomSource())
     tree = drafter.propose(state, 5).tree
-    before = state.estimate.copy()
+    before = np.array(state.estimate)
     nodes = np.append(0, np.arange(2, len(tree) + 1))
     drafter.renumber(state, nodes, len(tree) + 1)
-    assert state.estimate.tolist() == renumbered(before, nodes, len(tree) + 1, 0.0).tolist()
+    assert state.estimate == renumbered(before, nodes, len(tree) + 1, 0.0).tolist()
 
 
 @pytest.mark.parametrize("draft", [False, True], ids=["alone", "with a draft"])

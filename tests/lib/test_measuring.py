@@ -145,6 +145,20 @@ def test_the_time_of_guesses_is_what_they_add_to_an_iteration(monkeypatch):
     assert large.costs.guesses == pytest.approx(0.003 / 9, abs=1e-4)
 
 
+def test_what_drafting_takes_besides_its_levels_is_that_of_the_default(monkeypatch):
+    time, follow = [0.0], dt.CostAwareTree.follow
+
+    def slow(*given):
+        time[0] += 0.002
+        return follow(*given)
+
+    monkeypatch.setattr(dt.CostAwareTree, "follow", slow)
+    models = Clocked(TARGET, time, lambda nodes: 0.01), Clocked(DRAFT, time, lambda nodes: 0.001 * nodes)
+    found = measured(*models, clock=lambda: time[0])
+    assert found.costs.overhead == pytest.approx(0.2, abs=0.01)
+    assert found.costs.reading(1) == pytest.approx(0.1, abs=0.01)
+
+
 def test_without_a_draft_the_target_alone_is_timed():
     time = [0.0]
     found = measured(Clocked(TARGET, time, lambda nodes: 0.01), clock=lambda: time[0])
@@ -154,7 +168,7 @@ def test_without_a_draft_the_target_alone_is_timed():
 def test_time_is_spent_up_to_the_limit_and_a_large_model_takes_few_forwards():
     forwards = []
     clocked(lambda nodes: forwards.append(nodes) or 0.002, lambda nodes: 0.0005)
-    assert 2 * len((*SIZES, *WIDTHS)) < len(forwards) < 300
+    assert 2 * len((*SIZES, *WIDTHS)) < len(forwards) < 330
     forwards.clear()
     clocked(lambda nodes: forwards.append(nodes) or 9.0, lambda nodes: 1.0)
     assert len(forwards) <= 16
