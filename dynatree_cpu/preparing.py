@@ -80,11 +80,11 @@ def ready(kind: np.dtype, *, begin: bool = True, wait: bool = False) -> bool:
             _compilers[key] = Compiler(kind)
         except OSError:  # no process can be started here
             return True
-        if not wait:
-            logging.getLogger(__name__).warning(
-                "Another process compiles the forward of few tokens for this processor, once: about half a minute. "
-                "Until then transformers' own forward runs the model, which is slower and gives the same texts."
-            )
+        meanwhile = "It is waited for." if wait else "Until then transformers' own forward runs the model."
+        logging.getLogger(__name__).warning(
+            "Another process compiles the forward of few tokens for this processor, once: about half a minute. %s",
+            meanwhile,
+        )
     compiler = _compilers[key]
     if wait:
         compiler.wait()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import torch
 from typing_extensions import override
 
 from ..costs import Pace
@@ -29,9 +30,9 @@ SPAN = 128
 """Tokens of a text from which `share` is of its own length; a shorter text may lose as much as this one."""
 FEW = 32
 """Tokens of a prompt that the draft reads at least."""
-CHILD, GUESSED, MEMORY = 0.7, 0.35, 0.98
+CHILD, GUESSED, MEMORY, IDLE = 0.7, 0.35, 0.98, 0.25
 """Probability that a node has an accepted child, before the text has shown any: by the draft, by guesses alone. How
-long outcomes count."""
+long outcomes count; part of that forgetting in an iteration that shows none."""
 CREDIT, AGAIN, RECENT = 0.15, 0.05, 0.9
 """What an iteration's guesses are believed to gain beyond their price, in tokens, to begin with and after a rest; the
 weight of earlier iterations at each new one."""
@@ -87,6 +88,7 @@ class AutoState:
         cost: of drafting the current tree, in greedy steps.
         trial: of the guesses.
         missed: tokens that were committed while the guesses rested.
+        aside: tokens, nodes and scores (without logits) of accepted paths that the draft was not told of yet.
     """
 
     root: int
@@ -104,6 +106,7 @@ class AutoState:
     cost: float = 0.0
     trial: Trial = field(default_factory=Trial)
     missed: list[int] = field(default_factory=list)
+    aside: list[tuple[list[int], list[int], Scores]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,7 @@ class Auto(Priced, Drafter):
             self._catch_up(state)
             state.guesses = self._guesses.extend(state.guesses, tokens)
             if state.drafting is not None:
+                self._tell(state)
                 state.drafting = self._by_draft.extend(state.drafting, tokens)
                 self._begin_anew(state)
             state.root = int(tokens[-1])
@@ -215,7 +219,14 @@ class Auto(Priced, Drafter):
         state.owed += cost - count * self._scoring(1)
         if state.drafting is not None:
             self._learn(state, verdict)
-            state.drafting = self._by_draft.follow(state.drafting, proposal, scores, verdict)
+            if any(state.read):
+                state.drafting = self._by_draft.follow(state.drafting, proposal, scores, verdict)
+            else:
+                path = [0, *verdict.path]
+                tokens = [min(token, self._highest) for token in proposal.tree.tokens[path].tolist()]
+                known = Scores(torch.empty(len(scores), 0), scores.sampling, features=scores.features)
+                state.aside.append((tokens, path, known))
+                state.drafting.root = verdict.next_token
         if state.trial.rest:
             state.missed += verdict.tokens(proposal.tree)
             state.trial.rest -= 1
@@ -236,10 +247,19 @@ class Auto(Priced, Drafter):
             state.guesses = self._guesses.appended(state.guesses, state.missed)
             state.missed = []
 
+    @staticmethod
+    def _tell(state: AutoState) -> None:
+        """Tell the draft of what was committed while it drafted nothing."""
+        assert state.drafting is not None
+        aside, state.aside = state.aside, []
+        for tokens, path, scores in aside:
+            state.drafting.session.follow([], tokens, path, scores)
+
     def _learn(self, state: AutoState, verdict: Verdict) -> None:
         """Learn how sharp the draft's word is to be taken, and how often what it read goes on."""
         if not any(state.read):
-            state.child.forget(0, CHILD)  # otherwise one bad beginning would silence the draft for the whole text
+            # otherwise one bad beginning would silence the draft for the whole text
+            state.child.forget(0, CHILD, IDLE)
             return
         surprise = len(verdict.path) - (sum(state.estimate) - 1)
         low, high = SHARPNESS
@@ -337,8 +357,6 @@ class Auto(Priced, Drafter):
     @override
     def propose(self, state: AutoState, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         rate, depth, state.cost = self._rate(state), min(self.depth, max_depth), 0.0
-        if state.drafting is not None:
-            state.drafting.session.rollback()  # an interrupted iteration may have left nodes behind
         chosen: list[Chosen] = []
         if self.prices.guesses > self._allowed(state) and not state.trial.rest:
             state.trial.rest = 1
@@ -349,9 +367,10 @@ class Auto(Priced, Drafter):
                 self._guesses.first(state.guesses), lambda place: self._guesses.after(state.guesses, place),
                 depth, self.max_nodes - 1, lambda nodes: rate * self._further[nodes],
             )  # fmt: skip
-        room = self._draft_room(state, max_depth)
-        if room > 0 and self._levels_pay(state, chosen, rate):
-            return self._with_draft(state, chosen, rate, room, sampling)
+        if state.drafting is not None and self._levels_pay(state, chosen, rate):
+            room = self._draft_room(state, max_depth)
+            if room > 0:
+                return self._with_draft(state, chosen, rate, room, sampling)
         size = self._size([1.0, *(node.probability for node in chosen)], rate, state) if chosen else 1
         state.guessed, state.nodes = [True] * size, size
         if state.drafting is not None:
@@ -378,13 +397,16 @@ class Auto(Priced, Drafter):
         return size
 
     def _draft_room(self, state: AutoState, max_depth: int) -> int:
-        """Return the levels that the draft may have, 0 where there is none that may draft now."""
-        if state.drafting is None or not state.drafting.session.ready:
+        """Return the levels that the draft may have, 0 where it may not draft now."""
+        assert state.drafting is not None
+        allowed = self._allowed(state) - state.cost - self._least - self.prices.overhead
+        if sum(len(tokens) for tokens, _, _ in state.aside) * self._unread > allowed:
             return 0
-        if not state.drafting.session.pending:
-            self._begin_anew(state)
+        state.drafting.session.rollback()  # an interrupted iteration may have left nodes behind
+        self._tell(state)
+        self._begin_anew(state)
         session = state.drafting.session
-        if state.cost + self._once(session) + self._least > self._allowed(state):
+        if not session.ready or self.prices.prompt * session.queued > allowed:
             return 0
         return min(self.depth, max_depth, self._by_draft.draft.context - session.position - 1)
 
@@ -392,6 +414,11 @@ class Auto(Priced, Drafter):
     def _least(self) -> float:
         """What a drafted level costs at least, with the node that it adds."""
         return self.prices.reading(1) + self._scoring(2) - self._scoring(1)
+
+    @cached_property
+    def _unread(self) -> float:
+        """What a token costs that the draft was not told of, where it reads all."""
+        return 0.0 if self.feature_layers is None else self.prices.prompt
 
     def _once(self, session: Session) -> float:
         """Return what drafting costs without its levels: of this iteration, and of what the draft has not read yet."""

@@ -26,9 +26,9 @@ class SuccessRates:
         rank = min(rank, len(self.right) - 1)
         return self.right[rank] / self.tried[rank]
 
-    def forget(self, rank: int, prior: float) -> None:
-        """Let the rate of a rank go a little towards a prior, where nothing was tried."""
-        self.right[rank] += (1 - self.memory) * (self.tried[rank] * prior - self.right[rank])
+    def forget(self, rank: int, prior: float, part: float = 1.0) -> None:
+        """Let the rate of a rank go towards a prior, where nothing was tried, by a part of what one outcome forgets."""
+        self.right[rank] += part * (1 - self.memory) * (self.tried[rank] * prior - self.right[rank])
 
     def learn(self, rank: int, right: bool) -> None:
         """Count whether the guess of this rank was right."""

@@ -100,9 +100,11 @@ class Pair:
 
     def settle(self) -> Pair:
         """Wait for engines whose machine code is being compiled (`HFModel.settle`); return the pair."""
-        for model in (self.target, self.draft, self.independent):
-            if model is not None:
-                model.settle()
+        models = [model for model in (self.target, self.draft, self.independent) if model is not None]
+        for model in models:
+            model.check_modules()  # so that all are compiled at the same time
+        for model in models:
+            model.settle()
         return self
 
     def skipping(self, layers: Sequence[int]) -> HFModel:
