@@ -23,7 +23,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # told verdicts, so drafters stand above verifiers; a verifier never sees a drafter.
 LIBRARY = ["checks", "paths tree stopping costs", "masks sampling", "models processing", "verifiers", "drafters",
            "decoding", "measuring summary", "engines hf plots"]  # fmt: skip
-CPU = ["machine_code products", "kernels", "gpt_neox linears llama native", "packed quantised compiled"]
+CPU = ["machine_code products", "kernels", "preparing", "gpt_neox linears llama native", "packed quantised compiled"]
 SUITE = ["files hub rules drafters", "fetching papers.published papers.workloads", "bench", "charts training",
          "costs", "proofs", "papers", "runs course", "explore", "cli"]  # fmt: skip
 STREETS = {
