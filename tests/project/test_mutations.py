@@ -101,10 +101,8 @@ def late_position(self, path) -> None:
 def wrong_parent(self, frontier):
     self.pending[0] = 0
     self.pending[frontier] = self.state.session.pending + np.arange(len(frontier))
-    from dynatree_lib.sampling import Sampling
-
     parents = np.full(len(frontier), -1) if self.state.session.pending == 0 else np.zeros(len(frontier), np.int64)
-    return self.state.session.score(self.tokens[frontier], parents, Sampling()).logits
+    return self.tokens[frontier], parents
 
 
 def one_node_too_many(self, builder, max_depth) -> None:
@@ -209,7 +207,7 @@ FAULTS: dict[str, tuple[object, str, Callable]] = {
     "EOS inside a path is overlooked": (Stopping, "cut", no_eos),
     "the draft forgets accepted tokens": (ModelDrafter, "_known", forgets_accepted_tokens),
     "positions drift": (base.Session, "commit", late_position),
-    "the draft hangs every node below the root": (TreeBuilder, "logits", wrong_parent),
+    "the draft hangs every node below the root": (TreeBuilder, "_read", wrong_parent),
     "the budget is exceeded by one": (FixedTreeClass, "grow", one_node_too_many),
 }
 
