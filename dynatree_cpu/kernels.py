@@ -60,6 +60,8 @@ LEAST = np.float32(1e-30)
 """A group of inputs whose largest is smaller is rounded as if this were it."""
 BEST, PARTS = 8, 8
 """Most probable tokens that a forward finds by itself; parts of a row of logits that threads look through."""
+PART_BYTES = 8 * BEST + 8 * 3 + 4 * BEST
+"""Bytes of what `look_through` finds in a part, see `pieces_of`."""
 DIGITS_BYTES = 128
 """Bytes of a group of inputs that `digits_of_row` writes."""
 
@@ -543,7 +545,7 @@ def _by_digits(bits):
 
     Rows of inputs are those that `digits_of_row` writes: whole numbers with a scale of each group, as two digits from
     -128 to 127, or three. Codes are bytes as they are. So a group's sum of code * number is exact in int32, and is
-    rounded where it becomes a float32. It does not depend on the rows beside it. A step multiplies four times as many
+    rounded where it becomes a float32. It does not depend on the other rows. A step multiplies four times as many
     numbers as one of float32, so each digit more takes a quarter of the time of float32.
     """
     quads = GROUP // 4
@@ -651,7 +653,7 @@ def digits_of_row(typing, values, size, centre, limit, address):
     """Write a row of `size` float32 for `_by_digits`: `DIGITS_BYTES` of each group of it; from and to addresses.
 
     A number is rounded to 16 bits of the largest of its group, or to 24 where that is above `limit`, because in a group
-    with an outlier most numbers are small beside it. First come the 32 highest digits, then the middle and the lowest
+    with an outlier most numbers are far smaller. First come the 32 highest digits, then the middle and the lowest
     ones, which are 0 where there are two; then the sum of the numbers times `-centre`, as three int32 with the value of
     these digits; then two float32, the value of one in the last digit, and that sum; then whether there are three
     digits. Both float32 are NaN where a number of the group is.

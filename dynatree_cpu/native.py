@@ -220,7 +220,7 @@ class CompiledLlama:
         job[kernels.LAYERS], job[kernels.SIZE], job[kernels.HEADS] = self.layers, size, heads
         job[kernels.GROUPS], job[kernels.MLP], job[kernels.HIDDEN_SIZE] = groups, mlp, width
         job[kernels.ROWS], job[kernels.VOCAB], job[kernels.HEAD_NORMS] = self.rows, rows, bool(norms)
-        self.pieces = np.empty(FEW * kernels.PARTS * (3 * kernels.BEST // 2 + 3), np.int64)
+        self.pieces = np.empty(FEW * kernels.PARTS * kernels.PART_BYTES, np.uint8)
         job[kernels.PIECES] = self.pieces.ctypes.data
         self.ranked = np.empty((FEW, 3, kernels.BEST))
         self.ranked_place = self.ranked.ctypes.data

@@ -137,10 +137,9 @@ class QuantisedLlama(CompiledLlama):
 
 
 class RoundedLlama(QuantisedLlama):
-    """The same with inputs of 16 bits, of 24 beside an outlier, on a processor that multiplies bytes.
+    """The same with inputs of 16 bits, of 24 in a group with an outlier, on a processor that multiplies bytes.
 
-    A node more costs two thirds of what it costs otherwise. Logits differ from those of `quantised` by a thousandth of
-    their standard deviation, and do not depend on what is scored beside them either.
+    Each node of a forward takes less time. Its logits do not depend on the other nodes either.
     """
 
     name = "rounded"

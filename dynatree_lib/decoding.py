@@ -382,7 +382,7 @@ class Loop:
                 f"'{drafter.name}' proposed a tree below token {root}, and the text ends with {last}. Node 0 is the "
                 "last token of the text, so `observe` has to take in `verdict.next_token` too."
             )
-        if len(proposal.tree) > 1 and drafter.drawing is Drawing.FIXED and proposal.tree.draws.any():
+        if drafter.drawing is Drawing.FIXED and proposal.tree.draws.any():
             raise ValueError(
                 f"'{drafter.name}' proposed sampled tokens and declares deterministic ones, so no rule can be chosen "
                 "for it; override `drawing` (Drawing.RECORDED where every token follows its recorded distribution)."

@@ -14,11 +14,11 @@ from typing_extensions import override
 
 from ..costs import Pace
 from ..models.base import LanguageModel, Session, check_model
-from ..sampling import GREEDY, RandomSource, Sampling, Scores, bad_logits
+from ..sampling import GREEDY, RandomSource, Sampling, Scores
 from ..tree import ROOT, TokenTree
 from ..verifiers.base import Verdict
 from .base import Drafter, Proposal, renumbered
-from .builder import DraftState
+from .builder import DraftState, best_after
 from .checks import MEASURED, Priced, Pricing, check_counts, check_rules
 from .cost_aware_tree import SHARPNESS, CostAwareTree
 from .guesses import Guesses, GuessesState
@@ -88,7 +88,7 @@ class AutoState:
         cost: of drafting the current tree, in greedy steps.
         trial: of the guesses.
         missed: tokens that were committed while the guesses rested.
-        aside: tokens, nodes and scores (without logits) of accepted paths that the draft was not told of yet.
+        aside: proposals, scores (without logits) and verdicts that the draft was not told of yet.
     """
 
     root: int
@@ -106,7 +106,7 @@ class AutoState:
     cost: float = 0.0
     trial: Trial = field(default_factory=Trial)
     missed: list[int] = field(default_factory=list)
-    aside: list[tuple[list[int], list[int], Scores]] = field(default_factory=list)
+    aside: list[tuple[Proposal, Scores, Verdict]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -222,11 +222,8 @@ class Auto(Priced, Drafter):
             if any(state.read):
                 state.drafting = self._by_draft.follow(state.drafting, proposal, scores, verdict)
             else:
-                path = [0, *verdict.path]
-                tokens = [min(token, self._highest) for token in proposal.tree.tokens[path].tolist()]
-                known = Scores(torch.empty(len(scores), 0), scores.sampling, features=scores.features)
-                state.aside.append((tokens, path, known))
-                state.drafting.root = verdict.next_token
+                seen = Scores(torch.empty(len(scores), 0), scores.sampling, features=scores.features)
+                state.aside.append((proposal, seen, verdict))
         if state.trial.rest:
             state.missed += verdict.tokens(proposal.tree)
             state.trial.rest -= 1
@@ -247,13 +244,13 @@ class Auto(Priced, Drafter):
             state.guesses = self._guesses.appended(state.guesses, state.missed)
             state.missed = []
 
-    @staticmethod
-    def _tell(state: AutoState) -> None:
+    def _tell(self, state: AutoState) -> None:
         """Tell the draft of what was committed while it drafted nothing."""
         assert state.drafting is not None
         aside, state.aside = state.aside, []
-        for tokens, path, scores in aside:
-            state.drafting.session.follow([], tokens, path, scores)
+        for proposal, scores, verdict in aside:
+            state.drafting.pending = np.full(len(proposal.tree), -1)
+            state.drafting = self._by_draft.follow(state.drafting, proposal, scores, verdict)
 
     def _learn(self, state: AutoState, verdict: Verdict) -> None:
         """Learn how sharp the draft's word is to be taken, and how often what it read goes on."""
@@ -400,7 +397,7 @@ class Auto(Priced, Drafter):
         """Return the levels that the draft may have, 0 where it may not draft now."""
         assert state.drafting is not None
         allowed = self._allowed(state) - state.cost - self._least - self.prices.overhead
-        if sum(len(tokens) for tokens, _, _ in state.aside) * self._unread > allowed:
+        if sum(len(verdict.path) + 1 for _, _, verdict in state.aside) * self._unread > allowed:
             return 0
         state.drafting.session.rollback()  # an interrupted iteration may have left nodes behind
         self._tell(state)
@@ -514,20 +511,15 @@ class Growing:
         """Have the draft read nodes; return tokens after each, their log-probabilities, and probabilities made sharper.
 
         Raises:
-            ValueError: for logits that describe no distribution; the message names the node and the draft.
+            ValueError: as `best_after`.
         """
         above = [self.parents[node] for node in frontier]
         parents = np.array([ROOT if parent == ROOT else self.pending[parent] for parent in above])
         for number, node in enumerate(frontier, session.pending):
             self.pending[node], self.read[node] = number, True
         tokens = np.array([min(self.tokens[node], highest) for node in frontier])
-        places, logprobs, sharp = session.best(tokens, parents, breadth, sharpness)
-        named = places if session.drafted is None else session.drafted[places]
-        logs: list[list[float]] = logprobs.tolist()
-        for node, row in zip(frontier, logs, strict=True):
-            if math.isnan(row[0]):
-                raise ValueError(bad_logits(session.owner, node))
-        return named.tolist(), logs, np.exp(sharp).tolist()
+        found, logprobs, sharp = best_after(session, frontier, tokens, parents, breadth, sharpness)
+        return found.tolist(), logprobs.tolist(), np.exp(sharp).tolist()
 
     def add(
         self,

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from ..models.base import Session
 from ..sampling import DraftDistributions, RandomSource, Sampling, bad_logits, one_thread, unchecked
 from ..tree import DISTINCT, IID, POINT, ROOT, TokenTree, renumbering
 
@@ -51,6 +52,27 @@ class Given(NamedTuple):
     """(f, K) probabilities, on the CPU."""
     plain: torch.Tensor
     """(f, K) log-probabilities at temperature 1, on the CPU."""
+
+
+def best_after(
+    session: Session, nodes: Sequence[int] | np.ndarray, tokens: np.ndarray, parents: np.ndarray, breadth: int,
+    sharpness: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Have a draft read nodes of a tree; return what `TreeBuilder.most_probable` returns.
+
+    Args:
+        session: the draft's.
+        nodes: (f,) numbers in the tree, for the message.
+        tokens, parents, breadth, sharpness: as for `Session.best`.
+
+    Raises:
+        ValueError: for logits that describe no distribution; the message names the node and the draft.
+    """
+    places, logprobs, sharp = session.best(tokens, parents, breadth, sharpness)
+    broken = np.isnan(logprobs[:, 0])
+    if broken.any():
+        raise ValueError(bad_logits(session.owner, int(nodes[int(broken.argmax())])))
+    return places if session.drafted is None else session.drafted[places], logprobs, sharp
 
 
 class TreeBuilder:
@@ -120,10 +142,7 @@ class TreeBuilder:
         Raises:
             ValueError: for logits that describe no distribution; the message names the node and the draft.
         """
-        tokens, logprobs, sharp = self.state.session.best(*self._read(frontier), breadth, sharpness)
-        if np.isnan(logprobs[:, 0]).any():
-            raise ValueError(bad_logits(self.state.session.owner, int(frontier[np.isnan(logprobs[:, 0])][0])))
-        return self._named(tokens), logprobs, sharp
+        return best_after(self.state.session, frontier, *self._read(frontier), breadth, sharpness)
 
     def distributions_of(self, frontier: np.ndarray) -> Given:
         """Read the frontier; return the distributions of its children, which a drafter may look at before it draws.

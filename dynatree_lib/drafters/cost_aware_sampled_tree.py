@@ -106,7 +106,7 @@ class CostAwareSampledTree(CostAwareTree):
             frontier = frontier[self.paying(estimate[frontier].tolist(), rate, len(builder), learnt.child[0])]
             if not len(frontier) or len(builder) >= self.max_nodes:
                 break
-            learnt.cost += float(self.level_costs[len(frontier)]) + (0.0 if level else self.prices.overhead)
+            learnt.cost += self.level_costs[len(frontier)] + (0.0 if level else self.prices.overhead)
             given = builder.distributions_of(frontier)
             least = rate * self.marginal_costs[len(builder)]
             counts = self.children(given.sampled, estimate[frontier], chances, least, self.max_nodes - len(builder))

@@ -139,20 +139,15 @@ class CostAwareTree(Priced, ModelDrafter):
     @cached_property
     def marginal_costs(self) -> np.ndarray:
         """[n] the cost of one node more in a tree of n nodes."""
-        return self._table(self.prices.another)
+        return np.array(self._table(self.prices.another))
 
     @cached_property
-    def level_costs(self) -> np.ndarray:
+    def level_costs(self) -> list[float]:
         """[n] the cost of a level that reads n nodes."""
         return self._table(self.prices.reading)
 
-    @cached_property
-    def _level_costs(self) -> list[float]:
-        found: list[float] = self.level_costs.tolist()
-        return found
-
-    def _table(self, cost: Callable[[int], float]) -> np.ndarray:
-        return np.array([0.0, *map(cost, range(1, self.max_nodes + 1))])
+    def _table(self, cost: Callable[[int], float]) -> list[float]:
+        return [0.0, *(float(cost(nodes)) for nodes in range(1, self.max_nodes + 1))]
 
     # ------------------------------------------------------------------------------------------------------- the tree
     @override
@@ -166,7 +161,7 @@ class CostAwareTree(Priced, ModelDrafter):
             if not len(frontier):
                 break
             tokens, logprobs, sharp = builder.most_probable(frontier, self.branching, learnt.sharpness)
-            learnt.cost += float(self.level_costs[len(frontier)]) + (0.0 if level else self.prices.overhead)
+            learnt.cost += self.level_costs[len(frontier)] + (0.0 if level else self.prices.overhead)
             probabilities = estimate[frontier][:, None] * np.exp(sharp)
             parents, ranks = np.nonzero(probabilities > rate * self.marginal_costs[len(builder)])
             before = len(builder)
@@ -203,7 +198,7 @@ class CostAwareTree(Priced, ModelDrafter):
         marginal, total, most, count = float(self.marginal_costs[nodes]), 0.0, 0.0, 0
         for number, index in enumerate(order, 1):
             total += gains[index]
-            net = total * child - rate * (marginal * number + self._level_costs[number])
+            net = total * child - rate * (marginal * number + self.level_costs[number])
             if net > most:
                 most, count = net, number
         return sorted(order[:count])

@@ -132,7 +132,7 @@ class LookupTree(CostAwareTree):
                 break  # the copy pays for the tree, but levels of drafting have to bear the overhead
             if not len(frontier):
                 break
-            learnt.cost += float(self.level_costs[len(frontier)]) + (0.0 if level else self.prices.overhead)
+            learnt.cost += self.level_costs[len(frontier)] + (0.0 if level else self.prices.overhead)
             frontier = self._read(builder, estimates, frontier, rate)
         learnt.estimate = self.cut(builder, estimates.probability, rate)
 

@@ -154,8 +154,8 @@ class HFModel(LanguageModel):
         return TreeCache(self.layers, capacity, self.layer_devices, own[-1] if own else None)
 
     def _prove_engine(self) -> None:
-        """Compare the engine's logits with those of transformers' own forward; leave the model to that if need be."""
-        check_tree_attention(self, engine_only=True, may_fall_back=True)
+        """Raise ValueError unless the engine's logits are those of transformers' own forward."""
+        check_tree_attention(self, engine_only=True)
 
     def settle(self) -> Self:
         """Wait for the engine whose machine code is being compiled, if one is; return the model."""
@@ -370,14 +370,14 @@ class HFSession(Session):
     @in_inference_mode
     def _read(self, queue: list[int], tokens: np.ndarray, parents: np.ndarray) -> torch.Tensor:
         self._forward_features = self._features_of(parents, len(tokens))
-        if self._may_rank():
-            self._forward_features = self._forward_features or Features()
-            self._forward_features.ranking = Ranking()
         if len(queue) > LONGEST_JOINT_PREFILL or not len(tokens):
             self._prefill(np.asarray(queue, np.int64))
             queue = []
         if not len(tokens):
             return torch.empty(0, self.model.vocab_size)
+        if self._may_rank():
+            self._forward_features = self._forward_features or Features()
+            self._forward_features.ranking = Ranking()
         if len(parents) == 1 and not queue:  # plain decoding
             place = self._positions(parents, self.position)
             return self.model.forward(tokens, place, None, self._cache, 1, self._forward_features)

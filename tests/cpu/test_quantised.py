@@ -169,7 +169,7 @@ def test_the_engine_is_as_precise_as_with_float32_weights(form, head, kind):
 
 
 @pytest.mark.skipif(not kernels.DIGITS, reason="this CPU takes all numbers in one way")
-def test_rounded_inputs_change_logits_by_little_and_never_by_what_is_beside_them():
+def test_rounded_inputs_change_logits_by_little_and_other_nodes_change_none():
     """Next to outliers, too, a thousand times as large; the engine is the one that is taken by itself."""
     raw = quantised_model("q4_1", "q8_0")
     with torch.no_grad():
