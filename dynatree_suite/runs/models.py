@@ -30,7 +30,7 @@ def load(nb: Notebook, pair: str | None = None, *, graphs: bool = True) -> Pair:
     Raises:
         ValueError: as for `load_pair`.
     """
-    loaded = load_pair(pair or nb.pair, device_map=nb.device, dtype=nb.dtype).settle()
+    loaded = load_pair(pair or nb.pair, device_map=nb.device, dtype=nb.dtype)
     if not graphs or not nb.device.startswith("cuda"):
         return loaded
     for model in (loaded.target, loaded.common_draft):

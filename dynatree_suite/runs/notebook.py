@@ -279,6 +279,8 @@ def begin(
 ) -> Notebook:
     """Check a notebook's parameters and open its place in the run's folder; earlier claims of the notebook are dropped.
 
+    Models that are loaded later wait for the machine code of their engines: a notebook compares logits and times.
+
     The folder is DYNATREE_OUT, which `dynatree run` sets, else outputs/notebooks/<profile> of the checkout, or
     <profile>-2 and so on where this notebook has run with other parameters there. The other parameters are read from
     the caller's globals.
@@ -328,6 +330,7 @@ def begin(
         noted={"claims": {}, "tables": {}, "figures": {}, "references": {}, "sizes": {}},
     )
     notebook.write_summary()
+    os.environ.setdefault("DYNATREE_COMPILING", "wait")
     return notebook
 
 

@@ -1,11 +1,13 @@
 """What notebooks call: checks of their parameters, and what they hand to the report."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
 from suite_notebooks import write_notebook
 
+from dynatree_lib.models.engine import COMPILING
 from dynatree_suite.runs.notebook import begin, divided
 
 
@@ -25,6 +27,16 @@ def test_profile_defaults_and_sizes(out):
     assert nb.size("prompts", smoke=1, laptop=10, paper=100) == 1
     assert "profile smoke, pair tiny on cpu" in repr(nb)
     assert str(out) not in repr(nb)
+
+
+def test_models_of_a_notebook_wait_for_their_machine_code(out, monkeypatch):
+    """Logits before and after it is there differ by rounding, and times by much more."""
+    monkeypatch.delenv(COMPILING)
+    begin("10_x", profile="smoke")
+    assert os.environ[COMPILING] == "wait"
+    monkeypatch.setenv(COMPILING, "go on")
+    begin("10_x", profile="smoke")
+    assert os.environ[COMPILING] == "go on", "a user's own choice"
 
 
 @pytest.mark.parametrize("here", [True, False])
