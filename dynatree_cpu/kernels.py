@@ -1516,6 +1516,31 @@ def rank(logits, sharpness, tokens, shares, sharp):
 
 
 @fast
+def invert(logits, node, sharpness, coin):
+    """Find where the cumulated e^(sharpness logit) first exceed a share of their sum, as `sampling.Invert` says."""
+    values, size, sharpness = logits[node], logits.shape[1], np.float32(sharpness)
+    parts, top = np.empty((size + BLOCK - 1) // BLOCK), largest(values, 0, size)
+    total, checked = 0.0, 0.0
+    for part in range(len(parts)):
+        found, check = spread(values[part * BLOCK : min((part + 1) * BLOCK, size)], top, sharpness)
+        parts[part] = found
+        total += found
+        checked += check
+    if checked != 0:  # also NaN
+        return -1
+    left, part = coin * total, 0
+    while part < len(parts) - 1 and not left < parts[part]:
+        left -= parts[part]
+        part += 1
+    last = min((part + 1) * BLOCK, size)
+    for place in range(part * BLOCK, last):
+        left -= exponential(sharpness * (values[place] - top))
+        if left < 0:
+            return place
+    return last - 1
+
+
+@fast
 def work(job, thread, threads, kind):
     """Take part in a forward, block by block, until all of it is done. `kind` as for `numbers`.
 

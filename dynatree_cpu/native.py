@@ -137,6 +137,11 @@ def most_probable(
     return tokens, shares, sharp
 
 
+def invert(logits: torch.Tensor, node: int, sharpness: float, coin: float) -> int:
+    """Do what `sampling.Invert` describes, for the logits of a compiled forward, or of a long one by torch."""
+    return int(kernels.invert(logits.float().numpy(), node, sharpness, coin))
+
+
 def matrices(layer: Any) -> Iterator[torch.Tensor]:
     """Yield a layer's matrices as a forward reads them: q, k and v joined, output, gate and up in turn, down."""
     attention, part = layer.self_attn, layer.mlp
@@ -166,7 +171,7 @@ class CompiledLlama:
     narrow: ClassVar[torch.dtype] = torch.bfloat16 if kernels.BFLOAT16 else torch.float32
     apart: ClassVar[float] = 0.0
     """Which groups of inputs of quantised weights have 24 bits: all, or those of outliers (`kernels.APART`)."""
-    most_probable = staticmethod(most_probable)
+    most_probable, invert = staticmethod(most_probable), staticmethod(invert)
 
     @torch.no_grad()
     def __init__(self, model: Any, kind: np.dtype | None = None) -> None:

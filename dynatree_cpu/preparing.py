@@ -111,6 +111,7 @@ def signatures(kind: np.dtype) -> dict[str, tuple[Any, ...]]:
     found: dict[str, tuple[Any, ...]] = {
         "lay": (whole[::1], whole[::1], whole, whole, whole[::1], numba.uint8[::1]),
         "rank": (single[:, ::1], double, whole[:, ::1], double[:, ::1], double[:, ::1]),
+        "invert": (single[:, ::1], whole, double, double),
     }
     if kind in (kernels.FLOAT32, kernels.BFLOAT16_BITS):  # as drafts on features are
         found["give"] = number[:, ::1], number[:, ::1], whole[::1], whole, single[:, ::1]

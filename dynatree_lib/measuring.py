@@ -54,6 +54,8 @@ OFTEN = 8
 """Larger trees are timed in two turns alone: they take long, and are seldom worth it."""
 ROUNDS = (2, 12)
 """Fewest and most turns of every probe."""
+RUN = 4
+"""Iterations in a row of a text that always drafts, and of one that never does; the first one finds the caches cold."""
 PROMPT = 64
 """Tokens of the text before the first timed iteration."""
 DEEPEST = 8
@@ -202,7 +204,7 @@ class DraftingProbe(Auto):
         return state
 
     @override
-    def _levels_pay(self, state: AutoState, chosen: Sequence[Chosen], rate: float) -> bool:
+    def _levels_pay(self, state: AutoState, chosen: Sequence[Chosen], rate: float, sampling: Sampling) -> bool:
         return True
 
     @override
@@ -372,9 +374,12 @@ def measured(
     begun_text(guessing).seconds(guessing, 2 * len(steps))
     known = replace(known, guesses=round(guessing.seconds() / step, 4))
     if draft is not None and not large:  # besides its levels, drafting takes time on the host, and leaves caches cold
-        probes = DraftingProbe(draft, costs=known), turns[0][1]  # one after the other, as in a text that always drafts
-        both, alone = (float(np.median(begun_text(probe).seconds(probe, len(steps))[1:])) for probe in probes)
-        known = replace(known, overhead=round(max((both - alone) / alone - known.reading(1), 0.0), 4))
+        pairs = [(begun_text(probe), probe) for probe in (DraftingProbe(draft, costs=known), turns[0][1])]
+        ratios = []
+        for _ in range(0, len(steps), RUN - 1):  # in turns, as above
+            both, alone = (float(np.median(where.seconds(probe, RUN)[1:])) for where, probe in pairs)
+            ratios.append(both / alone - 1)
+        known = replace(known, overhead=round(max(float(np.median(ratios)) - known.reading(1), 0.0), 4))
     return Measured(known, step)
 
 

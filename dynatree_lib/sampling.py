@@ -123,6 +123,11 @@ MostProbable = Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]
 """`most_probable`, or a function with the same result."""
 
 
+Invert = Callable[[torch.Tensor, int, float, float], int]
+"""(n, V) float logits on the CPU, a node, one over the temperature, a coin in [0, 1) -> the first token up to which the
+node's cumulated probabilities exceed the coin; -1 where its logits are not finite."""
+
+
 def _nucleus(distribution: torch.Tensor, mass: float) -> torch.Tensor:
     values, order = _holding(distribution, mass)
     outside = values.cumsum(-1) - values >= mass
@@ -201,6 +206,8 @@ def _ties_by_id(tokens: np.ndarray, logprobs: np.ndarray, breadth: int, logits: 
     return tokens
 
 
+COINS = 64
+"""Uniform numbers that a `RandomSource` gets at a time."""
 NOTHING = "draw() was given no positive weight, or one that is not finite, so there is nothing to draw."
 
 
@@ -218,14 +225,15 @@ class RandomSource:
     def __init__(self, seed: int = 0, stream: str = "verify") -> None:
         digest = hashlib.sha256(f"{whole('seed', seed)}/{stream}".encode()).digest()
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        self._coins: list[float] = []  # the next ones, in turn from the end: torch takes long over each call
 
     def accept(self, probability: float) -> bool:
         """Return True with this probability; never at 0, always at 1."""
-        return float(torch.rand((), generator=self._generator, dtype=torch.float64)) < probability
+        return self._coin() < probability
 
     def accept_lazily(self, bound: float, probability: Callable[[], float]) -> bool:
         """Return `accept(probability())`; the probability, at most `bound`, is only computed for a coin below it."""
-        coin = float(torch.rand((), generator=self._generator, dtype=torch.float64))
+        coin = self._coin()
         return coin < bound and coin < probability()
 
     def draw(self, weights: torch.Tensor) -> int:
@@ -239,11 +247,26 @@ class RandomSource:
         """
         return self.draw_distinct(weights, 1)[0]
 
+    def draw_lazily(self, weights: Callable[[], torch.Tensor], invert: Callable[[float], int]) -> int:
+        """Draw as `draw(weights())` does; the weights are computed where `invert` says -1 for a coin, not an index."""
+        coin = self._coin()
+        index = invert(coin)
+        if index >= 0:
+            return index
+        found = weights().cpu().numpy().astype(np.float64)
+        return _reached(found, found.cumsum(), coin)
+
+    def _coin(self) -> float:
+        """Return a uniform number in [0, 1)."""
+        if not self._coins:
+            self._coins = torch.rand(COINS, generator=self._generator, dtype=torch.float64).tolist()[::-1]
+        return self._coins.pop()
+
     def draw_each(self, weights: torch.Tensor) -> list[int]:
         """Draw as `draw` would for each of (m, V) non-negative weights with a positive sum, on any device."""
         if weights.device.type == "mps":  # which has no float64
             weights = weights.cpu()
-        coins = torch.rand(len(weights), generator=self._generator, dtype=torch.float64).to(weights.device)
+        coins = torch.tensor([self._coin() for _ in range(len(weights))], dtype=torch.float64, device=weights.device)
         reached = weights.double().cumsum(-1)
         indices = torch.searchsorted(reached, (coins * reached[:, -1])[:, None], right=True)[:, 0]
         last = (reached < reached[:, -1:]).sum(-1)  # where the product was rounded up to the total
@@ -267,15 +290,19 @@ class RandomSource:
             total = float(reached[-1])
             if not 0 < total < float("inf"):
                 break
-            place = float(torch.rand((), generator=self._generator, dtype=torch.float64)) * total
-            index = int(reached.searchsorted(place, side="right"))
-            if index == len(left) or not left[index] > 0:  # the product was rounded up to the total
-                index = int(left.nonzero()[0][-1])
-            drawn.append(index)
-            left[index] = 0
+            drawn.append(_reached(left, reached, self._coin()))
+            left[drawn[-1]] = 0
         if count and not drawn:
             raise ValueError(NOTHING)
         return drawn
+
+
+def _reached(weights: np.ndarray, cumulated: np.ndarray, coin: float) -> int:
+    """Return the first index at which (V,) weights, cumulated, exceed a coin's share of their positive, finite sum."""
+    index = int(cumulated.searchsorted(coin * float(cumulated[-1]), side="right"))
+    if index == len(weights) or not weights[index] > 0:  # the product was rounded up to the sum
+        return int(weights.nonzero()[0][-1])
+    return index
 
 
 def spread(distribution: torch.Tensor, tokens: np.ndarray) -> torch.Tensor:
@@ -299,6 +326,7 @@ class Scores:
             the nodes, then of the nodes; None from sessions that do not keep them.
         tokens: (K,) ids of the tokens that the logits are of, ascending; None for all.
         most_probable: finds tokens in these logits.
+        invert: draws a token from a row of them, without its distribution; None where nothing does.
     """
 
     logits: torch.Tensor
@@ -307,6 +335,7 @@ class Scores:
     features: torch.Tensor | None = None
     tokens: np.ndarray | None = None
     most_probable: MostProbable = field(default_factory=lambda: most_probable)  # as a default it would be a method
+    invert: Invert | None = None
     _distributions: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
     _ranked: tuple[np.ndarray, np.ndarray] | None = field(default=None, init=False)
 
@@ -389,7 +418,13 @@ class Scores:
 
     def next_token(self, node: int, random: RandomSource) -> int:
         """Return a token after `node`: the argmax at temperature 0, else one that is drawn."""
-        return int(self.argmax[node]) if self.sampling.greedy else random.draw(self.distribution(node))
+        if self.sampling.greedy:
+            return int(self.argmax[node])
+        invert = self.invert
+        if invert is None or self.tokens is not None or not _softmax_alone(self.sampling):
+            return random.draw(self.distribution(node))
+        logits, sharpness = self.logits, 1 / self.sampling.temperature
+        return random.draw_lazily(lambda: self.distribution(node), lambda coin: invert(logits, node, sharpness, coin))
 
 
 def bad_logits(owner: str, node: int) -> str:

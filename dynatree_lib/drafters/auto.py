@@ -33,6 +33,8 @@ FEW = 32
 CHILD, GUESSED, MEMORY, IDLE = 0.7, 0.35, 0.98, 0.25
 """Probability that a node has an accepted child, before the text has shown any: by the draft, by guesses alone. How
 long outcomes count; part of that forgetting in an iteration that shows none."""
+DRAWN = 0.6
+"""Probability that the token drawn is the target's most probable one, before the text has shown any."""
 CREDIT, AGAIN, RECENT = 0.15, 0.05, 0.9
 """What an iteration's guesses are believed to gain beyond their price, in tokens, to begin with and after a rest; the
 weight of earlier iterations at each new one."""
@@ -78,7 +80,9 @@ class AutoState:
         drafting: state of the draft model; None without one.
         pace: tokens of the text and their cost.
         sharpness: exponent on the draft's probabilities, as in `CostAwareTree`.
-        child: how often a node that the draft read had an accepted child, if it was accepted itself.
+        child: how often a node that the draft read had an accepted child, if it was accepted itself: as a multiple of
+            `drawn`, which is 1 at temperature 0.
+        drawn: how often the token drawn was the target's most probable one.
         tokens: committed.
         owed: greedy steps that the text has taken beyond its tokens, so beyond plain decoding; negative: gained.
         estimate: a(u) of the current tree's nodes, where there is a draft model.
@@ -88,7 +92,7 @@ class AutoState:
         cost: of drafting the current tree, in greedy steps.
         trial: of the guesses.
         missed: tokens that were committed while the guesses rested.
-        aside: proposals, scores (without logits) and verdicts that the draft was not told of yet.
+        aside: proposals, features and verdicts that the draft was not told of yet.
     """
 
     root: int
@@ -97,6 +101,7 @@ class AutoState:
     pace: Pace
     sharpness: float
     child: SuccessRates = field(default_factory=lambda: SuccessRates((CHILD,), MEMORY))
+    drawn: SuccessRates = field(default_factory=lambda: SuccessRates((DRAWN,), MEMORY))
     tokens: int = 0
     owed: float = 0.0
     estimate: Sequence[float] = (1.0,)
@@ -106,7 +111,7 @@ class AutoState:
     cost: float = 0.0
     trial: Trial = field(default_factory=Trial)
     missed: list[int] = field(default_factory=list)
-    aside: list[tuple[Proposal, Scores, Verdict]] = field(default_factory=list)
+    aside: list[tuple[Proposal, torch.Tensor | None, Verdict]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -218,12 +223,11 @@ class Auto(Priced, Drafter):
         state.tokens += count
         state.owed += cost - count * self._scoring(1)
         if state.drafting is not None:
-            self._learn(state, verdict)
+            self._learn(state, verdict, scores.sampling)
             if any(state.read):
                 state.drafting = self._by_draft.follow(state.drafting, proposal, scores, verdict)
             else:
-                seen = Scores(torch.empty(len(scores), 0), scores.sampling, features=scores.features)
-                state.aside.append((proposal, seen, verdict))
+                state.aside.append((proposal, scores.features, verdict))
         if state.trial.rest:
             state.missed += verdict.tokens(proposal.tree)
             state.trial.rest -= 1
@@ -234,6 +238,10 @@ class Auto(Priced, Drafter):
                 right = sum(state.guessed[node] for node in verdict.path)
                 spent = self._scoring(nodes) - self._scoring(1) + self.prices.guesses
                 state.trial.add(right - self._rate(state) * spent)
+        if state.drafting is not None and not scores.sampling.greedy and scores.looked_through:
+            likely = scores.ranked(1)[0][[0, *verdict.path], 0].tolist()
+            for token, top in zip(verdict.tokens(proposal.tree), likely, strict=True):
+                state.drawn.learn(0, token == top)
         state.root, state.cost, state.nodes = verdict.next_token, 0.0, 1
         state.estimate, state.read, state.guessed = _ALONE
         return state
@@ -248,11 +256,17 @@ class Auto(Priced, Drafter):
         """Tell the draft of what was committed while it drafted nothing."""
         assert state.drafting is not None
         aside, state.aside = state.aside, []
-        for proposal, scores, verdict in aside:
+        for proposal, features, verdict in aside:
+            seen = Scores(torch.empty(len(proposal.tree), 0), GREEDY, features=features)
             state.drafting.pending = np.full(len(proposal.tree), -1)
-            state.drafting = self._by_draft.follow(state.drafting, proposal, scores, verdict)
+            state.drafting = self._by_draft.follow(state.drafting, proposal, seen, verdict)
 
-    def _learn(self, state: AutoState, verdict: Verdict) -> None:
+    @staticmethod
+    def _drawn(state: AutoState, sampling: Sampling) -> float:
+        """Return the probability that the next token is the target's most probable one."""
+        return 1.0 if sampling.greedy else state.drawn[0]
+
+    def _learn(self, state: AutoState, verdict: Verdict, sampling: Sampling) -> None:
         """Learn how sharp the draft's word is to be taken, and how often what it read goes on."""
         if not any(state.read):
             # otherwise one bad beginning would silence the draft for the whole text
@@ -261,9 +275,10 @@ class Auto(Priced, Drafter):
         surprise = len(verdict.path) - (sum(state.estimate) - 1)
         low, high = SHARPNESS
         state.sharpness = max(low, min(high, state.sharpness * math.exp(self._by_draft.learning * surprise)))
+        drawn = self._drawn(state, sampling)
         for node, after in zip([0, *verdict.path], [*verdict.path, -1], strict=True):
             if state.read[node]:
-                state.child.learn(0, after >= 0)
+                state.child.learn(0, after >= 0, drawn)
 
     @override
     def renumber(self, state: AutoState, nodes: np.ndarray, size: int) -> None:
@@ -364,7 +379,7 @@ class Auto(Priced, Drafter):
                 self._guesses.first(state.guesses), lambda place: self._guesses.after(state.guesses, place),
                 depth, self.max_nodes - 1, lambda nodes: rate * self._further[nodes],
             )  # fmt: skip
-        if state.drafting is not None and self._levels_pay(state, chosen, rate):
+        if state.drafting is not None and self._levels_pay(state, chosen, rate, sampling):
             room = self._draft_room(state, max_depth)
             if room > 0:
                 return self._with_draft(state, chosen, rate, room, sampling)
@@ -421,10 +436,14 @@ class Auto(Priced, Drafter):
         """Return what drafting costs without its levels: of this iteration, and of what the draft has not read yet."""
         return self.prices.overhead + self.prices.prompt * session.queued
 
-    def _levels_pay(self, state: AutoState, chosen: Sequence[Chosen], rate: float) -> bool:
+    def _child(self, state: AutoState, sampling: Sampling) -> float:
+        """Return the probability that an accepted node that the draft reads has an accepted child."""
+        return min(1.0, state.child[0] * self._drawn(state, sampling))
+
+    def _levels_pay(self, state: AutoState, chosen: Sequence[Chosen], rate: float, sampling: Sampling) -> bool:
         """Return whether some number of drafted levels pays for its time, given what is guessed already."""
         fresh = 1.0 - max((node.probability for node in chosen if node.parent == 0), default=0.0)
-        nodes, child = len(chosen) + 1, state.child[0]
+        nodes, child = len(chosen) + 1, self._child(state, sampling)
         if nodes not in self._drafted_paths:
             self._drafted_paths[nodes] = self._paths(nodes).tolist()
         tokens, share = 0.0, fresh
@@ -442,10 +461,11 @@ class Auto(Priced, Drafter):
         drafting, nodes, prices = state.drafting, Growing(state.root, chosen), self.prices
         assert drafting is not None
         frontier, allowed, once = [0], self._allowed(state), self._once(drafting.session)
+        child = self._child(state, sampling)
         for level in range(room):
             gains = nodes.fresh(frontier)
             if level:
-                paying = self._by_draft.paying(gains, rate, len(nodes), state.child[0])
+                paying = self._by_draft.paying(gains, rate, len(nodes), child)
                 frontier, gains = [frontier[each] for each in paying], [gains[each] for each in paying]
             cost = prices.reading(len(frontier)) + (0.0 if level else once) if frontier else math.inf
             if state.cost + cost + self._scoring(2) - self._scoring(1) > allowed:

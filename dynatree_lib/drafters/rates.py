@@ -30,8 +30,8 @@ class SuccessRates:
         """Let the rate of a rank go towards a prior, where nothing was tried, by a part of what one outcome forgets."""
         self.right[rank] += part * (1 - self.memory) * (self.tried[rank] * prior - self.right[rank])
 
-    def learn(self, rank: int, right: bool) -> None:
-        """Count whether the guess of this rank was right."""
+    def learn(self, rank: int, right: bool, weight: float = 1.0) -> None:
+        """Count whether the guess of this rank was right, as so many tries."""
         rank = min(rank, len(self.right) - 1)
-        self.tried[rank] = self.memory * self.tried[rank] + 1
+        self.tried[rank] = self.memory * self.tried[rank] + weight
         self.right[rank] = self.memory * self.right[rank] + right

@@ -122,9 +122,9 @@ def _one_by_one(
     logits = target.forward(np.array(ids), np.arange(length), None, cache, 1)
     token, place = torch.zeros(2, 1, 1, dtype=torch.int64, device=target.device)
     ranking = Ranking()
-    features = Features(ranking=ranking)
+    features, invert = Features(ranking=ranking), None if target.arrays is None else target.arrays.invert
     for position in range(length, length + budget):
-        scores = Scores(logits[-1:], sampling, target.name)
+        scores = Scores(logits[-1:], sampling, target.name, invert=invert)
         scores.know(ranking)
         with nullcontext() if sampling.greedy and scores.looked_through else one_thread():
             chosen = scores.next_token(0, random)
@@ -175,7 +175,7 @@ def _scored(
     session.start(ids[:-1])
     for _ in range(budget):
         scores = session.score([token], [ROOT], sampling)
-        token = random.draw(scores.distribution(0))
+        token = scores.next_token(0, random)
         yield [token]
         session.commit([0])
 

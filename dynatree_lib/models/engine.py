@@ -23,7 +23,7 @@ from numpy import ndarray
 from torch.nn import Module, Parameter
 from torch.nn.modules import module as every_module
 
-from ..sampling import MostProbable, Ranking
+from ..sampling import Invert, MostProbable, Ranking
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -135,6 +135,8 @@ class ArrayEngine(Protocol):
 
     most_probable: MostProbable
     """What does the same as `sampling.most_probable`, for its logits."""
+    invert: Invert
+    """Draws from its logits."""
 
     def read(
         self,

@@ -353,7 +353,7 @@ class HFSession(Session):
         model.check_modules()
         self.model, self.drafted = model, model.drafted
         if model.arrays is not None:
-            self.most_probable = model.arrays.most_probable
+            self.most_probable, self.invert = model.arrays.most_probable, model.arrays.invert
         super().__init__(model.name, model.vocab_size)
 
     def _reset(self) -> None:

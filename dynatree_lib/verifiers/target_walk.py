@@ -26,9 +26,11 @@ class TargetWalk(SamplingRule):
     def sample(
         self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
     ) -> Verdict:
+        if len(tree) == 1:
+            return Verdict((), scores.next_token(0, random))
         nodes = np.array([0])  # copies among siblings are walked together: one path of tokens, so one distribution
         while True:
-            token = random.draw(scores.distribution(int(nodes[0])))
+            token = scores.next_token(int(nodes[0]), random)
             step = np.flatnonzero(np.isin(tree.parents, nodes) & (tree.tokens == token))
             if not len(step):
                 return Verdict(tuple(tree.path(int(nodes[0]))), token)

@@ -75,6 +75,10 @@ class Replay(RandomSource):
         return self.accept(probability())
 
     @override
+    def draw_lazily(self, weights: Callable[[], torch.Tensor], invert: Callable[[float], int]) -> int:
+        return self.draw(weights())
+
+    @override
     def draw_each(self, weights: torch.Tensor) -> list[int]:
         return [self.draw(row) for row in weights]
 

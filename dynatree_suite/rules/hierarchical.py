@@ -81,7 +81,7 @@ class Hierarchical(ResidualRule):
         weights = [exp(min(self._reduced(joint[: node + 1]), 700.0)) for node in range(last + 1)]
         end = exp(min(0.0, joint[-1])) if self.reading == "joint end" else min(1.0, weights[-1])
         if random.accept(end):
-            return Verdict(tuple(range(1, last + 1)), random.draw(scores.distribution(last)))
+            return Verdict(tuple(range(1, last + 1)), scores.next_token(last, random))
         for node in range(last - 1, -1, -1):
             rest = recorded.rest(scores.distribution(node) * weights[node], node + 1)
             more = float(rest.sum(dtype=torch.float64))
@@ -94,7 +94,7 @@ class Hierarchical(ResidualRule):
             return Verdict(path, random.draw(rest))
         if self.reading == "never back":  # the released rule then accepts one token more, and adds none
             return Verdict(path, int(tree.tokens[node + 1]))
-        return Verdict(path, random.draw(scores.distribution(node)))  # an event of probability 0
+        return Verdict(path, scores.next_token(node, random))  # an event of probability 0
 
     def _reduced(self, joint: list[float]) -> float:
         """Return log R_i, from log r_0, ..., log r_i."""

@@ -21,7 +21,7 @@ from dynatree_lib.masks import additive, ancestor_matrix, laid_out
 from dynatree_lib.models import engine as engines
 from dynatree_lib.models.cache import TreeCache
 from dynatree_lib.models.huggingface import HFModel
-from dynatree_lib.sampling import most_probable
+from dynatree_lib.sampling import RandomSource, Scores, most_probable
 
 TREE = [-1, 0, 0, 1, 1, 3, 2]
 NEEDS_BFLOAT16 = pytest.mark.skipif(
@@ -214,6 +214,48 @@ def test_logits_that_are_not_finite_give_no_probabilities(broken):
     assert np.isfinite(logprobs[0]).all()
     assert np.isnan(logprobs[1]).all()
     assert np.isnan(sharp[1]).all()
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("width", [1, 5, 31, 700, 8192])
+def test_a_token_is_drawn_as_from_its_distribution(width, temperature):
+    """The twin cumulates a distribution that torch computes. Only a coin at the edge of two tokens may differ."""
+    random = torch.Generator().manual_seed(width)
+    rows = torch.randn(4, width, generator=random) * torch.tensor([0.0, 1.0, 5.0, 30.0])[:, None]
+    scores = Scores(rows, Sampling(temperature), invert=native.invert)
+    coins = [0.0, 1 - 2**-53, *torch.rand(400, generator=random, dtype=torch.float64).tolist()]
+    for node in range(len(rows)):
+        reached = torch.cat([torch.zeros(1), scores.distribution(node)]).double().cumsum(0)
+        for coin in coins:
+            token = native.invert(rows, node, 1 / temperature, coin)
+            assert reached[token] - 1e-5 <= coin <= reached[token + 1] + 1e-5
+        ours, torchs = RandomSource(node), RandomSource(node)
+        pairs = [(scores.next_token(node, ours), torchs.draw(scores.distribution(node))) for _ in range(200)]
+        assert sum(one != other for one, other in pairs) <= 1
+        assert ours.accept_lazily(1.0, lambda: 0.5) == torchs.accept_lazily(1.0, lambda: 0.5), "as many coins were used"
+
+
+def test_tokens_that_cannot_occur_are_never_drawn_and_broken_logits_say_so():
+    rows = torch.full((3, 300), -torch.inf)
+    rows[0, [7, 250]] = torch.tensor([0.0, 1.0])
+    rows[1], rows[1, 40] = 0.0, torch.nan
+    scores, random = Scores(rows, Sampling(1.0), "some-model", invert=native.invert), RandomSource()
+    assert {scores.next_token(0, random) for _ in range(50)} == {7, 250}
+    for node in (1, 2):
+        with pytest.raises(ValueError, match=f"some-model at tree node {node}"):
+            scores.next_token(node, random)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(1.0, top_k=20), Sampling(1.3, top_p=0.8)], ids=str)
+def test_texts_are_drawn_alike_with_and_without_machine_code(sampling):
+    model, ids = HFModel(raw_model("llama", dtype=torch.float32), engine="compiled"), prompt(12)[0].tolist()
+    assert model.arrays is not None
+    options = {"max_new_tokens": 40, "sampling": sampling, "eos_token_ids": (), "seed": 5}
+    with_it = [autoregressive(model, ids, **options), generate(model, ids, FixedTree(noisy_copy(model)), **options)]
+    model.arrays.invert = None
+    assert {tuple(each.tokens) for each in (*with_it, autoregressive(model, ids, **options))} == {
+        tuple(with_it[0].tokens)
+    }
 
 
 @torch.inference_mode()

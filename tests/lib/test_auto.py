@@ -60,6 +60,27 @@ def test_a_foe_is_asked_seldom_and_a_friend_often():
     assert asked["foe"] < 0.1 < 1 < asked["friend"]
 
 
+def test_where_tokens_are_drawn_less_is_expected_of_the_draft():
+    """What is expected of it for temperature 0, times how often the token drawn was the most probable one."""
+    dear = replace(COSTS, overhead=0.2)
+    drafter = dt.Auto(FRIEND, costs=dear).priced(lambda draft: dear)
+    begun = drafter.start(PROMPT, dt.RandomSource(0, "draft"))
+    assert len(drafter.propose(begun, 16).tree) > 1
+    assert len(drafter.propose(begun, 16, dt.Sampling(1.0)).tree) == 1
+    shares = {}
+    for temperature in (0.0, 0.2, 3.0):
+        sampling = dt.Sampling(temperature)
+        out = dt.generate(TARGET, PROMPT, dt.Auto(FRIEND, costs=CHEAP), max_new_tokens=400, sampling=sampling)
+        state, text = out.state.drafter_state, [*PROMPT, *out.tokens]
+        best = [int(np.argmax(TARGET.distribution(tuple(text[:end])))) for end in range(len(text) - 150, len(text))]
+        shares[temperature] = np.mean([token == top for token, top in zip(text[-150:], best, strict=True)])
+        if temperature:
+            assert state.drawn[0] == pytest.approx(shares[temperature], abs=0.15)
+        tried = drafter._child(state, sampling)
+        assert tried == pytest.approx(state.child[0] * (state.drawn[0] if temperature else 1.0))
+    assert shares[0.0] == 1 > shares[0.2] > shares[3.0] + 0.3
+
+
 def test_a_text_that_repeats_itself_is_copied_without_the_draft():
     foe = dt.ToyModel.random(30, 9, sharpness=3.0)
     out = dt.generate(counting(30), [*range(30), *range(5)], dt.Auto(foe, costs=COSTS), max_new_tokens=90)
