@@ -358,8 +358,9 @@ def measured(
         for number, (ratios, (where, probe)) in enumerate(zip(found, turns, strict=True)):
             if turn > 1 and number < len(sizes) and sizes[number] > OFTEN:
                 continue
-            # The first iteration after another probe's, or another text's, finds the caches cold.
-            seconds = where.seconds(probe, 1 if large and where is last else 2)[-1]
+            # The first iteration after another probe's finds the caches cold, and several do after another text's.
+            count = 2 if where is last else RUN
+            seconds = where.seconds(probe, (count + 1) // 2 if large else count)[-1]
             steps += [] if number else [seconds]
             ratios.append(seconds / steps[-1])
             last = where
