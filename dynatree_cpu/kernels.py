@@ -1857,15 +1857,17 @@ def keep_states(found, known, before):
 
 
 @fast
-def fuse(states, norms, weights, eps, shapes, normed, fused, tile, counters):
+def fuse(states, norms, weights, eps, shapes, apart, normed, fused, tile, counters, kind):
     """Make (n, h) features of (n, k h) states: the last one, and a map of the norms of the others added.
 
     Args:
         states, norms, fused: float32; the others' norms side by side.
         weights: address of the map, packed.
+        apart: see APART of a job.
         normed: space for (n + DEEP, (k - 1) h) numbers of the weights' kind.
-        tile: space for DEEP by WIDTH numbers.
+        tile: space for two tiles of DEEP by WIDTH numbers, and for split inputs.
         counters: zeros, for `project`.
+        kind: of the weights, as for `numbers`.
     """
     width, rows = fused.shape[1], len(states)
     others = states.shape[1] // width - 1
@@ -1875,7 +1877,8 @@ def fuse(states, norms, weights, eps, shapes, normed, fused, tile, counters):
             scale, out = norms[each * width : (each + 1) * width], normed[(row * others + each) * width :]
             normalise(flat, row * (others + 1) + each, 1, width, scale, eps, out)
         fused[row] = states[row, others * width :]
-    begin(shapes, rows, normed)
+    begin(shapes, min(tiles(rows, deep(kind))[1], rows), kind)
+    tile[2 * DEEP * WIDTH] = apart  # where `_by_digits` looks for it
     inputs, space, taken = normed.ctypes.data, tile.ctypes.data, counters.ctypes.data
-    project(weights, inputs, rows, others * width, width, sums, tile[:0], True, space, normed, taken, 0, 1, weights)
-    end(normed)
+    project(weights, inputs, rows, others * width, width, sums, tile[:0], True, space, kind, taken, 0, 1, weights)
+    end(kind)

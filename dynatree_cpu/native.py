@@ -126,6 +126,12 @@ def aligned(count: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(raw[skip : skip + count * size]).view(dtype)
 
 
+def copied(packed: torch.Tensor) -> torch.Tensor:
+    """Copy bytes to where a cache line begins."""
+    place = aligned(len(packed), torch.uint8)
+    return place.copy_(packed)
+
+
 def most_probable(
     logits: torch.Tensor, breadth: int, sharpness: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -182,6 +188,7 @@ class CompiledLlama:
         self.dtype = core.embed_tokens.weight.dtype
         self.half = self.dtype == torch.bfloat16
         self.kind = kind or (kernels.BFLOAT16_BITS if self.half else kernels.FLOAT32)
+        self.of_kind = np.empty(0, self.kind)
         self.embedding, self.layers = core.embed_tokens.weight, config.num_hidden_layers
         self.job = np.zeros(kernels.FIELDS, np.int64)
         heads, groups = config.num_attention_heads, config.num_key_value_heads
@@ -243,7 +250,7 @@ class CompiledLlama:
         job[kernels.EMBEDDING] = self.embedding.data_ptr()
         job[kernels.IDS], job[kernels.POSITIONS] = self.ids.ctypes.data, self.positions.ctypes.data
         if self.kind in (kernels.FOUR_BITS, kernels.EIGHT_BITS):
-            widest = max(width, heads * size, mlp)
+            widest = max(width * (2 if len(self.joint) else 1), heads * size, mlp)
             job[kernels.SPLIT_BYTES] = kernels.SPACE + rows_of_tiles * kernels.split_bytes(widest)
         self.known_slots: dict[tuple[int, ...], tuple[int, np.ndarray]] = {}
         self.arranged: WeakKeyDictionary[Any, torch.Tensor] = WeakKeyDictionary()
@@ -259,16 +266,15 @@ class CompiledLlama:
         self.joint, self.joint_norms = torch.empty(0, dtype=self.dtype), torch.empty(0)
         self.pairs = aligned(0 if joint is None else 2 * FEW * width, torch.float32)
         if joint is not None:
-            self.joint = aligned(2 * width * width, self.dtype)
-            self.joint[:] = blocked(joint.map.weight)
+            self.joint = copied(self._packed(joint.map.weight))
             self.joint_norms = torch.cat([joint.token_norm.weight, joint.feature_norm.weight]).float()
             self.given, self.found = np.zeros((2, FEW, width), np.float32)
         if fusion is not None:
-            self.fusion = aligned(fusion.map.weight.numel(), self.dtype)
-            self.fusion[:] = blocked(fusion.map.weight)
+            self.fusion = copied(self._packed(fusion.map.weight))
             self.fusion_norms = torch.cat([norm.weight for norm in fusion.norms]).float().numpy()
             inputs = aligned((FEW + kernels.DEEP) * len(self.fusion_norms), self.dtype)  # a tile may read past the last
-            tile = aligned(kernels.DEEP * kernels.WIDTH, torch.float32).numpy()
+            split = kernels.SPACE + (FEW + kernels.DEEP) * kernels.split_bytes(len(self.fusion_norms))
+            tile = aligned(2 * kernels.DEEP * kernels.WIDTH + split // 4, torch.float32).numpy()
             self.fusing = self._bits(inputs), tile, np.zeros(2 * kernels.LINE // 8, np.int64)
 
     def _packed(self, matrix: torch.Tensor) -> torch.Tensor:
@@ -546,6 +552,6 @@ class CompiledLlama:
             counters.fill(0)
             kernels.fuse(
                 states.float().numpy(), self.fusion_norms, self.fusion.data_ptr(), np.float32(self.eps),
-                int(self.job[kernels.SHAPES]), inputs, out.numpy(), tile, counters,
+                int(self.job[kernels.SHAPES]), self.apart, inputs, out.numpy(), tile, counters, self.of_kind,
             )  # fmt: skip
         return out

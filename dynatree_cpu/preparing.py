@@ -113,11 +113,13 @@ def signatures(kind: np.dtype) -> dict[str, tuple[Any, ...]]:
         "rank": (single[:, ::1], double, whole[:, ::1], double[:, ::1], double[:, ::1]),
         "invert": (single[:, ::1], whole, double, double),
     }
-    if kind in (kernels.FLOAT32, kernels.BFLOAT16_BITS):  # as drafts on features are
-        found["give"] = number[:, ::1], number[:, ::1], whole[::1], whole, single[:, ::1]
-        found["keep_states"] = single[:, ::1], number[:, ::1], whole
+    if kind != kernels.SIGNED_BYTES:  # drafts on features
+        given = number if kind == kernels.BFLOAT16_BITS else single
+        found["give"] = given[:, ::1], given[:, ::1], whole[::1], whole, single[:, ::1]
+        found["keep_states"] = single[:, ::1], given[:, ::1], whole
         found["fuse"] = (
-            single[:, ::1], single[::1], whole, single, whole, number[::1], single[:, ::1], single[::1], whole[::1],
+            single[:, ::1], single[::1], whole, single, whole, double, given[::1], single[:, ::1], single[::1],
+            whole[::1], number[::1],
         )  # fmt: skip
     found["run"] = whole[::1], whole, whole, number[::1], whole[::1]
     return found

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from typing_extensions import override
 
 from . import kernels
-from .native import CompiledLlama, aligned
+from .native import CompiledLlama, copied
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,25 @@ class Codes:
             if bool(met.all()):
                 return cls(bits, codes.view(weight.shape), scales, minima)
         return None
+
+    @staticmethod
+    def nearest(weight: torch.Tensor, bits: int) -> torch.Tensor:
+        """Return the (out, in) matrix whose codes are found, in place of one that has none; a group at a time.
+
+        With 4 bits the lowest and the highest weight of a group stay, as in Q4_1, with 8 bits the one furthest from
+        zero, as in Q8_0.
+        """
+        groups = weight.reshape(len(weight), -1, kernels.GROUP)
+        low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+        scale, least, ends = ((high - low) / 15).half().float(), low.half().float(), (0, 15)
+        if bits == 8:
+            high = torch.maximum(-low, high)
+            scale, low, ends = (high / 127).half().float(), -high, (1, 255)
+            least = -128 * scale
+        codes = ((groups - least) / scale).round().nan_to_num(ends[0]).clamp(*ends)
+        for end, weight_there in zip(ends, (low, high), strict=True):  # also where float16 has few digits left
+            codes[groups == weight_there] = end
+        return (codes * scale + least).view(weight.shape)
 
     def packed(self) -> torch.Tensor:
         """Lay the codes out as products of `kernels` read them: flat uint8, blocks of `kernels.WIDTH` outputs."""
@@ -118,15 +137,26 @@ class QuantisedLlama(CompiledLlama):
         if codes is None:
             super()._take_head(head)
             return
-        packed = codes.packed()
-        self.head = aligned(len(packed), torch.uint8)
-        self.head[:] = packed
-        self.job[kernels.HEAD_BITS], self.job[kernels.HEAD_ROW] = codes.bits, len(packed) // self.rows
+        self.head = copied(codes.packed())
+        self.job[kernels.HEAD_BITS], self.job[kernels.HEAD_ROW] = codes.bits, len(self.head) // self.rows
+
+    @torch.no_grad()
+    def coarsen(self, draft: torch.nn.Module) -> bool:
+        """Round a draft's float32 matrices, in place, to as many bits as these layers have; False where that cannot be.
+
+        A draft need not be exact, and its levels take as long as its weights take to read.
+        """
+        maps = [part for part in draft.modules() if isinstance(part, torch.nn.Linear)]
+        if any(each.in_features % kernels.GROUP or each.weight.dtype != torch.float32 for each in maps):
+            return False
+        for each in maps:
+            each.weight.copy_(Codes.nearest(each.weight, 4 if self.kind == kernels.FOUR_BITS else 8))
+        return True
 
     @classmethod
     def made(cls, model: PreTrainedModel) -> Self | None:
         """Make the forward of a model, or None where its layers are not quantised."""
-        if model.dtype != torch.float32 or hasattr(model, "joint") or not kernels.QUANTISED:
+        if model.dtype != torch.float32 or not kernels.QUANTISED:
             return None
         for kind in (kernels.FOUR_BITS, kernels.EIGHT_BITS):
             try:

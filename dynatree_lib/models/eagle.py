@@ -254,7 +254,7 @@ def _check_features(model: EagleModel) -> None:
         walk = begun(eager)
         return [walk.score([token], [place - 1], GREEDY).logits[0] for place, token in enumerate(path)][-1]
 
-    off = difference_from_paths(logits, tree, walked, model.dtype)
+    off = difference_from_paths(logits, tree, walked, model)
     if off:
         raise ValueError(
             f"Draft '{model.name}' does not score a tree as it scores its paths ({off}); use engine='eager' or float32."

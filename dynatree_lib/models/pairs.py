@@ -153,10 +153,11 @@ def load_pair(
             (and needs accelerate).
         dtype: "float32", "bfloat16", ...; by default float32 on the CPU and for "tiny", the checkpoint's own elsewhere.
         draft_dtype: of the draft. By default the target's, and for "smollm2" bfloat16 where the processor multiplies in
-            it, its head in 8 bits where it can: texts stay the target's, whatever the draft rounds.
+            it, its head in 8 bits where it can; beside a target whose engine reads 4 or 8 bits, as many bits: texts
+            stay the target's, whatever the draft rounds.
         attn_implementation: "sdpa" or "eager"; architectures without sdpa (GPT-OSS, Gemma 2) are always loaded eager.
         engine: what runs the forwards, one of `models.engine.engines()`; "auto" takes the fastest for each model. With
-            "quantised" or "rounded" the drafts of "smollm2", whose weights are not quantised, run by "compiled".
+            "quantised" or "rounded" the draft of "smollm2" that reads tokens alone runs by "compiled".
         vocabularies: as for `make_pair`.
 
     Raises:
@@ -246,7 +247,7 @@ def load_pruned_pair(
     """
     big = load_model(target, **options)
     big.check_modules()  # so that what it needs is compiled while the drafts are loaded
-    # drafts were trained, so their weights are not quantised
+    # this draft was trained, so its weights are not quantised
     engine = "compiled" if options["engine"] in ("quantised", "rounded") else options["engine"]
     whole, tokens = load_pruned(folder / "draft", big.model)
     small = HFModel(whole, big.tokenizer, engine="eager", check=False)
@@ -257,9 +258,11 @@ def load_pruned_pair(
     if not (folder / "features").is_dir():
         return Pair(name, big, small, big.tokenizer)
     whole, tokens = load_pruned(folder / "features", big.model)
-    narrow: torch.dtype = getattr(big.awaited or big.engine, "narrow", big.dtype)
-    wanted = draft_dtype or narrow
-    light = short_head(whole, tokens)
+    runs, light, wanted = big.awaited or big.engine, short_head(whole, tokens), draft_dtype or big.dtype
+    if draft_dtype is None and hasattr(runs, "coarsen") and runs.coarsen(light):
+        engine = options["engine"]
+    elif draft_dtype is None:
+        wanted = getattr(runs, "narrow", wanted)
     if wanted != big.dtype:
         light = in_dtype(light, wanted)  # a copy, because it shares tables with the target
     reduced = EagleModel(light, big.tokenizer, engine=engine)

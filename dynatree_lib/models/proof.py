@@ -157,8 +157,12 @@ def _check_engine(
             f"The {engine} of '{model.name}' gave {' x '.join(map(str, found.shape))} logits where "
             f"{' x '.join(map(str, plain.shape))} were asked for; it is to give those of the last `keep` tokens."
         )
-    allowed = max(_by_dtype(TOLERANCE, model), getattr(model.engine, "rounding", 0.0))
-    _compare(model, found, plain, allowed, parts, lambda _: what, "use engine='eager' or float32")
+    _compare(model, found, plain, _of_engine(model), parts, lambda _: what, "use engine='eager' or float32")
+
+
+def _of_engine(model: HFModel) -> float:
+    """Return how far the logits of a model's engine may be off."""
+    return max(_by_dtype(TOLERANCE, model), getattr(model.engine, "rounding", 0.0))
 
 
 def _compare(
@@ -613,12 +617,12 @@ class SameExperts(TorchFunctionMode):
 
 
 def difference_from_paths(
-    logits: torch.Tensor, tree: TokenTree, plain: Callable[[list[int]], torch.Tensor], dtype: torch.dtype
+    logits: torch.Tensor, tree: TokenTree, plain: Callable[[list[int]], torch.Tensor], model: HFModel
 ) -> str | None:
-    """Say how far a tree's (n, V) logits are off, where that is more than `TOLERANCE` allows; None where it is not.
+    """Say how far a tree's (n, V) logits are off, where that is more than its engine may be; None where it is not.
 
     `plain` returns the (V,) logits after a path, given by its tokens from node 0 down.
     """
     expected = torch.stack([plain(tree.tokens[[0, *tree.path(node)]].tolist()) for node in range(len(tree))])
-    worst, allowed = float(difference(logits, expected).max()), TOLERANCE.get(dtype, 0.0)
-    return None if worst <= allowed else _told(worst, allowed, dtype)
+    worst, allowed = float(difference(logits, expected).max()), _of_engine(model)
+    return None if worst <= allowed else _told(worst, allowed, model.dtype)

@@ -17,8 +17,11 @@ from dynatree_cpu import kernels, native
 from dynatree_cpu.native import aligned
 from dynatree_cpu.quantised import Codes
 from dynatree_lib import Chain, Sampling, autoregressive, generate
+from dynatree_lib.models.eagle import EagleModel
 from dynatree_lib.models.engine import Eager
 from dynatree_lib.models.huggingface import HFModel
+from dynatree_lib.models.pruned import on_features
+from dynatree_lib.tree import TokenTree
 from dynatree_suite.bench.bandwidth import forward_bytes
 from dynatree_suite.costs.roofline import Shape
 
@@ -83,6 +86,58 @@ def test_one_weight_beside_its_value_is_noticed():
     assert Codes.of(quantised("q8_0", 32, 64), 4) is None
     assert Codes.of(quantised("q4_1", 32, 64)[:, :48].contiguous(), 4) is None  # one and a half groups
     assert Codes.of(torch.randn(8, 32), 8) is None
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_draft_is_rounded_to_the_nearest_codes(bits):
+    """Within half a step of each group, besides the rounding of its scale to float16; what is on the grid stays."""
+    random = torch.Generator().manual_seed(bits)
+    weight = torch.randn(64, 160, generator=random) * torch.logspace(-4, 1, 64)[:, None]
+    weight[3], weight[4, :32], weight[5, 32:64] = 0.0, 0.7, weight[5, 32:64].abs()
+    near = Codes.nearest(weight, bits)
+    assert Codes.of(near, bits) is not None
+    groups, off = weight.view(64, 5, 32), (near - weight).abs().view(64, 5, 32).amax(-1)
+    spread = groups.amax(-1) - groups.amin(-1) if bits == 4 else 2 * groups.abs().amax(-1)
+    assert (off <= 0.5 * spread / (15 if bits == 4 else 254) + 0.002 * groups.abs().amax(-1) + 128 * 2**-25).all()
+    assert torch.equal(Codes.nearest(near, bits), near)
+
+
+@pytest.mark.parametrize("form", ["q4_1", "q8_0"])
+def test_a_draft_on_features_takes_as_many_bits_as_its_target(form):
+    """The engine's levels are those of transformers' own forward over the rounded draft."""
+    target, engine = HFModel(quantised_model(form)), "rounded" if kernels.DIGITS else "quantised"
+    assert target.engine.name == engine
+    raw = on_features(raw_model("llama", dtype=torch.float32), (0,), (1, -1))
+    raw.fusion.map.weight.data.normal_(0, 0.1)  # of zeros before it is trained
+    embedding = raw.model.embed_tokens.weight.clone()
+    assert target.engine.coarsen(raw)
+    assert torch.equal(raw.model.embed_tokens.weight, embedding)
+    draft = EagleModel(raw)
+    assert (draft.engine.name, draft.engine.kind) == (engine, target.engine.kind)
+    tree, features, rows = TokenTree.build([5, 6, 7, 8], [-1, 0, 0, 1]), torch.randn(6, draft.feature_size), []
+    states = torch.randn(3, 2 * draft.feature_size)
+    for model in (draft, draft.altered(engine=Eager(raw))):
+        session = model.session()
+        session.extend([1, 2, 3, 4, 9], features[:5])
+        session.feature = features[5]
+        parts = slice(0, 1), slice(1, 3), slice(3, 4)
+        levels = [session.level(tree.tokens[part], tree.parents[part]) for part in parts]
+        rows += [torch.cat(levels), session.fused(states)]
+    for own, plain in ((rows[0], rows[2]), (rows[1], rows[3])):
+        assert 0 < float((own - plain).abs().max() / plain.std()) < 0.01
+    options = {"max_new_tokens": 30, "eos_token_ids": ()}
+    assert generate(target, prompt(20)[0].tolist(), Chain(draft, 3), **options).tokens == autoregressive(
+        target, prompt(20)[0].tolist(), **options
+    ).tokens  # fmt: skip
+
+
+def test_a_draft_whose_matrices_have_no_whole_groups_is_not_rounded():
+    odd = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(48, 32))
+    before = [weight.clone() for weight in odd.parameters()]
+    engine = HFModel(quantised_model("q4_1"), engine="quantised").engine
+    assert not engine.coarsen(odd)
+    assert not engine.coarsen(torch.nn.Linear(64, 32).bfloat16())
+    assert all(map(torch.equal, before, odd.parameters()))
 
 
 @cache
