@@ -507,34 +507,37 @@ class CompiledLlama:
         queued: int,
         position: int,
         cache: Any,
-        features: tuple[torch.Tensor, torch.Tensor] | None = None,
+        given: tuple[torch.Tensor, torch.Tensor] | None = None,
         around: Callable[..., torch.Tensor] | None = None,
-        ranking: Ranking | None = None,
+        features: Features | None = None,
     ) -> torch.Tensor:
-        """Read a level of a draft's tree, as `ArrayEngine` says."""
-        nodes = len(tokens) - queued
+        """Read a tree, or a level of one, as `ArrayEngine` says."""
+        nodes, features = len(tokens) - queued, features or Features()
         tail, members = queued + len(parents), self._members()
         with self.lock, members.lock:
             self._prepare(members, cache, len(tokens))
             ids, positions, seen = self.ids[: len(tokens)], self.positions[: len(tokens)], self.seen
             ids[:] = tokens
             kernels.lay(ids, parents, queued, position, positions, seen)
-            places = 0, 0
-            wanted: tuple[int, ...] = ()
-            if features is not None:
-                waiting, known = (self._bits(each) for each in features)
+            places, wanted = (0, 0), features.layers
+            if given is not None:
+                waiting, known = (self._bits(each) for each in given)
                 kernels.give(waiting, known, parents, nodes, self.given)
                 places, wanted = (self.given.ctypes.data, self.found.ctypes.data), (-1,)
+            elif wanted:
+                states = torch.empty(len(tokens), len(wanted) * self.width)
+                features.read.append(states)
+                places = 0, states.data_ptr()
 
             def run(*_: Any) -> torch.Tensor:
-                return self._forward(members, cache, (len(tokens), nodes, tail), places, wanted, ranking)
+                return self._forward(members, cache, (len(tokens), nodes, tail), places, wanted, features.ranking)
 
             if around is None:
                 logits = run()
             else:
                 mask = seen[: len(tokens) * tail].reshape(-1, tail)
                 logits = around(run, ids, positions, mask, cache, nodes)
-            if features is not None:
+            if given is not None:
                 kernels.keep_states(self.found[queued : len(tokens)], known, len(parents) - nodes)
         return logits
 

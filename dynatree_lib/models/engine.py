@@ -172,11 +172,11 @@ class ArrayEngine(Protocol):
         queued: int,
         position: int,
         cache: Any,
-        features: tuple[torch.Tensor, torch.Tensor] | None = None,
+        given: tuple[torch.Tensor, torch.Tensor] | None = None,
         around: Callable[..., torch.Tensor] | None = None,
-        ranking: Ranking | None = None,
+        features: Features | None = None,
     ) -> torch.Tensor:
-        """Read q queued tokens and f nodes of a draft's tree; return the (f, V) logits of the nodes, float32.
+        """Read q queued tokens and f nodes of a tree; return the (f, V) logits of the nodes, float32.
 
         Args:
             tokens: (q + f,) int64 token ids.
@@ -185,10 +185,10 @@ class ArrayEngine(Protocol):
             queued: q.
             position: of a node below the text.
             cache: as for `Engine`; it gets the entries of all q + f tokens.
-            features: for a draft on features, (q, h) of the queue, and (m, h) of the text's last token and of the
-                pending nodes, in which those of the new nodes are written; m > p + f.
+            given: for a draft on features, (q, h) of the queue, and (m, h) of the text's last token and of the pending
+                nodes, in which those of the new nodes are written; m > p + f.
             around: called as `HFModel.observed` says, with the forward.
-            ranking: as in `Features`.
+            features: of the forward; what tokens come with is `given`.
         """
         ...
 

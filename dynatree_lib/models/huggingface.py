@@ -381,6 +381,11 @@ class HFSession(Session):
         if len(parents) == 1 and not queue:  # plain decoding
             place = self._positions(parents, self.position)
             return self.model.forward(tokens, place, None, self._cache, 1, self._forward_features)
+        engine, features = self.model.arrays, self._forward_features
+        if engine is not None and self.in_one_call and (features is None or features.given is None):
+            joined = np.array([*queue, *tokens], np.int64)
+            if engine.runs(len(joined), self._cache):
+                return self._in_one_call(engine, joined, parents, len(queue), None, features)
         joined, forest, tail = laid_out(queue, tokens, parents)
         keys = self._positions(forest, self.position - len(queue))
         queries, mask = keys[len(keys) - len(joined) :], None
@@ -416,15 +421,24 @@ class HFSession(Session):
     @in_inference_mode
     def level(self, tokens: np.ndarray, parents: np.ndarray, ranking: Ranking | None = None) -> torch.Tensor:
         """Do what `Session.level` says; where it is one call, note what is found out about the logits."""
-        engine, queue, model = self.model.arrays, self._queue, self.model
+        engine, queue = self.model.arrays, self._queue
         if engine is None or not self.in_one_call:
             return super().level(tokens, parents)
         joined, every = np.array([*queue, *tokens], np.int64), self._all_parents(parents)
         if not engine.runs(len(joined), self._cache):
             return super().level(tokens, parents)
-        features = self._level_features(every, self.pending)
-        logits = engine.level(joined, every, len(queue), self.position, self._cache, features, model.around, ranking)
+        given = self._level_features(every, self.pending)
+        logits = self._in_one_call(engine, joined, every, len(queue), given, Features(ranking=ranking))
         self._have_read(every, len(tokens))
+        return logits
+
+    def _in_one_call(
+        self, engine: ArrayEngine, joined: np.ndarray, parents: np.ndarray, queued: int,
+        given: tuple[torch.Tensor, torch.Tensor] | None, features: Features | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Read queue and nodes by `ArrayEngine.level`; arguments as there, `given` its `features`."""
+        model, wanted = self.model, features or Features()
+        logits = engine.level(joined, parents, queued, self.position, self._cache, given, model.around, wanted)
         return logits if logits.shape[1] == model.vocab_size else logits[:, : model.vocab_size]
 
     def _level_features(self, parents: np.ndarray, before: int) -> tuple[torch.Tensor, torch.Tensor] | None:
