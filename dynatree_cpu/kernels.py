@@ -1877,7 +1877,7 @@ def fuse(states, norms, weights, eps, shapes, apart, normed, fused, tile, counte
             scale, out = norms[each * width : (each + 1) * width], normed[(row * others + each) * width :]
             normalise(flat, row * (others + 1) + each, 1, width, scale, eps, out)
         fused[row] = states[row, others * width :]
-    begin(shapes, min(tiles(rows, deep(kind))[1], rows), kind)
+    begin(shapes, tiles(rows, deep(kind))[1], kind)
     tile[2 * DEEP * WIDTH] = apart  # where `_by_digits` looks for it
     inputs, space, taken = normed.ctypes.data, tile.ctypes.data, counters.ctypes.data
     project(weights, inputs, rows, others * width, width, sums, tile[:0], True, space, kind, taken, 0, 1, weights)

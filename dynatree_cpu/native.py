@@ -132,6 +132,11 @@ def copied(packed: torch.Tensor) -> torch.Tensor:
     return place.copy_(packed)
 
 
+def split_space(width: int) -> int:
+    """Return the bytes that products with quantised weights work in, for rows of so many inputs."""
+    return int(kernels.SPACE + (FEW + kernels.DEEP) * kernels.split_bytes(width))
+
+
 def most_probable(
     logits: torch.Tensor, breadth: int, sharpness: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -251,7 +256,7 @@ class CompiledLlama:
         job[kernels.IDS], job[kernels.POSITIONS] = self.ids.ctypes.data, self.positions.ctypes.data
         if self.kind in (kernels.FOUR_BITS, kernels.EIGHT_BITS):
             widest = max(width * (2 if len(self.joint) else 1), heads * size, mlp)
-            job[kernels.SPLIT_BYTES] = kernels.SPACE + rows_of_tiles * kernels.split_bytes(widest)
+            job[kernels.SPLIT_BYTES] = split_space(widest)
         self.known_slots: dict[tuple[int, ...], tuple[int, np.ndarray]] = {}
         self.arranged: WeakKeyDictionary[Any, torch.Tensor] = WeakKeyDictionary()
         self.scratch: list[torch.Tensor | np.ndarray] = []
@@ -273,8 +278,8 @@ class CompiledLlama:
             self.fusion = copied(self._packed(fusion.map.weight))
             self.fusion_norms = torch.cat([norm.weight for norm in fusion.norms]).float().numpy()
             inputs = aligned((FEW + kernels.DEEP) * len(self.fusion_norms), self.dtype)  # a tile may read past the last
-            split = kernels.SPACE + (FEW + kernels.DEEP) * kernels.split_bytes(len(self.fusion_norms))
-            tile = aligned(2 * kernels.DEEP * kernels.WIDTH + split // 4, torch.float32).numpy()
+            numbers = 2 * kernels.DEEP * kernels.WIDTH + split_space(len(self.fusion_norms)) // 4
+            tile = aligned(numbers, torch.float32).numpy()
             self.fusing = self._bits(inputs), tile, np.zeros(2 * kernels.LINE // 8, np.int64)
 
     def _packed(self, matrix: torch.Tensor) -> torch.Tensor:

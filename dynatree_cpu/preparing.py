@@ -108,21 +108,19 @@ def kept(kind: np.dtype) -> bool:
 def signatures(kind: np.dtype) -> dict[str, tuple[Any, ...]]:
     """Return the arguments of all functions of `kernels` that forwards of a kind of weights take; `run` is the last."""
     number, whole, single, double = numba.from_dtype(kind), numba.int64, numba.float32, numba.float64
-    found: dict[str, tuple[Any, ...]] = {
+    given = number if kind == kernels.BFLOAT16_BITS else single  # of features
+    return {
         "lay": (whole[::1], whole[::1], whole, whole, whole[::1], numba.uint8[::1]),
         "rank": (single[:, ::1], double, whole[:, ::1], double[:, ::1], double[:, ::1]),
         "invert": (single[:, ::1], whole, double, double),
-    }
-    if kind != kernels.SIGNED_BYTES:  # drafts on features
-        given = number if kind == kernels.BFLOAT16_BITS else single
-        found["give"] = given[:, ::1], given[:, ::1], whole[::1], whole, single[:, ::1]
-        found["keep_states"] = single[:, ::1], given[:, ::1], whole
-        found["fuse"] = (
+        "give": (given[:, ::1], given[:, ::1], whole[::1], whole, single[:, ::1]),
+        "keep_states": (single[:, ::1], given[:, ::1], whole),
+        "fuse": (
             single[:, ::1], single[::1], whole, single, whole, double, given[::1], single[:, ::1], single[::1],
             whole[::1], number[::1],
-        )  # fmt: skip
-    found["run"] = whole[::1], whole, whole, number[::1], whole[::1]
-    return found
+        ),
+        "run": (whole[::1], whole, whole, number[::1], whole[::1]),
+    }  # fmt: skip
 
 
 def compile_now(kind: np.dtype) -> None:

@@ -92,7 +92,7 @@ class AutoState:
         cost: of drafting the current tree, in greedy steps.
         trial: of the guesses.
         missed: tokens that were committed while the guesses rested.
-        aside: proposals, features and verdicts that the draft was not told of yet.
+        aside: proposals, scores (without logits) and verdicts that the draft was not told of yet.
     """
 
     root: int
@@ -111,7 +111,7 @@ class AutoState:
     cost: float = 0.0
     trial: Trial = field(default_factory=Trial)
     missed: list[int] = field(default_factory=list)
-    aside: list[tuple[Proposal, torch.Tensor | None, Verdict]] = field(default_factory=list)
+    aside: list[tuple[Proposal, Scores, Verdict]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,8 @@ class Auto(Priced, Drafter):
             if any(state.read):
                 state.drafting = self._by_draft.follow(state.drafting, proposal, scores, verdict)
             else:
-                state.aside.append((proposal, scores.features, verdict))
+                seen = Scores(torch.empty(len(scores), 0), scores.sampling, features=scores.features)
+                state.aside.append((proposal, seen, verdict))
         if state.trial.rest:
             state.missed += verdict.tokens(proposal.tree)
             state.trial.rest -= 1
@@ -256,10 +257,9 @@ class Auto(Priced, Drafter):
         """Tell the draft of what was committed while it drafted nothing."""
         assert state.drafting is not None
         aside, state.aside = state.aside, []
-        for proposal, features, verdict in aside:
-            seen = Scores(torch.empty(len(proposal.tree), 0), GREEDY, features=features)
+        for proposal, scores, verdict in aside:
             state.drafting.pending = np.full(len(proposal.tree), -1)
-            state.drafting = self._by_draft.follow(state.drafting, proposal, seen, verdict)
+            state.drafting = self._by_draft.follow(state.drafting, proposal, scores, verdict)
 
     @staticmethod
     def _drawn(state: AutoState, sampling: Sampling) -> float:

@@ -437,8 +437,8 @@ class HFSession(Session):
         given: tuple[torch.Tensor, torch.Tensor] | None, features: Features | None,
     ) -> torch.Tensor:  # fmt: skip
         """Read queue and nodes by `ArrayEngine.level`; arguments as there, `given` its `features`."""
-        model, wanted = self.model, features or Features()
-        logits = engine.level(joined, parents, queued, self.position, self._cache, given, model.around, wanted)
+        model = self.model
+        logits = engine.level(joined, parents, queued, self.position, self._cache, given, model.around, features)
         return logits if logits.shape[1] == model.vocab_size else logits[:, : model.vocab_size]
 
     def _level_features(self, parents: np.ndarray, before: int) -> tuple[torch.Tensor, torch.Tensor] | None:

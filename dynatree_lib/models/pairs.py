@@ -153,7 +153,7 @@ def load_pair(
             (and needs accelerate).
         dtype: "float32", "bfloat16", ...; by default float32 on the CPU and for "tiny", the checkpoint's own elsewhere.
         draft_dtype: of the draft. By default the target's, and for "smollm2" bfloat16 where the processor multiplies in
-            it, its head in 8 bits where it can; beside a target whose engine reads 4 or 8 bits, as many bits: texts
+            it, its head in 8 bits where it can; where the target's engine reads 4 or 8 bits, as many bits: texts
             stay the target's, whatever the draft rounds.
         attn_implementation: "sdpa" or "eager"; architectures without sdpa (GPT-OSS, Gemma 2) are always loaded eager.
         engine: what runs the forwards, one of `models.engine.engines()`; "auto" takes the fastest for each model. With

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from dynatree_lib.checks import chosen, whole
+from dynatree_lib.models.engine import COMPILING
 from dynatree_lib.models.fetch import PACKAGED, fetched
 from dynatree_lib.paths import sha256_of
 from dynatree_lib.plots.theme import DARK_PAGES, dark_css
@@ -330,7 +331,7 @@ def begin(
         noted={"claims": {}, "tables": {}, "figures": {}, "references": {}, "sizes": {}},
     )
     notebook.write_summary()
-    os.environ.setdefault("DYNATREE_COMPILING", "wait")
+    os.environ.setdefault(COMPILING, "wait")
     return notebook
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from models import prompt, raw_model
+from test_quantised import quantised_model
 
 from dynatree_cpu import kernels, preparing
-from dynatree_lib import Auto, autoregressive, generate
+from dynatree_lib import Auto, Sampling, autoregressive, generate
 from dynatree_lib.costs import ASSUMED
 from dynatree_lib.measuring import measured_here
 from dynatree_lib.models.eagle import EagleModel
@@ -82,6 +83,7 @@ def test_an_engine_that_fails_its_proof_does_not_take_over(kind, compiled, caplo
 
 def test_a_process_that_finds_another_processor_compiles_nothing(monkeypatch, caplog):
     """The first forward compiles then, and a sentence says why."""
+    monkeypatch.setattr(preparing, "_compilers", {})  # an earlier test may have had this kind compiled
     monkeypatch.setattr(preparing, "WAYS", "other")
     monkeypatch.setattr(preparing, "kept", lambda kind: False)
     with caplog.at_level(logging.WARNING):
@@ -126,12 +128,18 @@ def test_another_process_compiles(tmp_path):
     assert done.stderr.count("Another process compiles the forward of few tokens") == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32] + [torch.bfloat16] * kernels.BFLOAT16)
-def test_all_that_a_text_runs_is_compiled_beforehand(dtype):
+@pytest.mark.parametrize("form", ["float32"] + ["bfloat16"] * kernels.BFLOAT16 + ["q4_1", "q8_0"] * kernels.QUANTISED)
+def test_all_that_a_text_runs_is_compiled_beforehand(form):
     """Otherwise the first text would wait for what is left."""
-    target = HFModel(raw_model("llama", dtype=dtype), engine="compiled")
-    draft = EagleModel(on_features(raw_model("llama", dtype=dtype), (0,), (1, -1)), engine="compiled")
-    generate(target, prompt(9), Auto(draft, costs=ASSUMED), max_new_tokens=30)
+    dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
+    target = HFModel(quantised_model(form) if form.startswith("q") else raw_model("llama", dtype=dtype))
+    raw = on_features(raw_model("llama", dtype=dtype), (0,), (1, -1))
+    assert not form.startswith("q") or target.engine.coarsen(raw)
+    draft = EagleModel(raw)
+    assert draft.engine.kind == target.engine.kind
+    for temperature in (0.0, 1.0):
+        sampling = Sampling(temperature)
+        generate(target, prompt(9), Auto(draft, costs=ASSUMED), max_new_tokens=30, sampling=sampling)
     known = preparing.signatures(target.engine.kind)
-    used = {name: getattr(kernels, name).overloads for name in ("run", "lay", "give", "keep_states", "fuse")}
+    used = {name: getattr(kernels, name).overloads for name in ("run", "lay", "give", "keep_states", "fuse", "invert")}
     assert all(known[name] in signatures for name, signatures in used.items())

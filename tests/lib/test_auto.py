@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from test_forward_drafters import counting, driven, shifting
 
 import dynatree_lib as dt
 from dynatree_lib.drafters.auto import AGAIN, CREDIT, SPAN, Growing, Trial
-from dynatree_lib.drafters.base import renumbered
+from dynatree_lib.drafters.base import Proposal, renumbered
 from dynatree_lib.drafters.search import Chosen
+from dynatree_lib.sampling import Scores
+from dynatree_lib.verifiers.base import Verdict
 from dynatree_suite.proofs import exact
 
 COSTS = dt.Costs((1.0, 1.2, 1.9, 3.2, 5.9, 11.3, 22.1), (0.14, 0.16, 0.16, 0.26, 0.44), 0.12)
@@ -63,7 +66,7 @@ def test_a_foe_is_asked_seldom_and_a_friend_often():
 def test_where_tokens_are_drawn_less_is_expected_of_the_draft():
     """What is expected of it for temperature 0, times how often the token drawn was the most probable one."""
     dear = replace(COSTS, overhead=0.2)
-    drafter = dt.Auto(FRIEND, costs=dear).priced(lambda draft: dear)
+    drafter = dt.Auto(FRIEND, costs=dear)
     begun = drafter.start(PROMPT, dt.RandomSource(0, "draft"))
     assert len(drafter.propose(begun, 16).tree) > 1
     assert len(drafter.propose(begun, 16, dt.Sampling(1.0)).tree) == 1
@@ -79,6 +82,19 @@ def test_where_tokens_are_drawn_less_is_expected_of_the_draft():
         tried = drafter._child(state, sampling)
         assert tried == pytest.approx(state.child[0] * (state.drawn[0] if temperature else 1.0))
     assert shares[0.0] == 1 > shares[0.2] > shares[3.0] + 0.3
+
+
+def test_the_draft_is_told_of_all_that_was_scored(monkeypatch):
+    """Scores may hold more nodes than the tree, those of a side tree; features of the queue come before them all."""
+    drafter, told = dt.Auto(FRIEND, costs=COSTS), []
+    monkeypatch.setattr(dt.CostAwareTree, "follow", lambda self, state, *given: told.append(given) or state)
+    state = drafter.start(PROMPT, dt.RandomSource(0, "draft"))
+    scores = Scores(torch.zeros(5, 60), dt.Sampling(), features=torch.zeros(7, 4))
+    proposal = Proposal(dt.TokenTree.build([PROMPT[-1]], [-1]))
+    state = drafter.observe(state, proposal, scores, Verdict((), 3))
+    drafter._tell(state)
+    ((of, seen, verdict),) = told
+    assert (of, len(seen), len(seen.features), verdict) == (proposal, 5, 7, Verdict((), 3))
 
 
 def test_a_text_that_repeats_itself_is_copied_without_the_draft():
