@@ -53,3 +53,11 @@ class Rounded(Quantised):
     name = "rounded"
     serves: ClassVar[str] = "what 'quantised' serves, where the processor has avx512_vnni and no AMX"
     forward: ClassVar[tuple[str, str]] = ".quantised", "RoundedLlama"
+
+
+class Bytes(Rounded):
+    """Makes a `quantised.BytesLlama`, in the same way; for those who ask for it by name."""
+
+    name = "bytes"
+    by_name: ClassVar[bool] = True
+    forward: ClassVar[tuple[str, str]] = ".quantised", "BytesLlama"

@@ -53,7 +53,7 @@ TILE = 12 if WIDE else 5
 """Tokens that one pass over a block serves: their sums stay in registers."""
 SPACE = 4 * 4096
 """Bytes before split inputs. `_split` works in them: two tiles of codes of up to 4 KB, and products of two groups. For
-`_by_digits` a float32 is in the first four, the APART of a job."""
+`_by_digits` two float32 come first, the APART and the FEWEST of a job."""
 DEEP = 16
 """Tokens that one pass over a block serves where sums need not stay in registers."""
 LEAST = np.float32(1e-30)
@@ -70,8 +70,8 @@ DIGITS_BYTES = 128
     ARRANGED, SETTLED, RANKED, SHARPNESS, LAYERS, SIZE, HEADS, GROUPS, MLP, HIDDEN_SIZE, ROWS, VOCAB, WEIGHTS,
     VECTOR_WEIGHTS, HEAD, POSITIONS, COS, SIN, HIDDEN, QKV, IDS, EMBEDDING, MIXED, GROWN, PRIVATE, PRIVATE_BYTES,
     HEAD_NORMS, EPS, SCALE, LEFT, SHAPES, JOINT, JOINT_NORMS, PAIRS, HEAD_SCALES, HEAD_SUMS, HEAD_ROW, HEAD_BITS,
-    SPLIT_BYTES, APART, PIECES, FIELDS,
-) = range(57)  # fmt: skip
+    SPLIT_BYTES, APART, FEWEST, PIECES, FIELDS,
+) = range(58)  # fmt: skip
 """Places in a job, an int64 array of sizes and addresses. TOKENS to SHARPNESS differ from forward to forward.
 SHARPNESS, EPS, SCALE and APART hold float64 bits.
 MASK says with a byte each which of the last TAIL columns a token sees; it sees those before them.
@@ -80,8 +80,8 @@ hidden states go that are asked for, or 0: STATES of them side by side, and SLOT
 state after it, or -1. HEAD_SCALES is 0, or where the steps of the rows of a head in 8 bits are, and HEAD_SUMS the sums
 of their numbers. HEAD_ROW are the bytes of an output of the head; HEAD_BITS the bits of its weights where they are
 quantised, else 0. ARRANGED is where keys and values are as `lay_out` writes them, the first SETTLED columns already.
-Where quantised weights are multiplied `_by_digits`, a group of inputs has three digits if its largest is more than
-APART times the root mean square of its row, else two. RANKED is where the most probable tokens go, or 0:
+Where quantised weights are multiplied `_by_digits`, a group of inputs has FEWEST digits, 1 or 2, and one more if its
+largest is more than APART times the root mean square of its row. RANKED is where the most probable tokens go, or 0:
 (KEEP, 3, BEST), for each row what `rank` fills its arrays with, of the first VOCAB logits. PIECES is space for
 `pieces_of`.
 """
@@ -543,8 +543,8 @@ def _split(bits):
 def _by_digits(bits):
     """Make the same intrinsic for weights of 4 or 8 bits by products of bytes, for any number of rows.
 
-    Rows of inputs are those that `digits_of_row` writes: whole numbers with a scale of each group, as two digits from
-    -128 to 127, or three. Codes are bytes as they are. So a group's sum of code * number is exact in int32, and is
+    Rows of inputs are those that `digits_of_row` writes: whole numbers with a scale of each group, as one to three
+    digits from -128 to 127. Codes are bytes as they are. So a group's sum of code * number is exact in int32, and is
     rounded where it becomes a float32. It does not depend on the other rows. A step multiplies four times as many
     numbers as one of float32, so each digit more takes a quarter of the time of float32.
     """
@@ -584,8 +584,8 @@ def _by_digits(bits):
 
         _clear(builder, out, count)
         before = builder.block
-        names = "group", "rows", "third", "add", "after", "done"
-        loop, rows, third, add, after, done = (builder.append_basic_block(name) for name in names)
+        names = "group", "rows", "one", "more", "third", "add", "after", "done"
+        loop, rows, one, more, third, add, after, done = (builder.append_basic_block(name) for name in names)
         builder.branch(loop)
         builder.position_at_end(loop)
         group = builder.phi(I64)
@@ -615,22 +615,28 @@ def _by_digits(bits):
                 so_far = [builder.call(add_bytes, (so_far[part], weights[part][quad], four)) for part in parts]
             return so_far
 
+        digits = load(I32, place, 3 * GROUP + 20)
+        builder.cbranch(builder.icmp_signed("==", digits, I32(1)), one, more)
+        builder.position_at_end(one)
+        found = {one: [builder.sitofp(each, vector) for each in summed(0)]}
+        builder.branch(add)
+        builder.position_at_end(more)
         up = ir.Constant(codes, [8] * LANES)
         both = [builder.add(builder.shl(high, up), middle) for high, middle in zip(summed(0), summed(1), strict=True)]
-        two = [builder.sitofp(each, vector) for each in both]
-        builder.cbranch(builder.icmp_signed("!=", load(I32, place, 3 * GROUP + 20), I32(0)), third, add)
+        found[more] = [builder.sitofp(each, vector) for each in both]
+        builder.cbranch(builder.icmp_signed("==", digits, I32(3)), third, add)
         builder.position_at_end(third)
         up = ir.Constant(vector, [256.0] * LANES)
         low = [builder.sitofp(each, vector) for each in summed(2)]
-        three = [builder.call(fused, (two[part], up, low[part])) for part in parts]
+        found[third] = [builder.call(fused, (found[more][part], up, low[part])) for part in parts]
         builder.branch(add)
         builder.position_at_end(add)
         wholes = [builder.phi(vector) for _ in parts]
         step, total = (everywhere(F32, place, 3 * GROUP + 4 * each) for each in (3, 4))
         there = builder.add(out, builder.mul(row, I64(4 * WIDTH)))
         for part in parts:
-            wholes[part].add_incoming(two[part], rows)
-            wholes[part].add_incoming(three[part], third)
+            for block_before, sums in found.items():
+                wholes[part].add_incoming(sums[part], block_before)
             target = at(there, 4 * LANES * part, vector)
             so_far = builder.call(fused, (shifts[part], total, builder.load(target, align=64)))
             so_far = builder.call(fused, (builder.fmul(wholes[part], step), scales[part], so_far))
@@ -649,18 +655,18 @@ def _by_digits(bits):
 
 
 @intrinsic
-def digits_of_row(typing, values, size, centre, limit, address):
+def digits_of_row(typing, values, size, centre, limit, fewest, address):
     """Write a row of `size` float32 for `_by_digits`: `DIGITS_BYTES` of each group of it; from and to addresses.
 
-    A number is rounded to 16 bits of the largest of its group, or to 24 where that is above `limit`, because in a group
-    with an outlier most numbers are far smaller. First come the 32 highest digits, then the middle and the lowest
-    ones, which are 0 where there are two; then the sum of the numbers times `-centre`, as three int32 with the value of
-    these digits; then two float32, the value of one in the last digit, and that sum; then whether there are three
-    digits. Both float32 are NaN where a number of the group is.
+    A number is rounded to `fewest` digits, 1 or 2, of 8 bits, by the largest of its group, or to one more where that is
+    above `limit`, because in a group with an outlier most numbers are far smaller. First come the 32 highest digits,
+    then the middle and the lowest ones, which are 0 where there are fewer; then the sum of the numbers times `-centre`,
+    as three int32 with the value of these digits; then two float32, the value of one in the last digit, and that sum;
+    then the number of digits. Both float32 are NaN where a number of the group is.
     """
 
     def generate(context, builder, signature, arguments):
-        values, size, centre, limit, address = arguments
+        values, size, centre, limit, fewest, address = arguments
         vector, wide, halves = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES), range(GROUP // LANES)
 
         def call(name, result, *operands):
@@ -691,16 +697,18 @@ def digits_of_row(typing, values, size, centre, limit, address):
         sizes.append(constant(int(LEAST.view(np.int32))))
         largest = folded(lambda a, b: call(f"smax.v{LANES}i32", wide, a, b), sizes)
         largest = builder.bitcast(call(f"vector.reduce.smax.v{LANES}i32", I32, largest), F32)
-        three = builder.fcmp_ordered(">", largest, limit)
-        top = builder.select(three, F32(127 * 65536), F32(127 * 256))
+        count = builder.add(
+            builder.trunc(fewest, I32), builder.zext(builder.fcmp_ordered(">", largest, limit), I32)
+        )  # fmt: skip
+        up = builder.mul(builder.sub(I32(3), count), I32(8))  # bits that are 0
+        top = builder.sitofp(builder.lshr(I32(127 * 65536), up), F32)
         steps = _everywhere(builder, builder.fdiv(top, largest))
         numbers = [builder.fptosi(call(f"rint.v{LANES}f32", vector, builder.fmul(part, steps)), wide) for part in parts]
         total = call(f"vector.reduce.add.v{LANES}i32", I32, folded(builder.add, numbers))
         step = builder.fdiv(largest, top)
         sum_ = builder.fmul(builder.sitofp(total, F32), step)
-        for place, note in ((12, step), (16, sum_), (20, builder.zext(three, I32))):
+        for place, note in ((12, step), (16, sum_), (20, count)):
             builder.store(note, at(builder.add(target, I64(3 * GROUP + place)), note.type), align=4)
-        up = builder.select(three, I32(0), I32(8))
         numbers, total = [builder.shl(each, _everywhere(builder, up)) for each in numbers], builder.shl(total, up)
         for digit in (2, 1, 0):
             found = numbers
@@ -723,7 +731,7 @@ def digits_of_row(typing, values, size, centre, limit, address):
         builder.position_at_end(done)
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * 3, types.float32, types.int64), generate
+    return types.void(*(types.int64,) * 3, types.float32, *(types.int64,) * 2), generate
 
 
 def _bits_of_bfloat16(value):
@@ -1043,8 +1051,9 @@ def _prepared(inputs, n, size, space, kind):
             if MATRICES:
                 split_row(floats(source, size), place)
             else:
-                limit = floats(space, 1)[0] / inverse_rms(floats(source, size), np.float32(0))
-                digits_of_row(source, size, centre, limit, place)
+                precision = floats(space, 2)
+                limit = precision[0] / inverse_rms(floats(source, size), np.float32(0))
+                digits_of_row(source, size, centre, limit, np.int64(precision[1]), place)
         return space + SPACE
 
     return split
@@ -1364,7 +1373,7 @@ def scored(scores, products, visible, tops, scale):
 
 @softmax
 def attend(
-    queries, count, keys, values, visible, first, share, columns, size, wide, scale, scores, tile_address
+    queries, count, keys, values, visible, first, share, columns, size, wide, scale, scores, tile_address, following
 ):  # fmt: skip
     """Write the attention of up to TILE queries over one head's keys to `queries`, in their place.
 
@@ -1374,13 +1383,16 @@ def attend(
         visible: (n, columns) as `see` writes it.
         scores: space for (TILE, columns) numbers.
         tile_address: of space for twice DEEP by WIDTH numbers.
+        following: address of what this thread reads next. It is fetched while values are worked on, and values while
+            keys are.
     """
     tile, there = floats(tile_address, TILE * WIDTH), queries.ctypes.data
     tops = floats(tile_address + 4 * DEEP * WIDTH, TILE * WIDTH)
     tops[:] = NEVER
     for begin in range(0, columns, WIDTH):
         block, lanes = keys + begin * size * 4, min(WIDTH, columns - begin)
-        multiply_float32(block, VECTORS, there, size, count, tile_address, block, 0, 0)
+        ahead, pace = values + begin * wide * 4, WIDTH * wide * 4 // size
+        multiply_float32(block, VECTORS, there, size, count, tile_address, ahead, pace, LINE)
         for row in range(count):
             seen, place, start = (first + row) // share * columns + begin, row * columns + begin, row * WIDTH
             if lanes == WIDTH:  # a length that is known makes the loop faster
@@ -1395,19 +1407,22 @@ def attend(
                 )  # fmt: skip
     for row in range(count):
         own = scores[row * columns : (row + 1) * columns]
-        top, total = largest(tops, row * WIDTH, (row + 1) * WIDTH), np.float32(0)
+        top, total = largest(tops, row * WIDTH, (row + 1) * WIDTH), 0.0
         for column in range(columns):
             below = own[column] - top
             # what is not seen is 0 and no number too small for the processor's fast path
             part = exponential(below) if below > np.float32(-80) else np.float32(0)
             own[column] = part
-            total += part
-        total = 1 / total
+            total += part  # in float64: columns that are not seen, and where the others lie, change no float32 of it
+        share_of_one = np.float32(1 / total)
         for column in range(columns):
-            own[column] *= total
+            own[column] *= share_of_one
     for begin in range(0, wide, WIDTH):
         block = values + begin * 4
-        multiply_float32(block, wide // LANES, scores.ctypes.data, columns, count, tile_address, block, 0, 0)
+        ahead = following + begin * columns * 4
+        multiply_float32(
+            block, wide // LANES, scores.ctypes.data, columns, count, tile_address, ahead, WIDTH * 4, LINE
+        )  # fmt: skip
         for row in range(count):
             for lane in range(min(WIDTH, size - begin)):
                 queries[row * size + begin + lane] = tile[row * WIDTH + lane]
@@ -1565,6 +1580,8 @@ def work(job, thread, threads, kind):
     scores, visible_place = floats(scores_place, TILE * width), scores_place + 4 * TILE * width
     visible, normed_place = floats(visible_place, n * width), visible_place + 4 * n * width
     arranged_columns = (capacity + WIDTH - 1) // WIDTH * WIDTH
+    arranged_bytes = 4 * arranged_columns * (size + wide)  # of a group
+    own_group = 0 if thread % 2 == 0 else groups - 1
     normed = numbers(normed_place, 2 * n * hidden_size, kind)
     count_of_vectors = 2 * hidden_size + across + 2 * size
     # where the second to fourth matrix of a layer begins, and the next layer; then this thread's shares of all four
@@ -1586,7 +1603,8 @@ def work(job, thread, threads, kind):
     mask = carray(_pointer(job[MASK]), (n * tail if job[MASK] else 0,), np.uint8)
     begin(job[SHAPES], max(tiles(n, deep(kind))[1], tiles(keep, deep(kind))[1]), kind)
     if DIGITS and job[SPLIT_BYTES]:
-        floats(tile + 8 * DEEP * WIDTH, 1)[0] = np.float32(_double_of_bits(job[APART]))
+        precision = floats(tile + 8 * DEEP * WIDTH, 2)
+        precision[0], precision[1] = np.float32(_double_of_bits(job[APART])), np.float32(job[FEWEST])
     seen = False
     passes, _ = tiles(n * of_group, TILE)
     parts = max(passes, min(threads, n * of_group))  # of the queries of a group
@@ -1625,7 +1643,7 @@ def work(job, thread, threads, kind):
         normalise(hidden, 0, n, hidden_size, vectors, eps, normed)
         project(
             weights, normed_place, n, hidden_size, across, qkv, bias, False, tile, kind, taken, thread, threads,
-            weights + own_mixing,
+            job[ARRANGED] + (layer * groups + own_group) * arranged_bytes,
         )  # fmt: skip
         taken += (threads + 1) * LINE
         row = _arrive(taken)
@@ -1646,9 +1664,11 @@ def work(job, thread, threads, kind):
         finish(taken + LINE, n)
         taken += 2 * LINE
         for number_of_group in range(groups):  # threads begin at both ends, so that they share one group at most
-            group = number_of_group if thread % 2 == 0 else groups - 1 - number_of_group
+            group = abs(own_group - number_of_group)
             part, laid = _arrive(taken + (1 + group) * LINE), False
-            arranged = job[ARRANGED] + 4 * (layer * groups + group) * arranged_columns * (size + wide)
+            arranged = job[ARRANGED] + (layer * groups + group) * arranged_bytes
+            coming = arranged + (arranged_bytes if own_group == 0 else -arranged_bytes)
+            coming = coming if number_of_group < groups - 1 else weights + own_mixing
             keys = floats(arranged, arranged_columns * size)
             values = floats(arranged + 4 * arranged_columns * size, arranged_columns * wide)
             while part < parts:
@@ -1669,7 +1689,7 @@ def work(job, thread, threads, kind):
                         queries[row * size + offset] = qkv[start + offset]
                 attend(
                     queries, count, keys.ctypes.data, values.ctypes.data, visible, first, of_group, columns, size, wide,
-                    scale, scores, tile,
+                    scale, scores, tile, coming,
                 )  # fmt: skip
                 for row in range(count):
                     place = (first + row) // of_group * inner + (group * of_group + (first + row) % of_group) * size
@@ -1857,13 +1877,13 @@ def keep_states(found, known, before):
 
 
 @fast
-def fuse(states, norms, weights, eps, shapes, apart, normed, fused, tile, counters, kind):
+def fuse(states, norms, weights, eps, shapes, apart, fewest, normed, fused, tile, counters, kind):
     """Make (n, h) features of (n, k h) states: the last one, and a map of the norms of the others added.
 
     Args:
         states, norms, fused: float32; the others' norms side by side.
         weights: address of the map, packed.
-        apart: see APART of a job.
+        apart, fewest: see APART and FEWEST of a job.
         normed: space for (n + DEEP, (k - 1) h) numbers of the weights' kind.
         tile: space for two tiles of DEEP by WIDTH numbers, and for split inputs.
         counters: zeros, for `project`.
@@ -1878,7 +1898,7 @@ def fuse(states, norms, weights, eps, shapes, apart, normed, fused, tile, counte
             normalise(flat, row * (others + 1) + each, 1, width, scale, eps, out)
         fused[row] = states[row, others * width :]
     begin(shapes, tiles(rows, deep(kind))[1], kind)
-    tile[2 * DEEP * WIDTH] = apart  # where `_by_digits` looks for it
+    tile[2 * DEEP * WIDTH], tile[2 * DEEP * WIDTH + 1] = apart, fewest  # where `prepared` looks for them
     inputs, space, taken = normed.ctypes.data, tile.ctypes.data, counters.ctypes.data
     project(weights, inputs, rows, others * width, width, sums, tile[:0], True, space, kind, taken, 0, 1, weights)
     end(kind)

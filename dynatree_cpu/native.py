@@ -181,7 +181,9 @@ class CompiledLlama:
     serves: ClassVar[str] = "see `compiled.Compiled`"
     narrow: ClassVar[torch.dtype] = torch.bfloat16 if kernels.BFLOAT16 else torch.float32
     apart: ClassVar[float] = 0.0
-    """Which groups of inputs of quantised weights have 24 bits: all, or those of outliers (`kernels.APART`)."""
+    """Which groups of inputs of quantised weights have 8 bits more: all, or those of outliers (`kernels.APART`)."""
+    fewest: ClassVar[int] = 2
+    """How many times 8 bits the others have (`kernels.FEWEST`)."""
     most_probable, invert = staticmethod(most_probable), staticmethod(invert)
 
     @torch.no_grad()
@@ -264,6 +266,7 @@ class CompiledLlama:
         self.eps = config.rms_norm_eps
         numbers = [self.eps, 1 / math.sqrt(size), self.apart]
         job[[kernels.EPS, kernels.SCALE, kernels.APART]] = np.array(numbers).view(np.int64)
+        job[kernels.FEWEST] = self.fewest
 
     def _take_joint(self, joint: Any, fusion: Any) -> None:
         """Pack what a draft on features has before its layers (`Joint`, `Fusion`), where the model is one."""
@@ -560,6 +563,7 @@ class CompiledLlama:
             counters.fill(0)
             kernels.fuse(
                 states.float().numpy(), self.fusion_norms, self.fusion.data_ptr(), np.float32(self.eps),
-                int(self.job[kernels.SHAPES]), self.apart, inputs, out.numpy(), tile, counters, self.of_kind,
+                int(self.job[kernels.SHAPES]), self.apart, self.fewest, inputs, out.numpy(), tile, counters,
+                self.of_kind,
             )  # fmt: skip
         return out

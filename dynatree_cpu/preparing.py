@@ -116,7 +116,7 @@ def signatures(kind: np.dtype) -> dict[str, tuple[Any, ...]]:
         "give": (given[:, ::1], given[:, ::1], whole[::1], whole, single[:, ::1]),
         "keep_states": (single[:, ::1], given[:, ::1], whole),
         "fuse": (
-            single[:, ::1], single[::1], whole, single, whole, double, given[::1], single[:, ::1], single[::1],
+            single[:, ::1], single[::1], whole, single, whole, double, whole, given[::1], single[:, ::1], single[::1],
             whole[::1], number[::1],
         ),
         "run": (whole[::1], whole, whole, number[::1], whole[::1]),

@@ -96,12 +96,13 @@ class Engine(Protocol):
         copies_weights: whether it holds a copy of the model's weights.
         serves: the models it serves, for messages.
 
-    An engine that takes `features` says so with `gives_features = True`; others are called without. One that reads
-    arrays is an `ArrayEngine` too. `narrow`, where it has that, is the dtype in which it runs the fastest here;
-    `forward_bytes` are the bytes of weights that a forward reads, where they are not the model's. `rounding` is the
-    share of the logits' spread by which they may differ from transformers', where that is more than in the dtype.
-    `prepare(begin=, wait=)`, where it has that, is asked as `prepared` says. `coarsen(draft)` rounds a draft's weights,
-    in place, to what the engine reads, and returns whether it could.
+    An engine that takes `features` says so with `gives_features = True`; others are called without. One that only runs
+    where it is named, since it rounds much, has `by_name = True`. One that reads arrays is an `ArrayEngine` too.
+    `narrow`, where it has that, is the dtype in which it runs the fastest here; `forward_bytes` are the bytes of
+    weights that a forward reads, where they are not the model's. `rounding` is the share of the logits' spread by which
+    they may differ from transformers', where that is more than in the dtype. `prepare(begin=, wait=)`, where it has that, is
+    asked as `prepared` says. `coarsen(draft)` rounds a draft's weights, in place, to what the engine reads, and returns
+    whether it could.
     """
 
     name: str
@@ -414,7 +415,8 @@ def engine_of(model: PreTrainedModel, choice: str = "auto") -> Engine:
                 f"Engine '{name}' is registered as '{place}', which cannot be imported ({error}); register it as "
                 "'module:class' of an installed module."
             ) from error
-        if choice == name or small or not kind.copies_weights:
+        by_itself = (small or not kind.copies_weights) and not getattr(kind, "by_name", False)
+        if choice == name or by_itself:
             engine = kind.of(model) if (plain and not added) or kind is Eager else None
             if engine is not None:
                 return engine

@@ -157,7 +157,7 @@ def load_pair(
             stay the target's, whatever the draft rounds.
         attn_implementation: "sdpa" or "eager"; architectures without sdpa (GPT-OSS, Gemma 2) are always loaded eager.
         engine: what runs the forwards, one of `models.engine.engines()`; "auto" takes the fastest for each model. With
-            "quantised" or "rounded" the draft of "smollm2" that reads tokens alone runs by "compiled".
+            "quantised", "rounded" or "bytes" the draft of "smollm2" that reads tokens alone runs by "compiled".
         vocabularies: as for `make_pair`.
 
     Raises:
@@ -248,7 +248,7 @@ def load_pruned_pair(
     big = load_model(target, **options)
     big.check_modules()  # so that what it needs is compiled while the drafts are loaded
     # this draft was trained, so its weights are not quantised
-    engine = "compiled" if options["engine"] in ("quantised", "rounded") else options["engine"]
+    engine = "compiled" if options["engine"] in ("quantised", "rounded", "bytes") else options["engine"]
     whole, tokens = load_pruned(folder / "draft", big.model)
     small = HFModel(whole, big.tokenizer, engine="eager", check=False)
     reduced = HFModel(short_head(whole, tokens), big.tokenizer, engine=engine)

@@ -500,7 +500,7 @@ def test_static_buffers_are_refused_where_hooks_would_not_run():
 
 def test_an_unknown_engine_is_refused_before_any_work():
     with pytest.raises(
-        ValueError, match="choose from auto, eager, linears, lean, packed, compiled, quantised, rounded"
+        ValueError, match="choose from auto, eager, linears, lean, packed, compiled, quantised, rounded, bytes"
     ):
         load_pair("tiny", engine="fast")
 
