@@ -357,7 +357,8 @@ class Loop:
             verdict = self.verifier.verify(tree, scores, proposal.distributions, state.random)
             fresh = verdict.tokens(tree)
             count, reason = self._cut(fresh)
-            verdict = Verdict(verdict.path[: count - 1], fresh[count - 1])
+            if count < len(fresh):
+                verdict = Verdict(verdict.path[: count - 1], fresh[count - 1])
             state.drafter_state = drafter.observe(state.drafter_state, proposal, scores, verdict)
             if self.commit == "gather":
                 state.target.commit([0, *verdict.path])
@@ -382,7 +383,7 @@ class Loop:
                 f"'{drafter.name}' proposed a tree below token {root}, and the text ends with {last}. Node 0 is the "
                 "last token of the text, so `observe` has to take in `verdict.next_token` too."
             )
-        if drafter.drawing is Drawing.FIXED and proposal.tree.draws.any():
+        if len(proposal.tree) > 1 and drafter.drawing is Drawing.FIXED and any(proposal.tree.draws.tolist()):
             raise ValueError(
                 f"'{drafter.name}' proposed sampled tokens and declares deterministic ones, so no rule can be chosen "
                 "for it; override `drawing` (Drawing.RECORDED where every token follows its recorded distribution)."

@@ -165,7 +165,7 @@ class Ranking:
     def best(self, logits: torch.Tensor, breadth: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Return what `most_probable` returns, or None where these (n, V) logits were not looked through so far."""
         found, breadth = self.found, min(breadth, self.of)
-        if found is None or len(logits) != len(found) or logits.shape[1] != self.of or breadth > found.shape[2]:
+        if found is None or (*logits.shape,) != (len(found), self.of) or breadth > found.shape[2]:
             return None
         return found.view(np.int64)[:, 0, :breadth], found[:, 1, :breadth], found[:, 2, :breadth]
 
@@ -349,7 +349,7 @@ class Scores:
         Raises:
             ValueError: for NaN; the message names the node and the model.
         """
-        if self._ranked is not None and math.isfinite(self._ranked[1][:, 0].sum()):
+        if self._ranked is not None and all(map(math.isfinite, self._ranked[1][:, 0].tolist())):
             tokens = self._ranked[0][:, 0]
             return tokens if self.tokens is None else self.tokens[tokens]
         tokens, values = self._best()
@@ -373,8 +373,8 @@ class Scores:
 
     def know(self, ranking: Ranking) -> None:
         """Take over what the forward of these logits found out about them."""
-        if ranking.found is not None and (found := ranking.best(self.logits, ranking.found.shape[2])) is not None:
-            self._ranked = found[:2]
+        found = None if ranking.found is None else ranking.best(self.logits, ranking.found.shape[2])
+        self._ranked = None if found is None else found[:2]
 
     def _best(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the (n,) tokens with the largest logits and these logits; where one is NaN, any token and NaN."""

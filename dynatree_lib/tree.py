@@ -44,7 +44,7 @@ class TokenTree:
             raise ValueError("A token tree starts with node 0, the last committed token, whose parent is -1.")
         if not len(self.parents) == len(self.logprobs) == len(self.draws) == n:
             raise ValueError("tokens, parents, logprobs and draws of a token tree must have one entry per node.")
-        if n > 1 and not (self.parents[1:].min() >= 0 and (self.parents[1:] < np.arange(1, n)).all()):
+        if not all(0 <= parent < node for node, parent in enumerate(self.parents.tolist()[1:], 1)):
             raise ValueError("Every node of a token tree after node 0 needs a parent with a smaller index.")
 
     def __len__(self) -> int:

@@ -539,7 +539,7 @@ class Growing:
             self.pending[node], self.read[node] = number, True
         tokens = np.array([min(self.tokens[node], highest) for node in frontier])
         found, logprobs, sharp = best_after(session, frontier, tokens, parents, breadth, sharpness)
-        return found.tolist(), logprobs.tolist(), np.exp(sharp).tolist()
+        return found.tolist(), logprobs.tolist(), [[*map(math.exp, row)] for row in sharp.tolist()]
 
     def add(
         self,

@@ -263,7 +263,7 @@ class ModelDrafter(Drafter):
     def follow(self, state: Any, proposal: Proposal, scores: Scores, verdict: Verdict) -> Any:
         """Go on with the draft's cache after the verdict on a proposal."""
         path = [0, *verdict.path]
-        read = [int(node) for node in state.pending[path] if node >= 0]
-        state.session.follow(read, self._known(proposal.tree.tokens[path].tolist()), path, scores)
+        read = [number for number in map(state.pending.item, path) if number >= 0]
+        state.session.follow(read, self._known([*map(proposal.tree.tokens.item, path)]), path, scores)
         state.root = verdict.next_token
         return state

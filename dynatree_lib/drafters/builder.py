@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -69,9 +70,9 @@ def best_after(
         ValueError: for logits that describe no distribution; the message names the node and the draft.
     """
     places, logprobs, sharp = session.best(tokens, parents, breadth, sharpness)
-    broken = np.isnan(logprobs[:, 0])
-    if broken.any():
-        raise ValueError(bad_logits(session.owner, int(nodes[int(broken.argmax())])))
+    for node, logprob in zip(nodes, logprobs[:, 0].tolist(), strict=True):
+        if math.isnan(logprob):
+            raise ValueError(bad_logits(session.owner, int(node)))
     return places if session.drafted is None else session.drafted[places], logprobs, sharp
 
 

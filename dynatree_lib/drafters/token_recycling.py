@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-import numpy as np
 from typing_extensions import override
 
 from ..costs import Pace
@@ -21,7 +22,7 @@ from .search import Guess
 
 EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95)
 """Probabilities that separate the classes in which remembered tokens are counted."""
-_LOG_EDGES = np.log(EDGES)
+_LOG_EDGES = [*map(math.log, EDGES)]
 PRIOR = (0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.7, 0.8)
 """Probability by class that a remembered token is right, before the text has shown any."""
 FROM_TEXT = (0.4, 0.15, 0.1, 0.05)
@@ -171,9 +172,9 @@ class TokenRecycling(GuessingDrafter):
 
     def remember(self, state: RecyclingState, tail: Key, tree: TokenTree, scores: Scores, verdict: Verdict) -> None:
         """Remember what the target predicts after each node of a tree below the text that ended with `tail`."""
-        tokens, logprobs = (each[: len(tree)] for each in scores.ranked(self.remembered))
-        kinds = np.searchsorted(_LOG_EDGES, logprobs, side="right")
-        entries = [*zip(tokens.tolist(), kinds.tolist(), strict=True)]
+        tokens, logprobs = (each[: len(tree)].tolist() for each in scores.ranked(self.remembered))
+        kinds = ([bisect_right(_LOG_EDGES, logprob) for logprob in row] for row in logprobs)
+        entries = [*zip(tokens, kinds, strict=True)]
         keys: list[Key] = [tail]
         for token, parent in zip(tree.tokens[1:].tolist(), tree.parents[1:].tolist(), strict=True):
             keys.append((*keys[parent], token)[-self.context :])

@@ -160,7 +160,7 @@ class Session(ABC):
             ValueError: for a parent that does not come before its child, and a token outside the vocabulary.
         """
         parents, tokens = self._all_parents(parents), np.asarray(tokens, np.int64)
-        if len(tokens) and tokens.view(np.uint64).max() >= self.vocab_size:  # a negative number is a huge one here
+        if not all(0 <= token < self.vocab_size for token in tokens.tolist()):
             outside = tokens[(tokens < 0) | (tokens >= self.vocab_size)][0]
             raise ValueError(
                 f"score() was given token {outside}; give tokens of {self.owner}, 0 to {self.vocab_size - 1}."
@@ -187,7 +187,7 @@ class Session(ABC):
         """Parents of all pending nodes, new ones included; ValueError for one that does not come before its child."""
         parents = np.asarray(parents, np.int64)
         pending = len(self._parents)
-        if not ((parents >= ROOT) & (parents < np.arange(pending, pending + len(parents)))).all():
+        if not all(ROOT <= parent < node for node, parent in enumerate(parents.tolist(), pending)):
             raise ValueError(
                 f"score() was given the parents {parents.tolist()} with {pending} nodes pending; give each node one "
                 "that comes before it, or -1."
@@ -215,7 +215,7 @@ class Session(ABC):
         for node in path:
             if not 0 <= node < pending:
                 raise ValueError(f"commit() was given node {node}; give some of the {pending} pending nodes, from 0.")
-            if self._parents[node] != above:
+            if self._parents.item(node) != above:
                 raise ValueError(
                     f"commit() needs a path: the parent of pending node {node} is {self._parents[node]}, not {above}."
                 )

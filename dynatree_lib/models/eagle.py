@@ -95,7 +95,7 @@ class EagleSession(HFSession, in_one_call=True):
         model = self.model
         width = model.feature_size or 0
         self._known = torch.zeros(CAPACITY, width, dtype=model.dtype, device=model.device)  # below the text, of nodes
-        self._waiting: list[Tensor] = []  # features of the queue
+        self._none, self._waiting = self._known[:0], list[Tensor]()  # features of no tokens, and of the queue
         # states of the target at the last places of the text, and how many of these were queued with them, for `_fuse`
         self._unfused: list[tuple[Tensor, int]] = []
         self._unread: list[int] = []  # committed tokens, node 0 the last, whose features the target has not given yet
@@ -176,11 +176,12 @@ class EagleSession(HFSession, in_one_call=True):
         several, self._unfused = self._unfused, []
         features, end = self.fused(several[0][0] if len(several) == 1 else torch.cat([each for each, _ in several])), 0
         for states, count in several:
-            end += len(states)
-            before = torch.cat([self._known[:1], features[end - len(states) : end]])
-            if count:
-                self._waiting.append(before[-count - 1 : -1])
-            self._known[0] = before[-1]
+            own, end = features[end : end + len(states)], end + len(states)
+            if count == len(own):
+                self._waiting.append(torch.cat([self._known[:1], own[:-1]]))
+            elif count:
+                self._waiting.append(own[-count - 1 : -1])
+            self._known[0] = own[-1]
 
     @override
     @in_inference_mode
@@ -214,9 +215,9 @@ class EagleSession(HFSession, in_one_call=True):
     def _level_features(self, parents: np.ndarray, before: int) -> tuple[Tensor, Tensor]:
         self._fuse()
         _check_level(parents, before)
-        waiting = self._waiting or [self._known[:0]]
+        waiting = self._waiting
         self._make_room(len(parents))
-        return waiting[0] if len(waiting) == 1 else torch.cat(waiting), self._known
+        return waiting[0] if len(waiting) == 1 else torch.cat(waiting) if waiting else self._none, self._known
 
     @override
     def _keep(self, nodes: np.ndarray) -> None:
@@ -227,7 +228,7 @@ class EagleSession(HFSession, in_one_call=True):
 
 def _check_level(parents: np.ndarray, before: int) -> None:
     """Raise ValueError unless all nodes after the first `before` are below those."""
-    if (parents[before:] >= before).any():
+    if any(parent >= before for parent in parents.tolist()[before:]):
         raise ValueError("A draft on features reads a tree level by level: a node comes with what its parent gave.")
 
 

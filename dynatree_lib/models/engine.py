@@ -100,9 +100,9 @@ class Engine(Protocol):
     where it is named, since it rounds much, has `by_name = True`. One that reads arrays is an `ArrayEngine` too.
     `narrow`, where it has that, is the dtype in which it runs the fastest here; `forward_bytes` are the bytes of
     weights that a forward reads, where they are not the model's. `rounding` is the share of the logits' spread by which
-    they may differ from transformers', where that is more than in the dtype. `prepare(begin=, wait=)`, where it has that, is
-    asked as `prepared` says. `coarsen(draft)` rounds a draft's weights, in place, to what the engine reads, and returns
-    whether it could.
+    they may differ from transformers', where that is more than in the dtype. `prepare(begin=, wait=)`, where it has
+    that, is asked as `prepared` says. `coarsen(draft)` rounds a draft's weights, in place, to what the engine reads,
+    and returns whether it could.
     """
 
     name: str

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
 from typing_extensions import override
 
 from ..sampling import DraftDistributions, RandomSource, Sampling, Scores
@@ -46,7 +45,7 @@ class Verdict:
 
     def tokens(self, tree: TokenTree) -> list[int]:
         """Return the emitted tokens: those of the path in the verified tree, then the bonus token."""
-        return [*tree.tokens[list(self.path)].tolist(), self.next_token] if self.path else [self.next_token]
+        return [*map(tree.tokens.item, self.path), self.next_token]
 
 
 class Verifier(ABC):
@@ -116,14 +115,10 @@ class SamplingRule(Verifier):
 
 def follow_argmax(tree: TokenTree, scores: Scores) -> Verdict:
     """Return the longest path on which every token is the target's argmax; the argmax after it is the bonus token."""
-    choice = scores.argmax
-    if len(tree) == 1:
-        return Verdict((), int(choice[0]))
-    hits = np.flatnonzero(tree.tokens[1:] == choice[tree.parents[1:]]) + 1
-    length, last = {0: 0}, 0  # of the path to each node reached along argmax tokens; siblings may repeat a token
-    for node in hits.tolist():
-        above = int(tree.parents[node])
-        if above in length:
-            length[node] = length[above] + 1
-            last = node if length[node] > length[last] else last
-    return Verdict(tuple(tree.path(last)), int(choice[last]))
+    choice, longest = scores.argmax.tolist(), tuple[int, ...]()
+    paths = {0: longest}  # to each node reached along argmax tokens
+    for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
+        if node and parent in paths and token == choice[parent]:  # siblings may repeat a token
+            paths[node] = path = (*paths[parent], node)
+            longest = path if len(path) > len(longest) else longest
+    return Verdict(longest, choice[longest[-1] if longest else 0])
