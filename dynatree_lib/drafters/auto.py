@@ -85,14 +85,14 @@ class AutoState:
         drawn: how often the token drawn was the target's most probable one.
         tokens: committed.
         owed: greedy steps that the text has taken beyond its tokens, so beyond plain decoding; negative: gained.
-        estimate: a(u) of the current tree's nodes, where there is a draft model.
-        read: which of them the draft has read.
+        estimate: a(u) of the current tree's nodes, where the draft has read any.
+        read: which of them it has read.
         guessed: which of them are guesses, node 0 among them.
         nodes: n.
         cost: of drafting the current tree, in greedy steps.
         trial: of the guesses.
         missed: tokens that were committed while the guesses rested.
-        aside: proposals, scores (without logits) and verdicts that the draft was not told of yet.
+        aside: proposals, features and number of their scores, and verdicts that the draft was not told of yet.
     """
 
     root: int
@@ -111,7 +111,7 @@ class AutoState:
     cost: float = 0.0
     trial: Trial = field(default_factory=Trial)
     missed: list[int] = field(default_factory=list)
-    aside: list[tuple[Proposal, Scores, Verdict]] = field(default_factory=list)
+    aside: list[tuple[Proposal, torch.Tensor | None, int, Verdict]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -227,8 +227,7 @@ class Auto(Priced, Drafter):
             if any(state.read):
                 state.drafting = self._by_draft.follow(state.drafting, proposal, scores, verdict)
             else:
-                seen = Scores(torch.empty(len(scores), 0), scores.sampling, features=scores.features)
-                state.aside.append((proposal, seen, verdict))
+                state.aside.append((proposal, scores.features, len(scores), verdict))
         if state.trial.rest:
             state.missed += verdict.tokens(proposal.tree)
             state.trial.rest -= 1
@@ -240,9 +239,9 @@ class Auto(Priced, Drafter):
                 spent = self._scoring(nodes) - self._scoring(1) + self.prices.guesses
                 state.trial.add(right - self._rate(state) * spent)
         if state.drafting is not None and not scores.sampling.greedy and scores.looked_through:
-            likely = scores.ranked(1)[0][[0, *verdict.path], 0].tolist()
-            for token, top in zip(verdict.tokens(proposal.tree), likely, strict=True):
-                state.drawn.learn(0, token == top)
+            likely = scores.ranked(1)[0]
+            for node, token in zip([0, *verdict.path], verdict.tokens(proposal.tree), strict=True):
+                state.drawn.learn(0, token == likely.item(node, 0))
         state.root, state.cost, state.nodes = verdict.next_token, 0.0, 1
         state.estimate, state.read, state.guessed = _ALONE
         return state
@@ -257,8 +256,9 @@ class Auto(Priced, Drafter):
         """Tell the draft of what was committed while it drafted nothing."""
         assert state.drafting is not None
         aside, state.aside = state.aside, []
-        for proposal, scores, verdict in aside:
+        for proposal, features, count, verdict in aside:
             state.drafting.pending = np.full(len(proposal.tree), -1)
+            scores = Scores(torch.empty(count, 0), GREEDY, features=features)
             state.drafting = self._by_draft.follow(state.drafting, proposal, scores, verdict)
 
     @staticmethod
@@ -283,7 +283,7 @@ class Auto(Priced, Drafter):
     @override
     def renumber(self, state: AutoState, nodes: np.ndarray, size: int) -> None:
         state.guessed = renumbered(np.array(state.guessed), nodes, size, 0).tolist()
-        if state.drafting is not None:
+        if state.drafting is not None and any(state.read):
             columns = np.array(state.estimate), np.array(state.read)
             state.estimate, state.read = (renumbered(each, nodes, size, 0).tolist() for each in columns)
             state.drafting.pending = renumbered(state.drafting.pending, nodes, size, -1)
@@ -385,9 +385,6 @@ class Auto(Priced, Drafter):
                 return self._with_draft(state, chosen, rate, room, sampling)
         size = self._size([1.0, *(node.probability for node in chosen)], rate, state) if chosen else 1
         state.guessed, state.nodes = [True] * size, size
-        if state.drafting is not None:
-            state.estimate = [1.0, *(node.probability for node in chosen[: size - 1])]
-            state.read, state.drafting.pending = [False] * size, np.full(size, -1)
         tree = tree_of(state.root, chosen[: size - 1]) if size > 1 else TokenTree.alone(state.root)
         return Proposal(tree, ranked=self._ranked(state))
 
@@ -412,7 +409,7 @@ class Auto(Priced, Drafter):
         """Return the levels that the draft may have, 0 where it may not draft now."""
         assert state.drafting is not None
         allowed = self._allowed(state) - state.cost - self._least - self.prices.overhead
-        if sum(len(verdict.path) + 1 for _, _, verdict in state.aside) * self._unread > allowed:
+        if sum(len(verdict.path) + 1 for *_, verdict in state.aside) * self._unread > allowed:
             return 0
         state.drafting.session.rollback()  # an interrupted iteration may have left nodes behind
         self._tell(state)
