@@ -10,7 +10,8 @@
 #   float32, bfloat16            greedy texts, with weights of this dtype in memory
 #   quantised                    greedy texts in float32, with the weights read as 4 bits, and llama.cpp on them
 #   float32-0.5, float32-1, quantised-1  texts at this temperature
-#   default-quantised, -bfloat16, -float32, -quantised-1, -float32-1  the default drafter, with the pair's draft and without one, and others
+#   default-quantised, -bytes, -bfloat16, -float32, -quantised-1, -float32-1  the default drafter, with the pair's draft and without one,
+#                                and others; bytes: 4 bits with inputs rounded to 8 bits
 #   float32-peers, bfloat16-peers  llama.cpp and the fastest methods
 #   float32-all, bfloat16-all    the tuned methods, transformers' and llama.cpp's in one run
 #   untrained, untrained-carried drafters without training, alone and in unions, in float32; carried: with what earlier prompts taught
@@ -62,10 +63,11 @@ texts() {
   for tool in lookup lookahead speculative tree; do programs=$programs,llama-cpp:tool=$tool; done
   [ "$dtype" != default ] || { dtype=${run#default-}; dtype=${dtype%%-*}; }
   [ "$dtype" != quantised ] || { engine=quantised dtype=float32; }
+  [ "$dtype" != bytes ] || { engine=bytes dtype=float32; }
   case $run in
     default-*)
       local about=${run#default-}
-      [ $engine != quantised ] || engine=auto # of quantised weights
+      [ $engine != quantised ] || engine=auto # of quantised weights; `bytes` is by name only
       kinds=lookup-tree methods=ar-fast,ar,auto,auto:alone=true,lookup-tree,cost-aware-tree,prompt-lookup,token-recycling
       case $about in *-*) temperature=${about#*-} methods=$methods,sampled-tree:branching=1,cost-aware-sampled-tree ;; *) methods=$methods,chain:length=4,fixed-tree,suffix-tree,ptd ;; esac
       ;;

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# The default on models that it was not made on, greedily and at temperature 1: the bundled pair, a random Llama of half a billion weights
+# and a random GPT-2 of 124 million. At temperature 1 a random model's text cannot be guessed, so nothing may be lost there. Takes a quarter
+# of an hour on two cores; nothing else should run.
+#
+#   tools/other_models_reference.sh [OUT] [RUN ...]
+#
+# RUN: tiny, llama, gpt2, and tiny-1, llama-1, gpt2-1 at temperature 1; all by default. MODELS names a folder for the random models (2.5 GB).
+# DYNATREE_DATA names the folder with spec_bench/.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-outputs/reference/other-models}
+shift || true
+runs=${*:-tiny llama gpt2 tiny-1 llama-1 gpt2-1}
+models=${MODELS:-/tmp/dynatree-models}
+mkdir -p "$out" "$models"
+
+python3 - "$models" $runs <<'PYTHON'
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+from dynatree_lib import load_pair
+
+folder, names = Path(sys.argv[1]), {run.removesuffix("-1") for run in sys.argv[2:]}
+shared = {"vocab_size": 49152, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": True}
+configs = {
+    "llama": LlamaConfig(
+        hidden_size=1024, intermediate_size=2816, num_hidden_layers=40, num_attention_heads=16, num_key_value_heads=4, **shared
+    ),
+    "gpt2": GPT2Config(n_positions=2048, **shared),
+}
+for name in sorted(names & set(configs)):
+    if (folder / name / "config.json").exists():
+        continue
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(configs[name], dtype=torch.float32)
+    load_pair("smollm2").target.tokenizer.save_pretrained(folder / name)
+    model.save_pretrained(folder / name)
+PYTHON
+
+for run in $runs; do
+  lines=$out/$run.jsonl temperature=0 name=${run%-1} methods=ar-fast,ar,auto:alone=true
+  [ "$name" = "$run" ] || temperature=1
+  [ ! -f "$lines.gz" ] || continue
+  if [ "$name" = tiny ]; then model="--pair tiny" methods=$methods,auto; else model="--target $models/$name"; fi
+  dynatree bench $model --workload spec-bench/categories --limit 13 --max-new-tokens 64 --temperature "$temperature" --methods "$methods" \
+    --repeats 3 --json "$out/$run.json" --records "$lines" $([ -f "$lines" ] && echo --resume) | sed "/^Saved in /d" | tee "$out/$run.txt"
+  python3 -m tools.pack_records "$lines"
+done
