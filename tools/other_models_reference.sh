@@ -45,7 +45,7 @@ for run in $runs; do
   lines=$out/$run.jsonl temperature=0 name=${run%-1} methods=ar-fast,ar,auto:alone=true
   [ "$name" = "$run" ] || temperature=1
   [ ! -f "$lines.gz" ] || continue
-  if [ "$name" = tiny ]; then model="--pair tiny" methods=$methods,auto; else model="--target $models/$name"; fi
+  if [ "$name" = tiny ]; then model="--pair tiny" methods=$methods,auto; else model="--target $models/$name --draft skip:1"; fi # no method here uses that draft
   dynatree bench $model --workload spec-bench/categories --limit 13 --max-new-tokens 64 --temperature "$temperature" --methods "$methods" \
     --repeats 3 --json "$out/$run.json" --records "$lines" $([ -f "$lines" ] && echo --resume) | sed "/^Saved in /d" | tee "$out/$run.txt"
   python3 -m tools.pack_records "$lines"
