@@ -183,9 +183,9 @@ class RoundedLlama(QuantisedLlama):
 
 
 class BytesLlama(RoundedLlama):
-    """The same with inputs of 8 bits, of 16 in a group with an outlier, as a forward in bfloat16 rounds them or less.
+    """The same with inputs of 8 bits, of 16 in a group with an outlier, so that each node but the first takes less time.
 
-    It takes half the time of each node but the first, and as little as llama.cpp rounds.
+    llama.cpp rounds inputs so, too. Logits may be off by as much as in bfloat16.
     """
 
     name = "bytes"
