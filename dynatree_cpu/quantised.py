@@ -183,7 +183,7 @@ class RoundedLlama(QuantisedLlama):
 
 
 class BytesLlama(RoundedLlama):
-    """The same with inputs of 8 bits, of 16 in a group with an outlier, so that each node but the first takes less time.
+    """The same with inputs of 8 bits, of 16 in a group with an outlier: each node but the first takes less time.
 
     llama.cpp rounds inputs so, too. Logits may be off by as much as in bfloat16.
     """
