@@ -697,9 +697,8 @@ def digits_of_row(typing, values, size, centre, limit, fewest, address):
         sizes.append(constant(int(LEAST.view(np.int32))))
         largest = folded(lambda a, b: call(f"smax.v{LANES}i32", wide, a, b), sizes)
         largest = builder.bitcast(call(f"vector.reduce.smax.v{LANES}i32", I32, largest), F32)
-        count = builder.add(
-            builder.trunc(fewest, I32), builder.zext(builder.fcmp_ordered(">", largest, limit), I32)
-        )  # fmt: skip
+        more = builder.zext(builder.fcmp_ordered(">", largest, limit), I32)
+        count = builder.add(builder.trunc(fewest, I32), more)
         up = builder.mul(builder.sub(I32(3), count), I32(8))  # bits that are 0
         top = builder.sitofp(builder.lshr(I32(127 * 65536), up), F32)
         steps = _everywhere(builder, builder.fdiv(top, largest))

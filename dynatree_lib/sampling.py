@@ -373,8 +373,8 @@ class Scores:
 
     def know(self, ranking: Ranking) -> None:
         """Take over what the forward of these logits found out about them."""
-        found = None if ranking.found is None else ranking.best(self.logits, ranking.found.shape[2])
-        self._ranked = None if found is None else found[:2]
+        if ranking.found is not None and (found := ranking.best(self.logits, ranking.found.shape[2])) is not None:
+            self._ranked = found[:2]
 
     def _best(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the (n,) tokens with the largest logits and these logits; where one is NaN, any token and NaN."""

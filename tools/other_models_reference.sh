@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # The default on models that it was not made on, greedily and at temperature 1: the bundled pair, a random Llama of half a billion weights
-# and a random GPT-2 of 124 million. At temperature 1 a random model's text cannot be guessed, so nothing may be lost there. Takes a quarter
-# of an hour on two cores; nothing else should run.
+# and a random GPT-2 of 124 million. At temperature 1 a random model's text cannot be guessed, so nothing may be lost there. Nothing else
+# should run.
 #
 #   tools/other_models_reference.sh [OUT] [RUN ...]
 #
-# RUN: tiny, llama, gpt2, and tiny-1, llama-1, gpt2-1 at temperature 1; all by default. MODELS names a folder for the random models (2.5 GB).
+# RUN: tiny, llama, gpt2, and tiny-1, llama-1, gpt2-1 at temperature 1; all by default. The random models (2.5 GB) are kept in the cache folder.
 # DYNATREE_DATA names the folder with spec_bench/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-outputs/reference/other-models}
 shift || true
 runs=${*:-tiny llama gpt2 tiny-1 llama-1 gpt2-1}
-models=${MODELS:-/tmp/dynatree-models}
+models=$(python3 -c 'from dynatree_lib.paths import cache_folder; print(cache_folder() / "random")')
 mkdir -p "$out" "$models"
 
 python3 - "$models" $runs <<'PYTHON'
@@ -20,9 +20,9 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
 
-from dynatree_lib import load_pair
+from dynatree_lib.models.fetch import fetched
 
 folder, names = Path(sys.argv[1]), {run.removesuffix("-1") for run in sys.argv[2:]}
 shared = {"vocab_size": 49152, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": True}
@@ -37,7 +37,7 @@ for name in sorted(names & set(configs)):
         continue
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(configs[name], dtype=torch.float32)
-    load_pair("smollm2").target.tokenizer.save_pretrained(folder / name)
+    AutoTokenizer.from_pretrained(fetched("smollm2")).save_pretrained(folder / name)
     model.save_pretrained(folder / name)
 PYTHON
 

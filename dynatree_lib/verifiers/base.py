@@ -118,7 +118,7 @@ def follow_argmax(tree: TokenTree, scores: Scores) -> Verdict:
     choice, longest = scores.argmax.tolist(), tuple[int, ...]()
     paths = {0: longest}  # to each node reached along argmax tokens
     for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
-        if node and parent in paths and token == choice[parent]:  # siblings may repeat a token
+        if parent in paths and token == choice[parent]:  # siblings may repeat a token
             paths[node] = path = (*paths[parent], node)
             longest = path if len(path) > len(longest) else longest
     return Verdict(longest, choice[longest[-1] if longest else 0])

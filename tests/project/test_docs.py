@@ -437,6 +437,7 @@ def test_what_is_said_of_the_default_is_in_its_records():
     best = ratio(drawn, tuned, over="ar-fast")
     assert best.high < 1
     assert f"the tuned lookup tree runs at {best}." in told
+    assert all(ratio(drawn, label, over="ar-fast").low <= 1 for label in drawn["method"].unique())
     for frame, words in ((few, "{} with the draft, {}, and {} without it, {};"), (full, "weights {}, {}, and {}, {}.")):
         assert words.format(*least(frame, "auto"), *least(frame, "auto:alone=true")) in told
     values = [f"{one.value:.2f}" for one in (*told_of[0][::-1], *told_of[2][::-1])]
