@@ -840,7 +840,7 @@ fast = machine_code(fastmath=FREE, **options)
 softmax = machine_code(fastmath={*FREE, "nnan"}, **options)  # for a maximum of vectors
 LINE = 64
 """Bytes between two counters, so that they lie in cache lines of their own."""
-AWAKE = 20_000
+AWAKE = 100_000
 """Turns of a waiting loop before a worker sleeps; a turn is about 50 ns."""
 NEVER = np.float32(-1e30)
 """Added to a score that a token does not see."""
@@ -1789,7 +1789,8 @@ def counters(layers, groups, threads):
 def called(job, signal):
     """Wait for a signal; return whether there is a forward to take part in, and not `job[STOP]`.
 
-    A worker waits awake for about a millisecond, because a core that sleeps may take longer than that to come back.
+    A worker waits awake for some milliseconds, longer than the host takes between two forwards of a text: a core that
+    sleeps comes back late, and the next forward begins without it.
     """
     spins = 0
     while try_wait(signal) != 0:

@@ -28,7 +28,9 @@ from .token_recycling import TokenRecycling
 
 SPAN = 128
 """Tokens of a text from which `share` is of its own length; a shorter text may lose as much as this one."""
-FEW = 32
+AT_ONCE = 1 / 3
+"""Part of what a text may still lose that one iteration may lose: a few bad ones never silence a text for good."""
+FEW = 16
 """Tokens of a prompt that the draft reads at least."""
 CHILD, GUESSED, MEMORY, IDLE = 0.7, 0.35, 0.98, 0.25
 """Probability that a node has an accepted child, before the text has shown any: by the draft, by guesses alone. How
@@ -124,8 +126,9 @@ class Auto(Priced, Drafter):
     many as pay. Where none pays, an iteration is plain decoding.
 
     By the costs, a text never loses more against plain decoding than `share` of its length, or of `SPAN` tokens if it
-    is shorter: a tree is only as large as that allows even if none of it is accepted. Guesses cost time on the host.
-    Where that is much of a step, they rest while they gain less.
+    is shorter: a tree is only as large as that allows even if none of it is accepted. An iteration may lose a part
+    (`AT_ONCE`) of what is left of that. Guesses cost time on the host. Where that is much of a step, they rest while
+    they gain less.
 
     Args:
         draft: the draft model; None drafts without one.
@@ -201,13 +204,18 @@ class Auto(Priced, Drafter):
     def _begin_anew(self, state: AutoState) -> None:
         """Let the draft read no more than the last tokens of what it has not read, as of a prompt.
 
-        A draft on features would have none of the text before, so that it reads all.
+        A draft on features would have none of the text before, so that it reads all (but see `_tell`).
         """
-        drafting, recent = state.drafting, self._recent
-        assert drafting is not None
-        if drafting.session.queued > recent and self.feature_layers is None:
-            text = [*state.guesses.text[-recent:], *state.missed][-recent:]
-            state.drafting = self._by_draft.start(text, drafting.random)
+        recent = self._recent
+        if state.drafting.session.queued > recent and self.feature_layers is None:  # type: ignore[union-attr]
+            self._draft_from(state, [*state.guesses.text[-recent:], *state.missed][-recent:])
+
+    def _draft_from(self, state: AutoState, text: Sequence[int]) -> None:
+        """Let the draft begin with this text, as if nothing stood before it."""
+        before = state.drafting
+        assert before is not None
+        state.drafting = self._by_draft.start(text, before.random)
+        state.drafting.session.forwards, state.drafting.session.scored = self._by_draft.drafting_work(before)
 
     @override
     def inherit(self, state: AutoState, earlier: AutoState) -> AutoState:
@@ -253,10 +261,16 @@ class Auto(Priced, Drafter):
             state.missed = []
 
     def _tell(self, state: AutoState) -> None:
-        """Tell the draft of what was committed while it drafted nothing."""
+        """Tell the draft of what was committed while it drafted nothing: of no more than it reads of a prompt."""
         assert state.drafting is not None
         aside, state.aside = state.aside, []
-        for proposal, features, count, verdict in aside:
+        tokens, first = 0, len(aside)
+        while first and tokens < self._recent:
+            first -= 1
+            tokens += len(aside[first][-1].path) + 1
+        if first:
+            self._draft_from(state, aside[first][0].tree.tokens[:1].tolist())
+        for proposal, features, count, verdict in aside[first:]:
             state.drafting.pending = np.full(len(proposal.tree), -1)
             scores = Scores(torch.empty(count, 0), GREEDY, features=features)
             state.drafting = self._by_draft.follow(state.drafting, proposal, scores, verdict)
@@ -309,9 +323,9 @@ class Auto(Priced, Drafter):
     # ------------------------------------------------------------------------------------------------- what paths cost
     @cached_property
     def _recent(self) -> int:
-        """Tokens of a prompt, the last ones, that the draft reads: for half of what a text may lose, at least `FEW`."""
+        """Tokens of a prompt, the last ones, that the draft reads: for half of what an iteration may lose, or `FEW`."""
         prices = self.prices
-        return max(FEW, int(self.share * SPAN / 2 / prices.prompt) if prices.prompt else sys.maxsize)
+        return max(FEW, int(AT_ONCE * self.share * SPAN / 2 / prices.prompt) if prices.prompt else sys.maxsize)
 
     @cached_property
     def _expected_rate(self) -> float:
@@ -364,7 +378,7 @@ class Auto(Priced, Drafter):
 
     def _allowed(self, state: AutoState) -> float:
         """Return the most that the next iteration may cost beyond a greedy step."""
-        return self.share * max(state.tokens, SPAN) - state.owed
+        return AT_ONCE * (self.share * max(state.tokens, SPAN) - state.owed)
 
     @override
     def propose(self, state: AutoState, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
@@ -409,7 +423,7 @@ class Auto(Priced, Drafter):
         """Return the levels that the draft may have, 0 where it may not draft now."""
         assert state.drafting is not None
         allowed = self._allowed(state) - state.cost - self._least - self.prices.overhead
-        if sum(len(verdict.path) + 1 for *_, verdict in state.aside) * self._unread > allowed:
+        if min(sum(len(verdict.path) + 1 for *_, verdict in state.aside), self._recent) * self._unread > allowed:
             return 0
         state.drafting.session.rollback()  # an interrupted iteration may have left nodes behind
         self._tell(state)

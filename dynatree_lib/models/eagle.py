@@ -163,7 +163,8 @@ class EagleSession(HFSession, in_one_call=True):
             states = states[queued - known : queued + len(path)]
         else:
             states = torch.cat([states[queued - known : queued], states[queued:][[*path]]])
-        if read or known < waiting or not self.position:  # it was read, or nothing is known of the place before it
+        unknown = known < waiting or not (self.position or self._unfused)
+        if read or unknown:  # it was read, or nothing is known of the place before it
             tokens = tokens[1:]
         super().extend(tokens)
         self._unfused.append((states, len(tokens)))

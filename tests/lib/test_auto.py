@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import reference
 import torch
+from models import feature_draft, prompt, random_model
 from test_forward_drafters import counting, driven, shifting
 
 import dynatree_lib as dt
-from dynatree_lib.drafters.auto import AGAIN, CREDIT, SPAN, Growing, Trial
+from dynatree_lib.drafters.auto import AGAIN, AT_ONCE, CREDIT, FEW, SPAN, Growing, Trial
 from dynatree_lib.drafters.base import Proposal, renumbered
 from dynatree_lib.drafters.search import Chosen
 from dynatree_lib.sampling import Scores
@@ -42,8 +44,12 @@ def test_a_text_loses_no_more_than_its_share(draft, share):
     for seed in range(6):
         target = shifting(60, seed) if draft is None else TARGET
         drafter = dt.Auto(draft, costs=COSTS, share=share)
+        before = 0, 0.0
         for tokens, spent, _, state in ledger(target, [*PROMPT, seed], drafter, 160, seed):
             assert spent - tokens <= share * max(tokens, SPAN) + 1e-6
+            left = share * max(before[0], SPAN) - (before[1] - before[0])
+            assert spent - before[1] - 1 <= AT_ONCE * left + 0.05  # a few bad iterations leave something to try with
+            before = tokens, spent
             assert state.owed == pytest.approx(spent - tokens, abs=0.05)  # levels of several widths are averaged here
             worst = max(worst, spent - tokens)
     assert worst > 0.5 or share == 0 or draft is FRIEND
@@ -155,9 +161,9 @@ def test_a_trial_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "share", "read"), [(0.0, 0.02, 300), (0.01, 0.02, 128), (0.04, 0.02, 32), (0.01, 0, 32)]
+    ("prompt", "share", "read"), [(0.0, 0.02, 300), (0.01, 0.02, 42), (0.04, 0.02, FEW), (0.01, 0, FEW)]
 )
-def test_of_a_long_prompt_the_draft_reads_what_half_of_the_share_buys(prompt, share, read):
+def test_of_a_long_prompt_the_draft_reads_what_half_of_an_iterations_loss_buys(prompt, share, read):
     drafter = dt.Auto(FRIEND, costs=replace(CHEAP, prompt=prompt), share=share)
     state = drafter.start([1] * 300, dt.RandomSource())
     assert state.drafting.session.queued == read - 1  # node 0 is read with the tree
@@ -167,7 +173,34 @@ def test_what_the_draft_reads_of_a_prompt_is_in_the_ledger():
     drafter = dt.Auto(FRIEND, costs=replace(CHEAP, prompt=0.01), share=0.02)
     state = drafter.start(np.random.default_rng(1).integers(0, 60, 300).tolist(), dt.RandomSource())
     drafter.propose(state, 9)
-    assert state.cost == pytest.approx(1.27 + 0.01 * state.drafting.session.forwards)
+    assert state.cost == pytest.approx(0.41 + 0.01 * state.drafting.session.forwards)
+
+
+@torch.inference_mode()
+def test_after_a_long_rest_the_draft_begins_with_the_last_tokens(monkeypatch):
+    """A draft on features, too, reads no more than of a prompt; its levels are counted over both beginnings."""
+    target = random_model("llama")
+    draft, ids = feature_draft(target), prompt(FEW)[0].tolist()
+    rests = range(8, 60)
+    monkeypatch.setattr(dt.Auto, "_levels_pay", lambda self, state, *_: state.tokens not in rests)
+    drafter = dt.Auto(draft, costs=replace(CHEAP, prompt=1.2, guesses=1000), share=0.9)  # never guesses
+    out = dt.generate(target, ids, drafter, max_new_tokens=100)
+    text, first, compared, resting = ids, 0, [0, 0], []
+    for iteration in out.iterations:
+        tree = iteration.tree
+        if len(tree) > 1 and len(resting) > FEW:
+            kept = next(count for count in range(1, 99) if sum(resting[-count:]) >= FEW)
+            first = len(text) - 1 - sum(resting[-kept:])
+        for node in range(1, len(tree)):
+            above = [*map(tree.tokens.item, tree.path(node)[:-1])]
+            expected = reference.feature_logits(target.model, draft.model, text, above, first)[-1].log_softmax(-1)
+            assert float(expected[tree.tokens[node]]) == pytest.approx(tree.logprobs[node], abs=1e-9)
+            compared[first > 0] += 1
+        resting = [] if len(tree) > 1 else [*resting, iteration.committed]
+        text = text + iteration.verdict.tokens(tree)
+    assert min(compared) > 4
+    drafted = sum(iteration.tree.depth > 0 for iteration in out.iterations)
+    assert drafter.drafting_work(out.state.drafter_state)[0] >= drafted > 4
 
 
 def test_no_node_is_more_probable_than_its_parent():
