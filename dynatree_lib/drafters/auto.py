@@ -204,7 +204,7 @@ class Auto(Priced, Drafter):
     def _begin_anew(self, state: AutoState) -> None:
         """Let the draft read no more than the last tokens of what it has not read, as of a prompt.
 
-        A draft on features would have none of the text before, so that it reads all (but see `_tell`).
+        A draft on features would have none of the text before; `_tell` limits what it reads.
         """
         recent = self._recent
         if state.drafting.session.queued > recent and self.feature_layers is None:  # type: ignore[union-attr]
@@ -263,17 +263,22 @@ class Auto(Priced, Drafter):
     def _tell(self, state: AutoState) -> None:
         """Tell the draft of what was committed while it drafted nothing: of no more than it reads of a prompt."""
         assert state.drafting is not None
+        first, _ = self._to_tell(state)
         aside, state.aside = state.aside, []
-        tokens, first = 0, len(aside)
-        while first and tokens < self._recent:
-            first -= 1
-            tokens += len(aside[first][-1].path) + 1
         if first:
             self._draft_from(state, aside[first][0].tree.tokens[:1].tolist())
         for proposal, features, count, verdict in aside[first:]:
             state.drafting.pending = np.full(len(proposal.tree), -1)
             scores = Scores(torch.empty(count, 0), GREEDY, features=features)
             state.drafting = self._by_draft.follow(state.drafting, proposal, scores, verdict)
+
+    def _to_tell(self, state: AutoState) -> tuple[int, int]:
+        """Return the first thing aside that the draft is told of, and how many tokens were committed from there on."""
+        tokens, first = 0, len(state.aside)
+        while first and tokens < self._recent:
+            first -= 1
+            tokens += len(state.aside[first][-1].path) + 1
+        return first, tokens
 
     @staticmethod
     def _drawn(state: AutoState, sampling: Sampling) -> float:
@@ -423,7 +428,7 @@ class Auto(Priced, Drafter):
         """Return the levels that the draft may have, 0 where it may not draft now."""
         assert state.drafting is not None
         allowed = self._allowed(state) - state.cost - self._least - self.prices.overhead
-        if min(sum(len(verdict.path) + 1 for *_, verdict in state.aside), self._recent) * self._unread > allowed:
+        if self._to_tell(state)[1] * self._unread > allowed:
             return 0
         state.drafting.session.rollback()  # an interrupted iteration may have left nodes behind
         self._tell(state)
