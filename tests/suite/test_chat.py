@@ -19,6 +19,7 @@ TURNS = ["Write a function.", "Shorter, please.", "Now with types."]
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}"
 TEMPLATE += "{% if add_generation_prompt %}<assistant>{% endif %}"
 BARE = TEMPLATE.replace("</s>", "")  # an answer ends with a line end here
+FIXED = ("--method", "fixed-tree")  # the default's iterations follow from measured costs
 CLIPPED = TEMPLATE.replace("m.content", "m.content[:12]")  # it writes earlier answers otherwise than they were decoded
 
 
@@ -204,7 +205,7 @@ def chatting(monkeypatch, capsys):
 
 
 def test_an_answer_is_the_plain_text_and_its_figures(chatting):
-    printed = chatting("def f(x):")
+    printed = chatting("def f(x):", options=FIXED)
     out = dt.generate(PAIR.target, "def f(x):", dt.FixedTree(PAIR.draft), max_new_tokens=16)
     assert printed.partition(chat.PROMPT)[2] == f"{out.text()}\n[{out.counts}]\n{chat.PROMPT}\n"
     assert "no chat template" in printed.partition(chat.PROMPT)[0]
@@ -213,7 +214,7 @@ def test_an_answer_is_the_plain_text_and_its_figures(chatting):
 
 def test_drafted_and_own_tokens_have_their_colours(chatting, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
-    printed = chatting("def f(x):", "/tree", terminal=Terminal())
+    printed = chatting("def f(x):", "/tree", options=FIXED, terminal=Terminal())
     out = dt.generate(PAIR.target, "def f(x):", dt.FixedTree(PAIR.draft), max_new_tokens=16)
     answer = printed.partition(chat.PROMPT)[2].partition(chat.FAINT)[0]
     runs = re.findall(r"\033\[(\d+)m(.*?)\033\[0m", answer, flags=re.S)
