@@ -15,7 +15,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
@@ -51,7 +51,7 @@ FEW_SIZES, FEW_WIDTHS = (1, 8, 32), (1, 8)
 SECONDS = 2.0
 """Timing takes about so long, or as long as the fewest iterations of a large model take."""
 OFTEN = 8
-"""Larger trees are timed in two turns alone: they take long, and are seldom worth it."""
+"""Larger trees, and wider levels, are timed in two turns alone: they take long, and are seldom worth it."""
 ROUNDS = (2, 12)
 """Fewest and most turns of every probe."""
 RUN = 4
@@ -68,10 +68,27 @@ LEVELS = 4
 """Levels whose time is taken together, below a first level that reads node 0 alone."""
 SMALLEST = 1e-4
 """Least cost that is believed, in greedy steps."""
-FORMAT = 2
+WAITED = 0.05
+"""Iterations are disturbed where a thread of this process waited longer for a processor, as a part of their time."""
+QUIET, TRIES = 0.7, 3
+"""Costs are measured again where fewer iterations were undisturbed, so many times at most; the quietest time counts."""
+FORMAT = 3
 """Version of the kept files; another version is measured again."""
 
 Clock = Callable[[], float]
+Waits = Callable[[], Mapping[str, float]]
+
+
+def waits() -> dict[str, float]:
+    """Return the seconds that every thread of this process has waited for a processor; {} where that is not told.
+
+    Linux tells it.
+    """
+    found = {}
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):  # a thread may end meanwhile
+            found[path.parent.name] = int(path.read_text(encoding="ascii").split()[1]) / 1e9
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------- probes
@@ -225,23 +242,31 @@ class ProbedText:
         drafter: the first of them, which makes the state.
         sampling: the target's.
         clock: seconds.
+        waits: as `waits`.
+
+    Attributes:
+        waited: of every call of `seconds`, the part of its time in which a thread waited for a processor.
     """
 
     def __init__(
-        self, target: LanguageModel, prompt: Sequence[int], drafter: Drafter, sampling: Sampling, clock: Clock
-    ) -> None:
+        self, target: LanguageModel, prompt: Sequence[int], drafter: Drafter, sampling: Sampling, clock: Clock,
+        waits: Waits,
+    ) -> None:  # fmt: skip
         state = begun(target, drafter, [*prompt], 0, None, drafter)
         verifier = default_verifier(sampling.greedy, drafter.drawing)
-        self.loop, self.clock = Loop(state, verifier, sampling, Stopping(target.context, ())), clock
+        self.loop, self.clock, self.waits = Loop(state, verifier, sampling, Stopping(target.context, ())), clock, waits
+        self.waited: list[float] = []
 
     def seconds(self, drafter: Drafter, count: int) -> list[float]:
         """Return the times of `count` iterations of a drafter."""
         self.loop.state.drafting = drafter
-        times = [self.clock()]
+        before, times = self.waits(), [self.clock()]
         for _ in range(count):
             if self.loop.step() is not None:
                 raise CannotMeasure(f"the context of '{self.loop.state.model.name}' ends before enough iterations")
             times.append(self.clock())
+        longest = max((after - before.get(thread, 0.0) for thread, after in self.waits().items()), default=0.0)
+        self.waited.append(longest / max(times[-1] - times[0], 1e-9))
         return np.diff(times).tolist()
 
 
@@ -262,6 +287,25 @@ def prompt_seconds(draft: LanguageModel, clock: Clock) -> float:
 
 
 # -------------------------------------------------------------------------------------------------- from times to costs
+def in_steps(times: np.ndarray, waited: np.ndarray) -> tuple[list[float], float]:
+    """Return what probes take in greedy steps, and the seconds of that step.
+
+    Each time is divided by the step of its turn, because a machine's speed drifts. The medians are those of undisturbed
+    iterations, or of the quietest quarter where a probe has no such iteration.
+
+    Args:
+        times: float64 [turns, probes], seconds; probe 0 is the greedy step. NaN for what was left out.
+        waited: float64 [turns, probes], the part of that time in which a thread waited for a processor; NaN as above.
+
+    Returns:
+        costs of the probes, and seconds.
+    """
+    alone = np.where(waited <= np.maximum(np.nanquantile(waited, 0.25, axis=0), WAITED), times, np.nan)
+    step = float(np.nanmedian(alone[:, 0]))
+    steps = np.where(np.isnan(alone[:, :1]), step, alone[:, :1])
+    return np.nanmedian(alone / steps, axis=0).tolist(), step
+
+
 def assembled(
     verify: Sequence[float], drafting: Sequence[float] = (), sizes: Sequence[int] = SIZES,
     widths: Sequence[int] = WIDTHS, prompt: float = 0.0,
@@ -296,10 +340,24 @@ def _rising(costs: np.ndarray) -> tuple[float, ...]:
 # ---------------------------------------------------------------------------------------------------------- measuring
 @dataclass(frozen=True)
 class Measured:
-    """Costs, and the seconds of the greedy step that is their unit."""
+    """Costs, and how they were measured.
+
+    Attributes:
+        costs: of the parts of an iteration.
+        step_seconds: of the greedy step that is their unit.
+        quiet: the part of the iterations in which no other process took the processors.
+        tries: how often they were measured; the quietest counts.
+    """
 
     costs: Costs
     step_seconds: float
+    quiet: float = 1.0
+    tries: int = 1
+
+    @property
+    def settled(self) -> bool:
+        """Whether measuring again would find nothing better."""
+        return self.quiet >= QUIET or self.tries >= TRIES
 
 
 UNKNOWN = Measured(ASSUMED, math.nan)
@@ -314,6 +372,7 @@ def measured(
     *,
     limit: float = SECONDS,
     clock: Clock = time.perf_counter,
+    waits: Waits = waits,
 ) -> Measured:
     """Time iterations of known shapes, probe after probe in turns, for about `limit` seconds.
 
@@ -323,16 +382,18 @@ def measured(
         sampling: of the texts.
         limit: seconds; a large model takes longer, with the fewest iterations.
         clock: seconds.
+        waits: as `waits`.
 
     Raises:
         CannotMeasure: for a context, or buffers, without room for the probes.
     """
     prompt = [(1 + 7 * place) % target.vocab_size for place in range(PROMPT)]
+    texts: list[ProbedText] = []
 
     def begun_text(probe: Drafter) -> ProbedText:
-        text = ProbedText(target, prompt, probe, sampling, clock)
-        text.seconds(probe, 1)  # reads the prompt
-        return text
+        texts.append(ProbedText(target, prompt, probe, sampling, clock, waits))
+        texts[-1].seconds(probe, 1)  # reads the prompt
+        return texts[-1]
 
     (plain,) = rows_probes(target, (1,), draft)
     text = begun_text(plain)
@@ -350,44 +411,44 @@ def measured(
         drafting = levels_probes(target, draft, widths)
         drafted = begun_text(drafting[0])
         turns += [(drafted, probe) for probe in drafting]
-    steps: list[float] = []
-    found: list[list[float]] = [[] for _ in turns]  # in greedy steps of the same turn, because a machine's speed drifts
+    nodes = [*sizes, *((1, *widths) if draft is not None else ())]
+    times, waited = np.full((2, ROUNDS[1], len(turns)), np.nan)
     start = clock()
     for turn in range(ROUNDS[1]):
         last = None
-        for number, (ratios, (where, probe)) in enumerate(zip(found, turns, strict=True)):
-            if turn > 1 and number < len(sizes) and sizes[number] > OFTEN:
+        for number, (where, probe) in enumerate(turns):
+            if turn > 1 and nodes[number] > OFTEN:
                 continue
             # The first iteration after another probe's finds the caches cold, and several do after another text's.
             count = 2 if where is last else RUN
-            seconds = where.seconds(probe, (count + 1) // 2 if large else count)[-1]
-            steps += [] if number else [seconds]
-            ratios.append(seconds / steps[-1])
+            times[turn, number] = where.seconds(probe, (count + 1) // 2 if large else count)[-1]
+            waited[turn, number] = where.waited[-1]
             last = where
         if turn + 1 >= (1 if large else ROUNDS[0]) and (clock() - start) * (turn + 2) / (turn + 1) > limit:
             break
-    costs, step = [float(np.median(ratios)) for ratios in found], float(np.median(steps))
+    costs, step = in_steps(times[: turn + 1], waited[: turn + 1])
     reading = 0.0 if draft is None else prompt_seconds(draft, clock)
     known = assembled(costs[: len(sizes)], costs[len(sizes) :], sizes, widths, reading / step)
     # How many guesses are looked for depends on what nodes cost, so these come last.
     features = None if draft is None else draft.feature_layers
     guessing = GuessesProbe(costs=known, max_nodes=sizes[-1], clock=clock, features=features)
-    begun_text(guessing).seconds(guessing, 2 * len(steps))
+    begun_text(guessing).seconds(guessing, 2 * (turn + 1))
     known = replace(known, guesses=round(guessing.seconds() / step, 4))
     if draft is not None and not large:  # besides its levels, drafting takes time on the host, and leaves caches cold
         pairs = [(begun_text(probe), probe) for probe in (DraftingProbe(draft, costs=known), turns[0][1])]
         ratios = []
-        for _ in range(0, len(steps), RUN - 1):  # in turns, as above
+        for _ in range(0, turn + 1, RUN - 1):  # in turns, as above
             both, alone = (float(np.median(where.seconds(probe, RUN)[1:])) for where, probe in pairs)
             ratios.append(both / alone - 1)
         known = replace(known, overhead=round(max(float(np.median(ratios)) - known.reading(1), 0.0), 4))
-    return Measured(known, step)
+    quiet = [each <= WAITED for text in texts for each in text.waited]
+    return Measured(known, step, round(sum(quiet) / len(quiet), 2))
 
 
 # ----------------------------------------------------------------------------------------------------------- watching
-OFF, TEXTS, LEAST = 1.5, 3, 32.0
+SLOW, FAST, TEXTS, LEAST = 1.5, 0.8, 3, 32.0
 """Costs are measured again where `TEXTS` texts one after another, each of at least so many greedy steps, took more than
-`OFF` times what the costs predict, or less than that part of it."""
+`SLOW` times what the costs predict, or less than `FAST` times: other load can make texts slow, and measuring."""
 LONGEST = 1024
 """Most tokens of a text that is watched: with a longer text every forward takes longer."""
 AGAIN = 3
@@ -437,8 +498,8 @@ def _compare(name: str, about: dict[str, Any], known: Measured, ratio: float) ->
     """
     key = _key(about)
     seen = _watched.setdefault(key, _Watched())
-    seen.texts = seen.texts + 1 if not 1 / OFF <= ratio <= OFF else 0
-    same = 1 / OFF <= seen.step_seconds / known.step_seconds <= OFF
+    seen.texts = seen.texts + 1 if not FAST <= ratio <= SLOW else 0
+    same = FAST <= seen.step_seconds / known.step_seconds <= SLOW
     if seen.texts < TEXTS or seen.times >= AGAIN or same:
         return
     seen.texts, seen.times, seen.step_seconds = 0, seen.times + 1, known.step_seconds
@@ -459,17 +520,24 @@ _measuring = threading.RLock()
 """Held while anything is measured: two threads would slow each other."""
 
 
-def costs_of(target: LanguageModel, draft: LanguageModel | None = None, sampling: Sampling = GREEDY) -> Costs:
+def costs_of(
+    target: LanguageModel, draft: LanguageModel | None = None, sampling: Sampling = GREEDY, *, patient: bool = False
+) -> Costs:
     """Return what the parts of an iteration cost for a model on this machine; see `measured_here`."""
-    return measured_here(target, draft, sampling).costs
+    return measured_here(target, draft, sampling, patient=patient).costs
 
 
-def measured_here(target: LanguageModel, draft: LanguageModel | None = None, sampling: Sampling = GREEDY) -> Measured:
+def measured_here(
+    target: LanguageModel, draft: LanguageModel | None = None, sampling: Sampling = GREEDY, *, patient: bool = False
+) -> Measured:
     """Return the costs of a model on this machine, measured where they are not known yet; a line in the log says so.
 
     They are kept in `paths.cache_folder`, by what they depend on: sizes, dtypes, devices and engines of the
     models, the processor or card, threads, and versions. Costs of greedy and of sampled texts are measured apart. A
     model that is no `HFModel`, or has no room for the probes, has `ASSUMED` costs.
+
+    Where other processes took the processors meanwhile, the next text has them measured once more, up to `TRIES` times
+    in all; with `patient` that happens at once.
     """
     about = _depends_on(target, draft, sampling)
     if about is None:
@@ -477,13 +545,13 @@ def measured_here(target: LanguageModel, draft: LanguageModel | None = None, sam
     key = _key(about)
     with _measuring:
         found = _known.get(key) or _kept(about)
-        if found is None:
-            logging.getLogger(__name__).warning(
-                f"Measuring what an iteration of '{target.name}' costs here, once: about two seconds, or some fifteen "
-                "forwards of a large model."
-            )
+        while found is None or not found.settled:
+            told = "once: about two seconds, or some fifteen forwards of a large model."
+            if found is not None:
+                told = f"once more: other processes took the processors in {1 - found.quiet:.0%} of the time."
+            logging.getLogger(__name__).warning(f"Measuring what an iteration of '{target.name}' costs here, {told}")
             try:
-                found = measured(target, draft, sampling)
+                found = _quietest(found, measured(target, draft, sampling))
                 _keep(_path(key), {"kind": "costs", "format": FORMAT, "of": about, **asdict(found)})
             except CannotMeasure as error:
                 logging.getLogger(__name__).warning(
@@ -491,8 +559,17 @@ def measured_here(target: LanguageModel, draft: LanguageModel | None = None, sam
                     "costs=Costs(...)."
                 )
                 found = UNKNOWN
+            if not patient:
+                break
         _known[key] = found
         return found
+
+
+def _quietest(before: Measured | None, now: Measured) -> Measured:
+    """Return the costs to go on with after another measuring."""
+    if before is None:
+        return now
+    return replace(max(before, now, key=lambda found: found.quiet), tries=before.tries + 1)
 
 
 def _depends_on(target: LanguageModel, draft: LanguageModel | None, sampling: Sampling) -> dict[str, Any] | None:
@@ -569,7 +646,7 @@ def _kept(about: dict[str, Any]) -> Measured | None:
     try:
         body = json.loads(_path(_key(about)).read_text(encoding="utf-8"))
         same = (body["kind"], body["format"], body["of"]) == ("costs", FORMAT, json.loads(json.dumps(about)))
-        found = Measured(Costs(**body["costs"]), float(body["step_seconds"]))
+        found = Measured(Costs(**body["costs"]), float(body["step_seconds"]), float(body["quiet"]), int(body["tries"]))
         return found if same and found.costs.verify and 0 < found.step_seconds < math.inf else None
     except (OSError, RuntimeError, ValueError, KeyError, TypeError):
         return None

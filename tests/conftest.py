@@ -40,7 +40,7 @@ def browser():
 def _no_clock_decides_a_tree():
     """Give every model the same costs; what measures them has tests of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring, "costs_of", lambda *given: ASSUMED)
+        patch.setattr(measuring, "costs_of", lambda *given, **options: ASSUMED)
         yield
 
 

@@ -279,7 +279,7 @@ def _price(runners: Mapping[str, Runner], sampling: Sampling, known: dict[str, s
     def measure(target: LanguageModel, draft: LanguageModel | None) -> Costs:
         key = " + ".join(Path(model.name).name for model in (target, draft) if model is not None)
         if key not in known:
-            known[key] = str(measuring.costs_of(target, draft, sampling))
+            known[key] = str(measuring.costs_of(target, draft, sampling, patient=True))
         return Costs.read(known[key])
 
     for runner in runners.values():

@@ -368,7 +368,7 @@ def test_a_second_turn_that_does_not_fit_is_named(spoken):
 
 def test_a_record_names_the_costs_in_use_and_a_resumed_run_goes_on_with_them(spoken, tmp_path, monkeypatch):
     dear, asked = Costs((1.0, 9.0), (5.0, 5.0)), []
-    monkeypatch.setattr(measuring, "costs_of", lambda *given: asked.append(given[:2]) or dear)
+    monkeypatch.setattr(measuring, "costs_of", lambda *given, **options: asked.append(given[:2]) or dear)
     warm = {"max_new_tokens": 8, "warmup": 0, "records": tmp_path / "r.jsonl"}
     first = run_benchmark(spoken, "ar,auto,auto:alone=true", ASKED[:1], **warm)
     draft = f"{spoken.target.name} + {spoken.draft.name}"
