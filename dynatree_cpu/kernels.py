@@ -1786,20 +1786,21 @@ def counters(layers, groups, threads):
 
 
 @fast
-def called(job, signal):
+def called(job, signals, thread):
     """Wait for a signal; return whether there is a forward to take part in, and not `job[STOP]`.
 
     A worker waits awake for some milliseconds, longer than the host takes between two forwards of a text: a core that
-    sleeps comes back late, and the next forward begins without it.
+    sleeps comes back late, and the next forward begins without it. Where other threads run a forward, it sleeps: a
+    target's weights may be of another kind than the draft's, and its threads need the cores.
     """
     spins = 0
-    while try_wait(signal) != 0:
+    while try_wait(signals[thread]) != 0:
         _pause()
         spins += 1
         if spins % 256 == 0:
             yield_core()
-        if spins == AWAKE:
-            wait(signal)
+        if spins == AWAKE or (spins % 256 == 0 and _read(signals[0]) != signals[1]):
+            wait(signals[thread])
             break
     return not job[STOP]
 
@@ -1812,10 +1813,11 @@ def run(job, thread, threads, kind, signals):
     lasts. Who has not come by its end is called back, so that it does not enter a forward that is over. Both are one
     function, because compiling `work` into two would take a machine half as long again.
     """
-    if thread == 0:
+    if thread == 0 and threads > 1:
+        carray(_pointer(signals[0]), (1,), np.int64)[0] = signals[1]
         for other in range(1, threads):
             post(signals[other])
-    while thread == 0 or called(job, signals[thread]):
+    while thread == 0 or called(job, signals, thread):
         work(job, thread, threads, kind)
         if thread == 0:
             break

@@ -55,6 +55,7 @@ class Team:
         self.used = False
         self.semaphores = np.zeros((threads, 16), np.int64)  # a sem_t takes at most 128 bytes
         self.signals = self.semaphores.ctypes.data + 128 * np.arange(threads)
+        self.signals[0] = _latest.ctypes.data
         self.lock = threading.Lock()
         self.patience = threading.Timer(PATIENCE, _say_compiling)
         self.patience.daemon = True
@@ -91,6 +92,8 @@ class Team:
             time.sleep(0.001)
 
 
+_latest = np.zeros(16, np.int64)
+"""Which team has run the latest forward: the address of the semaphore of its first worker."""
 _teams: dict[tuple[int, int, np.dtype], Team] = {}
 _making = threading.Lock()
 

@@ -51,7 +51,7 @@ FEW_SIZES, FEW_WIDTHS = (1, 8, 32), (1, 8)
 SECONDS = 2.0
 """Timing takes about so long, or as long as the fewest iterations of a large model take."""
 OFTEN = 8
-"""Larger trees, and wider levels, are timed in two turns alone: they take long, and are seldom worth it."""
+"""Larger trees, and wider levels, are timed in two turns alone, the largest in one: they take long, and seldom pay."""
 ROUNDS = (2, 12)
 """Fewest and most turns of every probe."""
 RUN = 4
@@ -135,21 +135,27 @@ class LevelsProbe(ModelDrafter):
         levels: forwards of the draft.
         width: nodes of a level.
         vocab_size: V of the target, where the draft has more tokens.
+        clock: seconds.
+        taken: seconds of all levels of an iteration, and of one of those after the first.
     """
 
     draft: LanguageModel
     levels: int
     width: int
     vocab_size: int | None = None
+    clock: Clock = time.perf_counter
+    taken: list[tuple[float, float]] = field(default_factory=list, compare=False)
     name = "levels-probe"
 
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         """Draft all levels whatever `max_depth` is, because next to nothing is accepted."""
-        frontier, breadth = np.array([0]), self.width
+        frontier, breadth, times = np.array([0]), self.width, [self.clock()]
         for _ in range(self.levels):
             tokens, logprobs = builder.best(frontier, breadth)
             frontier = builder.add(np.repeat(frontier, tokens.shape[1]), tokens.ravel(), logprobs.ravel())
+            times.append(self.clock())
             breadth = 1
+        self.taken.append((times[-1] - times[0], (times[-1] - times[1]) / max(self.levels - 1, 1)))
         builder.keep(np.array([0]))
         known = min(self.draft.vocab_size, self.vocab_size or self.draft.vocab_size)
         unlikely = (known - 1 - np.arange(PROPOSED - 1)) % known
@@ -163,10 +169,11 @@ def rows_probes(target: LanguageModel, sizes: Sequence[int], draft: LanguageMode
     return [NoDraft() if probe.rows == 1 and not features else probe for probe in probes]
 
 
-def levels_probes(target: LanguageModel, draft: LanguageModel, widths: Sequence[int]) -> list[Drafter]:
-    """Return the probes of drafting: a first level alone, then `LEVELS` more of each width."""
-    shapes = [(1, 1), *((1 + LEVELS, width) for width in widths)]
-    return [LevelsProbe(draft, *shape, target.vocab_size) for shape in shapes]
+def levels_probes(
+    target: LanguageModel, draft: LanguageModel, widths: Sequence[int], clock: Clock = time.perf_counter
+) -> list[LevelsProbe]:
+    """Return the probes of drafting: a first level, and `LEVELS` more of each width."""
+    return [LevelsProbe(draft, 1 + LEVELS, width, target.vocab_size, clock) for width in widths]
 
 
 @dataclass(frozen=True)
@@ -307,26 +314,24 @@ def in_steps(times: np.ndarray, waited: np.ndarray) -> tuple[list[float], float]
 
 
 def assembled(
-    verify: Sequence[float], drafting: Sequence[float] = (), sizes: Sequence[int] = SIZES,
+    verify: Sequence[float], levels: Sequence[float] = (), drafting: float = 0.0, sizes: Sequence[int] = SIZES,
     widths: Sequence[int] = WIDTHS, prompt: float = 0.0,
 ) -> Costs:  # fmt: skip
     """Return the costs that times of iterations add up to, in any unit.
 
     Args:
         verify: times of iterations that score `sizes` tokens.
-        drafting: times of iterations with a drafted level, then with `LEVELS` more of each of `widths` nodes; () for
-            no draft.
+        levels: times of drafted levels of `widths` nodes; () for no draft.
+        drafting: the time of an iteration that drafts and scores `PROPOSED` tokens, without its levels.
         sizes, widths: ascending, from 1; what lies between them is interpolated.
         prompt: the time in which the draft reads a token of a prompt.
     """
     step, every = float(verify[0]), [2**power for power in range(int(sizes[-1]).bit_length())]
     curve = np.maximum(np.interp(every, sizes, verify) / step, 1.0)  # a larger forward is never cheaper than one token
-    if not len(drafting):
+    if not len(levels):
         return Costs(_rising(curve))
-    first, *deep = drafting
-    levels = (np.array(deep) - first) / LEVELS
     level_curve = np.interp([2**power for power in range(int(widths[-1]).bit_length())], widths, levels) / step
-    overhead = (first - float(levels[0])) / step - float(np.interp(PROPOSED, every, curve))
+    overhead = drafting / step - float(np.interp(PROPOSED, every, curve))
     rest = (max(overhead, 0.0), prompt / step)
     return Costs(_rising(curve), _rising(level_curve), *(round(each, 4) for each in rest))
 
@@ -402,33 +407,40 @@ def measured(
     widths = list(FEW_WIDTHS if large else WIDTHS)
     if len(sizes) < 2:
         raise CannotMeasure(f"'{target.name}' scores no more than {target.most_pending} tokens at once")
-    turns = [(text, probe) for probe in rows_probes(target, sizes, draft)]
+    turns: list[tuple[ProbedText, Drafter]] = [(text, probe) for probe in rows_probes(target, sizes, draft)]
     if draft is not None:
         most = draft.most_pending
         widths = [width for width in widths if most is None or 1 + LEVELS * width <= most]
         if len(widths) < 2:
             raise CannotMeasure(f"'{draft.name}' scores no more than {most} tokens at once")
-        drafting = levels_probes(target, draft, widths)
+        drafting = levels_probes(target, draft, widths, clock)
         drafted = begun_text(drafting[0])
         turns += [(drafted, probe) for probe in drafting]
-    nodes = [*sizes, *((1, *widths) if draft is not None else ())]
+    nodes = [*sizes, *widths]
+    besides: list[float] = []  # seconds of an iteration that drafts, without its levels
     times, waited = np.full((2, ROUNDS[1], len(turns)), np.nan)
     start = clock()
     for turn in range(ROUNDS[1]):
         last = None
         for number, (where, probe) in enumerate(turns):
-            if turn > 1 and nodes[number] > OFTEN:
+            if nodes[number] > (math.inf, 2 * OFTEN, OFTEN)[min(turn, 2)]:
                 continue
             # The first iteration after another probe's finds the caches cold, and several do after another text's.
-            count = 2 if where is last else RUN
-            times[turn, number] = where.seconds(probe, (count + 1) // 2 if large else count)[-1]
+            # For many tokens that is next to nothing.
+            count = RUN if where is not last else 1 if nodes[number] > OFTEN else 2
+            seconds = where.seconds(probe, (count + 1) // 2 if large else count)[-1]
+            if isinstance(probe, LevelsProbe):
+                besides.append(seconds - probe.taken[-1][0])
+                seconds = probe.taken[-1][1]
+            times[turn, number] = seconds
             waited[turn, number] = where.waited[-1]
             last = where
         if turn + 1 >= (1 if large else ROUNDS[0]) and (clock() - start) * (turn + 2) / (turn + 1) > limit:
             break
     costs, step = in_steps(times[: turn + 1], waited[: turn + 1])
     reading = 0.0 if draft is None else prompt_seconds(draft, clock)
-    known = assembled(costs[: len(sizes)], costs[len(sizes) :], sizes, widths, reading / step)
+    others = float(np.median(besides)) / step if besides else 0.0
+    known = assembled(costs[: len(sizes)], costs[len(sizes) :], others, sizes, widths, reading / step)
     # How many guesses are looked for depends on what nodes cost, so these come last.
     features = None if draft is None else draft.feature_layers
     guessing = GuessesProbe(costs=known, max_nodes=sizes[-1], clock=clock, features=features)
@@ -437,7 +449,7 @@ def measured(
     if draft is not None and not large:  # besides its levels, drafting takes time on the host, and leaves caches cold
         pairs = [(begun_text(probe), probe) for probe in (DraftingProbe(draft, costs=known), turns[0][1])]
         ratios = []
-        for _ in range(0, turn + 1, RUN - 1):  # in turns, as above
+        for _ in range(max(3, (turn + 1) // (RUN - 1))):  # in turns, as above
             both, alone = (float(np.median(where.seconds(probe, RUN)[1:])) for where, probe in pairs)
             ratios.append(both / alone - 1)
         known = replace(known, overhead=round(max(float(np.median(ratios)) - known.reading(1), 0.0), 4))

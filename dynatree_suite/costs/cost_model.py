@@ -21,7 +21,7 @@ from dynatree_lib.costs import CostCurve, Costs
 from dynatree_lib.drafters import Chain, NoDraft
 from dynatree_lib.drafters.base import ModelDrafter
 from dynatree_lib.engines.static import StaticModel
-from dynatree_lib.measuring import DEEPEST, WIDTHS, assembled, levels_probes, rows_probes
+from dynatree_lib.measuring import DEEPEST, LEVELS, WIDTHS, LevelsProbe, assembled, levels_probes, rows_probes
 from dynatree_lib.models.base import LanguageModel
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
@@ -357,25 +357,28 @@ def _measure(
     sizes = [2**power for power in range(max_rows.bit_length())]
     widths = [width for width in WIDTHS if width <= max_rows]
     verifying = [Timing(probe, BLOCK + 2) for probe in rows_probes(target, sizes)]
-    drafting = [Timing(probe, BLOCK + 2) for probe in levels_probes(target, draft, widths)]
+    probes = [LevelsProbe(draft, 1, 1, target.vocab_size), *levels_probes(target, draft, widths)]
+    drafting = [Timing(probe, BLOCK + 2) for probe in probes]
     time_blocks(target, [*verifying, *drafting], prompts, _turns(iterations, len(prompts)), progress, clock)
     times = [[quiet_mean(one.iterations["seconds"]) for one in timings] for timings in (verifying, drafting)]
     step = times[0][0]
     reading = _reading(verifying, drafting, [len(prompt.ids) for prompt in prompts], step)
-    found = assembled(times[0], times[1], sizes, widths)
+    first, *deep = times[1]
+    levels = [(each - first) / LEVELS for each in deep]
+    found = assembled(times[0], levels, first - levels[0], sizes, widths)
     costs = MeasuredCosts(step, found.verify, found.draft, found.overhead, reading)
     kinds: list[Any] = [kind for kind in ALL_DRAFTERS if kind is not NoDraft]
     count, tokens = _stretches(iterations)
     real = [Timing(kind(draft) if issubclass(kind, ModelDrafter) else kind(), tokens) for kind in kinds]
     time_blocks(target, real, prompts, count, progress, clock)
     real = [timing for timing in real if len(timing.iterations)]  # few tokens may be all guessed at once
-    probes = []
+    told = []
     for timing in (*verifying, *drafting, *real):
         probe, seconds = timing.drafter, timing.iterations["seconds"]
         shape = {name: getattr(probe, name) for name in ("rows", "levels", "width") if hasattr(probe, name)}
         quartiles = seconds.quantile([0.25, 0.5, 0.75]).tolist()
-        probes.append({"probe": probe.name, **shape, "iterations": len(seconds), "seconds": quartiles})
-    return replace(costs, factors=_factors(real, costs)), probes
+        told.append({"probe": probe.name, **shape, "iterations": len(seconds), "seconds": quartiles})
+    return replace(costs, factors=_factors(real, costs)), told
 
 
 def _reading(

@@ -4,6 +4,8 @@ import copy
 import os
 import subprocess
 import sys
+import threading
+import time
 from functools import cache
 from pathlib import Path
 
@@ -379,6 +381,8 @@ def test_digits_are_numbers_of_so_many_bits(bits):
 
 WITHOUT_TILES = """
 import sys
+import threading
+import time
 import llvmlite.binding as llvm
 features = llvm.get_host_cpu_features()
 features["amx-bf16"] = False
@@ -399,3 +403,30 @@ def test_digits_are_right_where_this_processor_would_take_tiles(tmp_path):
     done = subprocess.run(command, cwd=root, env=there, capture_output=True, text=True, timeout=590, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
     assert "skipped" not in done.stdout
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not say what threads take")
+def test_threads_of_other_weights_sleep_while_a_forward_runs(monkeypatch):
+    """A worker waits awake for the next forward of its kind of weights, and takes no core from those of another."""
+    monkeypatch.setattr(native, "_teams", {})
+    plain = HFModel(raw_model("llama", dtype=torch.float32), engine="compiled")
+    other = HFModel(quantised_model("q4_1"), engine="quantised")
+    known = {*threading.enumerate()}
+    members = native.team(2, kernels.FLOAT32)
+    (worker,) = [each for each in {*threading.enumerate()} - known if not isinstance(each, threading.Timer)]
+    monkeypatch.setattr(plain.engine, "_members", lambda: members)
+    monkeypatch.setattr(other.engine, "_members", lambda: native.team(2, other.engine.kind))
+
+    def taken(*models):
+        """Nanoseconds that the worker runs while these models score a node in turns, and the host does other things."""
+        sessions, times = [model.session() for model in models], []
+        for _ in range(40):
+            for session in sessions:
+                session.score([5], [-1], Sampling())
+                session.rollback()
+            time.sleep(0.002)
+            times.append(int(Path(f"/proc/self/task/{worker.native_id}/schedstat").read_text().split()[0]))
+        return times[-1] - times[0]
+
+    assert taken(plain, other) < 0.5 * taken(plain)
+    monkeypatch.undo()  # before the engines go, which wait for workers
