@@ -413,8 +413,8 @@ def test_what_is_said_of_weights_read_as_4_bits_is_in_the_records():
 def test_what_is_said_of_the_default_is_in_its_records():
     told, readme = section("docs/smollm2.md", "Nothing tuned"), " ".join(page("README.md").split())
     tuned, both, without = "lookup-tree (tuned)", ("auto", "auto:alone=true"), {"of": "further", "per": "span"}
-    runs = "default-quantised", "default-float32", "default-quantised-1"
-    few, full, drawn = (real(run).records.frame() for run in runs)
+    runs = "default-quantised", "default-float32", "default-bfloat16", "default-quantised-1"
+    few, full, half, drawn = (real(run).records.frame() for run in runs)
 
     def gains(frame, over="ar-fast", **of):
         return [ratio(frame, label, over=over, **of) for label in both]
@@ -423,22 +423,30 @@ def test_what_is_said_of_the_default_is_in_its_records():
         tasks = {task: ratio(frame[frame["task"] == task], label, over="ar-fast") for task in frame["task"].unique()}
         return min(tasks.items(), key=lambda found: found[1].value)
 
-    told_of = gains(few), gains(few, **without), gains(full), gains(full, **without)
+    told_of = [given for frame in (few, full, half) for given in (gains(frame), gains(frame, **without))]
     pairs = ["{} {} {}".format(pair[0], "{}", pair[1]) for pair in told_of]
     assert pairs[0].format("of `ar-fast` with the draft and at") in told
     assert pairs[1].format("and") in told
-    assert f"**With full weights** it runs at {pairs[2].format('and')};" in told
-    assert pairs[3].format("and") in told
-    over_tuned = [ratio(frame, "auto", over=tuned) for frame in (few, full)]
-    assert "`auto` runs at {} with 4 bits and at {} with full weights".format(*over_tuned) in told
+    for words, alone, apart in (("With full weights in float32", *pairs[2:4]), ("In bfloat16", *pairs[4:])):
+        assert (
+            f"**{words}** it runs at {alone.format('and')}; without the reading of prompts at {apart.format('and')}."
+            in told
+        )
+    over_tuned = [ratio(frame, "auto", over=tuned) for frame in (few, full, half)]
+    assert "`auto` runs at {} with 4 bits, at {} in float32 and at {} in bfloat16.".format(*over_tuned) in told
     level = gains(drawn)
-    assert all(one.low <= 1 <= one.high for one in level)
-    assert "level with plain decoding, {} and {}.".format(*level) in told
+    assert all(one.value <= 1 for one in level)
+    assert "gains nothing: {} with the draft and {} without.".format(*level) in told
     best = ratio(drawn, tuned, over="ar-fast")
     assert best.high < 1
     assert f"the tuned lookup tree runs at {best}." in told
     assert all(ratio(drawn, label, over="ar-fast").low <= 1 for label in drawn["method"].unique())
-    for frame, words in ((few, "{} with the draft, {}, and {} without it, {};"), (full, "weights {}, {}, and {}, {}.")):
+    kinds = (
+        "with the draft, {}, and {} without it, {};",
+        "; in float32 {}, {}, and {}, {};",
+        "; in bfloat16 {}, {}, and {}, {}.",
+    )
+    for frame, words in zip((few, full, half), ("{} " + kinds[0], *kinds[1:]), strict=True):
         assert words.format(*least(frame, "auto"), *least(frame, "auto:alone=true")) in told
     values = [f"{one.value:.2f}" for one in (*told_of[0][::-1], *told_of[2][::-1])]
     words = "runs at {} of `ar-fast` without a draft and {} with it; full weights {} and {} ("
