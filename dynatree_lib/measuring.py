@@ -50,8 +50,9 @@ FEW_SIZES, FEW_WIDTHS = (1, 8, 32), (1, 8)
 """The same of a large model; what lies between is interpolated."""
 SECONDS = 2.0
 """Timing takes about so long, or as long as the fewest iterations of a large model take."""
-OFTEN = 8
-"""Larger trees, and wider levels, are timed in two turns alone, the largest in one: they take long, and seldom pay."""
+LARGEST = (math.inf, 16, 8)
+"""Most nodes of trees and levels that are timed in the first turn, in the second, and in each later one: larger ones
+take long, and seldom pay."""
 ROUNDS = (2, 12)
 """Fewest and most turns of every probe."""
 RUN = 4
@@ -423,11 +424,11 @@ def measured(
     for turn in range(ROUNDS[1]):
         last = None
         for number, (where, probe) in enumerate(turns):
-            if nodes[number] > (math.inf, 2 * OFTEN, OFTEN)[min(turn, 2)]:
+            if nodes[number] > LARGEST[min(turn, 2)]:
                 continue
             # The first iteration after another probe's finds the caches cold, and several do after another text's.
             # For many tokens that is next to nothing.
-            count = RUN if where is not last else 1 if nodes[number] > OFTEN else 2
+            count = RUN if where is not last else 1 if nodes[number] > LARGEST[-1] else 2
             seconds = where.seconds(probe, (count + 1) // 2 if large else count)[-1]
             if isinstance(probe, LevelsProbe):
                 besides.append(seconds - probe.taken[-1][0])
