@@ -59,6 +59,8 @@ RUN = 4
 """Iterations in a row of a text that always drafts, and of one that never does; the first one finds the caches cold."""
 PROMPT = 64
 """Tokens of the text before the first timed iteration."""
+FEWEST = 12
+"""Fewest iterations in which the host's share of guesses, and of drafting, is timed; of a large model one is."""
 DEEPEST = 8
 """Deepest level of a probe's tree."""
 ROOM = PROMPT + 2 * ROUNDS[1] * (len(WIDTHS) + 1) + DEEPEST + 6
@@ -127,36 +129,35 @@ class RowsProbe(NoDraft):
 
 @dataclass(frozen=True)
 class LevelsProbe(ModelDrafter):
-    """Drafts levels and proposes `PROPOSED` nodes: the first level reads node 0, each further level `width` nodes.
+    """Drafts levels and proposes `PROPOSED` nodes: the first reads node 0, each of the `LEVELS` others `width` nodes.
 
     The drafted nodes are thrown away, so that the target's part is the same for all levels and widths.
 
     Args:
         draft: the draft model.
-        levels: forwards of the draft.
         width: nodes of a level.
         vocab_size: V of the target, where the draft has more tokens.
         clock: seconds.
-        taken: seconds of all levels of an iteration, and of one of those after the first.
+        taken: seconds of a level after the first, for each iteration.
     """
 
     draft: LanguageModel
-    levels: int
     width: int
     vocab_size: int | None = None
     clock: Clock = time.perf_counter
-    taken: list[tuple[float, float]] = field(default_factory=list, compare=False)
+    taken: list[float] = field(default_factory=list, compare=False)
     name = "levels-probe"
 
     def grow(self, builder: TreeBuilder, max_depth: int) -> None:
         """Draft all levels whatever `max_depth` is, because next to nothing is accepted."""
-        frontier, breadth, times = np.array([0]), self.width, [self.clock()]
-        for _ in range(self.levels):
+        frontier, breadth, start = np.array([0]), self.width, 0.0
+        for level in range(1 + LEVELS):
             tokens, logprobs = builder.best(frontier, breadth)
             frontier = builder.add(np.repeat(frontier, tokens.shape[1]), tokens.ravel(), logprobs.ravel())
-            times.append(self.clock())
             breadth = 1
-        self.taken.append((times[-1] - times[0], (times[-1] - times[1]) / max(self.levels - 1, 1)))
+            if level == 0:
+                start = self.clock()
+        self.taken.append((self.clock() - start) / LEVELS)
         builder.keep(np.array([0]))
         known = min(self.draft.vocab_size, self.vocab_size or self.draft.vocab_size)
         unlikely = (known - 1 - np.arange(PROPOSED - 1)) % known
@@ -174,12 +175,12 @@ def levels_probes(
     target: LanguageModel, draft: LanguageModel, widths: Sequence[int], clock: Clock = time.perf_counter
 ) -> list[LevelsProbe]:
     """Return the probes of drafting: a first level, and `LEVELS` more of each width."""
-    return [LevelsProbe(draft, 1 + LEVELS, width, target.vocab_size, clock) for width in widths]
+    return [LevelsProbe(draft, width, target.vocab_size, clock) for width in widths]
 
 
 @dataclass(frozen=True)
 class GuessesProbe(Auto):
-    """Makes guesses and may lose nothing, so that node 0 alone is scored; notes what that takes on the host.
+    """Makes guesses and may lose nothing, so that node 0 alone is scored; notes what `propose` and `observe` take.
 
     `features` is as for `RowsProbe`.
     """
@@ -204,9 +205,9 @@ class GuessesProbe(Auto):
         self.taken[-1] += self.clock() - start
         return state
 
-    def seconds(self) -> float:
-        """Return what an iteration's guesses took; the first iteration reads the prompt."""
-        return float(np.median(self.taken[1:]))
+    def cost(self, step_seconds: float) -> float:
+        """Return what this took in an iteration, in greedy steps; the first iteration reads the prompt."""
+        return round(float(np.median(self.taken[1:])) / step_seconds, 4)
 
     @property
     def feature_layers(self) -> tuple[int, ...] | None:
@@ -215,7 +216,7 @@ class GuessesProbe(Auto):
 
 
 @dataclass(frozen=True)
-class DraftingProbe(Auto):
+class DraftingProbe(GuessesProbe):
     """Makes no guesses, drafts a level in each iteration, whether it pays or not, and has node 0 alone scored."""
 
     depth: int = 1
@@ -227,6 +228,12 @@ class DraftingProbe(Auto):
         state = super().start(prompt, random)
         state.trial.rest = sys.maxsize
         return state
+
+    @override
+    def cost(self, step_seconds: float) -> float:
+        """Return what drafting took besides its level."""
+        level = self.costs.reading(1) if isinstance(self.costs, Costs) else 0.0
+        return max(round(super().cost(step_seconds) - level, 4), 0.0)
 
     @override
     def _levels_pay(self, state: AutoState, chosen: Sequence[Chosen], rate: float, sampling: Sampling) -> bool:
@@ -315,7 +322,7 @@ def in_steps(times: np.ndarray, waited: np.ndarray) -> tuple[list[float], float]
 
 
 def assembled(
-    verify: Sequence[float], levels: Sequence[float] = (), drafting: float = 0.0, sizes: Sequence[int] = SIZES,
+    verify: Sequence[float], levels: Sequence[float] = (), sizes: Sequence[int] = SIZES,
     widths: Sequence[int] = WIDTHS, prompt: float = 0.0,
 ) -> Costs:  # fmt: skip
     """Return the costs that times of iterations add up to, in any unit.
@@ -323,7 +330,6 @@ def assembled(
     Args:
         verify: times of iterations that score `sizes` tokens.
         levels: times of drafted levels of `widths` nodes; () for no draft.
-        drafting: the time of an iteration that drafts and scores `PROPOSED` tokens, without its levels.
         sizes, widths: ascending, from 1; what lies between them is interpolated.
         prompt: the time in which the draft reads a token of a prompt.
     """
@@ -332,9 +338,7 @@ def assembled(
     if not len(levels):
         return Costs(_rising(curve))
     level_curve = np.interp([2**power for power in range(int(widths[-1]).bit_length())], widths, levels) / step
-    overhead = drafting / step - float(np.interp(PROPOSED, every, curve))
-    rest = (max(overhead, 0.0), prompt / step)
-    return Costs(_rising(curve), _rising(level_curve), *(round(each, 4) for each in rest))
+    return Costs(_rising(curve), _rising(level_curve), prompt=round(prompt / step, 4))
 
 
 def _rising(costs: np.ndarray) -> tuple[float, ...]:
@@ -418,7 +422,6 @@ def measured(
         drafted = begun_text(drafting[0])
         turns += [(drafted, probe) for probe in drafting]
     nodes = [*sizes, *widths]
-    besides: list[float] = []  # seconds of an iteration that drafts, without its levels
     times, waited = np.full((2, ROUNDS[1], len(turns)), np.nan)
     start = clock()
     for turn in range(ROUNDS[1]):
@@ -431,8 +434,7 @@ def measured(
             count = RUN if where is not last else 1 if nodes[number] > LARGEST[-1] else 2
             seconds = where.seconds(probe, (count + 1) // 2 if large else count)[-1]
             if isinstance(probe, LevelsProbe):
-                besides.append(seconds - probe.taken[-1][0])
-                seconds = probe.taken[-1][1]
+                seconds = probe.taken[-1]
             times[turn, number] = seconds
             waited[turn, number] = where.waited[-1]
             last = where
@@ -440,20 +442,17 @@ def measured(
             break
     costs, step = in_steps(times[: turn + 1], waited[: turn + 1])
     reading = 0.0 if draft is None else prompt_seconds(draft, clock)
-    others = float(np.median(besides)) / step if besides else 0.0
-    known = assembled(costs[: len(sizes)], costs[len(sizes) :], others, sizes, widths, reading / step)
+    known = assembled(costs[: len(sizes)], costs[len(sizes) :], sizes, widths, reading / step)
     # How many guesses are looked for depends on what nodes cost, so these come last.
     features = None if draft is None else draft.feature_layers
-    guessing = GuessesProbe(costs=known, max_nodes=sizes[-1], clock=clock, features=features)
-    begun_text(guessing).seconds(guessing, 2 * (turn + 1))
-    known = replace(known, guesses=round(guessing.seconds() / step, 4))
-    if draft is not None and not large:  # besides its levels, drafting takes time on the host, and leaves caches cold
-        pairs = [(begun_text(probe), probe) for probe in (DraftingProbe(draft, costs=known), turns[0][1])]
-        ratios = []
-        for _ in range(max(3, (turn + 1) // (RUN - 1))):  # in turns, as above
-            both, alone = (float(np.median(where.seconds(probe, RUN)[1:])) for where, probe in pairs)
-            ratios.append(both / alone - 1)
-        known = replace(known, overhead=round(max(float(np.median(ratios)) - known.reading(1), 0.0), 4))
+    shared: dict[str, Any] = {"costs": known, "max_nodes": sizes[-1], "clock": clock, "features": features}
+    host = {"guesses": GuessesProbe(**shared)}
+    if draft is not None:
+        host["overhead"] = DraftingProbe(draft, **shared)
+    for probe in host.values():
+        begun_text(probe).seconds(probe, 1 if large else max(2 * (turn + 1), FEWEST))
+    shares: dict[str, Any] = {name: probe.cost(step) for name, probe in host.items()}
+    known = replace(known, **shares)
     quiet = [each <= WAITED for text in texts for each in text.waited]
     return Measured(known, step, round(sum(quiet) / len(quiet), 2))
 

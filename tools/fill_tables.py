@@ -9,6 +9,7 @@ A table stands between a mark and `<!-- end of table -->`. The marks, paths bein
     <!-- table: FILE | METHOD; METHOD | COLUMN -->   some columns only; METHOD may be `all`
     <!-- tasks: FILE | METHOD; METHOD | BASELINE --> speeds over a baseline's by kind of task; FILE has its lines
     <!-- forwards: FILE -->                          times of forwards, of tools/smollm2_reference.sh
+    <!-- depths: FILE -->                           plain decoding by depth of the text, of tools.peers_by_depth
     <!-- gpu: FILE -->                               forwards by engine, of tools.gpu_speed
     <!-- papers: FOLDER -->                          where the papers' tables and figures are; FOLDER has the notebooks
     <!-- claims: FILE -->                            the papers' claims beside what was measured (`| brief`: some)
@@ -27,17 +28,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dynatree_suite.bench.grids import text
 from dynatree_suite.bench.methods import METHODS
 from dynatree_suite.bench.protocol import Results, read_results
 from dynatree_suite.bench.records import read_bytes
-from dynatree_suite.bench.statistics import ratio
+from dynatree_suite.bench.statistics import Estimate, estimate, ratio
 from dynatree_suite.bench.tables import Method, bound_sentence, brief, disturbed_sentence, method_table, sampling_text
 from dynatree_suite.papers.published import shown_where
 from dynatree_suite.runs.report import measured
 from tools.keep_evidence import EVIDENCE
+from tools.peers_by_depth import OURS, better
 
 REFERENCE = EVIDENCE.parent
 CLAIMS = Path(__file__).resolve().parents[1] / "docs" / "claims.json"
@@ -135,6 +138,31 @@ def quote_forwards(body: Mapping[str, Any], name: str) -> str:
         f"Milliseconds (median) by the number of tokens scored, after {body['prefix']} tokens; {where['cpu']}, "
         f"{where['threads']} threads.",
         f"Reading weights and cache once takes {', '.join(bounds)} at the bandwidth measured in that run.",
+        _record(name),
+    ]
+    return "\n".join([*lines, "", ""])
+
+
+def over_llama_cpp(body: Mapping[str, Any], depth: int) -> Estimate:
+    """Return the speed of `ar-fast` over that of llama.cpp's better setting at a depth; turns are drawn anew."""
+    (ours,) = (row for row in body["rows"] if (row["method"], row["depth"]) == (OURS, depth))
+    speeds = np.array([ours["speeds"], better(body["rows"], depth)["speeds"]]).T
+    return estimate(speeds, lambda drawn: np.divide(*np.moveaxis(np.median(drawn, -2), -1, 0)))
+
+
+def quote_depths(body: Mapping[str, Any], name: str) -> str:
+    """Return Markdown: tokens/s of plain decoding by depth of the text; arguments as for `quote`."""
+    table = pd.DataFrame(
+        [{"method": f"`{row['method']}`" if row["method"] == OURS else row["method"], "depth": row["depth"],
+          "speed": f"{np.median(row['speeds']):.0f}"} for row in body["rows"]]
+    ).pivot(index="method", columns="depth", values="speed")  # fmt: skip
+    depths = [int(depth) for depth in table]
+    table.loc["over the better setting"] = [str(over_llama_cpp(body, depth)) for depth in depths]
+    where, turns = body["environment"], len(body["rows"][0]["speeds"])
+    lines = [
+        *_markdown(table.rename(columns=str).reset_index()),
+        f"Tokens/s of {body['tokens']} tokens after a text of so many, the weights' own 4 bits, medians of {turns} "
+        f"turns; {where['cpu']}, {where['threads']} threads. Brackets: 95 % bootstrap interval over turns.",
         _record(name),
     ]
     return "\n".join([*lines, "", ""])
@@ -407,7 +435,7 @@ def _record(name: str) -> str:
 
 
 PATTERN = re.compile(
-    r"<!-- (table|tasks|forwards|gpu|papers|claims|architectures): ([^|\n]*?)(?: \| (.*?))? -->\n"
+    r"<!-- (table|tasks|forwards|depths|gpu|papers|claims|architectures): ([^|\n]*?)(?: \| (.*?))? -->\n"
     r".*?<!-- end of table -->",
     flags=re.S,
 )
@@ -431,7 +459,7 @@ def filled(page: str, folder: Path) -> str:
             text = quote_tasks(read_results(folder / name), name, first, *second)
         else:
             body, only = json.loads((folder / name).read_text(encoding="utf-8")), () if first == ["all"] else first
-            plain = {"forwards": quote_forwards, "gpu": quote_gpu}.get(kind)
+            plain = {"forwards": quote_forwards, "depths": quote_depths, "gpu": quote_gpu}.get(kind)
             text = plain(body, name) if plain else quote(body, name, only, second or DOCS)
         return f"<!-- {kind}: {name}{f' | {rest}' if rest else ''} -->\n{text}<!-- end of table -->"
 

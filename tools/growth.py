@@ -16,12 +16,12 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from dynatree_lib.measuring import DEEPEST, LEVELS, LevelsProbe
+from dynatree_lib.measuring import DEEPEST, LevelsProbe
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
-from dynatree_suite.bench.clock import synchronize
 from dynatree_suite.bench.environment import describe_environment, describe_model, public_pair_name
 from dynatree_suite.bench.records import check_writable
 from dynatree_suite.bench.runner import quiet
@@ -61,8 +61,7 @@ def level_costs(
 ) -> list[Row]:
     """Time a level of drafting: the most probable next token of `widths` nodes, beside the draft's forward.
 
-    A level's time is the difference between iterations with `LEVELS` levels more and without, over `LEVELS`. Arguments
-    are those of `iteration_costs`.
+    Arguments are those of `iteration_costs`.
 
     Returns:
         rows with `prefix`, `width`, and `level`, `forward` and `overhead` as in `iteration_costs`.
@@ -74,27 +73,22 @@ def level_costs(
         check_timed(model, prefixes, widths, turns)
     target, draft, work = pair.target, remembering(pair.draft), {}
     for prefix, width in product(prefixes, widths):
-        probes = (LevelsProbe(draft, levels, width) for levels in (1 + LEVELS, 1))
-        deep, shallow = (begun(target, probe, prefix, turns, clock) for probe in probes)
-        work[prefix, width] = partial(_level, target, deep, shallow, siblings(width, draft.vocab_size), clock)
+        probe = LevelsProbe(draft, width, clock=clock)
+        timing = begun(target, probe, prefix, turns, clock)
+        work[prefix, width] = partial(_level, target, timing, probe, siblings(width, draft.vocab_size), clock)
     return measured(work, ("prefix", "width", "level"), turns, target.device, progress)
 
 
-def _level(target: HFModel, deep: Timing, shallow: Timing, nodes: Nodes, clock: Clock) -> Sample:
-    """Time one more block with the levels and one without, and the forward of a level before and after the first."""
-    assert deep.state is not None
-    session = deep.state.drafter_state.session
+def _level(target: HFModel, timing: Timing, probe: LevelsProbe, nodes: Nodes, clock: Clock) -> Sample:
+    """Time the levels of one more block, and the forward of a level before and after it."""
+    assert timing.state is not None
+    session = timing.state.drafter_state.session
     before = forward_alone(session, nodes, clock)
-    with_levels = _block(target, deep, clock)
-    alone = (before + forward_alone(session, nodes, clock)) / 2
-    level = (with_levels - _block(target, shallow, clock)) / LEVELS
-    return 1000 * level, 1000 * alone, 1000 * (level - alone)
-
-
-def _block(target: HFModel, timing: Timing, clock: Clock) -> float:
+    probe.taken.clear()
     timing.go_on(target, clock)
-    synchronize(target.device)
-    return float(timing.blocks[-1]["seconds"].median())
+    level = float(np.median(probe.taken))
+    alone = (before + forward_alone(session, nodes, clock)) / 2
+    return 1000 * level, 1000 * alone, 1000 * (level - alone)
 
 
 def growth_record(pair: Pair, turns: int = TURNS, progress: Callable[[str], None] = quiet) -> Row:

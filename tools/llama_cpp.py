@@ -1,8 +1,5 @@
-"""Measure llama.cpp as a method of the benchmark: its example programs, on the same weights, prompts and threads.
-
-python3 -m tools.llama_cpp bench --methods ar-fast,llama-cpp,llama-cpp:tool=lookup ...
-
-This is the command line of `dynatree`, with one method more.
+"""Measure llama.cpp as a method of the benchmark (`python3 -m tools.peers`): its example programs, on the same weights,
+prompts and threads.
 
 `tools/llama_cpp_peer.sh` builds the programs and writes the models. Each text is a process of its own, whose start and
 loading do not count: its own clock is read, from its report. A text comes back as characters, so that its tokens are
@@ -15,7 +12,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +22,8 @@ import torch
 
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.stopping import Stopping
-from dynatree_suite.bench.methods import METHODS, Method, baseline
+from dynatree_suite.bench.methods import Method, baseline
 from dynatree_suite.bench.runner import Completed, Instrument, OnTokens, Runner
-from dynatree_suite.cli.main import main
 
 FOLDER = "DYNATREE_LLAMA_CPP"
 """Environment variable: the folder with llama.cpp's programs in `bin/`, and target and draft as GGUF files."""
@@ -228,8 +223,3 @@ class _Outside(Method):
 
 NAME = "llama-cpp"
 METHOD = _Outside(**vars(baseline(LlamaCpp, traced=False, common=True)))
-
-
-if __name__ == "__main__":
-    METHODS[NAME] = METHOD
-    sys.exit(main())

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds llama.cpp's example programs from the sources that llama-cpp-python vendors, and writes SmolLM2 and its draft as GGUF files, so
-# that `python3 -m tools.llama_cpp bench` can measure them as the method llama-cpp. Needs cmake, ninja and a C++ compiler; about ten minutes on two cores.
+# that `python3 -m tools.peers bench` can measure them as the method llama-cpp. Needs cmake, ninja and a C++ compiler; about ten minutes on two cores.
 #
 #   tools/llama_cpp_peer.sh [FOLDER]      then: export DYNATREE_LLAMA_CPP=FOLDER
 set -euo pipefail

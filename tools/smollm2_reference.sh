@@ -13,6 +13,8 @@
 #   default-quantised, -bytes, -bfloat16, -float32, -quantised-1, -float32-1  the default drafter, with the pair's draft and without one,
 #                                and others; bytes: 4 bits with inputs rounded to 8 bits
 #   float32-peers, bfloat16-peers  llama.cpp and the fastest methods
+#   float32-openvino, bfloat16-openvino, quantised-openvino  OpenVINO GenAI, the default and plain decoding
+#   depths                       plain decoding by the depth of the text, and llama-bench's
 #   float32-all, bfloat16-all    the tuned methods, transformers' and llama.cpp's in one run
 #   untrained, untrained-carried drafters without training, alone and in unions, in float32; carried: with what earlier prompts taught
 #   llama-bench                  llama.cpp's plain decoding as its own tool measures it
@@ -20,14 +22,14 @@
 #   precision                    greedy texts that rounding changes
 #   audit                        tests whether sampled tokens follow the target
 # What a run calls tuned was tuned before it, on bundled prompts. DYNATREE_DATA names the folder with spec_bench/, DYNATREE_LLAMA_CPP the one
-# that tools/llama_cpp_peer.sh made; quantised, the peers and llama-bench need it.
+# that tools/llama_cpp_peer.sh made; quantised, the peers, depths and llama-bench need it. DYNATREE_OPENVINO names the one of tools/openvino_peer.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-outputs/reference/smollm2}
 shift || true
 runs=${*:-forwards float32 bfloat16 quantised float32-0.5 float32-1 quantised-1 float32-peers bfloat16-peers untrained untrained-carried llama-bench judged precision audit}
 mkdir -p "$out"
-dynatree() { python3 -m tools.llama_cpp "$@" | sed "/^Saved in /d"; } # no record names where it was saved
+dynatree() { python3 -m tools.peers "$@" | sed "/^Saved in /d"; } # no record names where it was saved
 
 forwards() {
   python3 - "$out/forwards.json" <<'PYTHON'
@@ -83,6 +85,12 @@ texts() {
     *-all)
       methods=$methods,hf-assisted,$programs kinds=chain,cost-aware-tree,lookup-tree
       ;;
+    *-openvino)
+      local weights=fp32 each
+      case $dtype$engine in bfloat16*) weights=bf16 ;; *quantised) weights="int8 int4" engine=auto ;; esac
+      kinds= methods=ar-fast,auto,auto:alone=true
+      for each in $weights; do methods=$methods,openvino:weights=$each,openvino:weights=$each,lookup=true; done
+      ;;
     *-peers)
       methods=$methods,prompt-lookup,$programs kinds=lookup-tree,ptd
       ;;
@@ -97,12 +105,13 @@ texts() {
       ;;
     *) methods=$methods,hf-assisted,chain:length=4,fixed-tree,adaptive-tree,ptd kinds=chain,cost-aware-tree,lookup-tree ;;
   esac
-  local tuned=$out/tuned-$run.json lines=$out/$run.jsonl
+  local tuned=$out/tuned-$run.json lines=$out/$run.jsonl chosen=()
   [ ! -f "$lines.gz" ] || return 0
-  [ -f "$tuned" ] || dynatree tune --pair smollm2 --dtype "$dtype" --engine $engine --temperature "$temperature" --methods "$kinds" \
+  [ -z "$kinds" ] || chosen=(--tuned "$tuned")
+  [ -z "$kinds" ] || [ -f "$tuned" ] || dynatree tune --pair smollm2 --dtype "$dtype" --engine $engine --temperature "$temperature" --methods "$kinds" \
     --max-new-tokens 64 --out "$tuned" | tee "$out/tuned-$run.txt"
   dynatree bench --pair smollm2 --dtype "$dtype" --engine $engine --workload spec-bench/categories --limit 39 --max-new-tokens 128 --stop-at-eos \
-    --temperature "$temperature" --methods "$methods" --tuned "$tuned" --trace --json "$out/$run.json" --records "$lines" \
+    --temperature "$temperature" --methods "$methods" "${chosen[@]}" --trace --json "$out/$run.json" --records "$lines" \
     $([ -f "$lines" ] && echo --resume) | tee "$out/$run.txt"
   python3 -m tools.pack_records "$lines"
 }
@@ -114,6 +123,7 @@ for run in $runs; do
       dynatree precision --pair smollm2 --dtypes float32,bfloat16 --rows 2,8,32 --limit 9 --max-new-tokens 64 \
         --methods chain:length=4,fixed-tree,lookup-tree --json "$out/precision.json" | tee "$out/precision.txt"
       ;;
+    depths) python3 -m tools.peers_by_depth "$out/depths.json" ;;
     llama-bench)
       folder=${DYNATREE_LLAMA_CPP:?names the folder that tools/llama_cpp_peer.sh made}
       for weights in f32 bf16 q4_1; do

@@ -13,17 +13,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dynatree_suite.bench.methods import METHODS
 from dynatree_suite.bench.protocol import read_results
 from dynatree_suite.cli.bench import report
 from dynatree_suite.files import write_atomically
 
-from . import llama_cpp
+from . import peers
 
 
 def main(paths: Sequence[str]) -> None:
     """Write the summaries of each file of records."""
-    METHODS[llama_cpp.NAME] = llama_cpp.METHOD
+    peers.known()
     for path in map(Path, paths):
         results, stem = read_results(path), path.name.removesuffix(".gz").removesuffix(".jsonl")
         for name, body in (

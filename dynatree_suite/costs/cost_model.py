@@ -18,10 +18,10 @@ from typing import Any, Literal
 import numpy as np
 
 from dynatree_lib.costs import CostCurve, Costs
-from dynatree_lib.drafters import Chain, NoDraft
+from dynatree_lib.drafters import NoDraft
 from dynatree_lib.drafters.base import ModelDrafter
 from dynatree_lib.engines.static import StaticModel
-from dynatree_lib.measuring import DEEPEST, LEVELS, WIDTHS, LevelsProbe, assembled, levels_probes, rows_probes
+from dynatree_lib.measuring import DEEPEST, WIDTHS, DraftingProbe, assembled, levels_probes, rows_probes
 from dynatree_lib.models.base import LanguageModel
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
@@ -175,8 +175,8 @@ class MeasuredCosts:
         draft_points: drafting a level by reading 1, 2, 4, ... nodes.
         overhead: what drafting adds to an iteration, however many levels are drafted.
         reading: reading one token of the prompt, by the target and by the draft.
-        factors: name of a method -> cost of its iterations over that of a chain with as many nodes and levels: the work
-            of its drafting on the host.
+        factors: name of a method -> cost of its iterations over what their nodes and levels predict: the work of its
+            drafting on the host.
         measured: environment, setup, and the quartiles of each probe.
     """
 
@@ -357,20 +357,19 @@ def _measure(
     sizes = [2**power for power in range(max_rows.bit_length())]
     widths = [width for width in WIDTHS if width <= max_rows]
     verifying = [Timing(probe, BLOCK + 2) for probe in rows_probes(target, sizes)]
-    probes = [LevelsProbe(draft, 1, 1, target.vocab_size), *levels_probes(target, draft, widths)]
+    probes = levels_probes(target, draft, widths, clock)
     drafting = [Timing(probe, BLOCK + 2) for probe in probes]
     time_blocks(target, [*verifying, *drafting], prompts, _turns(iterations, len(prompts)), progress, clock)
-    times = [[quiet_mean(one.iterations["seconds"]) for one in timings] for timings in (verifying, drafting)]
-    step = times[0][0]
+    verify = [quiet_mean(one.iterations["seconds"]) for one in verifying]
+    step, levels = verify[0], [quiet_mean(probe.taken) for probe in probes]
     reading = _reading(verifying, drafting, [len(prompt.ids) for prompt in prompts], step)
-    first, *deep = times[1]
-    levels = [(each - first) / LEVELS for each in deep]
-    found = assembled(times[0], levels, first - levels[0], sizes, widths)
-    costs = MeasuredCosts(step, found.verify, found.draft, found.overhead, reading)
-    kinds: list[Any] = [kind for kind in ALL_DRAFTERS if kind is not NoDraft]
+    known = assembled(verify, levels, sizes, widths)
+    kinds: list[Any] = [*ALL_DRAFTERS]
     count, tokens = _stretches(iterations)
     real = [Timing(kind(draft) if issubclass(kind, ModelDrafter) else kind(), tokens) for kind in kinds]
-    time_blocks(target, real, prompts, count, progress, clock)
+    host = DraftingProbe(draft, costs=known, features=draft.feature_layers, clock=clock)
+    time_blocks(target, [*real, Timing(host, tokens)], prompts, count, progress, clock)
+    costs = MeasuredCosts(step, known.verify, known.draft, host.cost(step), reading)
     real = [timing for timing in real if len(timing.iterations)]  # few tokens may be all guessed at once
     told = []
     for timing in (*verifying, *drafting, *real):
@@ -398,13 +397,14 @@ def quiet_mean(times: Sequence[float] | np.ndarray) -> float:
 
 
 def _factors(timings: Sequence[Timing], costs: MeasuredCosts) -> dict[str, float]:
-    """Return the time of each drafter's iterations over what nodes and levels predict, relative to a chain's."""
+    """Return the time of each drafter's iterations over what nodes and levels predict, relative to `ar`'s."""
     ratios = {}
     for timing in timings:
         iterations = timing.iterations
         counts = (Counts(0, 1, (one.nodes,), one.levels, one.read) for one in iterations.itertuples())
         ratios[timing.drafter.name] = quiet_mean(iterations["seconds"] / [costs.steps(one) for one in counts])
-    return {name: round(ratio / ratios[Chain.name], 4) for name, ratio in ratios.items()}
+    plain = ratios.pop(NoDraft.name)
+    return {name: round(ratio / plain, 4) for name, ratio in ratios.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------- forecasts

@@ -201,8 +201,8 @@ def test_its_memory_is_that_of_the_models_a_program_uses(tool, draft):
 
 
 def test_the_tool_is_the_command_line_with_a_method_more(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["llama_cpp", "bench", "--methods", "help"])
+    monkeypatch.setattr(sys, "argv", ["peers", "bench", "--methods", "help"])
     with pytest.raises(SystemExit) as end, pytest.warns(RuntimeWarning, match="found in sys.modules"):
-        runpy.run_module("tools.llama_cpp", run_name="__main__", alter_sys=True)
+        runpy.run_module("tools.peers", run_name="__main__", alter_sys=True)
     assert end.value.code == 0
     assert re.search("^llama-cpp +tool=plain, drafted=4", capsys.readouterr().out, re.M)
