@@ -1555,6 +1555,26 @@ def invert(logits, node, sharpness, coin):
 
 
 @fast
+def softmax_of(logits, node, sharpness, out):
+    """Write the (V,) softmax of a row of logits times `sharpness`; return whether all of them are finite."""
+    values, size, sharpness = logits[node], logits.shape[1], np.float32(sharpness)
+    top = largest(values, 0, size)
+    total, checked = 0.0, np.float32(0)
+    for first in range(0, size, BLOCK):  # blocks, so that a sum of many small numbers loses nothing
+        part = np.float32(0)
+        for place in range(first, min(first + BLOCK, size)):
+            share = exponential(sharpness * (values[place] - top))
+            out[place] = share
+            part += share
+            checked += values[place] * np.float32(0)
+        total += part
+    scale = np.float32(1 / total)
+    for place in range(size):
+        out[place] *= scale
+    return checked == 0
+
+
+@fast
 def work(job, thread, threads, kind):
     """Take part in a forward, block by block, until all of it is done. `kind` as for `numbers`.
 

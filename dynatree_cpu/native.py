@@ -156,6 +156,13 @@ def invert(logits: torch.Tensor, node: int, sharpness: float, coin: float) -> in
     return int(kernels.invert(logits.float().numpy(), node, sharpness, coin))
 
 
+def softmax(logits: torch.Tensor, node: int, sharpness: float) -> torch.Tensor | None:
+    """Do what `sampling.Softmax` describes, for logits as `invert` takes them."""
+    out = np.empty(logits.shape[1], np.float32)
+    finite = kernels.softmax_of(logits.float().numpy(), node, sharpness, out)
+    return torch.from_numpy(out) if finite else None
+
+
 def matrices(layer: Any) -> Iterator[torch.Tensor]:
     """Yield a layer's matrices as a forward reads them: q, k and v joined, output, gate and up in turn, down."""
     attention, part = layer.self_attn, layer.mlp
@@ -187,7 +194,7 @@ class CompiledLlama:
     """Which groups of inputs of quantised weights have 8 bits more: all, or those of outliers (`kernels.APART`)."""
     fewest: ClassVar[int] = 2
     """How many times 8 bits the others have (`kernels.FEWEST`)."""
-    most_probable, invert = staticmethod(most_probable), staticmethod(invert)
+    most_probable, invert, softmax = staticmethod(most_probable), staticmethod(invert), staticmethod(softmax)
 
     @torch.no_grad()
     def __init__(self, model: Any, kind: np.dtype | None = None) -> None:

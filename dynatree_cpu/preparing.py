@@ -113,6 +113,7 @@ def signatures(kind: np.dtype) -> dict[str, tuple[Any, ...]]:
         "lay": (whole[::1], whole[::1], whole, whole, whole[::1], numba.uint8[::1]),
         "rank": (single[:, ::1], double, whole[:, ::1], double[:, ::1], double[:, ::1]),
         "invert": (single[:, ::1], whole, double, double),
+        "softmax_of": (single[:, ::1], whole, double, single[::1]),
         "give": (given[:, ::1], given[:, ::1], whole[::1], whole, single[:, ::1]),
         "keep_states": (single[:, ::1], given[:, ::1], whole),
         "fuse": (

@@ -24,7 +24,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from . import decoding
 from .checks import as_tuple, described, of_kind
-from .drafters import Auto, ModelDrafter, SampledTree
+from .drafters import Auto, ModelDrafter
 from .drafters.base import Drafter
 from .models.architecture import check_loaded, check_tokenizer
 from .models.base import LanguageModel
@@ -101,7 +101,7 @@ def generate(
         draft_model: a transformers model with the target's tokenizer, or an `HFModel`. (transformers keeps
             `assistant_model` for itself.)
         drafter: a drafter, or a class of drafters whose draft is `draft_model`. By default `Auto`, with the draft model
-            where there is one, and with one above temperature 0 a drawn chain (`SampledTree` with branching 1).
+            where there is one.
         verifier: the verification rule; by default that of `dt.generate`, and `TokenLevel` in place of `Traversal`
             where a processor, a criterion or `prefix_allowed_tokens_fn` is not transformers' own: it may count its
             calls, or expect no text that is given up again.
@@ -129,7 +129,7 @@ def generate(
     _check_rows(prompts, logits_processor, stopping_criteria, generation_config, streamer)
     processors, warpers, sampling = _split(logits_processor, bool(generation_config.do_sample))
     target = wrapped(model, engine)
-    made = _drafter(drafter, draft_model, engine, sampling)
+    made = _drafter(drafter, draft_model, engine)
     if verifier is None:
         verifier = default_verifier(sampling.greedy, made.drawing)
         own = any(map(_asks_user, [*processors, *stopping_criteria]))
@@ -563,7 +563,7 @@ def _values(model: PreTrainedModel) -> torch.Tensor:
     return torch.cat([each[:: -(-len(each) // COMPARED) or 1] for each in flat]).view(torch.uint8)
 
 
-def _drafter(drafter: DrafterOrClass | None, draft_model: Draft | None, engine: str, sampling: Sampling) -> Drafter:
+def _drafter(drafter: DrafterOrClass | None, draft_model: Draft | None, engine: str) -> Drafter:
     draft = draft_model
     if draft is not None and not isinstance(draft, LanguageModel):
         way_out = (
@@ -573,9 +573,7 @@ def _drafter(drafter: DrafterOrClass | None, draft_model: Draft | None, engine: 
         of_kind("draft_model", draft, torch.nn.Module, way_out)
         draft = wrapped(draft, engine)
     if drafter is None:
-        if draft is None:
-            return Auto()
-        return Auto(draft) if sampling.greedy else SampledTree(draft, branching=1)
+        return Auto(draft)
     if isinstance(drafter, Drafter):
         if draft is not None:
             raise ValueError(

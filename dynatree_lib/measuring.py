@@ -36,11 +36,11 @@ from .drafters.search import Chosen
 from .models.base import LanguageModel
 from .models.huggingface import HFModel
 from .paths import cache_folder
-from .sampling import GREEDY, RandomSource, Sampling, Scores
+from .sampling import GREEDY, DraftDistributions, RandomSource, Sampling, Scores
 from .stopping import Stopping
 from .tree import ROOT, TokenTree
 from .verifiers import default_verifier
-from .verifiers.base import Verdict
+from .verifiers.base import Verdict, Verifier
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 """Tokens of the iterations that are timed."""
@@ -240,12 +240,37 @@ class DraftingProbe(GuessesProbe):
         return True
 
     @override
-    def _size(self, gains: Sequence[float], rate: float, state: AutoState) -> int:
+    def _size(self, gains: Sequence[float], rate: float, state: AutoState, sampling: Sampling) -> int:
         return 1
 
 
 class CannotMeasure(ValueError):
     """A model of which too few iterations, or iterations of too few shapes, can be timed."""
+
+
+class TimedRule(Verifier):
+    """A verification rule that notes the seconds which it takes.
+
+    Attributes:
+        taken: seconds of each iteration.
+    """
+
+    def __init__(self, rule: Verifier, clock: Clock) -> None:
+        self.rule, self.clock, self.taken = rule, clock, list[float]()
+
+    @property
+    def seconds(self) -> float:
+        """What an iteration takes; the first reads the prompt."""
+        return float(np.median(self.taken[1:]))
+
+    @override
+    def verify(
+        self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
+    ) -> Verdict:
+        start = self.clock()
+        verdict = self.rule.verify(tree, scores, distributions, random)
+        self.taken.append(self.clock() - start)
+        return verdict
 
 
 class ProbedText:
@@ -260,6 +285,7 @@ class ProbedText:
         waits: as `waits`.
 
     Attributes:
+        rule: of verification, which notes what it takes.
         waited: of every call of `seconds`, the part of its time in which a thread waited for a processor.
     """
 
@@ -268,8 +294,8 @@ class ProbedText:
         waits: Waits,
     ) -> None:  # fmt: skip
         state = begun(target, drafter, [*prompt], 0, None, drafter)
-        verifier = default_verifier(sampling.greedy, drafter.drawing)
-        self.loop, self.clock, self.waits = Loop(state, verifier, sampling, Stopping(target.context, ())), clock, waits
+        self.rule = TimedRule(default_verifier(sampling.greedy, drafter.drawing), clock)
+        self.loop, self.clock, self.waits = Loop(state, self.rule, sampling, Stopping(target.context, ())), clock, waits
         self.waited: list[float] = []
 
     def seconds(self, drafter: Drafter, count: int) -> list[float]:
@@ -449,10 +475,12 @@ def measured(
     host = {"guesses": GuessesProbe(**shared)}
     if draft is not None:
         host["overhead"] = DraftingProbe(draft, **shared)
-    for probe in host.values():
+    for name, probe in host.items():
         begun_text(probe).seconds(probe, 1 if large else max(2 * (turn + 1), FEWEST))
-    shares: dict[str, Any] = {name: probe.cost(step) for name, probe in host.items()}
-    known = replace(known, **shares)
+        # A drawn token takes longer to verify than a token that is not drafted.
+        verifying = texts[-1].rule.seconds - text.rule.seconds if sampling.temperature and name == "overhead" else 0.0
+        share: dict[str, Any] = {name: probe.cost(step) + round(max(verifying, 0.0) / step, 4)}
+        known = replace(known, **share)
     quiet = [each <= WAITED for text in texts for each in text.waited]
     return Measured(known, step, round(sum(quiet) / len(quiet), 2))
 

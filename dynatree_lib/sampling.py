@@ -69,6 +69,8 @@ class Sampling:
 
 GREEDY = Sampling()
 """Greedy decoding."""
+PLAIN = Sampling(1.0)
+"""The model's own distribution."""
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -126,6 +128,10 @@ MostProbable = Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray]]
 Invert = Callable[[torch.Tensor, int, float, float], int]
 """(n, V) float logits on the CPU, a node, one over the temperature, a coin in [0, 1) -> the first token up to which the
 node's cumulated probabilities exceed the coin; -1 where its logits are not finite."""
+
+Softmax = Callable[[torch.Tensor, int, float], torch.Tensor | None]
+"""(n, V) float logits on the CPU, a node, one over the temperature -> the node's (V,) float32 distribution; None where
+its logits are not finite."""
 
 
 def _nucleus(distribution: torch.Tensor, mass: float) -> torch.Tensor:
@@ -206,6 +212,8 @@ def _ties_by_id(tokens: np.ndarray, logprobs: np.ndarray, breadth: int, logits: 
     return tokens
 
 
+BLOCK = 256
+"""Weights whose sum is looked at first where a token is drawn."""
 COINS = 64
 """Uniform numbers that a `RandomSource` gets at a time."""
 NOTHING = "draw() was given no positive weight, or one that is not finite, so there is nothing to draw."
@@ -243,7 +251,7 @@ class RandomSource:
         same text for the same seed, however many tokens it decides at a time.
 
         Raises:
-            ValueError: if no weight is positive, or one is not finite.
+            ValueError: if no weight is positive, or one is negative or not finite.
         """
         return self.draw_distinct(weights, 1)[0]
 
@@ -253,8 +261,7 @@ class RandomSource:
         index = invert(coin)
         if index >= 0:
             return index
-        found = weights().cpu().numpy().astype(np.float64)
-        return _reached(found, found.cumsum(), coin)
+        return _inverted(weights().cpu().numpy(), lambda: coin)
 
     def _coin(self) -> float:
         """Return a uniform number in [0, 1)."""
@@ -282,9 +289,12 @@ class RandomSource:
         Raises:
             ValueError: if no weight is positive, or one is negative or not finite.
         """
-        left, drawn = weights.detach().cpu().numpy().astype(np.float64), list[int]()  # a copy
-        if left.size and left.min() < 0:
-            raise ValueError(f"draw() was given the weight {left.min():.6g}; give weights of at least 0.")
+        given, drawn = weights.detach().cpu().numpy(), list[int]()
+        if given.size and given.min() < 0:
+            raise ValueError(f"draw() was given the weight {given.min():.6g}; give weights of at least 0.")
+        if count == 1:
+            return [_inverted(given, self._coin)]
+        left = given.astype(np.float64)  # a copy
         for _ in range(count):
             reached = left.cumsum()
             total = float(reached[-1])
@@ -295,6 +305,31 @@ class RandomSource:
         if count and not drawn:
             raise ValueError(NOTHING)
         return drawn
+
+
+def _inverted(weights: np.ndarray, coin: Callable[[], float]) -> int:
+    """Return the index at which (V,) weights, cumulated, exceed a coin's share of their sum.
+
+    Sums of blocks come first, because few of the cumulated weights are needed.
+
+    Raises:
+        ValueError: if no weight is positive, or the sum is not finite; no coin is used then.
+    """
+    whole = len(weights) // BLOCK * BLOCK
+    sums = weights[:whole].reshape(-1, BLOCK).sum(1, dtype=np.float64)
+    blocks = np.append(sums, weights[whole:].sum(dtype=np.float64)).cumsum()
+    if not 0 < blocks[-1] < math.inf:
+        raise ValueError(NOTHING)
+    share = coin()
+    wanted = share * float(blocks[-1])
+    block = int(blocks.searchsorted(wanted, side="right"))
+    first, before = block * BLOCK, float(blocks[block - 1]) if block else 0.0
+    reached = weights[first : first + BLOCK].astype(np.float64).cumsum()
+    index = int(reached.searchsorted(wanted - before, side="right"))
+    if index < len(reached) and weights[first + index] > 0:
+        return first + index
+    left = weights.astype(np.float64)  # at the edge of a block, or of all
+    return _reached(left, left.cumsum(), share)
 
 
 def _reached(weights: np.ndarray, cumulated: np.ndarray, coin: float) -> int:
@@ -327,6 +362,7 @@ class Scores:
         tokens: (K,) ids of the tokens that the logits are of, ascending; None for all.
         most_probable: finds tokens in these logits.
         invert: draws a token from a row of them, without its distribution; None where nothing does.
+        softmax: computes the distribution of a row; None where torch does.
     """
 
     logits: torch.Tensor
@@ -336,6 +372,7 @@ class Scores:
     tokens: np.ndarray | None = None
     most_probable: MostProbable = field(default_factory=lambda: most_probable)  # as a default it would be a method
     invert: Invert | None = None
+    softmax: Softmax | None = None
     _distributions: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
     _ranked: tuple[np.ndarray, np.ndarray] | None = field(default=None, init=False)
 
@@ -395,13 +432,25 @@ class Scores:
             ValueError: if the logits of the node are NaN or all -inf; the message names the node and the model.
         """
         if node not in self._distributions:
-            row = self.row(node)
-            try:
-                found = probabilities(row, self.sampling)
-            except ValueError as error:
-                raise ValueError(bad_logits(self.owner, node)) from error
+            found = self.own(node)
             self._distributions[node] = found if self.tokens is None else spread(found, self.tokens)
         return self._distributions[node]
+
+    def own(self, node: int) -> torch.Tensor:
+        """Return the distribution of the next token after `node`, on the CPU: (V,), or (K,) of `tokens` alone.
+
+        Raises:
+            ValueError: as for `distribution`.
+        """
+        if self.softmax is not None and _softmax_alone(self.sampling):
+            found = self.softmax(self.logits, node, 1 / self.sampling.temperature)
+            if found is not None:
+                return found
+        row = self.row(node)
+        try:
+            return probabilities(row, self.sampling)
+        except ValueError as error:
+            raise ValueError(bad_logits(self.owner, node)) from error
 
     def row(self, node: int) -> torch.Tensor:
         """Return the logits after `node`, (V,) or (K,), on the CPU."""
@@ -414,17 +463,26 @@ class Scores:
 
     def prob(self, node: int, token: int) -> float:
         """Return the probability of `token` after `node`."""
+        if self._ranked is not None and self.sampling == PLAIN and self.tokens is None:
+            place, logprob = self._ranked[0].item(node, 0), self._ranked[1].item(node, 0)
+            if math.isfinite(logprob):
+                return math.exp(logprob + self.logits[node, token].item() - self.logits[node, place].item())
         return float(self.distribution(node)[token])
 
     def next_token(self, node: int, random: RandomSource) -> int:
         """Return a token after `node`: the argmax at temperature 0, else one that is drawn."""
         if self.sampling.greedy:
             return int(self.argmax[node])
-        invert = self.invert
-        if invert is None or self.tokens is not None or not _softmax_alone(self.sampling):
-            return random.draw(self.distribution(node))
+        place = self.next_place(node, random)
+        return place if self.tokens is None else int(self.tokens[place])
+
+    def next_place(self, node: int, random: RandomSource) -> int:
+        """Draw a token after `node`; return its place among the logits."""
+        weights, invert = self.own if self.tokens is not None else self.distribution, self.invert
+        if invert is None or not _softmax_alone(self.sampling):
+            return random.draw(weights(node))
         logits, sharpness = self.logits, 1 / self.sampling.temperature
-        return random.draw_lazily(lambda: self.distribution(node), lambda coin: invert(logits, node, sharpness, coin))
+        return random.draw_lazily(lambda: weights(node), lambda coin: invert(logits, node, sharpness, coin))
 
 
 def bad_logits(owner: str, node: int) -> str:
@@ -458,7 +516,7 @@ class DraftDistributions:
 
     def prob(self, node: int, token: int) -> float:
         """Return the probability of `token` as the first child of `node`; ValueError as for `distribution`."""
-        distribution, tokens = self._of(node)
+        distribution, tokens = self.own(node)
         place = token if tokens is None else int(tokens.searchsorted(token))
         known = place < len(distribution) and (tokens is None or tokens[place] == token)
         return float(distribution[place]) if known else 0.0
@@ -469,13 +527,14 @@ class DraftDistributions:
         Raises:
             ValueError: if none was recorded.
         """
-        distribution, tokens = self._of(node)
+        distribution, tokens = self.own(node)
         if tokens is not None:
             distribution = spread(distribution, tokens)
             self._recorded[node] = distribution, None
         return distribution
 
-    def _of(self, node: int) -> tuple[torch.Tensor, np.ndarray | None]:
+    def own(self, node: int) -> tuple[torch.Tensor, np.ndarray | None]:
+        """Return what was recorded for a node; ValueError as for `distribution`."""
         if node not in self._recorded:
             raise ValueError(
                 f"{self.owner} drew children of tree node {node} and recorded no distribution for them; a drafter that "

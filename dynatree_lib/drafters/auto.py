@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,12 +14,13 @@ from typing_extensions import override
 
 from ..costs import Pace
 from ..models.base import LanguageModel, Session, check_model
-from ..sampling import GREEDY, RandomSource, Sampling, Scores
-from ..tree import ROOT, TokenTree
-from ..verifiers.base import Verdict
+from ..sampling import GREEDY, PLAIN, DraftDistributions, RandomSource, Sampling, Scores
+from ..tree import DISTINCT, POINT, ROOT, TokenTree
+from ..verifiers.base import Drawing, Verdict
 from .base import Drafter, Proposal, renumbered
 from .builder import DraftState, best_after
-from .checks import MEASURED, Priced, Pricing, check_counts, check_rules
+from .checks import MEASURED, Priced, Pricing, check_counts, check_rules, require
+from .cost_aware_sampled_tree import EDGES, FIRST
 from .cost_aware_tree import SHARPNESS, CostAwareTree
 from .guesses import Guesses, GuessesState
 from .rates import SuccessRates
@@ -30,6 +31,8 @@ SPAN = 128
 """Tokens of a text from which `share` is of its own length; a shorter text may lose as much as this one."""
 AT_ONCE = 1 / 3
 """Part of what a text may still lose that one iteration may lose: a few bad ones never silence a text for good."""
+LUCK = 3
+"""How many times as much a text may lose while the draft's tokens are drawn: then luck decides what is accepted."""
 FEW = 16
 """Tokens of a prompt that the draft reads at least."""
 CHILD, GUESSED, MEMORY, IDLE = 0.7, 0.35, 0.98, 0.25
@@ -37,6 +40,8 @@ CHILD, GUESSED, MEMORY, IDLE = 0.7, 0.35, 0.98, 0.25
 long outcomes count; part of that forgetting in an iteration that shows none."""
 DRAWN = 0.6
 """Probability that the token drawn is the target's most probable one, before the text has shown any."""
+TAKEN = 0.45
+"""Probability that a token drawn from the draft is accepted, before the text has shown any."""
 CREDIT, AGAIN, RECENT = 0.15, 0.05, 0.9
 """What an iteration's guesses are believed to gain beyond their price, in tokens, to begin with and after a rest; the
 weight of earlier iterations at each new one."""
@@ -80,17 +85,20 @@ class AutoState:
         root: the last committed token.
         guesses: of the next tokens, by the text itself.
         drafting: state of the draft model; None without one.
-        pace: tokens of the text and their cost.
+        pace: tokens of the text and their cost; None before its first iteration, unless inherited.
         sharpness: exponent on the draft's probabilities, as in `CostAwareTree`.
         child: how often a node that the draft read had an accepted child, if it was accepted itself: as a multiple of
             `drawn`, which is 1 at temperature 0.
         drawn: how often the token drawn was the target's most probable one.
+        taken: how often a token drawn from the draft was accepted, if it was tested.
+        by_class: the same by classes of its probability (`cost_aware_sampled_tree.EDGES`).
         tokens: committed.
         owed: greedy steps that the text has taken beyond its tokens, so beyond plain decoding; negative: gained.
         estimate: a(u) of the current tree's nodes, where the draft has read any.
         read: which of them it has read.
         guessed: which of them are guesses, node 0 among them.
         nodes: n.
+        classes: of the drawn tokens below node 0, from the top down; () where none was drawn.
         cost: of drafting the current tree, in greedy steps.
         trial: of the guesses.
         missed: tokens that were committed while the guesses rested.
@@ -100,16 +108,19 @@ class AutoState:
     root: int
     guesses: GuessesState
     drafting: DraftState | None
-    pace: Pace
-    sharpness: float
+    pace: Pace | None = None
+    sharpness: float = CostAwareTree.sharpness
     child: SuccessRates = field(default_factory=lambda: SuccessRates((CHILD,), MEMORY))
     drawn: SuccessRates = field(default_factory=lambda: SuccessRates((DRAWN,), MEMORY))
+    taken: SuccessRates = field(default_factory=lambda: SuccessRates((TAKEN,), MEMORY))
+    by_class: SuccessRates = field(default_factory=lambda: SuccessRates(FIRST, MEMORY))
     tokens: int = 0
     owed: float = 0.0
     estimate: Sequence[float] = (1.0,)
     read: Sequence[bool] = (False,)
     guessed: Sequence[bool] = (True,)
     nodes: int = 1
+    classes: Sequence[int] = ()
     cost: float = 0.0
     trial: Trial = field(default_factory=Trial)
     missed: list[int] = field(default_factory=list)
@@ -125,6 +136,11 @@ class Auto(Priced, Drafter):
     more than its time is worth, as in a `CostAwareTree`. Of all these nodes the most probable ones are verified, as
     many as pay. Where none pays, an iteration is plain decoding.
 
+    Above temperature 0 the draft's tokens may be drawn from its distribution instead, as a chain: the higher the
+    temperature, the more often are they accepted than its most probable ones. It does what was accepted more often so
+    far, and leaves the guesses of an iteration out where a chain gains more. How long a chain becomes is decided before
+    each draw, by all that was drawn before.
+
     By the costs, a text never loses more against plain decoding than `share` of its length, or of `SPAN` tokens if it
     is shorter: a tree is only as large as that allows even if none of it is accepted. An iteration may lose a part
     (`AT_ONCE`) of what is left of that. Guesses cost time on the host. Where that is much of a step, they rest while
@@ -137,6 +153,8 @@ class Auto(Priced, Drafter):
         depth: most levels below node 0.
         branching: most children that the draft gives a node.
         share: most that a text may lose.
+        draws: whether the draft's tokens may be drawn; without, every tree is deterministic, and above temperature 0 a
+            seed's text is that of plain decoding (`TargetWalk`).
         pool: with `generate(..., warm=)`, most tokens of this and earlier texts that suffixes are looked for in.
 
     Raises:
@@ -150,6 +168,7 @@ class Auto(Priced, Drafter):
     depth: int = 16
     branching: int = 4
     share: float = 0.02
+    draws: bool = True
     pool: int = 50_000
     name = "auto"
 
@@ -160,6 +179,12 @@ class Auto(Priced, Drafter):
         check_counts(self, "max_nodes", "depth", "branching")
         check_counts(self, "pool", least=0)
         check_rules(self, "0 <= share < 1")
+        require(isinstance(self.draws, bool), f"draws is {self.draws!r}; give True or False.")
+
+    @property
+    def drawing(self) -> Drawing:
+        """Drawn tokens follow their recorded distributions; without a draft nothing is drawn."""
+        return Drawing.FIXED if self.draft is None or not self.draws else Drawing.RECORDED
 
     @property
     def models(self) -> tuple[LanguageModel, ...]:
@@ -187,7 +212,7 @@ class Auto(Priced, Drafter):
     def start(self, prompt: Sequence[int], random: RandomSource) -> AutoState:
         guesses = self._guesses.start(prompt, random)
         drafting = None if self.draft is None else self._by_draft.start(prompt[-self._recent :], random)
-        return AutoState(int(prompt[-1]), guesses, drafting, Pace.begun(self._expected_rate), CostAwareTree.sharpness)
+        return AutoState(int(prompt[-1]), guesses, drafting)
 
     @override
     def extend(self, state: AutoState, tokens: Sequence[int]) -> AutoState:
@@ -220,14 +245,15 @@ class Auto(Priced, Drafter):
     @override
     def inherit(self, state: AutoState, earlier: AutoState) -> AutoState:
         state.guesses = self._guesses.inherit(state.guesses, earlier.guesses, earlier.missed)
-        state.pace = Pace.begun(max(earlier.pace.rate, 1.0))
+        if earlier.pace is not None:
+            state.pace = Pace.begun(max(earlier.pace.rate, 1.0))
         return state
 
     @override
     def observe(self, state: AutoState, proposal: Proposal, scores: Scores, verdict: Verdict) -> AutoState:
         count = len(verdict.path) + 1
         cost = state.cost + self._scoring(state.nodes)  # of its own nodes, where a tree holds another drafter's too
-        state.pace.add(count, cost)
+        self._pace(state, scores.sampling).add(count, cost)
         state.tokens += count
         state.owed += cost - count * self._scoring(1)
         if state.drafting is not None:
@@ -252,6 +278,7 @@ class Auto(Priced, Drafter):
                 state.drawn.learn(0, token == likely.item(node, 0))
         state.root, state.cost, state.nodes = verdict.next_token, 0.0, 1
         state.estimate, state.read, state.guessed = _ALONE
+        state.classes = ()
         return state
 
     def _catch_up(self, state: AutoState) -> None:
@@ -287,7 +314,13 @@ class Auto(Priced, Drafter):
 
     def _learn(self, state: AutoState, verdict: Verdict, sampling: Sampling) -> None:
         """Learn how sharp the draft's word is to be taken, and how often what it read goes on."""
-        if not any(state.read):
+        if state.classes:
+            for place, kind in enumerate(state.classes[: len(verdict.path) + 1]):
+                state.taken.learn(0, place < len(verdict.path))
+                state.by_class.learn(kind, place < len(verdict.path))
+        else:
+            state.taken.forget(0, TAKEN, IDLE)
+        if state.classes or not any(state.read):
             # otherwise one bad beginning would silence the draft for the whole text
             state.child.forget(0, CHILD, IDLE)
             return
@@ -332,13 +365,14 @@ class Auto(Priced, Drafter):
         prices = self.prices
         return max(FEW, int(AT_ONCE * self.share * SPAN / 2 / prices.prompt) if prices.prompt else sys.maxsize)
 
-    @cached_property
-    def _expected_rate(self) -> float:
+    def _expected_rate(self, sampling: Sampling) -> float:
         """Tokens per greedy step that the best path is expected to bring: the rate to begin with."""
         prices, step = self.prices, self.prices.scoring(1)
         if prices.free:
             return 1.0
-        child = GUESSED if self.draft is None else CHILD
+        child = (GUESSED if self.draft is None else CHILD) * (1.0 if sampling.greedy else DRAWN)
+        if not sampling.greedy and self.drawing is Drawing.RECORDED:
+            child = max(child, TAKEN)
         tokens = 1 + np.cumsum(child ** np.arange(1, self.depth + 1))
         return max(1.0, float((tokens / (step + self._paths(1, self.draft is not None))).max()) * step)
 
@@ -379,17 +413,25 @@ class Auto(Priced, Drafter):
     @staticmethod
     def _rate(state: AutoState) -> float:
         """Tokens per greedy step; plain decoding brings one, so no fewer are to be had."""
-        return max(state.pace.rate, 1.0)
+        return 1.0 if state.pace is None else max(state.pace.rate, 1.0)
 
-    def _allowed(self, state: AutoState) -> float:
+    def _pace(self, state: AutoState, sampling: Sampling) -> Pace:
+        """Return the pace of the text, which begins with its first iteration."""
+        if state.pace is None:
+            state.pace = Pace.begun(self._expected_rate(sampling))
+        return state.pace
+
+    def _allowed(self, state: AutoState, sampling: Sampling) -> float:
         """Return the most that the next iteration may cost beyond a greedy step."""
-        return AT_ONCE * (self.share * max(state.tokens, SPAN) - state.owed)
+        share = self.share * (LUCK if self._chain(state, sampling) else 1)
+        return AT_ONCE * (share * max(state.tokens, SPAN) - state.owed)
 
     @override
     def propose(self, state: AutoState, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
+        self._pace(state, sampling)
         rate, depth, state.cost = self._rate(state), min(self.depth, max_depth), 0.0
         chosen: list[Chosen] = []
-        if self.prices.guesses > self._allowed(state) and not state.trial.rest:
+        if self.prices.guesses > self._allowed(state, sampling) and not state.trial.rest:
             state.trial.rest = 1
         if not state.trial.rest:
             self._catch_up(state)
@@ -399,10 +441,12 @@ class Auto(Priced, Drafter):
                 depth, self.max_nodes - 1, lambda nodes: rate * self._further[nodes],
             )  # fmt: skip
         if state.drafting is not None and self._levels_pay(state, chosen, rate, sampling):
-            room = self._draft_room(state, max_depth)
+            room = self._draft_room(state, max_depth, sampling)
             if room > 0:
+                if self._chain(state, sampling):
+                    return self._drawn_chain(state, rate, room, sampling)
                 return self._with_draft(state, chosen, rate, room, sampling)
-        size = self._size([1.0, *(node.probability for node in chosen)], rate, state) if chosen else 1
+        size = self._size([1.0, *(node.probability for node in chosen)], rate, state, sampling) if chosen else 1
         state.guessed, state.nodes = [True] * size, size
         tree = tree_of(state.root, chosen[: size - 1]) if size > 1 else TokenTree.alone(state.root)
         return Proposal(tree, ranked=self._ranked(state))
@@ -411,10 +455,10 @@ class Auto(Priced, Drafter):
         """Return how many predictions of each node the guesses will ask for."""
         return 0 if state.trial.rest else self._guesses.recycled.ranked
 
-    def _size(self, gains: Sequence[float], rate: float, state: AutoState) -> int:
+    def _size(self, gains: Sequence[float], rate: float, state: AutoState, sampling: Sampling) -> int:
         """Return how many nodes are verified: as many as pay (`most_paying`), and no more than a text may lose."""
         scored, total = self._scored, 0.0
-        left = self._allowed(state) - state.cost + scored[1]
+        left = self._allowed(state, sampling) - state.cost + scored[1]
         size, most = 1, -math.inf
         for nodes, gain in enumerate(gains, 1):
             if nodes > 1 and scored[nodes] > left:
@@ -424,10 +468,10 @@ class Auto(Priced, Drafter):
                 size, most = nodes, total - rate * scored[nodes]
         return size
 
-    def _draft_room(self, state: AutoState, max_depth: int) -> int:
+    def _draft_room(self, state: AutoState, max_depth: int, sampling: Sampling) -> int:
         """Return the levels that the draft may have, 0 where it may not draft now."""
         assert state.drafting is not None
-        allowed = self._allowed(state) - state.cost - self._least - self.prices.overhead
+        allowed = self._allowed(state, sampling) - state.cost - self._least - self.prices.overhead
         if self._to_tell(state)[1] * self._unread > allowed:
             return 0
         state.drafting.session.rollback()  # an interrupted iteration may have left nodes behind
@@ -456,19 +500,42 @@ class Auto(Priced, Drafter):
         """Return the probability that an accepted node that the draft reads has an accepted child."""
         return min(1.0, state.child[0] * self._drawn(state, sampling))
 
+    def _chain(self, state: AutoState, sampling: Sampling) -> bool:
+        """Return whether the draft's tokens are drawn: where these are accepted more often than its most probable."""
+        drawn = self.drawing is Drawing.RECORDED and not sampling.greedy
+        return drawn and state.taken[0] > self._child(state, sampling)
+
     def _levels_pay(self, state: AutoState, chosen: Sequence[Chosen], rate: float, sampling: Sampling) -> bool:
-        """Return whether some number of drafted levels pays for its time, given what is guessed already."""
+        """Return whether some number of drafted levels pays for its time, given what is guessed already.
+
+        A drawn chain stands alone, so it has to gain more than the guesses.
+        """
+        if self._chain(state, sampling):
+            guessed, most = 0.0, 0.0
+            for nodes, node in enumerate(chosen, 2):
+                guessed += node.probability
+                most = max(most, guessed - rate * (self._scored[nodes] - self._scored[1]))
+            return self._surplus(1, 1.0, state.taken[0], rate) > most
         fresh = 1.0 - max((node.probability for node in chosen if node.parent == 0), default=0.0)
-        nodes, child = len(chosen) + 1, self._child(state, sampling)
+        return self._surplus(len(chosen) + 1, fresh, self._child(state, sampling), rate) > 0
+
+    def _surplus(self, nodes: int, fresh: float, child: float, rate: float) -> float:
+        """Return what the best number of levels gains beyond its price, in tokens.
+
+        Args:
+            nodes: of the tree so far.
+            fresh: probability that the first level can gain a token at all.
+            child: probability that a node has an accepted child, if it is accepted itself.
+            rate: tokens per greedy step.
+        """
         if nodes not in self._drafted_paths:
             self._drafted_paths[nodes] = self._paths(nodes).tolist()
-        tokens, share = 0.0, fresh
+        tokens, share, most = 0.0, fresh, -math.inf
         for cost in self._drafted_paths[nodes]:
             share *= child
             tokens += share
-            if tokens > rate * cost:
-                return True
-        return False
+            most = max(most, tokens - rate * cost)
+        return most
 
     def _with_draft(
         self, state: AutoState, chosen: Sequence[Chosen], rate: float, room: int, sampling: Sampling
@@ -476,7 +543,7 @@ class Auto(Priced, Drafter):
         """Propose what is guessed and what the draft adds to it."""
         drafting, nodes, prices = state.drafting, Growing(state.root, chosen), self.prices
         assert drafting is not None
-        frontier, allowed, once = [0], self._allowed(state), self._once(drafting.session)
+        frontier, allowed, once = [0], self._allowed(state, sampling), self._once(drafting.session)
         child = self._child(state, sampling)
         for level in range(room):
             gains = nodes.fresh(frontier)
@@ -492,10 +559,46 @@ class Auto(Priced, Drafter):
             frontier = nodes.add(frontier, gains, *found, least)
             if len(nodes) > self.max_nodes:
                 frontier = nodes.keep(self.max_nodes, frontier)
-        nodes.keep(self._size(sorted(nodes.estimate, reverse=True), rate, state), [])
+        nodes.keep(self._size(sorted(nodes.estimate, reverse=True), rate, state, sampling), [])
         state.estimate, state.read, state.guessed, state.nodes = nodes.estimate, nodes.read, nodes.guessed, len(nodes)
         drafting.pending = np.array(nodes.pending)
         return Proposal(nodes.tree(), ranked=self._ranked(state))
+
+    def _drawn_chain(self, state: AutoState, rate: float, room: int, sampling: Sampling) -> Proposal:
+        """Propose a chain of tokens drawn from the draft, as long as its next token is worth its price."""
+        drafting, prices = state.drafting, self.prices
+        assert drafting is not None
+        session, tokens, logprobs, classes = drafting.session, [state.root], [0.0], list[int]()
+        distributions, allowed = DraftDistributions(session.owner), self._allowed(state, sampling)
+        cost, accepted = prices.reading(1) + self._once(session), 1.0
+        for level in range(min(room, self.max_nodes - 1)):
+            if level and not self._by_draft.paying([accepted], rate, len(tokens), state.taken[0]):
+                break
+            if state.cost + cost + self._scoring(len(tokens) + 1) - self._scoring(1) > allowed:
+                break
+            state.cost, cost = state.cost + cost, prices.reading(1)
+            above = np.array([session.pending - 1 if level else ROOT])
+            logits = session.level(np.array([min(tokens[-1], self._highest)]), above)
+            scores = Scores(
+                logits if logits.dtype == torch.float64 else logits.float(), sampling, session.owner,
+                tokens=session.drafted, invert=session.invert, softmax=session.softmax,
+            )  # fmt: skip
+            place, given = scores.next_place(0, drafting.random), scores.own(0)
+            distributions.record(level, given, session.drafted)
+            share = given[place].item()
+            kind = int(np.searchsorted(EDGES, share, side="right"))
+            plain = share if sampling == PLAIN else float(replace(scores, sampling=PLAIN).own(0)[place])
+            tokens.append(place if session.drafted is None else int(session.drafted[place]))
+            logprobs.append(math.log(plain))
+            classes.append(kind)
+            accepted *= state.by_class[kind]
+        count = len(tokens)
+        state.read, state.guessed = [True] * (count - 1) + [False], [True] + [False] * (count - 1)
+        state.estimate, state.nodes, state.classes = [1.0] * count, count, classes
+        drafting.pending = np.array([*range(count - 1), -1])
+        draws = [POINT] + [DISTINCT] * (count - 1)
+        tree = TokenTree.build(tokens, range(-1, count - 1), logprobs, draws)
+        return Proposal(tree, distributions if classes else None, ranked=self._ranked(state))
 
     @cached_property
     def _highest(self) -> int:

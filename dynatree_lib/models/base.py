@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..checks import of_kind
-from ..sampling import GREEDY, Invert, MostProbable, Ranking, Sampling, Scores, most_probable
+from ..sampling import GREEDY, Invert, MostProbable, Ranking, Sampling, Scores, Softmax, most_probable
 from ..tree import ROOT
 
 
@@ -82,6 +82,7 @@ class Session(ABC):
     drafted: np.ndarray | None = None
     most_probable: MostProbable = staticmethod(most_probable)  # of logits, for drafters
     invert: Invert | None = None
+    softmax: Softmax | None = None
     feature_layers: tuple[int, ...] | None = None
     ready = True
     """Whether it can draft: a draft on features waits for those of the text."""
@@ -167,7 +168,9 @@ class Session(ABC):
             )
         logits = self._read(self._queue, tokens, parents)
         self._have_read(parents, len(tokens))
-        scores = Scores(logits, sampling, self.owner, self._features(), self.drafted, self.most_probable, self.invert)
+        scores = Scores(
+            logits, sampling, self.owner, self._features(), self.drafted, self.most_probable, self.invert, self.softmax
+        )
         ranking = self._ranking()
         if ranking is not None:
             scores.know(ranking)

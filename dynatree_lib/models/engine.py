@@ -23,7 +23,7 @@ from numpy import ndarray
 from torch.nn import Module, Parameter
 from torch.nn.modules import module as every_module
 
-from ..sampling import Invert, MostProbable, Ranking
+from ..sampling import Invert, MostProbable, Ranking, Softmax
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -139,6 +139,8 @@ class ArrayEngine(Protocol):
     """What does the same as `sampling.most_probable`, for its logits."""
     invert: Invert
     """Draws from its logits."""
+    softmax: Softmax
+    """Computes distributions of its logits."""
 
     def read(
         self,

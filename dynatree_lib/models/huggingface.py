@@ -354,6 +354,7 @@ class HFSession(Session):
         self.model, self.drafted = model, model.drafted
         if model.arrays is not None:
             self.most_probable, self.invert = model.arrays.most_probable, model.arrays.invert
+            self.softmax = model.arrays.softmax
         super().__init__(model.name, model.vocab_size)
 
     def _reset(self) -> None:

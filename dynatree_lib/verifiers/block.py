@@ -42,4 +42,4 @@ class Block(ResidualRule):
             node, child = node - 1, node
         if node == 0 and child is not None:
             residuals[0].reject(recorded, child)
-        return Verdict(tuple(range(1, node + 1)), random.draw(residuals[node].weights))
+        return Verdict(tuple(range(1, node + 1)), residuals[node].next_token(random))

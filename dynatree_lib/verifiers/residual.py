@@ -112,6 +112,13 @@ class Recorded:
             out = weights.clone()
             out[token] = max(0.0, float(out[token]) - 1)
             return out
+        parent = int(self.tree.parents[node])
+        if node == self.children[parent][0]:  # its distribution is that of the parent, perhaps of some tokens alone
+            distribution, tokens = self.distributions.own(parent)
+            if tokens is not None:
+                return weights.index_add(0, torch.from_numpy(tokens), distribution.to(weights.dtype), alpha=-1).clamp_(
+                    min=0
+                )
         distribution = self.distribution(node)
         rest = torch.sub(weights[: len(distribution)], distribution).clamp_(min=0)
         return rest if len(rest) == len(weights) else torch.cat([rest, weights[len(rest) :]])
@@ -156,7 +163,8 @@ class Residual:
     def ratio(self, recorded: Recorded, child: int) -> float:
         """Return the acceptance of a child: min(1, r / q_c) at its token."""
         token = int(recorded.tree.tokens[child])
-        return min(1.0, self.scale * float(self.weights[token]) / recorded.prob(child))
+        weight = self._scores.prob(self._node, token) if self._whole else float(self.weights[token])
+        return min(1.0, self.scale * weight / recorded.prob(child))
 
     def reject(self, recorded: Recorded, child: int) -> None:
         """Update r and s after a child and all nodes below it were rejected."""
@@ -169,6 +177,16 @@ class Residual:
         if total > 0:  # 0 is an event of probability 0; the state then stays
             self.weights, self.scale = rest, 1 / total
             self.mass, self.stop = mass / total, self.stop / total
+
+    def next_token(self, random: RandomSource) -> int:
+        """Draw the bonus token from r."""
+        return self._scores.next_token(self._node, random) if self._whole else random.draw(self.weights)
+
+    @property
+    def _whole(self) -> bool:
+        """Whether the weights are still the target's distribution, which scores tell and draw from in less time."""
+        known = vars(self).get("weights")
+        return known is None or known is self._scores.distribution(self._node)
 
     def acceptance_without(self, recorded: Recorded, child: int | None) -> float:
         """Reject the last child, None for a leaf; return the acceptance, which is at most the mass before."""
@@ -189,7 +207,7 @@ class TopDown(ResidualRule):
             residual = Residual(scores, path[-1])
             child = self.accepted(residual, recorded, recorded.children[path[-1]], random)
             if child is None:
-                return Verdict(tuple(path[1:]), random.draw(residual.weights))
+                return Verdict(tuple(path[1:]), residual.next_token(random))
             path.append(child)
 
     @abstractmethod

@@ -26,12 +26,17 @@ class TargetWalk(SamplingRule):
     def sample(
         self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
     ) -> Verdict:
-        if len(tree) == 1:
-            return Verdict((), scores.next_token(0, random))
-        nodes = np.array([0])  # copies among siblings are walked together: one path of tokens, so one distribution
-        while True:
-            token = scores.next_token(int(nodes[0]), random)
-            step = np.flatnonzero(np.isin(tree.parents, nodes) & (tree.tokens == token))
-            if not len(step):
-                return Verdict(tuple(tree.path(int(nodes[0]))), token)
-            nodes = step
+        return walk(tree, scores, random)
+
+
+def walk(tree: TokenTree, scores: Scores, random: RandomSource) -> Verdict:
+    """Do what `TargetWalk` does above temperature 0."""
+    if len(tree) == 1:
+        return Verdict((), scores.next_token(0, random))
+    nodes = np.array([0])  # copies among siblings are walked together: one path of tokens, so one distribution
+    while True:
+        token = scores.next_token(int(nodes[0]), random)
+        step = np.flatnonzero(np.isin(tree.parents, nodes) & (tree.tokens == token))
+        if not len(step):
+            return Verdict(tuple(tree.path(int(nodes[0]))), token)
+        nodes = step

@@ -235,15 +235,41 @@ def test_a_token_is_drawn_as_from_its_distribution(width, temperature):
         assert ours.accept_lazily(1.0, lambda: 0.5) == torchs.accept_lazily(1.0, lambda: 0.5), "as many coins were used"
 
 
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("width", [1, 5, 31, 700, 8192])
+def test_distributions_are_those_that_torch_computes(width, temperature):
+    rows = (
+        torch.randn(3, width, generator=torch.Generator().manual_seed(width)) * torch.tensor([0.0, 1.0, 9.0])[:, None]
+    )
+    ours = Scores(rows, Sampling(temperature), softmax=native.softmax)
+    for node in range(3):
+        torch.testing.assert_close(ours.distribution(node), Scores(rows, Sampling(temperature)).distribution(node))
+
+
+@pytest.mark.parametrize("softmax", [native.softmax, None], ids=["machine code", "torch"])
+def test_probabilities_are_told_from_what_the_forward_found_out(softmax):
+    """Where it looked through the logits; rows that are not finite are left to torch."""
+    rows = torch.randn(3, 500, generator=torch.Generator().manual_seed(1))
+    rows[2, 7] = -torch.inf
+    for sampling in (Sampling(1.0), Sampling(0.5), Sampling(1.0, top_k=3)):
+        known = Scores(rows, sampling, softmax=softmax, most_probable=native.most_probable)
+        known.ranked(2)
+        twin = Scores(rows, sampling)
+        for node, token in ((0, 3), (1, 499), (2, 7), (2, 8)):
+            assert known.prob(node, token) == pytest.approx(twin.prob(node, token), abs=1e-6)
+
+
 def test_tokens_that_cannot_occur_are_never_drawn_and_broken_logits_say_so():
     rows = torch.full((3, 300), -torch.inf)
     rows[0, [7, 250]] = torch.tensor([0.0, 1.0])
     rows[1], rows[1, 40] = 0.0, torch.nan
-    scores, random = Scores(rows, Sampling(1.0), "some-model", invert=native.invert), RandomSource()
+    given = {"invert": native.invert, "softmax": native.softmax}
+    scores, random = Scores(rows, Sampling(1.0), "some-model", **given), RandomSource()
     assert {scores.next_token(0, random) for _ in range(50)} == {7, 250}
     for node in (1, 2):
-        with pytest.raises(ValueError, match=f"some-model at tree node {node}"):
-            scores.next_token(node, random)
+        for ask in (lambda node: scores.next_token(node, random), scores.distribution):
+            with pytest.raises(ValueError, match=f"some-model at tree node {node}"):
+                ask(node)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(1.0, top_k=20), Sampling(1.3, top_p=0.8)], ids=str)
@@ -252,7 +278,7 @@ def test_texts_are_drawn_alike_with_and_without_machine_code(sampling):
     assert model.arrays is not None
     options = {"max_new_tokens": 40, "sampling": sampling, "eos_token_ids": (), "seed": 5}
     with_it = [autoregressive(model, ids, **options), generate(model, ids, FixedTree(noisy_copy(model)), **options)]
-    model.arrays.invert = None
+    model.arrays.invert = model.arrays.softmax = None
     assert {tuple(each.tokens) for each in (*with_it, autoregressive(model, ids, **options))} == {
         tuple(with_it[0].tokens)
     }

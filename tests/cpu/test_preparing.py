@@ -141,5 +141,5 @@ def test_all_that_a_text_runs_is_compiled_beforehand(form):
         sampling = Sampling(temperature)
         generate(target, prompt(9), Auto(draft, costs=ASSUMED), max_new_tokens=30, sampling=sampling)
     known = preparing.signatures(target.engine.kind)
-    used = {name: getattr(kernels, name).overloads for name in ("run", "lay", "give", "keep_states", "fuse", "invert")}
+    used = {name: getattr(kernels, name).overloads for name in known}
     assert all(known[name] in signatures for name, signatures in used.items())

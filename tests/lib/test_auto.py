@@ -10,8 +10,9 @@ from models import feature_draft, prompt, random_model
 from test_forward_drafters import counting, driven, shifting
 
 import dynatree_lib as dt
-from dynatree_lib.drafters.auto import AGAIN, AT_ONCE, CREDIT, FEW, SPAN, Growing, Trial
+from dynatree_lib.drafters.auto import AGAIN, AT_ONCE, CREDIT, FEW, LUCK, MEMORY, SPAN, Growing, Trial
 from dynatree_lib.drafters.base import Proposal, renumbered
+from dynatree_lib.drafters.cost_aware_sampled_tree import EDGES
 from dynatree_lib.drafters.search import Chosen
 from dynatree_lib.models.eagle import EagleSession
 from dynatree_lib.sampling import Scores
@@ -25,6 +26,7 @@ DEAR = replace(CHEAP, prompt=1.2, guesses=1000)
 TARGET = dt.ToyModel.random(60, 3, sharpness=3.0)
 FRIEND, FOE = TARGET.mixed(dt.ToyModel.random(60, 4, sharpness=3.0), 0.1), dt.ToyModel.random(60, 9, sharpness=3.0)
 PROMPT = [1, 4, 2, 9]
+PROMPT_OF_EIGHT = [1, 4, 2]
 
 
 def ledger(target, prompt, drafter, budget, seed=0):
@@ -75,14 +77,15 @@ def test_a_foe_is_asked_seldom_and_a_friend_often():
 def test_where_tokens_are_drawn_less_is_expected_of_the_draft():
     """What is expected of it for temperature 0, times how often the token drawn was the most probable one."""
     dear = replace(COSTS, overhead=0.2)
-    drafter = dt.Auto(FRIEND, costs=dear)
+    drafter = dt.Auto(FRIEND, costs=dear, draws=False)
     begun = drafter.start(PROMPT, dt.RandomSource(0, "draft"))
     assert len(drafter.propose(begun, 16).tree) > 1
     assert len(drafter.propose(begun, 16, dt.Sampling(1.0)).tree) == 1
     shares = {}
     for temperature in (0.0, 0.2, 3.0):
         sampling = dt.Sampling(temperature)
-        out = dt.generate(TARGET, PROMPT, dt.Auto(FRIEND, costs=CHEAP), max_new_tokens=400, sampling=sampling)
+        drafter = dt.Auto(FRIEND, costs=CHEAP, draws=False)
+        out = dt.generate(TARGET, PROMPT, drafter, max_new_tokens=400, sampling=sampling)
         state, text = out.state.drafter_state, [*PROMPT, *out.tokens]
         best = [int(np.argmax(TARGET.distribution(tuple(text[:end])))) for end in range(len(text) - 150, len(text))]
         shares[temperature] = np.mean([token == top for token, top in zip(text[-150:], best, strict=True)])
@@ -237,14 +240,73 @@ def test_renumbering_keeps_what_is_known_of_nodes():
 
 
 @pytest.mark.parametrize("draft", [False, True], ids=["alone", "with a draft"])
-def test_sampled_texts_have_the_targets_distribution(draft):
+@pytest.mark.parametrize("draws", [False, True], ids=["fixed", "drawn"])
+@pytest.mark.parametrize("rule", [dt.TargetWalk, dt.TokenLevel, dt.Traversal], ids=lambda rule: rule.name)
+def test_sampled_texts_have_the_targets_distribution(draft, draws, rule):
     """Enumerated; what is drafted follows what was drawn before, not the draw itself."""
     target = dt.ToyModel.random(3, 1, sharpness=1.5)
     model = dt.ToyModel.random(3, 2) if draft else None
-    drafter = dt.Auto(model, costs=CHEAP, max_nodes=4, depth=2, branching=2, share=0.9)
-    sampling = dt.Sampling(1.0)
-    bias, _ = exact.bias(target, drafter, dt.TargetWalk(), [0, 1, 0, 1, 0], sampling)
+    drafter = dt.Auto(model, costs=CHEAP, max_nodes=4, depth=2, branching=2, share=0.9, draws=draws)
+    sampling, text = dt.Sampling(1.0), [0, 1, 0, 1, 0]
+    assert any(one.tree.draws.any() for one, _ in exact.proposals(drafter, text, sampling)) == (draft and draws)
+    bias, _ = exact.bias(target, drafter, rule(), text, sampling)
     assert bias < 1e-12
+
+
+def test_the_text_of_a_seed_is_that_of_plain_decoding_where_nothing_is_drawn():
+    options = {"max_new_tokens": 60, "sampling": dt.Sampling(0.8), "seed": 4}
+    plain = dt.autoregressive(TARGET, PROMPT, **options).tokens
+    for drafter in (dt.Auto(FRIEND, costs=CHEAP, draws=False), dt.Auto(costs=CHEAP)):
+        assert dt.generate(TARGET, PROMPT, drafter, **options).tokens == plain
+    drawn = dt.generate(TARGET, PROMPT, dt.Auto(FRIEND, costs=CHEAP), **options)
+    assert any(one.tree.draws.any() for one in drawn.iterations)
+
+
+@pytest.mark.parametrize(("temperature", "drawn"), [(0.0, 0.0), (0.1, 0.0), (1.5, 1.0)])
+def test_the_draft_draws_where_that_is_accepted_more_often_than_its_best(temperature, drawn):
+    """At low temperatures its most probable tokens are, at high ones those that it draws."""
+    target = dt.ToyModel.random(60, 3, sharpness=2.0)
+    drafter = dt.Auto(target.mixed(dt.ToyModel.random(60, 4), 0.3), costs=CHEAP)
+    out = dt.generate(target, PROMPT, drafter, max_new_tokens=300, sampling=dt.Sampling(temperature))
+    trees = [one.tree for one in out.iterations[5:] if len(one.tree) > 1]
+    assert len(trees) > 9
+    assert np.mean([tree.draws.any() for tree in trees]) == pytest.approx(drawn, abs=0.1)
+
+
+def test_a_drawn_chain_by_hand():
+    """Its tokens, their log-probabilities and distributions, and what it learns."""
+    target, sampling = dt.ToyModel.random(8, 5), dt.Sampling(1.0)
+    drafter = dt.Auto(target.mixed(dt.ToyModel.random(8, 6), 0.3), costs=replace(CHEAP, guesses=1000))
+    state = drafter.start(PROMPT_OF_EIGHT, dt.RandomSource(7, "draft"))
+    proposal = drafter.propose(state, 16, sampling)
+    tree, text = proposal.tree, [*PROMPT_OF_EIGHT]
+    assert len(tree) > 2
+    assert tree.parents.tolist() == [*range(-1, len(tree) - 1)]
+    assert tree.draws.tolist() == [0, *[2] * (len(tree) - 1)]
+    for node in range(1, len(tree)):
+        law, token = drafter.draft.distribution(tuple(text)), int(tree.tokens[node])
+        np.testing.assert_allclose(proposal.distributions.distribution(node - 1).numpy(), law, atol=1e-12)
+        assert tree.logprobs[node] == pytest.approx(np.log(law[token]))
+        assert state.classes[node - 1] == np.searchsorted(EDGES, law[token], side="right")
+        text.append(token)
+    before = state.taken[0]
+    scores = exact.target_scores(target, PROMPT_OF_EIGHT, tree, sampling)
+    state = drafter.observe(state, proposal, scores, Verdict((1,), 3))
+    assert state.taken.tried[0] == pytest.approx(MEMORY * (MEMORY * 5 + 1) + 1)  # the first was taken, the second not
+    assert state.taken[0] != before
+    assert (state.classes, state.nodes) == ((), 1)
+
+
+def test_while_tokens_are_drawn_a_text_loses_no_more_than_luck_allows():
+    sampling, most = dt.Sampling(2.0), []
+    for draft in (FOE, None):
+        drafter, owed = dt.Auto(draft, costs=COSTS), []
+        for seed in range(6):
+            out = dt.generate(TARGET, [*PROMPT, seed], drafter, max_new_tokens=160, sampling=sampling, seed=seed)
+            owed.append(out.state.drafter_state.owed)
+        most.append(max(owed) / (drafter.share * 160))
+    assert 1 < most[0] <= LUCK
+    assert most[1] <= 1
 
 
 def test_an_earlier_text_is_of_use():

@@ -66,6 +66,19 @@ def test_accept_is_strict_at_both_ends():
     assert all(random.accept(1.0) for _ in range(100))
 
 
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 5000])
+def test_a_draw_inverts_the_cumulated_weights(size):
+    """The twin cumulates all weights, where the source looks at sums of blocks first."""
+    made = torch.Generator().manual_seed(size)
+    weights = torch.rand(size, generator=made, dtype=torch.float64) ** 8
+    weights[torch.rand(size, generator=made) < 0.3] = 0.0
+    weights[-1] = 0.5
+    reached, random = weights.cumsum(0).numpy(), RandomSource(size)
+    for coin in [0.0, 1 - 2**-53, *torch.rand(300, generator=made, dtype=torch.float64).tolist()]:
+        random._coins = [coin]
+        assert random.draw(weights) == int(reached.searchsorted(coin * reached[-1], side="right"))
+
+
 def test_zero_weights_are_never_drawn_and_draws_are_distinct():
     random = RandomSource(1)
     weights = torch.tensor([0.0, 1.0, 0.0, 2.0])
