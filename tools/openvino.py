@@ -67,9 +67,9 @@ class OpenVINO:
         precision = "bf16" if self.weights == "bf16" else "f32"
         worker = Path(__file__).with_name("openvino_worker.py")
         drafted = self.drafted if self.lookup else 0
-        return _Process([
-            str(python), str(worker), str(model), str(torch.get_num_threads()), precision, str(drafted), str(self.ngram)
-        ])  # fmt: skip
+        # -P: the folder of the worker has a module of OpenVINO's name
+        options = map(str, (model, torch.get_num_threads(), precision, drafted, self.ngram))
+        return _Process([str(python), "-P", str(worker), *options])
 
 
 @dataclass

@@ -24,7 +24,7 @@ for line in sys.stdin:
         "tokens": [3, 4, 2, 5][: asked["budget"]], "emissions": [[0.25, 1], [0.75, 3]]
     }
     with open("FOLDER/asked", "a") as file:
-        file.write(json.dumps({"arguments": sys.argv[2:], **asked}) + "\\n")
+        file.write(json.dumps({"arguments": sys.argv[3:], **asked}) + "\\n")
     print(json.dumps(answer), flush=True)
 """
 
