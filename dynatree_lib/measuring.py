@@ -56,7 +56,7 @@ take long, and seldom pay."""
 ROUNDS = (2, 12)
 """Fewest and most turns of every probe."""
 RUN = 4
-"""Iterations in a row of a text that always drafts, and of one that never does; the first one finds the caches cold."""
+"""Iterations in a row of a text after another text's; the first one finds the caches cold, and the last one counts."""
 PROMPT = 64
 """Tokens of the text before the first timed iteration."""
 FEWEST = 12
@@ -65,8 +65,6 @@ DEEPEST = 8
 """Deepest level of a probe's tree."""
 ROOM = PROMPT + 2 * ROUNDS[1] * (len(WIDTHS) + 1) + DEEPEST + 6
 """Tokens that a context must hold to be timed."""
-PROPOSED = 4
-"""Nodes of the tree that a probe of drafting proposes, because a single node would be verified by another kernel."""
 LEVELS = 4
 """Levels whose time is taken together, below a first level that reads node 0 alone."""
 SMALLEST = 1e-4
@@ -75,7 +73,7 @@ WAITED = 0.05
 """Iterations are disturbed where a thread of this process waited longer for a processor, as a part of their time."""
 QUIET, TRIES = 0.7, 3
 """Costs are measured again where fewer iterations were undisturbed, so many times at most; the quietest time counts."""
-FORMAT = 3
+FORMAT = 4
 """Version of the kept files; another version is measured again."""
 
 Clock = Callable[[], float]
@@ -129,21 +127,19 @@ class RowsProbe(NoDraft):
 
 @dataclass(frozen=True)
 class LevelsProbe(ModelDrafter):
-    """Drafts levels and proposes `PROPOSED` nodes: the first reads node 0, each of the `LEVELS` others `width` nodes.
+    """Drafts levels: the first reads node 0, each of the `LEVELS` others `width` nodes.
 
-    The drafted nodes are thrown away, so that the target's part is the same for all levels and widths.
+    The drafted nodes are thrown away, so that the target's part is the same for all widths.
 
     Args:
         draft: the draft model.
         width: nodes of a level.
-        vocab_size: V of the target, where the draft has more tokens.
         clock: seconds.
         taken: seconds of a level after the first, for each iteration.
     """
 
     draft: LanguageModel
     width: int
-    vocab_size: int | None = None
     clock: Clock = time.perf_counter
     taken: list[float] = field(default_factory=list, compare=False)
     name = "levels-probe"
@@ -159,9 +155,6 @@ class LevelsProbe(ModelDrafter):
                 start = self.clock()
         self.taken.append((self.clock() - start) / LEVELS)
         builder.keep(np.array([0]))
-        known = min(self.draft.vocab_size, self.vocab_size or self.draft.vocab_size)
-        unlikely = (known - 1 - np.arange(PROPOSED - 1)) % known
-        builder.add(np.zeros_like(unlikely), unlikely, np.zeros(len(unlikely)))
 
 
 def rows_probes(target: LanguageModel, sizes: Sequence[int], draft: LanguageModel | None = None) -> list[Drafter]:
@@ -169,13 +162,6 @@ def rows_probes(target: LanguageModel, sizes: Sequence[int], draft: LanguageMode
     features = None if draft is None else draft.feature_layers
     probes = [RowsProbe(size, target.vocab_size, features) for size in sizes]
     return [NoDraft() if probe.rows == 1 and not features else probe for probe in probes]
-
-
-def levels_probes(
-    target: LanguageModel, draft: LanguageModel, widths: Sequence[int], clock: Clock = time.perf_counter
-) -> list[LevelsProbe]:
-    """Return the probes of drafting: a first level, and `LEVELS` more of each width."""
-    return [LevelsProbe(draft, width, target.vocab_size, clock) for width in widths]
 
 
 @dataclass(frozen=True)
@@ -240,7 +226,7 @@ class DraftingProbe(GuessesProbe):
         return True
 
     @override
-    def _size(self, gains: Sequence[float], rate: float, state: AutoState, sampling: Sampling) -> int:
+    def _size(self, gains: Sequence[float], rate: float, left: float) -> int:
         return 1
 
 
@@ -444,7 +430,7 @@ def measured(
         widths = [width for width in widths if most is None or 1 + LEVELS * width <= most]
         if len(widths) < 2:
             raise CannotMeasure(f"'{draft.name}' scores no more than {most} tokens at once")
-        drafting = levels_probes(target, draft, widths, clock)
+        drafting = [LevelsProbe(draft, width, clock) for width in widths]
         drafted = begun_text(drafting[0])
         turns += [(drafted, probe) for probe in drafting]
     nodes = [*sizes, *widths]
@@ -475,12 +461,12 @@ def measured(
     host = {"guesses": GuessesProbe(**shared)}
     if draft is not None:
         host["overhead"] = DraftingProbe(draft, **shared)
-    for name, probe in host.items():
+    for probe in host.values():
         begun_text(probe).seconds(probe, 1 if large else max(2 * (turn + 1), FEWEST))
-        # A drawn token takes longer to verify than a token that is not drafted.
-        verifying = texts[-1].rule.seconds - text.rule.seconds if sampling.temperature and name == "overhead" else 0.0
-        share: dict[str, Any] = {name: probe.cost(step) + round(max(verifying, 0.0) / step, 4)}
-        known = replace(known, **share)
+    shares = {name: probe.cost(step) for name, probe in host.items()}
+    if draft is not None and not sampling.greedy:  # a drawn token takes longer to verify than one that is not drafted
+        shares["overhead"] += round(max(texts[-1].rule.seconds - text.rule.seconds, 0.0) / step, 4)
+    known = replace(known, **shares)  # type: ignore[arg-type]
     quiet = [each <= WAITED for text in texts for each in text.waited]
     return Measured(known, step, round(sum(quiet) / len(quiet), 2))
 

@@ -73,7 +73,7 @@ def level_costs(
         check_timed(model, prefixes, widths, turns)
     target, draft, work = pair.target, remembering(pair.draft), {}
     for prefix, width in product(prefixes, widths):
-        probe = LevelsProbe(draft, width, clock=clock)
+        probe = LevelsProbe(draft, width, clock)
         timing = begun(target, probe, prefix, turns, clock)
         work[prefix, width] = partial(_level, target, timing, probe, siblings(width, draft.vocab_size), clock)
     return measured(work, ("prefix", "width", "level"), turns, target.device, progress)

@@ -63,8 +63,8 @@ def theirs(folder: Path, flash: int, depth: int) -> float:
 
 def better(rows: Sequence[dict[str, Any]], depth: int) -> dict[str, Any]:
     """Return the row of llama.cpp's faster setting at a depth, by the median."""
-    theirs = [row for row in rows if row["depth"] == depth and row["method"] in FLASH]
-    return max(theirs, key=lambda row: median(row["speeds"]))
+    settings = [row for row in rows if row["depth"] == depth and row["method"] in FLASH]
+    return max(settings, key=lambda row: median(row["speeds"]))
 
 
 def depths_record(turns: int) -> dict[str, Any]:

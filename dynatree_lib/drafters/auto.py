@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -143,8 +143,9 @@ class Auto(Priced, Drafter):
 
     By the costs, a text never loses more against plain decoding than `share` of its length, or of `SPAN` tokens if it
     is shorter: a tree is only as large as that allows even if none of it is accepted. An iteration may lose a part
-    (`AT_ONCE`) of what is left of that. Guesses cost time on the host. Where that is much of a step, they rest while
-    they gain less.
+    (`AT_ONCE`) of what is left of that. While the draft's tokens are drawn, luck decides what is accepted, and a text
+    may lose `LUCK` times as much. Guesses cost time on the host. Where that is much of a step, they rest while they
+    gain less.
 
     Args:
         draft: the draft model; None drafts without one.
@@ -430,8 +431,8 @@ class Auto(Priced, Drafter):
     def propose(self, state: AutoState, max_depth: int, sampling: Sampling = GREEDY) -> Proposal:
         self._pace(state, sampling)
         rate, depth, state.cost = self._rate(state), min(self.depth, max_depth), 0.0
-        chosen: list[Chosen] = []
-        if self.prices.guesses > self._allowed(state, sampling) and not state.trial.rest:
+        allowed, chosen = self._allowed(state, sampling), list[Chosen]()
+        if self.prices.guesses > allowed and not state.trial.rest:
             state.trial.rest = 1
         if not state.trial.rest:
             self._catch_up(state)
@@ -441,12 +442,12 @@ class Auto(Priced, Drafter):
                 depth, self.max_nodes - 1, lambda nodes: rate * self._further[nodes],
             )  # fmt: skip
         if state.drafting is not None and self._levels_pay(state, chosen, rate, sampling):
-            room = self._draft_room(state, max_depth, sampling)
+            room = self._draft_room(state, max_depth, allowed)
             if room > 0:
                 if self._chain(state, sampling):
-                    return self._drawn_chain(state, rate, room, sampling)
-                return self._with_draft(state, chosen, rate, room, sampling)
-        size = self._size([1.0, *(node.probability for node in chosen)], rate, state, sampling) if chosen else 1
+                    return self._drawn_chain(state, rate, room, allowed, sampling)
+                return self._with_draft(state, chosen, rate, room, allowed, sampling)
+        size = self._size([1.0, *(node.probability for node in chosen)], rate, allowed - state.cost) if chosen else 1
         state.guessed, state.nodes = [True] * size, size
         tree = tree_of(state.root, chosen[: size - 1]) if size > 1 else TokenTree.alone(state.root)
         return Proposal(tree, ranked=self._ranked(state))
@@ -455,10 +456,10 @@ class Auto(Priced, Drafter):
         """Return how many predictions of each node the guesses will ask for."""
         return 0 if state.trial.rest else self._guesses.recycled.ranked
 
-    def _size(self, gains: Sequence[float], rate: float, state: AutoState, sampling: Sampling) -> int:
-        """Return how many nodes are verified: as many as pay (`most_paying`), and no more than a text may lose."""
+    def _size(self, gains: Sequence[float], rate: float, left: float) -> int:
+        """Return how many nodes are verified: as many as pay (`most_paying`), and no more than cost what is left."""
         scored, total = self._scored, 0.0
-        left = self._allowed(state, sampling) - state.cost + scored[1]
+        left += scored[1]
         size, most = 1, -math.inf
         for nodes, gain in enumerate(gains, 1):
             if nodes > 1 and scored[nodes] > left:
@@ -468,10 +469,10 @@ class Auto(Priced, Drafter):
                 size, most = nodes, total - rate * scored[nodes]
         return size
 
-    def _draft_room(self, state: AutoState, max_depth: int, sampling: Sampling) -> int:
+    def _draft_room(self, state: AutoState, max_depth: int, allowed: float) -> int:
         """Return the levels that the draft may have, 0 where it may not draft now."""
         assert state.drafting is not None
-        allowed = self._allowed(state, sampling) - state.cost - self._least - self.prices.overhead
+        allowed -= state.cost + self._least + self.prices.overhead
         if self._to_tell(state)[1] * self._unread > allowed:
             return 0
         state.drafting.session.rollback()  # an interrupted iteration may have left nodes behind
@@ -515,12 +516,12 @@ class Auto(Priced, Drafter):
             for nodes, node in enumerate(chosen, 2):
                 guessed += node.probability
                 most = max(most, guessed - rate * (self._scored[nodes] - self._scored[1]))
-            return self._surplus(1, 1.0, state.taken[0], rate) > most
+            return any(gain > most for gain in self._surplus(1, 1.0, state.taken[0], rate))
         fresh = 1.0 - max((node.probability for node in chosen if node.parent == 0), default=0.0)
-        return self._surplus(len(chosen) + 1, fresh, self._child(state, sampling), rate) > 0
+        return any(gain > 0 for gain in self._surplus(len(chosen) + 1, fresh, self._child(state, sampling), rate))
 
-    def _surplus(self, nodes: int, fresh: float, child: float, rate: float) -> float:
-        """Return what the best number of levels gains beyond its price, in tokens.
+    def _surplus(self, nodes: int, fresh: float, child: float, rate: float) -> Iterator[float]:
+        """Yield what 1, 2, ... levels gain beyond their price, in tokens.
 
         Args:
             nodes: of the tree so far.
@@ -530,21 +531,19 @@ class Auto(Priced, Drafter):
         """
         if nodes not in self._drafted_paths:
             self._drafted_paths[nodes] = self._paths(nodes).tolist()
-        tokens, share, most = 0.0, fresh, -math.inf
+        tokens, share = 0.0, fresh
         for cost in self._drafted_paths[nodes]:
             share *= child
             tokens += share
-            most = max(most, tokens - rate * cost)
-        return most
+            yield tokens - rate * cost
 
     def _with_draft(
-        self, state: AutoState, chosen: Sequence[Chosen], rate: float, room: int, sampling: Sampling
+        self, state: AutoState, chosen: Sequence[Chosen], rate: float, room: int, allowed: float, sampling: Sampling
     ) -> Proposal:
         """Propose what is guessed and what the draft adds to it."""
         drafting, nodes, prices = state.drafting, Growing(state.root, chosen), self.prices
         assert drafting is not None
-        frontier, allowed, once = [0], self._allowed(state, sampling), self._once(drafting.session)
-        child = self._child(state, sampling)
+        frontier, once, child = [0], self._once(drafting.session), self._child(state, sampling)
         for level in range(room):
             gains = nodes.fresh(frontier)
             if level:
@@ -559,18 +558,18 @@ class Auto(Priced, Drafter):
             frontier = nodes.add(frontier, gains, *found, least)
             if len(nodes) > self.max_nodes:
                 frontier = nodes.keep(self.max_nodes, frontier)
-        nodes.keep(self._size(sorted(nodes.estimate, reverse=True), rate, state, sampling), [])
+        nodes.keep(self._size(sorted(nodes.estimate, reverse=True), rate, allowed - state.cost), [])
         state.estimate, state.read, state.guessed, state.nodes = nodes.estimate, nodes.read, nodes.guessed, len(nodes)
         drafting.pending = np.array(nodes.pending)
         return Proposal(nodes.tree(), ranked=self._ranked(state))
 
-    def _drawn_chain(self, state: AutoState, rate: float, room: int, sampling: Sampling) -> Proposal:
+    def _drawn_chain(self, state: AutoState, rate: float, room: int, allowed: float, sampling: Sampling) -> Proposal:
         """Propose a chain of tokens drawn from the draft, as long as its next token is worth its price."""
         drafting, prices = state.drafting, self.prices
         assert drafting is not None
         session, tokens, logprobs, classes = drafting.session, [state.root], [0.0], list[int]()
-        distributions, allowed = DraftDistributions(session.owner), self._allowed(state, sampling)
-        cost, accepted = prices.reading(1) + self._once(session), 1.0
+        distributions, accepted = DraftDistributions(session.owner), 1.0
+        cost = prices.reading(1) + self._once(session)
         for level in range(min(room, self.max_nodes - 1)):
             if level and not self._by_draft.paying([accepted], rate, len(tokens), state.taken[0]):
                 break

@@ -69,6 +69,10 @@ class Verifier(ABC):
         """
         return  # a rule that does not look at how a tree was drafted serves every tree
 
+    def walks(self, tree: TokenTree) -> bool:
+        """Return whether above temperature 0 this is the target walk on this tree: draws decide the path, not coins."""
+        return False
+
     @abstractmethod
     def verify(
         self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource

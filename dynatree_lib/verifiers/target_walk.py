@@ -23,6 +23,10 @@ class TargetWalk(SamplingRule):
     name = "target-walk"
 
     @override
+    def walks(self, tree: TokenTree) -> bool:
+        return True
+
+    @override
     def sample(
         self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
     ) -> Verdict:

@@ -19,18 +19,22 @@ class Traversal(ResidualRule):
     From that sibling the rule descends again; a node without children left is tested itself. Node 0 is never rejected.
     A node's acceptance is that of its whole path, and is known only once its earlier siblings are rejected. On a chain
     the rule is Block Verification, and so optimal (Theorem 3.4). On trees it usually accepts more than token-level
-    verification, but not always. Where nothing is drawn, the accepted path follows the same law as in the target walk,
-    which is taken then, because it needs less time.
+    verification, but not always. Where nothing is drawn, the accepted path has the same distribution as in the target
+    walk, which is taken then, because it needs less time.
     """
 
     name = "traversal"
     refuses = (Drawing.SELECTED, Drawing.BY_PATH)
 
     @override
+    def walks(self, tree: TokenTree) -> bool:
+        return not tree.draws.any()
+
+    @override
     def sample(
         self, tree: TokenTree, scores: Scores, distributions: DraftDistributions | None, random: RandomSource
     ) -> Verdict:
-        if not tree.draws.any():
+        if self.walks(tree):
             return walk(tree, scores, random)
         # At most a coin and an operation of the vocabulary's width per node, the latter seldom for a last child.
         recorded = Recorded(tree, distributions)

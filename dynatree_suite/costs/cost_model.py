@@ -21,7 +21,7 @@ from dynatree_lib.costs import CostCurve, Costs
 from dynatree_lib.drafters import NoDraft
 from dynatree_lib.drafters.base import ModelDrafter
 from dynatree_lib.engines.static import StaticModel
-from dynatree_lib.measuring import DEEPEST, WIDTHS, DraftingProbe, assembled, levels_probes, rows_probes
+from dynatree_lib.measuring import DEEPEST, WIDTHS, DraftingProbe, LevelsProbe, assembled, rows_probes
 from dynatree_lib.models.base import LanguageModel
 from dynatree_lib.models.huggingface import HFModel
 from dynatree_lib.models.pairs import Pair
@@ -357,7 +357,7 @@ def _measure(
     sizes = [2**power for power in range(max_rows.bit_length())]
     widths = [width for width in WIDTHS if width <= max_rows]
     verifying = [Timing(probe, BLOCK + 2) for probe in rows_probes(target, sizes)]
-    probes = levels_probes(target, draft, widths, clock)
+    probes = [LevelsProbe(draft, width, clock) for width in widths]
     drafting = [Timing(probe, BLOCK + 2) for probe in probes]
     time_blocks(target, [*verifying, *drafting], prompts, _turns(iterations, len(prompts)), progress, clock)
     verify = [quiet_mean(one.iterations["seconds"]) for one in verifying]

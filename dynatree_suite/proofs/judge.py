@@ -25,7 +25,6 @@ from dynatree_lib.drafters.base import Drafter
 from dynatree_lib.models.pairs import Pair
 from dynatree_lib.sampling import DraftDistributions, Sampling, Scores
 from dynatree_lib.tree import TokenTree
-from dynatree_lib.verifiers import TargetWalk, Traversal
 from dynatree_lib.verifiers.base import Verdict, Verifier
 
 from ..bench.environment import describe_environment, public_pair_name
@@ -63,8 +62,7 @@ def expected_tokens(
 
     Once a way's probability is below `NEGLIGIBLE`, it ends with the next coin.
     """
-    walks = isinstance(verifier, TargetWalk) or (isinstance(verifier, Traversal) and not tree.draws.any())
-    if walks and not scores.sampling.greedy:
+    if verifier.walks(tree) and not scores.sampling.greedy:
         return float(_walked(tree, scores).sum())
     verdicts = outcomes(lambda random: verifier.verify(tree, scores, distributions, random), _Coins)
     return 1 + sum(len(verdict.path) * probability for verdict, probability in verdicts)

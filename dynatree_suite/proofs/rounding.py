@@ -89,7 +89,7 @@ def excess(distribution: torch.Tensor) -> float:
 # ------------------------------------------------------------------------------------------------------ the first token
 def first_token(rule: Verifier, tree: TokenTree, scores: Scores, distributions: DraftDistributions) -> np.ndarray:
     """Return the (V,) float64 distribution of a rule's first token for a tree of one level, over all its coins."""
-    if isinstance(rule, TargetWalk):  # its first draw is the token, whether the tree has it or not
+    if rule.walks(tree):  # its first draw is the token, whether the tree has it or not
         return _normalised(scores.distribution(0))
 
     def decide(random: RandomSource) -> tuple[tuple[int, ...], torch.Tensor | None]:

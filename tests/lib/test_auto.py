@@ -284,10 +284,10 @@ def test_a_drawn_chain_by_hand():
     assert tree.parents.tolist() == [*range(-1, len(tree) - 1)]
     assert tree.draws.tolist() == [0, *[2] * (len(tree) - 1)]
     for node in range(1, len(tree)):
-        law, token = drafter.draft.distribution(tuple(text)), int(tree.tokens[node])
-        np.testing.assert_allclose(proposal.distributions.distribution(node - 1).numpy(), law, atol=1e-12)
-        assert tree.logprobs[node] == pytest.approx(np.log(law[token]))
-        assert state.classes[node - 1] == np.searchsorted(EDGES, law[token], side="right")
+        given, token = drafter.draft.distribution(tuple(text)), int(tree.tokens[node])
+        np.testing.assert_allclose(proposal.distributions.distribution(node - 1).numpy(), given, atol=1e-12)
+        assert tree.logprobs[node] == pytest.approx(np.log(given[token]))
+        assert state.classes[node - 1] == np.searchsorted(EDGES, given[token], side="right")
         text.append(token)
     before = state.taken[0]
     scores = exact.target_scores(target, PROMPT_OF_EIGHT, tree, sampling)
