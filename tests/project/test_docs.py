@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -27,7 +28,8 @@ from dynatree_suite.cli.options import COMMANDS
 from dynatree_suite.drafters import Lookahead, SelfDraft
 from dynatree_suite.proofs.judge import read_judged
 from dynatree_suite.rules import ALL_RULES
-from tools.fill_tables import filled
+from tools.fill_tables import filled, over_llama_cpp
+from tools.peers_by_depth import DEPTHS, FLASH, OURS
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "outputs" / "reference" / "cpu"
@@ -438,6 +440,13 @@ def test_what_is_said_of_the_default_is_in_its_records():
     assert slower.high < 1
     assert level.low <= 1 <= level.high
     assert f"it is slower than plain decoding with the draft, {slower}, and level with it without one, {level}." in told
+    chains = real("default-float32-1").records.frame()
+    others = [ratio(chains, label, over="ar-fast") for label in (tuned, "sampled-tree:branching=1")]
+    assert (
+        "**At temperature 1 in float32** it runs at {} with the draft, at {} without one;".format(*gains(chains))
+        in told
+    )
+    assert "the tuned lookup tree at {}, a drawn chain of five at {}.".format(*others) in told
     best = ratio(drawn, tuned, over="ar-fast")
     assert best.high < 1
     assert f"the tuned lookup tree runs at {best}." in told
@@ -521,6 +530,20 @@ def test_what_is_said_of_llama_cpp_is_in_the_records():
         assert max(speed[f"llama-cpp:tool={tool}"] for tool in ("speculative", "tree")) < 1
     same = {row["label"]: row["identical"] for row in results["float32"].summaries()}[plain]
     assert f"In float32 {same.split('/')[0]} of llama.cpp's 39 texts are `generate`'s" in told
+
+
+def test_what_is_said_of_llama_cpp_by_depth_is_in_the_record():
+    told, body = section("docs/smollm2.md", "By the depth of the text"), json.loads((REAL / "depths.json").read_bytes())
+    over = {depth: over_llama_cpp(body, depth) for depth in DEPTHS}
+    assert f"`ar-fast` runs at {over[0]} of llama.cpp's better setting at depth 0 and at {over[512]} at 512." in told
+    speed = {(row["method"], row["depth"]): np.median(row["speeds"]) for row in body["rows"]}
+    off, on = FLASH
+    ratios = [speed[on, depth] / speed[off, depth] for depth in DEPTHS]
+    assert ratios[0] > 1 > ratios[3]  # "gains after short texts alone"
+    assert "runs at {:.2f}, {:.2f}, {:.2f} and {:.2f} of the speed without it.".format(*ratios) in told
+    falls = [speed[name, 512] / speed[name, 0] for name in (OURS, off)]
+    words = "decodes at {:.2f} of its speed at depth 0, llama.cpp without flash attention at {:.2f}."
+    assert words.format(*falls) in told
 
 
 def test_what_is_said_of_a_processor_without_matrix_tiles_is_in_its_records():
